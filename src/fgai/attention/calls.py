@@ -2,8 +2,7 @@
 
 A PyG model gets `x` and `edge_index` by position. The other fields of the graph (`edge_attr`, `edge_weight`,
 `batch`) go to the arguments of these names; `batch` is the third argument if no argument has its name.
-Values on edges that no argument takes are refused: the model would not see them. `fgai.wrap` handles all
-other calls.
+Values on edges that no argument takes are refused. `fgai.wrap` handles all other calls.
 """
 
 from __future__ import annotations
@@ -43,13 +42,7 @@ _EXAMPLE = "`fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index))`, where g 
 
 @dataclass(frozen=True)
 class _GraphModelAdapter:
-    """Calls a `GraphModel`.
-
-    Attributes:
-        model: as given, to be called.
-        bare: the same, not compiled.
-        reads_weights: whether the model reads the edge weights of a graph.
-    """
+    """Calls a `GraphModel`; `bare` is the model, not compiled."""
 
     model: nn.Module
     bare: GraphModel
@@ -66,7 +59,6 @@ class _GraphModelAdapter:
 
     @property
     def can_capture(self) -> bool:
-        """Whether CUDA graphs can capture training steps."""
         return self.bare.can_capture
 
     def layerwise(self) -> Layerwise | None:
@@ -87,12 +79,8 @@ class _PyGAdapter:
     """Calls any other model as `model(x, edge_index)`; the model adds self-loops itself if it needs them.
 
     On a graph with links the model must return embeddings [N, D], whose dot products are the scores; on a
-    batch of small graphs a row per small graph. Values per node (positional encodings) belong into `x`,
-    values per edge into `edge_attr`: edges are sorted, and attacks add some, so values that a model stores
-    itself would be paired with other edges. Such models are refused.
-
-    Attributes:
-        model: as given.
+    batch of small graphs a row per small graph. A model that stores values per edge itself is refused: edges
+    are sorted, and attacks add some.
     """
 
     model: nn.Module
@@ -100,23 +88,13 @@ class _PyGAdapter:
     can_capture: bool = False
 
     def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` on the model's device, after checking once that fgai's call is the model's own.
-
-        Raises:
-            InputError: other arguments, another dtype, or outputs that depend on the order of the edges or
-                on duplicates.
-        """
+        """Return `graph` on the model's device, after checking once that fgai's call is the model's own."""
         graph = graph.to(device_of(self.model, graph))
         _check_model(self.model, graph, lambda order: self._outputs(graph, order))
         return graph
 
     def call(self, graph: Graph) -> Tensor:
-        """Return the logits; features [N, F] are made dense.
-
-        Raises:
-            InputError: the graph has no features, the model failed on it, or would not see some of its
-                values on edges.
-        """
+        """Return the logits; features [N, F] are made dense."""
         outputs = self._outputs(graph)
         if graph.batch is not None or graph.links is None:
             return outputs
@@ -189,8 +167,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
         data: a PyG `Data` or a `Graph` to try it on; optional.
 
     Returns:
-        The wrapped model, called on a PyG `Data` or a `Graph`. Models that `make_faithful` and others return
-        for it are wrapped likewise.
+        The wrapped model, called on a PyG `Data` or a `Graph`.
 
     Raises:
         InputError: `call` is no function, `model` is one of fgai's own, or, with `data`, the call fails,
@@ -249,12 +226,7 @@ def _tensor(output: object, model: nn.Module) -> Tensor:
 
 
 def _fields_of(graph: Graph, order: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the fields of a graph that a model may read, by their names in PyG.
-
-    Args:
-        graph: with features, which are made dense.
-        order: [K] positions of edges, to pass them in another order or some twice.
-    """
+    """Return the fields of a graph by their names in PyG, edges at the positions `order` [K] if given."""
     if graph.features is None:
         raise InputError(f"{graph.name!r} has no node features, which models need; give it some")
     on_edges = {name: value for name in VALUES if (value := getattr(graph, name)) is not None}
@@ -336,16 +308,10 @@ def _check_rows(outputs: Tensor, graph: Graph, model: nn.Module) -> None:
 
 
 def _check_model(model: nn.Module, graph: Graph, forward: Callable[[Tensor | None], Tensor]) -> None:
-    """Make sure, once for a model and a graph, that its outputs do not depend on the order of the edges.
+    """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
 
     fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per edge
-    would silently pair them with other edges. A model whose outputs differ from call to call cannot be judged
-    here; `evaluate` warns of it.
-
-    Args:
-        model: not fgai's own.
-        graph: on its device.
-        forward: the model on this graph, as a function of the order of the edges, None for the graph's own.
+    would pair them with other edges. A model whose outputs differ from call to call cannot be judged.
     """
     checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
     if model in checked:

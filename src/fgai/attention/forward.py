@@ -37,8 +37,8 @@ class LayerRun:
 
     Attributes:
         layer: the module.
-        inputs: what it was called with, by position.
-        output: what it returned, if that was one tensor.
+        inputs: its positional arguments.
+        output: if it returned one tensor.
         version: of the output's memory when it was returned; in-place changes raise it.
     """
 
@@ -119,32 +119,28 @@ def observe(
 ) -> Observation:
     """Run the model once and return its logits and attention, and leave it as it was.
 
-    With `heads="mean"` the attention comes averaged from the fused kernels where they serve: the same numbers
-    up to rounding, several times faster, and all a training step needs. Gradients of logits and attention
-    both reach the parameters and the features, but the attention does not lie on the way to the logits:
-    `torch.autograd.grad(logits, attention)` finds no path. With `heads="each"` it does.
+    With `heads="mean"` the attention comes averaged from the fused kernels where possible: the same numbers
+    up to rounding, several times faster. Gradients of logits and attention both reach the parameters and the
+    features, but `torch.autograd.grad(logits, attention)` finds no path. With `heads="each"` it does.
 
     Args:
         model: fgai's or the user's.
         graph: prepared for the model (see `prepared`).
         heads: `each`, or `mean` for their average.
-        grad: keep gradients, and run the model in the mode it is in; otherwise it runs in evaluation mode and
-            everything is detached.
-        inputs: also keep what went into and came out of each attention layer.
-        perturb: what to change in the attention before dropout, see `record`.
-        ranked: also keep what neighbours are ranked by where heads are averaged; in training only the margin
-            reads it.
+        grad: keep gradients, and run the model in the mode it is in; otherwise in evaluation mode, detached.
+        inputs: also keep the inputs and the output of each attention layer.
+        perturb: change of the attention before dropout, see `record`.
+        ranked: also keep the scores that rank neighbours where heads are averaged.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.
-        InputError: see `call_model`.
 
     Example:
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.GAT.for_data(data)
-        >>> seen = observe(model, model.prepare(data), heads="mean")
-        >>> seen.logits.shape, seen.attention.last.num_heads, seen.logits.requires_grad
+        >>> observation = observe(model, model.prepare(data), heads="mean")
+        >>> observation.logits.shape, observation.attention.last.num_heads, observation.logits.requires_grad
         (torch.Size([2000, 5]), 1, False)
     """
     one_of(heads, "heads", HEADS)
@@ -185,7 +181,7 @@ def _all_tapped(layers: Mapping[str, nn.Module]) -> TypeGuard[Mapping[str, Tappe
 
 
 def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:
-    """Let fgai's own layers say their attention, averaged over the heads."""
+    """Collect the attention of fgai's own layers, averaged over the heads."""
     entries: list[LayerAttention] = []
     count: Counter[str] = Counter()
     mine = threading.get_ident()
@@ -216,8 +212,6 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
 
 @contextmanager
 def _noted(layers: Iterable[nn.Module], runs: list[LayerRun]) -> Iterator[None]:
-    """Note every run of the layers."""
-
     def after(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         tensor = output if isinstance(output, Tensor) else None
         runs.append(LayerRun(layer, inputs, tensor, -1 if tensor is None else tensor._version))

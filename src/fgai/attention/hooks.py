@@ -1,8 +1,4 @@
-"""`record`: read and change the attention of a model for a block, through adapters of its layers.
-
-An adapter makes a layer call a tap on its attention; `register_adapter` adds adapters of other layers. The
-tap writes on a `Tape`.
-"""
+"""`record`: read and change the attention of a model for a block, through adapters of its layers."""
 
 from __future__ import annotations
 
@@ -110,9 +106,6 @@ class Tape:
         """The attention the layers used: perturbed, before dropout, not detached.
 
         The values are part of the graph from input to output: `torch.autograd.grad(output, values)` works.
-
-        Raises:
-            AttentionError: no forward has run to its end.
         """
         return self._map(self._used)
 
@@ -194,7 +187,6 @@ class Tape:
             self.clear()
 
     def _label(self, name: str, edge_type: EdgeType | None) -> str:
-        """Name of a run: that of the layer, its number from the second on, and the type of its edges."""
         self._runs[name, edge_type] += 1
         count = self._runs[name, edge_type]
         label = name if count == 1 else f"{name}:{count}"
@@ -249,10 +241,10 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
     in evaluation mode, on the edges the layer used, including self-loops it added, sorted by (destination,
     source). A layer that runs twice in a forward gives two entries, `"conv"` and `"conv:2"`.
 
-    The model is unchanged afterwards, also when its forward raises; random numbers are drawn as without
-    recording. Blocks may be nested: the outer one perturbs first. Compiled models run uncompiled inside the
-    block; autocast works, and attention keeps the type the layer computed it in. Copying or pickling the
-    model inside the block, or calling it from another thread, raises. Blocks in other threads wait.
+    The model is unchanged afterwards, also on error; random numbers are drawn as without recording. Blocks
+    may be nested: the outer one perturbs first. Compiled models run uncompiled inside the block. Copying or
+    pickling the model inside the block, or calling it from another thread, raises. Blocks in other threads
+    wait.
 
     Args:
         model: any module.
@@ -265,9 +257,8 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
         The tape; `tape.attention` is the `AttentionMap` of the last forward.
 
     Raises:
-        AttentionError: the model has no layer with attention, or one that cannot be recorded (scripted,
-            heterogeneous, a subclass that hides its attention); in the forward: bipartite input, unsupported
-            edges, a perturbation that does not fit.
+        AttentionError: the model has no layer with attention, or one that cannot be recorded; in the forward:
+            bipartite input, unsupported edges, a perturbation that does not fit.
 
     Example:
         >>> import torch
@@ -304,8 +295,7 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention layers of a model by name; those of a wrapped one by their names inside.
 
     Raises:
-        AttentionError: there is none, or the model is scripted, or heterogeneous and not one of
-            `fgai.hetero`.
+        AttentionError: there is none, or the model is scripted or heterogeneous without `fgai.hetero`.
     """
     layers: dict[str, nn.Module] = {}
     kinds: set[str] = set()
@@ -347,17 +337,13 @@ def _unread_layers(model: nn.Module) -> dict[str, str]:
 def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     """Teach `record` another kind of attention layer.
 
-    The adapter is a context manager. While it is open, every run of the layer must call the tap on the
-    attention before dropout, and use the attention that the tap returns. When it closes, also by an error,
-    the layer must be as it was. Subclasses use the adapter of their nearest registered ancestor; registering
-    a type again replaces its adapter.
+    While the adapter, a context manager, is open, every run of the layer must call the tap on the attention
+    before dropout, and use the attention that the tap returns. When it closes, also by an error, the layer
+    must be as it was. Subclasses use the adapter of their nearest registered ancestor.
 
     Args:
         layer_type: the module class.
         adapter: `(layer, tap) → context manager`.
-
-    Raises:
-        InputError: `layer_type` is not a module class, or `adapter` cannot be called.
 
     Example:
         A layer that computes its attention in a method of its own:

@@ -48,20 +48,16 @@ class Tap(Protocol):
         scores: Scores | None = None,
         edge_type: EdgeType | None = None,
     ) -> Tensor:
-        """Record `attention` and return the attention the layer must use.
+        """Record `attention` and return the attention [E, H] the layer must use.
 
         Args:
             attention: [E, H], after the softmax and before dropout; not detached.
             source: [E] int64, the node each message comes from.
             destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
-            num_nodes: N; both counts where sources and destinations are numbered separately, as on edges
-                between nodes of two types.
+            num_nodes: N; both counts where sources and destinations are numbered separately.
             adjacency: pass it if the edges are those of an `Adjacency`, in its order; saves sorting.
             scores: gives [E, H] before the softmax, if known: neighbours are ranked by it.
             edge_type: of these edges, by a layer that calls the tap once for each type.
-
-        Returns:
-            [E, H] in the order given.
         """
 
 
@@ -73,8 +69,7 @@ class Stage(NamedTuple):
     """One attention layer and the operations that follow it.
 
     Attributes:
-        layer: an attention layer in pieces (`sides`, `score_edges`, `fused`, `join`, ...), see
-            `fgai.models.layer.AttentionLayer`; nodes interact nowhere else.
+        layer: see `fgai.models.layer.AttentionLayer`; nodes interact nowhere else.
         update: (states before the layer or None, output of the layer) → states after it, row by row.
     """
 
@@ -84,8 +79,6 @@ class Stage(NamedTuple):
 
 class Layerwise(NamedTuple):
     """A model in evaluation mode: `leave(update_L(... update_1(enter(features), attention) ...))`.
-
-    All parts but the attention act row by row, so that some rows can be computed alone.
 
     Attributes:
         enter: (features, positional encodings or None) → the first layer's input, row by row.
@@ -102,8 +95,6 @@ class Layerwise(NamedTuple):
 
 class GraphModel(nn.Module):
     """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
-
-    Subclasses override the methods below to declare further abilities.
 
     Attributes:
         reads_edge_attr: whether it reads `edge_attr`; if not, graphs with `edge_attr` are refused.
@@ -124,12 +115,7 @@ class GraphModel(nn.Module):
                 return
 
     def check_graph(self, graph: Graph) -> None:
-        """Raise if the model cannot read this graph.
-
-        Raises:
-            InputError: the features have another dtype than the parameters, or edges have attributes that
-                the model does not read.
-        """
+        """Raise `InputError` if features have another dtype than parameters, or `edge_attr` is not read."""
         self.check_edges(graph)
         _check_dtype(self, graph)
 
@@ -162,9 +148,9 @@ class TappedLayer(nn.Module):
 
     Attributes:
         tap: called with the attention [E, H] after the softmax and before dropout; returns the attention to
-            use instead. Recording and perturbing use it.
-        watch: called with the attention that the layer uses, averaged over the heads [E, 1]. It changes
-            nothing, so fused kernels, which return this average, can still be used.
+            use instead.
+        watch: called with the attention that the layer uses, averaged over the heads [E, 1]; fused kernels,
+            which return this average, can still be used.
         ranked: whether `watch` needs the scores.
         limits: of the values and scores that the layer computes for each node, see `fgai.limit`; or None.
     """
@@ -195,8 +181,8 @@ class Wrapped(nn.Module):
     """A model with a call of its own, made by `fgai.wrap`; called on a PyG `Data` or a `Graph`.
 
     Attributes:
-        model: as given.
-        call: how it is called on a `Data`.
+        model: the model inside.
+        call: `(model, data) → logits`.
         layout: of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`; None for all others.
     """
 
@@ -231,7 +217,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 @typed
 def model_name(model: nn.Module) -> str:
-    """Return the name of a model's class, for messages and records: that of the model inside a wrapper."""
+    """Return the class name of a model, or of the model inside a wrapper."""
     return type(uncompiled(unwrapped(uncompiled(model)))).__name__
 
 
@@ -255,15 +241,11 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
     """Put `model` in evaluation mode for the block, then restore the flag of every module, also on error.
 
-    Gradients to inputs and to attention still flow; use `torch.no_grad` where none are needed. Such blocks in
-    other threads wait for the end of this one (see `fgai.alone`).
+    Gradients to inputs and to attention still flow. Such blocks in other threads wait (see `fgai.alone`).
 
     Args:
         model: any module.
-        freeze: also turn off `requires_grad` of the parameters for the block; `grad` is never touched.
-
-    Yields:
-        The model.
+        freeze: also turn off `requires_grad` of the parameters for the block.
 
     Example:
         >>> from torch import Tensor, nn
@@ -297,8 +279,8 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
 def duplicate(model: ModelT) -> ModelT:
     """Return an independent copy of a model.
 
-    Layers may keep tensors of their last forward pass (SuperGATConv does), which `copy.deepcopy` refuses
-    while they carry a gradient history; the copy gets them detached.
+    Tensors of the last forward pass that layers keep (SuperGATConv does) are detached: `copy.deepcopy`
+    refuses them while they carry a gradient history.
     """
     with alone():
         values = (value for module in model.modules() for value in vars(module).values())

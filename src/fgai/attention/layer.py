@@ -18,7 +18,7 @@ from fgai.sparse.adjacency import pointers
 from fgai.typed import typed
 
 Reduce = str | Callable[[Tensor], Tensor]
-"""How heads become one number an edge: by a word, or by a function of the attention [E, H]."""
+"""From heads to one number an edge: a word, or a function of the attention [E, H]."""
 
 REDUCTIONS = ("log", "mean", "max")
 
@@ -32,18 +32,18 @@ _LOG_OF_ZERO = -1e6
 class LayerAttention:
     """Attention of one layer, `w[e, h]`, on edges sorted by (destination, source).
 
-    Values never travel without their edges. Parallel edges keep one entry each, in the order of the input;
-    such a layer can be read and reduced, but not matched with another one until `merged` adds them up.
+    Parallel edges keep one entry each, in the order of the input; such a layer cannot be matched with another
+    one until `merged` adds them up.
 
     Attributes:
         values: [E, H], softmax over the incoming edges of each node, before dropout.
         source: [E] int64.
         destination: [E] int64, not decreasing.
         num_nodes: N; a node without incoming edges has no entry.
-        name: the layer's place in the model, e.g. `"convs.0"`.
-        adjacency: the structure the edges come from, if there is one (saves computing `keys` again).
-        scores: [E], mean over the heads of the scores before the softmax, if known. Up to a constant per node
-            it is the mean of `log w` over the heads, without underflow.
+        name: the layer's name in the model, e.g. `"convs.0"`.
+        adjacency: the structure the edges come from, if there is one.
+        scores: [E], mean over the heads of the scores before the softmax, if known: up to a constant per node
+            the mean of `log w` over the heads, without underflow.
         edge_type: in a heterogeneous graph, the type of these edges; one layer then has an entry per type.
 
     Example:
@@ -66,13 +66,11 @@ class LayerAttention:
         if self.values.dim() != 2:
             raise InputError(f"`values` must have shape [edges, heads], got {tuple(self.values.shape)}")
         edges = (self.values.shape[0],)
-        if self.source.shape != edges or self.destination.shape != edges:
-            raise InputError(
-                f"`source` and `destination` must have one entry per row of `values` ({edges[0]}),"
-                f" got {tuple(self.source.shape)} and {tuple(self.destination.shape)}"
-            )
-        if self.scores is not None and self.scores.shape != edges:
-            raise InputError(f"`scores` must have shape {list(edges)}, got {tuple(self.scores.shape)}")
+        for name in ("source", "destination", "scores"):
+            one = getattr(self, name)
+            if one is not None and one.shape != edges:
+                need = f"shape {list(edges)}, one entry per row of `values`"
+                raise InputError(f"`{name}` must have {need}, got {tuple(one.shape)}")
 
     def __repr__(self) -> str:
         sizes = f"edges={self.num_edges}, heads={self.num_heads}, nodes={self.num_nodes}"
@@ -87,15 +85,11 @@ class LayerAttention:
         num_nodes: int,
         name: str = "",
     ) -> LayerAttention:
-        """Sort edges that come in any order; parallel edges stay in the order given.
-
-        Raises:
-            InputError: shapes that do not fit, or an edge that names no node.
-        """
+        """Sort edges that come in any order; parallel edges stay in the order given."""
         ends = [torch.as_tensor(index, device=values.device).long() for index in (source, destination)]
-        if any(index.shape != values.shape[:1] for index in ends):
-            shapes = " and ".join(str(tuple(index.shape)) for index in ends)
-            raise InputError(f"`source` and `destination` must have shape [{values.shape[0]}], got {shapes}")
+        for name, index in zip(("source", "destination"), ends, strict=True):
+            if index.shape != values.shape[:1]:
+                raise InputError(f"`{name}` must have shape [{len(values)}], got {tuple(index.shape)}")
         checks.edge_index(torch.stack(ends), num_nodes)
         order = torch.argsort(edge_keys(*ends), stable=True)
         return cls(values[order], ends[0][order], ends[1][order], num_nodes, name)
@@ -141,9 +135,8 @@ class LayerAttention:
     @cached_property
     def rowptr(self) -> Tensor:
         """[N + 1] int64: the incoming edges of node i are `rowptr[i]:rowptr[i + 1]`."""
-        if self.adjacency is not None:
-            return self.adjacency.rowptr
-        return pointers(self.destination, self.num_nodes)
+        known = self.adjacency
+        return pointers(self.destination, self.num_nodes) if known is None else known.rowptr
 
     @cached_property
     def degree(self) -> Tensor:
@@ -176,15 +169,11 @@ class LayerAttention:
         """Return the numbers [E] that rank the neighbours of a node, the largest first.
 
         By `"log"`, the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
-        neighbours of a node, so their order is that of the mean score, and of `explanation`. A new neighbour
-        changes only Z, so it cannot reorder the others in a layer with unchanged inputs. Numbers of different
-        nodes are not comparable; those of `explanation` are.
+        neighbours of a node, so a new neighbour cannot reorder the others in a layer with unchanged inputs.
+        Numbers of different nodes are not comparable; those of `explanation`, in the same order, are.
 
         Args:
             reduce: `"log"`, `"mean"`, `"max"`, or a function from the attention [E, H] to [E].
-
-        Raises:
-            InputError: an unknown word, or a function that returns another shape.
 
         Example:
             >>> import torch
@@ -210,9 +199,9 @@ class LayerAttention:
 
             a_j = exp(mean_h log w_jh) / Σ_i exp(mean_h log w_ih)
 
-        That is the softmax of the mean scores; `ranking` has the same order. With one head it is the
-        attention. A neighbour with weight 0 in some head has 0; if that is so for all neighbours of a node,
-        those with the fewest zeros share it. On edges of one type it sums to what the node gives that type.
+        That is the softmax of the mean scores. A neighbour with weight 0 in some head has 0; if that is so
+        for all neighbours of a node, those with the fewest zeros share it. On edges of one type it sums to
+        the node's attention to that type.
         """
         if self.scores is None and self.num_heads == 1:
             return self.values.squeeze(1).double()
@@ -223,11 +212,8 @@ class LayerAttention:
         """Reduce the heads to one number per edge [E].
 
         Args:
-            how: `"mean"`, `"max"`, `"log"` for `explanation` in the dtype of the attention, or one head's
+            how: `"mean"`, `"max"`, `"log"` for `explanation` in the dtype of the attention, or a head's
                 number.
-
-        Raises:
-            InputError: an unknown word, or a head the layer does not have.
         """
         if isinstance(how, int):
             if not -self.num_heads <= how < self.num_heads:
@@ -252,13 +238,11 @@ class LayerAttention:
         device = checks.device(device)
         if self.values.device == device:
             return self
-        adjacency = None if self.adjacency is None else self.adjacency.to(device)
-        scores = None if self.scores is None else self.scores.to(device)
-        if adjacency is not None:
-            return LayerAttention.on(adjacency, self.values.to(device), self.name, scores)
-        values, ends = self.values.to(device), (self.source.to(device), self.destination.to(device))
-        kind = self.edge_type
-        return LayerAttention(values, *ends, self.num_nodes, self.name, scores=scores, edge_type=kind)
+        values, scores = self.values.to(device), None if self.scores is None else self.scores.to(device)
+        if self.adjacency is not None:
+            return LayerAttention.on(self.adjacency.to(device), values, self.name, scores)
+        source, destination = self.source.to(device), self.destination.to(device)
+        return replace(self, values=values, source=source, destination=destination, scores=scores)
 
     def same_edges(self, other: LayerAttention) -> bool:
         """Whether both stand on the same edges in the same order, so that rows may be compared."""
@@ -269,11 +253,7 @@ class LayerAttention:
         return self.source.device == other.source.device and torch.equal(self.keys, other.keys)
 
     def require_same_edges(self, other: LayerAttention) -> None:
-        """Raise unless rows may be compared one by one.
-
-        Raises:
-            AttentionError: the edges differ; names the first that does.
-        """
+        """Raise `AttentionError` unless rows may be compared one by one; names the first difference."""
         if not self.same_edges(other):
             raise AttentionError(
                 f"attention of {self.name!r} ({self.num_edges} edges) and of {other.name!r}"
@@ -289,14 +269,7 @@ class LayerAttention:
         return LayerAttention(values, *ends, nodes, self.name, scores=scores, edge_type=kind)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
-        """Return only the edges with the given keys, all of which must be there.
-
-        Args:
-            keys: [K] int64 in any order, e.g. `graph.keys` of the graph before nodes were injected.
-
-        Raises:
-            AttentionError: an edge is missing, or edges are duplicated.
-        """
+        """Return only the edges with the given keys [K], all of which must be there, once."""
         self._require_unique()
         chosen = torch.unique(keys.to(self.keys.device))
         mine, _ = match_edges(self.keys, chosen)
@@ -312,8 +285,7 @@ class LayerAttention:
         """Return both on their common edges, matched by (source, destination).
 
         Raises:
-            AttentionError: heads differ, edges are duplicated, devices differ, or no edge is common (a type
-                of edges may have none).
+            AttentionError: heads or devices differ, edges are duplicated, or no edge is common.
         """
         if self.num_heads != other.num_heads:
             raise AttentionError(
@@ -351,13 +323,10 @@ class LayerAttention:
         )
 
     def check_sums(self, tolerance: float | None = None) -> None:
-        """Raise unless the attention of every node with an incoming edge sums to one.
+        """Raise `AttentionError` unless the attention of every node with an incoming edge sums to one.
 
         Args:
             tolerance: allowed distance from one; by default 1e-8 in float64, 1e-4 in float32, 0.05 below.
-
-        Raises:
-            AttentionError: names the worst node.
         """
         slack = _TOLERANCE.get(self.values.dtype, 0.05) if tolerance is None else tolerance
         off = (self.sums().detach().double() - 1).abs().amax(dim=1) * (self.degree > 0)
@@ -394,10 +363,7 @@ def mean_heads(scores: Tensor) -> Tensor:
 
 
 def _mean_log(values: Tensor) -> Tensor:
-    """Mean over the heads of log-attention, from [E, H] to float64 [E].
-
-    A weight of 0 counts as smaller than all others: edges with fewer zeros come first, then the mean decides.
-    """
+    """Mean over the heads of log-attention, from [E, H] to float64 [E]; a weight of 0 is below all others."""
     some = values > 0
     return mean_heads(torch.where(some, torch.where(some, values, 1.0).double().log(), _LOG_OF_ZERO))
 

@@ -2,8 +2,7 @@
 
 An attention layer reads three things of every node: its value and the two sides of the score. Limits clip
 each of them, channel by channel, and bound its norm: the values of a usual node are extreme in a few
-channels, not in all. Limits measured on all values of a graph change nothing on that graph, bit for bit;
-later nodes cannot have values outside the range of its nodes.
+channels, not in all. Limits measured on all values of a graph change nothing on that graph, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Limiter = Callable[[Any], None]
 """Adds limits to a layer, in place."""
 
 SAMPLE = 4096
-"""Rows that order statistics are taken from while a model trains; all of them once it is done."""
+"""Rows that order statistics are taken from while a model trains."""
 SLACK = 1e-5
 """By which ranges and radii exceed the measured ones: kernels that add in another order round
 differently, and their values must not be clipped for that."""
@@ -40,7 +39,7 @@ class Limits(nn.Module):
     """The range of one thing that an attention layer reads of every node, by channel and as a norm.
 
     It is infinite and clips nothing until it is measured. With `derived=True` only the per-channel range is
-    enforced, not the radius.
+    enforced; the norm bound already holds for the input.
 
     Args:
         *size: of one row, e.g. heads and channels.
@@ -49,7 +48,7 @@ class Limits(nn.Module):
     Attributes:
         low: lower ends.
         high: upper ends.
-        radius: largest norm of a node: its distance from the middle of the range, in units of half of it.
+        radius: largest norm: distance from the middle of the range, in units of half of it.
         usual: share of the numbers that were clipped on the graph it was measured on.
         straight: let gradients pass through clipped values, see `fgai.ops.clip`.
     """
@@ -69,7 +68,7 @@ class Limits(nn.Module):
         self.register_buffer("radius", torch.full((), torch.inf))
         self.register_buffer("usual", torch.zeros(()))
         self.straight, self.derived = False, derived
-        self._measuring: _Measuring | _Collecting | None = None
+        self._measuring: _Measuring | None = None
         self._points: tuple[Tensor, Tensor] | None = None
         self._record: list[Tensor] | None = None
         self._count: list[int] | None = None
@@ -80,11 +79,7 @@ class Limits(nn.Module):
         return f"{tuple(self.low.shape)}, mean width {float(width):.3g}, radius {float(self.radius):.3g}"
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`.
-
-        Args:
-            x: rows of the range's size, in one or more dimensions.
-        """
+        """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`."""
         measuring = self._measuring
         if measuring is not None and measuring.take(self, x):
             return x
@@ -130,8 +125,7 @@ class Limits(nn.Module):
             cut: share of the rows left out at either end of each channel.
             soften: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
             every: take order statistics from one row in so many.
-            earlier: values from earlier runs of the layer, inside the range as it is; range and radius are
-                widened to hold them, too.
+            earlier: values from earlier runs of the layer; range and radius are widened to contain them.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = own = ranges(rows[::every] if cut else rows, cut)
@@ -150,7 +144,7 @@ class Limits(nn.Module):
             self.usual.copy_((len(earlier) * self.usual + share) / (len(earlier) + 1))
 
     def fault(self) -> str | None:
-        """Return why these limits are not valid: `low` above `high`, or a `radius` below 0; None if valid."""
+        """Return why these limits are not valid; None if they are."""
         if not bool((self.low <= self.high).all()):
             return "limits must have `low` at most `high`"
         if not bool(self.radius >= 0):
@@ -160,10 +154,8 @@ class Limits(nn.Module):
     @torch.no_grad()
     def set(self, low: Tensor, high: Tensor, radius: Tensor, usual: Tensor) -> None:
         """Set limits that were measured elsewhere; see the attributes."""
-        for mine, theirs in zip(
-            (self.low, self.high, self.radius, self.usual), (low, high, radius, usual), strict=True
-        ):
-            mine.copy_(theirs)
+        for name, values in {"low": low, "high": high, "radius": radius, "usual": usual}.items():
+            getattr(self, name).copy_(values)
 
     def _replaced(self, x: Tensor) -> Tensor:
         """Replace some of the last rows by points of the unit box."""
@@ -183,7 +175,7 @@ class Limits(nn.Module):
 def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
     """Return the lowest and highest of the rows of `x`, a share `cut` left out at either end.
 
-    Where nothing is left out, each end is further out by a hundred-thousandth of the range, see `SLACK`.
+    Where nothing is left out, each end is further out by `SLACK` of the range.
 
     Example:
         >>> low, high = ranges(torch.arange(10.0)[:, None], 0.1)
@@ -226,11 +218,10 @@ class _Measuring:
         return inside
 
     def keep(self, limits: Limits, x: Tensor) -> None:
-        """Keep the rows of a run, inside the range, for later runs."""
         self.earlier[limits].append((x if self.nodes is None else x[self.nodes]).detach())
 
 
-class _Collecting:
+class _Collecting(_Measuring):
     """One block of `collecting`: values go to a function and on unchanged."""
 
     def __init__(self, note: Callable[[Limits, Tensor], None]) -> None:
@@ -239,9 +230,6 @@ class _Collecting:
     def take(self, limits: Limits, x: Tensor) -> bool:
         self.note(limits, x.detach())
         return True
-
-    def keep(self, limits: Limits, x: Tensor) -> None:
-        """Keep nothing."""
 
 
 @typed
@@ -265,9 +253,9 @@ def measuring(
     Args:
         model: with limits.
         cut: share of the nodes left out at either end of each channel; they are clipped in the same pass.
-        nodes: bool [N] or indices of those whose ranges count; all by default.
+        nodes: bool [N] or indices of the nodes that count; all by default.
         soften: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
-        sampled: take order statistics from at most a few thousand nodes, evenly spread.
+        sampled: take order statistics from at most `SAMPLE` nodes, evenly spread.
     """
     block = _Measuring(cut, soften, nodes, sampled)
     with _set((limits, "_measuring", block) for limits in limits_of(model)):
@@ -277,12 +265,7 @@ def measuring(
 @typed
 @contextmanager
 def collecting(limits: Sequence[Limits], note: Callable[[Limits, Tensor], None]) -> Iterator[None]:
-    """Pass the values that reach some limits in the block to a function, and leave them unclipped.
-
-    Args:
-        limits: of one model.
-        note: called with the limits and the values that reached them, rows in the order they came.
-    """
+    """Call `note` with some limits and the values that reach them in the block; nothing is clipped."""
     with _set((one, "_measuring", _Collecting(note)) for one in limits):
         yield
 
@@ -306,11 +289,7 @@ def clipped_share(model: nn.Module) -> float:
 @typed
 @contextmanager
 def counting(model: nn.Module) -> Iterator[list[int]]:
-    """Count the numbers that limits clip in the block.
-
-    Yields:
-        Two numbers, filled in by forward passes: numbers clipped, numbers in total.
-    """
+    """Count the numbers that limits clip in the block; yields `[clipped, total]`."""
     count = [0, 0]
     with _set((limits, "_count", count) for limits in limits_of(model)):
         yield count
@@ -319,9 +298,7 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
 @typed
 @contextmanager
 def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
-    """Replace the values of some of the last nodes by points of the unit box, in the block.
-
-    A layer that runs more than once reads them in every run.
+    """Replace the values of some of the last nodes, in every run of a layer in the block.
 
     Args:
         points: for limits, [M, ...] in the unit box; gradients reach them.
@@ -347,7 +324,7 @@ def replacing_entry(entry: Sequence[Limits], points: Tensor) -> Iterator[None]:
 @typed
 @contextmanager
 def recording_values(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
-    """Record clipped values in the block as points of the unit box: for each of `entry`, [N, ...] a pass."""
+    """Record clipped values in the block as points of the unit box, [N, ...] for each of `entry` and pass."""
     records: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
     with _set((limits, "_record", values) for limits, values in records.items()):
         yield records
@@ -368,7 +345,7 @@ def _limit_own(layer: TappedLayer) -> None:
 
 
 class _ClipOutput:
-    """A forward hook of a linear map: its output goes through limits. Copied and pickled with its layer."""
+    """A forward hook of a linear map: clips its output. Copied and pickled with its layer."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -413,9 +390,7 @@ def _limiter_of(layer: nn.Module) -> Limiter | None:
 
 @typed
 def add_limits(model: nn.Module) -> None:
-    """Give every attention layer of a model limits, infinite until they are measured; in place.
-
-    Layers that have limits keep them.
+    """Give every attention layer without limits some, infinite until they are measured; in place.
 
     Raises:
         AttentionError: the model has no attention, or a layer that cannot be limited.
@@ -436,8 +411,8 @@ def add_limits(model: nn.Module) -> None:
 def entry_limits(model: nn.Module) -> list[Limits]:
     """Return the limits of everything the first attention layer reads of a node; empty if it has none.
 
-    Derived limits are left out: their values follow from others. A heterogeneous model has no entry limits:
-    its layers read some nodes as sources and others as destinations.
+    Derived limits are left out. A heterogeneous model has no entry limits: its layers read some nodes as
+    sources and others as destinations.
     """
     if _layout_of(model) is not None:
         return []
@@ -448,8 +423,8 @@ def entry_limits(model: nn.Module) -> list[Limits]:
 @typed
 def can_be_limited(model: nn.Module) -> bool:
     """Whether `add_limits` supports every attention layer of a model."""
-    layers = find_layers(uncompiled(model)).values()
-    own = [layer for layer in layers if isinstance(layer, TappedLayer)]
-    return all(_limiter_of(layer) is not None for layer in layers) and all(
-        type(layer).new_limits is not TappedLayer.new_limits for layer in own
+    return all(
+        _limiter_of(layer) is not None
+        and not (isinstance(layer, TappedLayer) and type(layer).new_limits is TappedLayer.new_limits)
+        for layer in find_layers(uncompiled(model)).values()
     )

@@ -32,8 +32,7 @@ class AttentionMap(Tabled):
     """Attention of every layer, in the order the layers ran.
 
     Two maps are compared only on matched edges: `align` matches by (source, destination), by given keys or
-    by the `EdgeMap` of an edit. There is no arithmetic between maps, so a comparison by position cannot
-    happen by accident.
+    by the `EdgeMap` of an edit. There is no arithmetic between maps.
 
     Attributes:
         layers: one `LayerAttention` per run of an attention layer.
@@ -74,11 +73,7 @@ class AttentionMap(Tabled):
         return [Table("Attention, layer by layer", columns, rows)]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per layer, edge and head; `heads("mean")` first leaves one head.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return a `DataFrame` with a row per layer, edge and head; `heads("mean")` first leaves one head."""
         names = [w.name or str(index) for index, w in enumerate(self.layers)]
         rows = [w.num_edges * w.num_heads for w in self.layers]
         columns = {
@@ -102,11 +97,7 @@ class AttentionMap(Tabled):
         return list(accumulate(starts, initial=0)) if self.layers else []
 
     def of_type(self, edge_type: tuple[str, str, str]) -> AttentionMap:
-        """Return the entries of one type of edges, a layer each; of models of heterogeneous graphs.
-
-        Raises:
-            AttentionError: the map has no such type; names those it has.
-        """
+        """Return the entries of one type of edges, a layer each; of models of heterogeneous graphs."""
         layers = tuple(w for w in self.layers if w.edge_type == tuple(edge_type))
         if not layers:
             types = sorted({w.edge_type for w in self.layers if w.edge_type is not None})
@@ -114,11 +105,7 @@ class AttentionMap(Tabled):
         return AttentionMap(layers)
 
     def layer(self, index: int) -> LayerAttention:
-        """Return one layer; negative numbers count from the end.
-
-        Raises:
-            AttentionError: there is no such layer.
-        """
+        """Return one layer; negative numbers count from the end."""
         if not -len(self.layers) <= index < len(self.layers):
             raise AttentionError(f"layer {index} was asked for, but the map has {len(self.layers)}")
         return self.layers[index]
@@ -133,7 +120,7 @@ class AttentionMap(Tabled):
     def heads(self, how: str | int = "mean") -> AttentionMap:
         """Return the map with one head per layer: the `"mean"`, the `"max"`, the `"log"`, or one by number.
 
-        Unless it is one head alone, what neighbours are ranked by is kept, see `LayerAttention.ranking`.
+        With a word, `LayerAttention.ranking` stays that of all heads.
         """
 
         def reduced(w: LayerAttention) -> LayerAttention:
@@ -152,24 +139,15 @@ class AttentionMap(Tabled):
         return [w.ranking(reduce) for w in self.layers]
 
     def reduce(self, layers: str | int = "all", heads: str | int = "mean") -> list[Tensor]:
-        """Return one vector [E_l] per selected layer.
-
-        Args:
-            layers: `"all"`, `"last"` or a layer's number.
-            heads: `"mean"`, `"max"`, `"log"` or a head's number.
-        """
+        """Return one vector [E_l] per layer of `select(layers)`; `heads` as in `LayerAttention.heads`."""
         return [w.heads(heads) for w in self.select(layers)]
 
     def over_layers(self, how: str = "mean", heads: str | int = "mean") -> LayerAttention:
-        """Reduce the layers to one, after reducing their heads.
+        """Reduce the layers to one with values [E, 1] on their common edges, after reducing their heads.
 
         Args:
             how: `"last"`, `"mean"`, `"max"` or `"sum"` over layers.
             heads: `"mean"`, `"max"`, `"log"` or a head's number.
-
-        Returns:
-            Values [E, 1] on the layers' common edges. With `"sum"` they sum to the number of layers. Layers
-            of a heterogeneous model are `joined` first.
 
         Raises:
             AttentionError: the layers stand on different edges (never for `"last"`).
@@ -192,9 +170,6 @@ class AttentionMap(Tabled):
 
         Parallel edges of several types are added up, and the attention of every node is divided by its sum:
         where a layer normalises within each type, all types that a node has edges of count alike.
-
-        Raises:
-            AttentionError: the types of a layer have different numbers of heads.
         """
         beside = [
             [w for _, w in entries]
@@ -243,9 +218,6 @@ class AttentionMap(Tabled):
             keys: [K] compare exactly these edges; all must be there.
             edge_map: of the edit between the two graphs; the layers must stand on exactly the graphs' edges.
 
-        Returns:
-            (this map, the other map), each layer on the same edges in the same order.
-
         Raises:
             AttentionError: different numbers of layers or heads, duplicated edges, an edge of `keys` missing,
                 an `edge_map` of other graphs, or nothing in common.
@@ -272,7 +244,6 @@ class AttentionMap(Tabled):
 
 
 def _layer(entry: LayerAttention) -> str:
-    """Name of the layer that an entry for one type of edges belongs to."""
     kind = entry.edge_type
     return entry.name if kind is None else entry.name.removesuffix("." + "__".join(kind))
 

@@ -1,4 +1,4 @@
-"""What to add to the attention: one `Perturbation` from a function, vectors, or values on edges."""
+"""Perturbations of the attention: a function, vectors, or values on edges."""
 
 from __future__ import annotations
 
@@ -23,17 +23,12 @@ PerturbLike = Perturb | Mapping[int, Delta] | Sequence[Delta | None] | Attention
 class Perturbation:
     """Changes each layer's attention, edges sorted by (destination, source).
 
-    A function returns the new attention. A `Tensor` delta [E] or [E, H] is added in the order of the
-    recorded edges, and must have exactly one row per edge. A `LayerAttention` delta is matched by
-    (source, destination): edges it does not name are left alone, edges the layer does not have raise. One
-    head is added to every head. What comes out is not normalised again: rows sum to one only if the
-    perturbation's rows sum to zero.
+    A function returns the new attention. A `Tensor` delta [E] or [E, H] is added row by row to the recorded
+    edges. A `LayerAttention` delta is matched by (source, destination): edges it does not name are left
+    alone, edges the layer does not have raise. One head is added to every head. Nothing is normalised again.
 
     Args:
         perturb: a function, `{layer number: delta}`, one delta (or None) per layer, or an `AttentionMap`.
-
-    Raises:
-        InputError: something else, or a layer number that is negative.
     """
 
     def __init__(self, perturb: PerturbLike) -> None:

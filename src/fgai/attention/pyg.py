@@ -1,14 +1,12 @@
 """Adapters for PyTorch Geometric: GATConv, GATv2Conv, TransformerConv and SuperGATConv.
 
 PyG applies dropout to attention before anyone can see it. GATConv and GATv2Conv compute both in
-`edge_updater`: we run it with dropout 0, tap, and drop out ourselves with the same call, so that the random
-numbers are drawn in the same order and a recorded forward equals an unrecorded one bit by bit, in training
-mode too. TransformerConv and SuperGATConv compute attention inside `message`, which we replace on the
-instance. Everything is set on the instance, never on the class, and taken back on leaving.
+`edge_updater`: we run it with dropout 0, tap, and drop out ourselves with the same call, so that a recorded
+forward equals an unrecorded one bit by bit, in training mode too. TransformerConv and SuperGATConv compute
+attention inside `message`, which we replace. Everything is set on the instance and restored on leaving.
 
-Bipartite input (a pair of feature matrices) has its sources and destinations numbered apart, and is told to
-the tap as such. Refused by name: `torch_sparse.SparseTensor`, decomposed layers, and subclasses that override
-the method in which attention is computed.
+Refused by name: `torch_sparse.SparseTensor`, decomposed layers, and subclasses that override the method in
+which attention is computed.
 """
 
 from __future__ import annotations
@@ -34,15 +32,8 @@ _ABSENT = object()
 def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
     """Return (source, destination) [E] of the messages a PyG layer sends, in the layer's own order.
 
-    Messages go from `edge_index[0]` to `edge_index[1]`, the other way round with `flow="target_to_source"`.
-    A sparse matrix holds destinations in its rows.
-
-    Args:
-        layer: for its `flow`.
-        edges: `edge_index` [2, E], an `EdgeIndex`, or a `torch.sparse` matrix (COO or CSR).
-
-    Raises:
-        AttentionError: any other kind of edges, such as `torch_sparse.SparseTensor`.
+    `edges` is an `edge_index` [2, E], an `EdgeIndex`, or a `torch.sparse` matrix (COO or CSR) with
+    destinations in its rows; others raise `AttentionError`.
     """
     if not isinstance(edges, Tensor):
         raise AttentionError(
@@ -82,7 +73,7 @@ def override(layer: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | None], NodeCount]]:
-    """Yield what counts the nodes of the run under way, from tensors of its sources and destinations."""
+    """Yield a function that counts the nodes of a run, from tensors of its sources and destinations."""
     apart = [False]
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -150,10 +141,8 @@ def _edge_updater_adapter(
 ) -> Adapter:
     """Adapter for layers whose `edge_updater` returns the dropped-out attention.
 
-    Args:
-        owner: the PyG class.
-        nodes: the keyword of `edge_updater` that holds the (source, destination) pair of node tensors.
-        score: (layer, sides of the sources, of the destinations, edge features) → scores [E, H].
+    `nodes` is its keyword for the (source, destination) pair of node tensors, and `score` maps (layer, sides
+    of the sources, of the destinations, edge features) to scores [E, H].
     """
 
     @contextmanager
@@ -184,15 +173,9 @@ def _edge_updater_adapter(
 def _propagating(
     layer: Any, message: Callable[..., Tensor], nodes: tuple[str, str]
 ) -> Iterator[list[tuple[Tensor, Tensor, NodeCount]]]:
-    """Replace `message`, and hold the edges of the `propagate` under way.
+    """Replace `message`; yields a list that is [(source, destination, node count)] during `propagate`.
 
-    Args:
-        layer: the PyG layer.
-        message: takes the place of `layer.message`.
-        nodes: the keywords of `propagate` that hold the tensors of source and destination nodes.
-
-    Yields:
-        A list; while the layer propagates, its one entry is (source, destination, number of nodes).
+    `nodes` are the keywords of `propagate` for the tensors of source and destination nodes.
     """
     original: Callable[..., Tensor] = layer.propagate
     under_way: list[tuple[Tensor, Tensor, NodeCount]] = []
@@ -270,18 +253,14 @@ PYG_ADAPTERS: dict[type[nn.Module], Adapter] = {
 }
 
 
-def _gat_maps(layer: Any) -> dict[str, nn.Module]:
-    return {"value": layer.lin} if layer.lin is not None else {"value": layer.lin_src, "right": layer.lin_dst}
-
-
-def _gatv2_maps(layer: Any) -> dict[str, nn.Module]:
-    maps = {"value": layer.lin_l}
-    return maps if layer.lin_r is layer.lin_l else {**maps, "right": layer.lin_r}
-
-
 PYG_MAPS: dict[type[nn.Module], Callable[[Any], dict[str, nn.Module]]] = {
-    GATConv: _gat_maps,
-    GATv2Conv: _gatv2_maps,
+    GATConv: lambda layer: (
+        {"value": layer.lin_src, "right": layer.lin_dst} if layer.lin is None else {"value": layer.lin}
+    ),
+    GATv2Conv: lambda layer: {
+        "value": layer.lin_l,
+        **({} if layer.lin_r is layer.lin_l else {"right": layer.lin_r}),
+    },
     TransformerConv: lambda layer: {"value": layer.lin_value, "query": layer.lin_query, "key": layer.lin_key},
     SuperGATConv: lambda layer: {"value": layer.lin},
 }

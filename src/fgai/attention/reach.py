@@ -1,4 +1,4 @@
-"""Touched nodes: which rows of each layer's attention a perturbation can have moved, or did move."""
+"""Touched nodes: the rows of each layer's attention that a perturbation can move, or did move."""
 
 from __future__ import annotations
 
@@ -21,27 +21,22 @@ from fgai.tasks import task_of
 from fgai.typed import typed
 
 LISTED = 8
-"""Modules that a warning names; of the others it gives the number."""
+"""Modules that a warning names."""
 SMALL = 64
 """Relative move that counts where nodes out of reach moved, in units of the floating-point precision."""
 
 
 @typed
 def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
-    """The nodes whose attention is within reach of a perturbation, layer by layer.
+    """The nodes whose attention a perturbation can reach, layer by layer, bool [N] each.
 
-    These are the rows of `hop_rows`, and the rows whose attention moved by more than rounding. In a model
-    whose nodes meet in the recorded attention alone the latter are among the former. Other layers can join
-    further nodes: a normalisation over all nodes, a virtual node, attention that is not recorded, another
-    kind of convolution.
+    These are the rows of `hop_rows`, and the rows whose attention moved by more than rounding: other layers
+    (a normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes.
 
     Args:
         before: attention on the original graph of N nodes.
         after: attention on the perturbed graph, whose first N nodes are the original ones.
         changed: [R] original nodes whose features changed, or None.
-
-    Returns:
-        Per layer bool [N].
 
     Example:
         >>> a = LayerAttention.from_edges(torch.ones(2, 1), [0, 1], [1, 2], num_nodes=3)
@@ -54,24 +49,15 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
 
 @typed
 def hop_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
-    """The nodes whose attention a perturbation can move along the edges of the recorded layers.
+    """The nodes whose attention a perturbation can move along recorded edges, layer by layer, bool [N] each.
 
     With S_0 the injected nodes and those whose features changed, the row of node i is in reach at layer l if
 
         i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
 
-    and S_l holds S_{l-1} and the rows in reach at layer l. Where nodes meet in these layers alone, a row
-    outside cannot have moved: its scores read unchanged states over unchanged edges. Layers are followed in
-    the order they ran, each over its own edges; entries of one layer, for its types of edges, read the same
-    states, and a row in reach of one is so of all.
-
-    Args:
-        before: see `touched_rows`.
-        after: see `touched_rows`.
-        changed: see `touched_rows`.
-
-    Returns:
-        Per layer bool [N].
+    and S_l is S_{l-1} with the rows in reach at layer l. Where nodes meet in these layers alone, a row
+    outside cannot have moved. Entries of one layer, for its types of edges, read the same states. Arguments
+    as in `touched_rows`.
     """
     return _rows(before, after, changed)[0]
 
@@ -97,14 +83,8 @@ def warn_coupled(
 ) -> None:
     """Warn if a perturbation moved nodes out of reach of the recorded attention (`global-coupling`).
 
-    Compares attention and logits of both passes, see `hop_rows`. A model whose outputs differ from call to
-    call cannot be judged.
-
-    Args:
-        model: that gave both.
-        before: on the original graph.
-        after: on the perturbed graph.
-        changed: [R] original nodes whose features changed, or None.
+    Compares attention and logits on the original graph and on the perturbed one, see `hop_rows`. A model
+    whose outputs differ from call to call cannot be judged.
     """
     near, moved = _rows(before.attention, after.attention, changed)
     rows = task_of(before.graph).reached(before.graph, near[-1])

@@ -1,4 +1,4 @@
-"""`certify`: prove what can be proved about the explanation and the prediction of every node."""
+"""`certify`: certificates for the explanation and the prediction of every node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
-from fgai.certificates.familiar import unfamiliar
+from fgai.certificates.familiar import _alike, unfamiliar
 from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.injection import Injection, InjectionCertificate, certify_injection
 from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
@@ -31,8 +31,6 @@ from fgai.typed import typed
 from fgai.version import versions
 
 PRECISE = (torch.float32, torch.float64)
-"""Types that round far below the radii of interest."""
-_AGAIN = 1e-4
 
 
 @overload
@@ -70,9 +68,9 @@ def certify(
     divergence: str = "probabilities",
     threat: Injection | None = None,
 ) -> CertificateRecord | InjectionCertificate:
-    """Certify every node of a graph: what no perturbation of its attention within `radius` can do.
+    """Certify every node of a graph against all perturbations of its attention within `radius`.
 
-    With a `threat` in the place of a radius, what no injected nodes can do: see `certify_injection`.
+    With a `threat` instead of a radius, against injected nodes: see `certify_injection`.
 
     For each layer, with the values that the attention weighs fixed, and R measured in `norm`:
 
@@ -85,15 +83,12 @@ def certify(
     - the change of logits and of probabilities in total variation while each head moves by at most R: exact,
       bound or unknown.
 
-    With one head both are the attention itself; with several, one does not follow from the other.
-
-    Against `vanilla`: overlap of the top-k1 of the explanation vectors and distance of the predictions,
-    measured. Radius 0 is the attention itself (ties still count as lost). Two attention vectors are never
-    more than 2 apart in l1 (√2 in l2, 1 in linf): beyond, the ball holds every attention there is.
-    docs/certificates.md has the proofs.
+    With one head both are the attention itself; with several, one does not follow from the other. Against
+    `vanilla`, overlap of the top-k1 and distance of the predictions are measured. Two attention vectors are
+    never more than 2 apart in l1 (√2 in l2, 1 in linf). docs/certificates.md has the proofs.
 
     Args:
-        model: fgai's or any PyG attention model; run once in evaluation mode and left as it was.
+        model: fgai's or any PyG attention model; left as it was.
         data: a `Graph` or PyG `Data`.
         vanilla: the model the faithful one came from, for properties 1 and 3.
         radius: R ≥ 0; unless there is a `threat`.
@@ -101,12 +96,9 @@ def certify(
         k2: size of the certified top-k, None for all neighbours.
         norm: "l1", "l2" or "linf".
         alpha: α ≥ 0, largest change of prediction allowed; None leaves properties 3 and 4 out of the share.
-        beta: β in [0, 1], least overlap wanted; None leaves properties 1 and 2 out of the share.
+        beta: β in [0, 1], least overlap allowed; None leaves properties 1 and 2 out of the share.
         divergence: D, total variation on "probabilities" or on "logits".
         threat: new nodes with any features; only `k2` counts beside it.
-
-    Returns:
-        A record with everything per node and layer, shares and curves; with a threat, its certificate.
 
     Raises:
         InputError: an argument out of range, a graph the model cannot read, or a model that computes in less
@@ -152,7 +144,11 @@ def certify(
     other = None if vanilla is None else _observe(vanilla, given)
     graph = seen.graph
     ran = perf_counter()
-    predictions = _predictions(model, seen, radius, norm)
+    last = _last(model, seen, radius, norm)
+    if last.class_status == UNKNOWN:
+        text = f"predictions cannot be certified: {last.reason}"
+        warn(ReliabilityWarning("certificate-unknown", text))
+    predictions = [*_hidden_predictions(model, seen, radius, norm), last]
     others = _matched_layers(seen, other) if other is not None else [None] * len(seen.attention)
     layers = tuple(
         _layer(layer, before, prediction, (k1, k2), norm)
@@ -184,7 +180,7 @@ def certify(
 
 
 def _observe(model: nn.Module, graph: Graph) -> Observation:
-    """Run a model once, and make sure that what it says are numbers fine enough to speak of."""
+    """Run a model once, and require finite numbers that are precise enough."""
     seen = observe(model, prepared(model, graph), inputs=True)
     given = {f"attention of layer {layer.name!r}": layer.values for layer in seen.attention}
     for name, values in {"the model's logits": seen.logits, **given}.items():
@@ -209,25 +205,6 @@ def _require_repeatable(model: nn.Module, seen: Observation) -> None:
         f"{model_name(model)} gives something else when it runs again in evaluation mode, so nothing can"
         " be certified of it; take out what draws random numbers or remembers its last run"
     )
-
-
-def _alike(first: Tensor, second: Tensor) -> bool:
-    """Whether two runs gave the same, row by row, up to the order of sums on a GPU."""
-    if first.shape != second.shape or not first.numel():
-        return first.shape == second.shape
-    rows = first.reshape(first.shape[0], -1)
-    room = _AGAIN * rows.abs().amax(1, keepdim=True)
-    return bool(((second.reshape_as(rows) - rows).abs() <= room).all())
-
-
-def _predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
-    """The prediction part of every layer, in order."""
-    before = _hidden_predictions(model, seen, radius, norm)
-    last = _last(model, seen, radius, norm)
-    if last.class_status == UNKNOWN:
-        text = f"predictions cannot be certified: {last.reason}"
-        warn(ReliabilityWarning("certificate-unknown", text))
-    return [*before, last]
 
 
 def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:

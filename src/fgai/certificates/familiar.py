@@ -1,8 +1,8 @@
 """Familiar models: their class declares its `Capabilities`, and their forward pass is still as written there.
 
-The proofs for such models speak of their forward pass as it is written. A hook, a replaced method, a
-subclass, a parametrised or compiled module may make it another one; then nothing that is known of the class
-holds, and what the model does is followed operation by operation instead (`fgai.certificates.following`).
+A hook, a replaced method, a subclass, a parametrised or compiled module may change the forward pass; then
+nothing that is known of the class holds, and the model is followed operation by operation instead
+(`fgai.certificates.following`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ _HOMES = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch
 """Folders of fgai and PyTorch."""
 _IN_USE = ("_measuring", "_points")
 # What computing the output of a layer a second time may change: the order of a sum on a GPU.
-_AGAIN = 1e-4
+AGAIN = 1e-4
 
 
 def unfamiliar(model: nn.Module) -> str | None:
     """Say why a model may compute something else than its class declares; None if it does not.
 
-    Familiar is a model whose class declares `Capabilities` in its own body, all of whose parts are declared
-    there, or fgai's or PyTorch's own, without hooks that see the forward pass, taps, methods replaced on an
-    instance or a class, parametrisations or compiled calls. Hooks that fgai sets for a block in another
-    thread are waited for.
+    A familiar model's class declares `Capabilities` in its own body; all parts are declared there, or fgai's
+    or PyTorch's own, without hooks on the forward pass, taps, methods replaced on an instance or a class,
+    parametrisations or compiled calls. Hooks that fgai sets in another thread are waited for.
     """
     with alone():
         return _unfamiliar(model)
@@ -127,11 +126,19 @@ def _is_written_in(member: FunctionType, name: str, home: type | None) -> bool:
     return member.__code__.co_qualname == f"{home.__qualname__}.{name}"
 
 
-def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
-    """Return the values [N, H, C] that a layer of a familiar model weighed, float64 on the CPU, or why not.
+def _alike(first: Tensor, second: Tensor) -> bool:
+    """Whether two runs gave the same, row by row, up to the order of sums on a GPU."""
+    if first.shape != second.shape or not first.numel():
+        return first.shape == second.shape
+    rows = first.reshape(first.shape[0], -1)
+    room = AGAIN * rows.abs().amax(1, keepdim=True)
+    return bool(((second.reshape_as(rows) - rows).abs() <= room).all())
 
-    They are computed again from what went into the layer, and must give what came out of it. `recorded` is
-    the attention of that run.
+
+def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
+    """Return the values [N, H, C] of a layer of a familiar model, float64 on the CPU, or why not.
+
+    They are computed again from the layer's inputs, and must give its output.
     """
     layer, output = run.layer, run.output
     assert isinstance(layer, AttentionLayer) and output is not None and recorded.adjacency is not None
@@ -141,7 +148,7 @@ def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
     if not bool(values.isfinite().all() and output.isfinite().all()):
         return f"layer {recorded.name!r} computes numbers that are not finite"
     scale = torch.maximum(output.abs(), again.abs()).amax(1, keepdim=True)
-    if not bool(((again - output).abs() <= _AGAIN * scale).all()):
+    if not bool(((again - output).abs() <= AGAIN * scale).all()):
         return f"layer {recorded.name!r} gives something else when it is run on its own"
     return values.detach().cpu().double()
 
@@ -150,27 +157,22 @@ INVARIANT = (
     "scores of old edges read nothing that an injection changes; new neighbours only change the normaliser"
 )
 KEPT = "if positional encodings are kept as computed on the original graph"
-"""What has to hold in models that read such encodings."""
+"""Condition of models that read positional encodings."""
 
 
 @typed
 def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
-    """Say of every attention layer why no injection can reorder old neighbours there; None where it may.
+    """Return by layer name why no injection can reorder old neighbours there; None where it may.
 
     Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`).
-    The normaliser Z is the same for all neighbours of a node, so their order is that of their mean scores.
-    Where both sides of the score read inputs that an injection leaves alone, the order stays: any number of
-    new nodes, any features, any wiring. That holds for the first attention layer of a model that reads
-    features alone. Where it reads positional encodings, too, it holds on a condition, `KEPT`, which is then
-    the reason: encodings computed anew on the larger graph can reorder every node. It says nothing about
-    where new neighbours rank, nor about later layers, whose inputs change.
+    The normaliser Z is the same for all neighbours of a node, so where both sides of the score read inputs
+    that an injection leaves alone, the order stays. That holds for the first attention layer of a model that
+    reads features alone; with positional encodings on the condition `KEPT`: recomputed on the larger graph
+    they can reorder every node. New neighbours may rank anywhere.
 
     Args:
         model: any.
         graph: prepared for it.
-
-    Returns:
-        By the layer's name, in the order of the modules.
 
     Example:
         >>> import fgai

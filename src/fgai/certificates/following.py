@@ -1,12 +1,11 @@
-"""_Following a tensor through a forward pass, operation by operation: is what comes out linear in it?
+"""Follow a tensor through a forward pass, operation by operation: is the output linear in it?
 
-Autograd shows what a model lets it see; `detach`, a comparison or a branch hide the rest. Here every
-operation that PyTorch runs passes by, whoever calls it: a layer, a hook, a wrapper, a function of the user's.
-A tensor is reached once an operation has read a reached one, whatever becomes of gradients. If all operations
-on reached tensors are sums, products with something not reached, and moves of numbers, the result is linear.
-Reading a number out of a reached tensor, to branch on it or to compute elsewhere, ends the proof. Ways out
-that nobody sees, another thread say, show in a second run from another start: whatever is not reached must
-hold there what it held in the first (`_same_constants`).
+Autograd does not see what `detach`, a comparison or a branch hide. Here every operation that PyTorch runs is
+seen, whoever calls it. A tensor is reached once an operation has read a reached one. If all operations on
+reached tensors are sums, products with something not reached, and moves of numbers, the result is linear.
+Reading a number out of a reached tensor, to branch on it or to compute elsewhere, ends the proof. Hidden ways
+out, another thread say, show in a second run from another start: whatever is not reached must have the same
+values in both (`_same_constants`).
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _SUMS = "add sub rsub neg sum mean cumsum index_add scatter_add"
 _LINEAR = frozenset(f"{_SHAPES} {_PARTS} {_MOVES} {_WRITES} {_SUMS}".split())
 _PRODUCTS = dict.fromkeys(("mul", "mm", "bmm", "mv", "dot", "linear"), 0)
 _PRODUCTS |= dict.fromkeys(("addmm", "baddbmm", "addmv"), 1)
-"""Name of a product → where its two factors begin among its arguments."""
+"""Name of a product → position of the first factor among its arguments."""
 _NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5}
-"""Name of a batch norm → its argument that says whether it looks at the batch."""
+"""Name of a batch norm → its argument that says whether it uses the statistics of the batch."""
 _SHAPE_READERS = ("empty", "zeros", "ones", "full")
 _BY_SHAPE = frozenset(f"{name}_like" for name in _SHAPE_READERS) | {f"new_{name}" for name in _SHAPE_READERS}
 """Operations that read the shape of a tensor only."""
 _OVERWRITING = ("copy_", "fill_", "zero_")
-"""Operations that do not read what they write into, which may be memory that was never written."""
+"""Operations that do not read what they write into, which may be uninitialised memory."""
 _UNREAD = frozenset([*f"{_SHAPES} {_PARTS}".split(), *_BY_SHAPE]) - {"index", "index_select", "gather"}
 """Operations that compute nothing from the numbers of a tensor."""
 _EXITS = (
@@ -60,7 +59,7 @@ _TYPES = (torch.float32, torch.float64)
 SAMPLE = 64
 """Entries of a constant that are compared one by one, about."""
 AGAIN = 1e-4
-"""Of their size: what computing constants again may change, by the order of sums on a GPU."""
+"""Relative change of constants computed again, by the order of sums on a GPU."""
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -68,15 +67,29 @@ AGAIN = 1e-4
 V = TypeVar("V")
 
 
+def _tensors(*tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an operation by their names in its schema."""
+    return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
+
+
+def _written(func: Any, named: dict[str, Any]) -> list[Any]:
+    """Return the arguments that an operation writes into."""
+    written = [one.name for one in func._schema.arguments if one.alias_info and one.alias_info.is_write]
+    return [named[name] for name in written if name in named]
+
+
 class _Memory(Generic[V]):
-    """What is known of tensors, by the memory they lie in, whoever shows it again and by which way."""
+    """Facts about tensors, by the memory they lie in, so that views share them."""
 
     def __init__(self) -> None:
         self._starts: dict[torch.device, list[int]] = {}
         self._known: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
 
     def find(self, tensor: Tensor) -> V | None:
-        """Return what is known of the memory a dense tensor begins in."""
         starts, address = self._starts.get(tensor.device, []), tensor.data_ptr()
         while tensor.numel() and (place := bisect_right(starts, address) - 1) >= 0:
             end, memory, value = self._known[tensor.device, starts[place]]
@@ -86,7 +99,6 @@ class _Memory(Generic[V]):
         return None
 
     def keep(self, tensor: Tensor, value: V) -> None:
-        """Know this of the memory of a tensor, of which nothing is known yet."""
         storage, starts = tensor.untyped_storage(), self._starts.setdefault(tensor.device, [])
         start = storage.data_ptr()
         if (tensor.device, start) not in self._known:
@@ -97,11 +109,8 @@ class _Memory(Generic[V]):
 class _Following(TorchDispatchMode):
     """What happens to the tensors given to `start`; made by `_following`.
 
-    Attributes:
-        culprit: the first operation that ends the proof, or None.
-        started: whether something is followed.
-        constants: of every operation from then on its name, its numbers and what tensors hold that are not
-            reached.
+    `culprit` is the first operation that ends the proof, or None; `constants` are, for every operation since
+    `start`, its name, its numbers and a summary of the tensors that are not reached.
     """
 
     def __init__(self) -> None:
@@ -112,23 +121,18 @@ class _Following(TorchDispatchMode):
         self._reached: _Memory[bool] = _Memory()
 
     def start(self, tensor: Tensor) -> None:
-        """Follow `tensor` from here on."""
         self.started = True
         if tensor.numel() and self._reached.find(tensor) is None:
             self._reached.keep(tensor, True)
 
     def reaches(self, *given: Any) -> bool:
-        """Whether something among `given` was computed from what is followed."""
         # Memory is what is marked, so views and writes into a buffer are seen; sparse tensors are never made
         # of followed numbers without an operation that ends the proof.
-        return any(
-            self._reached.find(leaf) is not None
-            for leaf in tree_leaves(given)
-            if isinstance(leaf, Tensor) and leaf.layout is torch.strided
-        )
+        strided = (leaf for leaf in _tensors(given) if leaf.layout is torch.strided)
+        return any(self._reached.find(leaf) is not None for leaf in strided)
 
     def blame(self, name: str) -> None:
-        """End the proof, because of an operation of this name; the first one is kept."""
+        """End the proof; the first operation is kept."""
         self.culprit = self.culprit or name
 
     def __torch_dispatch__(
@@ -155,12 +159,7 @@ class _Following(TorchDispatchMode):
         self.constants.append((name, numbers, tuple(_summary(one) for one in tensors)))
 
     def _pass_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        written = [
-            value
-            for value, argument in zip(args, func._schema.arguments, strict=False)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        results = [leaf for leaf in tree_leaves((out, written)) if isinstance(leaf, Tensor)]
+        results = _tensors(out, _written(func, _by_name(func, args, {})))
         if not self._is_linear(func, name, args, kwargs) or not all(one.dtype in _TYPES for one in results):
             self.blame(name)
         for result in results:
@@ -232,14 +231,14 @@ class _Exits(TorchFunctionMode):
 
 @contextmanager
 def _following() -> Iterator[_Following]:
-    """Watch every operation in the block, on tensors handed to `start` and on what is computed from them.
+    """Watch every operation in the block, on tensors given to `start` and on what is computed from them.
 
     Example:
         >>> x = torch.ones(3)
-        >>> with _following() as seen:
-        ...     seen.start(x)
+        >>> with _following() as watched:
+        ...     watched.start(x)
         ...     y = 2 * x + (x.round() - x).detach()
-        >>> seen.culprit
+        >>> watched.culprit
         'round'
     """
     seen = _Following()

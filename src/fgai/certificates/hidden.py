@@ -11,8 +11,6 @@ per node and channel from the perturbed layer to the output (interval arithmetic
 - `Σ w'_j z'_j - Σ w_j z_j = Σ w'_j (z'_j - z_j) + Σ (w'_j - w_j) z_j`, where the first sum is at most
   `Σ w'_j r_j`, itself at most `e^{2ρ} Σ w_j r_j` and at most `Σ w_j r_j + t (max_j r_j - min_j r_j)`, and the
   second is at most `t (max_j z_j - min_j z_j)`.
-
-What does not depend on the radius (dual norms, extents of the values) is computed once.
 """
 
 from __future__ import annotations
@@ -30,38 +28,29 @@ from torch.nn.functional import elu
 
 from fgai.attention import Limits, Observation
 from fgai.bounds.reading import Range
-from fgai.certificates.familiar import _layer_values, unfamiliar
-from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent, row_largest
-from fgai.certificates.layer import BOUND, Prediction, _gaps, _probability_change
+from fgai.certificates.familiar import _alike, _layer_values, unfamiliar
+from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent
+from fgai.certificates.layer import _BOUNDS, Prediction, _gaps, _probability_change
 from fgai.certificates.record import TABLE_RADII
 from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
+from fgai.ops.segments import row_max
 from fgai.progress import current
 from fgai.progress import stage as progress_of
 from fgai.sparse import Adjacency
 from fgai.tasks import get_task
 
 _FOLLOWED = ("additive", "dynamic")
-"""Scores of which it is known how fast they move with their input."""
+"""Scores whose rate of change with their input is known."""
 _RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """Radii tried for the class radius; each costs a pass over the graph."""
-_AGAIN = 1e-4
-"""Relative difference that computing a state again may make."""
 _MANY_EDGES = 1_000_000
 """Above, only the radii of the tables are tried."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """One attention layer as the bounds read it; float64 on the CPU.
-
-    Attributes:
-        layer: the module.
-        attention: clean, [E, H].
-        values: [N, H, C].
-        output: [N, H·C], or [N, C] from the last layer.
-        adjacency: the layer's edges.
-    """
+    """One attention layer, float64 on the CPU: attention [E, H], values [N, H, C], output [N, D]."""
 
     layer: AttentionLayer
     attention: Tensor
@@ -72,11 +61,11 @@ class _Stage:
     @cached_property
     def extent(self) -> Tensor:
         """[N, H, C]: how far apart the values of a node's neighbours are."""
-        return _extent(self, self.values)
+        flat, adjacency = self.values.flatten(1), self.adjacency
+        return row_extent(adjacency.rowptr, adjacency.source, flat).view_as(self.values)
 
     @cached_property
     def activated(self) -> Tensor:
-        """ELU of the output."""
         return elu(self.output)
 
 
@@ -107,7 +96,7 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
         values = _layer_values(run, recorded)
         if isinstance(values, str):
             return values
-        if stages and not _close(run.inputs[0].cpu().double(), stages[-1].activated):
+        if stages and not _alike(stages[-1].activated, run.inputs[0].cpu().double()):
             return f"layer {recorded.name!r} does not read the ELU of the layer before it"
         assert recorded.adjacency is not None
         attention, output = recorded.values.cpu().double(), run.output.cpu().double()
@@ -115,25 +104,11 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
     return stages
 
 
-def _close(first: Tensor, second: Tensor) -> bool:
-    """Whether two states agree row by row, up to the rounding of the model's own type."""
-    if first.shape != second.shape:
-        return False
-    return bool(((first - second).abs() <= _AGAIN * second.abs().amax(1, keepdim=True)).all())
-
-
 def _hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
-    """Bound the change of every node's prediction when a layer is perturbed at all nodes, layer by layer.
+    """Bound the change of every node's prediction for every layer but the last, perturbed at all nodes.
 
-    Args:
-        model: any; of others than GAT and GATv2 the result is unknown.
-        seen: its forward pass.
-        radius: R, at which the changes are bounded. The class radius is the largest of R and the usual radii
-            at which the class provably stays, or 0.
-        norm: of the ball.
-
-    Returns:
-        One result for every layer but the last.
+    Changes are bounded at R = `radius`. The class radius is the largest of R and the usual radii at which the
+    class provably stays, or 0.
     """
     hidden = len(seen.attention) - 1
     stages = _find_stages(model, seen) if hidden else ""
@@ -141,28 +116,22 @@ def _hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm
         return [Prediction(reason=stages)] * hidden
     radii = _RADII if seen.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
     last = stages[-1]
-    top, lead = _gaps(seen.logits)
+    top, _ = _gaps(seen.logits)
     apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     tried = sorted({*radii, radius})
     with progress_of("certifying", hidden * len(tried)):
         return [
-            _hidden_prediction(stages[index:], seen.logits, top, lead, apart, radius, tried, norm)
+            _hidden_prediction(stages[index:], seen.logits, apart, radius, tried, norm)
             for index in range(hidden)
         ]
 
 
 def _hidden_prediction(
-    stages: Sequence[_Stage],
-    logits: Tensor,
-    top: Tensor,
-    lead: Tensor,
-    apart: Tensor,
-    radius: float,
-    tried: Sequence[float],
-    norm: str,
+    stages: Sequence[_Stage], logits: Tensor, apart: Tensor, radius: float, tried: Sequence[float], norm: str
 ) -> Prediction:
     """The first of `stages` is perturbed; `apart` as in `_margin_loss`."""
     stage, last = stages[0], stages[-1]
+    top, lead = _gaps(logits)
     rates = channel_norms(stage.adjacency.rowptr, stage.adjacency.source, stage.values, norm).flatten(1)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
     alive = torch.ones_like(top, dtype=torch.bool)
@@ -179,15 +148,9 @@ def _hidden_prediction(
         alive &= (lead - lost).amin(1) > 0
         # Holds at `size` itself, so the first radius at which it may break lies above.
         class_radius[alive] = math.nextafter(size, math.inf)
-    return Prediction(
-        class_radius=class_radius,
-        alpha2_logits=moved.sum(1) / 2,
-        alpha2_probabilities=_probability_change(logits, gained),
-        class_status=BOUND,
-        logits_status=BOUND,
-        probabilities_status=BOUND,
-        reason="intervals carried through the later layers, every node's attention perturbed at once",
-    )
+    reason = "intervals carried through the later layers, every node's attention perturbed at once"
+    change = _probability_change(logits, gained)
+    return Prediction(class_radius, moved.sum(1) / 2, change, *_BOUNDS, reason)
 
 
 def _carried(stages: Sequence[_Stage], radius: Tensor) -> Tensor:
@@ -210,8 +173,7 @@ def _through(stage: _Stage, radius: Tensor) -> Tensor:
 def _margin_loss(stage: _Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Tensor:
     """Most each class can gain on the top one, [N, C], 0 for itself: `_through` for differences of classes.
 
-    `apart` [N, H, C] says how far apart the neighbours are in their lead of the top class over each class.
-    Nodes whose `top` is -1 are left out.
+    `apart` [N, H, C] is from `margin_extent`. Nodes whose `top` is -1 are left out.
     """
     layer, adjacency = stage.layer, stage.adjacency
     if layer.limits is None:
@@ -228,17 +190,11 @@ def _margin_loss(stage: _Stage, radius: Tensor, top: Tensor, apart: Tensor) -> T
     return lost.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
 
-def _extent(stage: _Stage, values: Tensor) -> Tensor:
-    """How far apart `values` [N, H, C] are among the neighbours of each node; [N, H, C]."""
-    flat, adjacency = values.flatten(1), stage.adjacency
-    return row_extent(adjacency.rowptr, adjacency.source, flat).view_as(values)
-
-
 def _softmax_change(stage: _Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
     """[N, H, 1] twice: largest growth of an attention weight, and their total variation."""
     layer, adjacency = stage.layer, stage.adjacency
     left, right = _scores_moved(stage, radius)
-    strongest = row_largest(adjacency.rowptr, adjacency.source, left)
+    strongest = row_max(left[adjacency.source], adjacency.rowptr)
     alone = adjacency.degree < 2  # the softmax of one score is 1, whatever the score
     moved = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
     return torch.exp(2 * moved), torch.tanh(moved / 2)

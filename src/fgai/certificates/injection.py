@@ -1,26 +1,23 @@
 """Certificates against injection: no few new neighbours, whatever their features, change a node's class.
 
-Threat: nodes gain up to t injected neighbours each, with any features and any wiring of their own. Behind
-limits (`fgai.limit`) whatever such a neighbour is, its value lies in the box and ball of the layer's limits
-and its score has a ceiling. We carry what is known of every node through the network:
+Threat: nodes gain up to t injected neighbours each, with any features and edges of their own. Behind limits
+(`fgai.limit`) the value of such a neighbour lies in the box and ball of the layer's limits, and its score has
+a ceiling. Bounds of every node are carried through the network:
 
-- first layer: old edges keep their scores, since features do not change. New neighbours take a mass of at
-  most `M = t e^s / (Z + t e^s)`, s their score at its ceiling and Z the sum over old edges; so an output h
-  lies between `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see
-  `fgai.bounds.reading`;
-- further layers: values and scores of old neighbours lie in intervals around those of the middle state. The
-  least weighted mean `Σ e^{s_j} v_j / Σ e^{s_j}` is at least λ if `Σ_j min_s e^{s_j} (v_j − λ) ≥ 0`, new
-  neighbours included; bisection on λ finds the best;
+- first layer: old edges keep their scores. New neighbours take a mass of at most `M = t e^s / (Z + t e^s)`,
+  s their score at its ceiling and Z the sum over old edges; so an output h lies between
+  `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see `fgai.bounds.reading`;
+- further layers: values and scores of old neighbours lie in intervals. The least weighted mean
+  `Σ e^{s_j} v_j / Σ e^{s_j}` is at least λ if `Σ_j min_s e^{s_j} (v_j − λ) ≥ 0`, new neighbours included;
+  bisection on λ finds the best;
 - output: the class stays if for every other class the same sum of `z_top − z_other` is positive at λ = 0. A
-  new neighbour that scores high does not say the worst, and the other way round: both lie on an ellipse,
-  whose arc between them is cut in sectors;
-- top-k: members stay if the least score of each is above the largest of every other old neighbour. The
-  destination's side is common to all of them.
+  new neighbour with a high score does not have the worst value: both lie on an ellipse, whose arc between
+  them is cut in sectors;
+- top-k: members stay if the least score of each is above the largest of every other old neighbour.
 
 The destination's side of the score is common to all neighbours, so scores count relative to each other, see
 `fgai.bounds.scores`; its interval is cut in pieces, the worst of which counts. Everything is computed in
-float64 and never says more than what holds; nodes of which the model itself, in its own precision, says
-something else are not certified.
+float64; nodes for which the model, in its own precision, gives something else are not certified.
 """
 
 from __future__ import annotations
@@ -81,14 +78,11 @@ INJECTION_PROMISE = (
 @typed
 @dataclass(frozen=True)
 class Injection:
-    """New nodes with any features and any wiring.
+    """New nodes with any features and edges.
 
     Attributes:
         neighbours: t, injected neighbours that a node gains at most.
         where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does.
-
-    Raises:
-        InputError: a number below 0, or another word.
 
     Example:
         >>> Injection(neighbours=2, where="direct")
@@ -104,7 +98,7 @@ class Injection:
 
 
 class _OrderLayout(TypedDict):
-    """A layer as a file holds it."""
+    """A layer in a file."""
 
     name: str
     status: Literal["invariant", "bound", "unknown"]
@@ -119,8 +113,8 @@ class LayerOrder:
 
     Attributes:
         name: of the layer.
-        status: `invariant`: no injection of any size reorders them (positional encodings, where a model reads
-            them, kept as computed on the original graph); `bound`: `holds` says where; `unknown`.
+        status: `invariant`: no injection reorders them (if positional encodings are kept); `bound`;
+            `unknown`.
         reason: in a sentence.
         holds: bool [N], the top-k among old neighbours stays; None where unknown.
     """
@@ -141,9 +135,9 @@ class InjectionCertificate(TabledDocument):
         where: `any`, every node may gain them, or `direct`, the certified node alone.
         k: size of an explanation.
         holds: bool [N], the class provably stays.
-        classes: int64 [N], the class that does; -1 where nothing is known.
+        classes: int64 [N], that class; -1 where nothing is known.
         degree: int64 [N], neighbours, self-loops included.
-        reason: why nothing is certified, or how it was; for readers.
+        reason: why nothing is certified, or how it was.
         known: whether a bound of the class could be computed at all.
         layers: what is proved about the order of old neighbours, layer by layer.
         model: class and settings.
@@ -151,8 +145,7 @@ class InjectionCertificate(TabledDocument):
         version: of fgai and torch.
         seconds: it took.
         promise: what is certified, in a sentence.
-        provenance: hashes of weights, data and code, date, command and seed, see `fgai.records.provenance`;
-            empty in records of before.
+        provenance: see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "injection-certificate"
@@ -174,11 +167,11 @@ class InjectionCertificate(TabledDocument):
     provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def share(self, nodes: Tensor | None = None) -> float:
-        """Of all nodes, or of those under a mask, the ones whose class is certified."""
+        """Share of nodes, or of those under a mask, whose class is certified."""
         return _share_of(self.holds, nodes)
 
     def order_share(self, layer: int, nodes: Tensor | None = None) -> float | None:
-        """Of the nodes with more than k neighbours, those whose top-k is certified; None where unknown."""
+        """Share of the nodes with more than k neighbours whose top-k is certified; None where unknown."""
         held = self.layers[layer].holds
         if held is None:
             return None
@@ -199,11 +192,7 @@ class InjectionCertificate(TabledDocument):
         return [Table(title, columns, rows, (self.promise,))]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per node, and for every layer whose order is known a column.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return a `DataFrame` with a row per node, and a column for every layer whose order is known."""
         orders = {f"top {self.k} of {one.name}": one.holds for one in self.layers if one.holds is not None}
         values = {"degree": self.degree, "class": self.classes, "class holds": self.holds, **orders}
         return data_frame({name: tensor.numpy() for name, tensor in values.items()})
@@ -225,7 +214,7 @@ class InjectionCertificate(TabledDocument):
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
-        """Return what a file of this kind holds."""
+        """Return the fields of a file."""
         arrays = dict.fromkeys(("holds", "classes", "degree"), PackedArray)
         return {**super().layout(), **arrays, "where": Literal[WHERE], "layers": list[_OrderLayout]}
 
@@ -264,18 +253,18 @@ def _unpacked(packed: Mapping[str, Any], name: str) -> Tensor:
 
 
 def _share_of(holds: Tensor, nodes: Tensor | None) -> float:
-    """Of all nodes, or of those under a mask, the ones where a bool [N] holds; 0 of none."""
+    """Share of nodes, or of those under a mask, where a bool [N] holds; 0 of none."""
     chosen = holds if nodes is None else holds[nodes.to(holds.device)]
     return float(chosen.double().mean()) if chosen.numel() else 0.0
 
 
 LEADS = 1 << 26
-"""Leads of one class over another that are held at a time."""
+"""Leads of one class over another in memory at a time."""
 PIECES = 8
-"""Into which the interval of a destination's score is cut."""
+"""Pieces of the interval of a destination's score."""
 PRECISE = (torch.float32, torch.float64)
 ROUNDING = 1e-5
-"""Of the model's own float32 arithmetic, relative to what is summed; a class must stay by more."""
+"""Of float32 arithmetic, relative to what is summed; a class must stay by more."""
 
 
 @typed
@@ -285,16 +274,13 @@ def certify_injection(
     """Certify which nodes keep class and explanation when nodes with any features are injected.
 
     Args:
-        model: GAT or GATv2 behind limits; of others no class is certified. Of the ranking of old neighbours
-            the first layer is certified without limits, too, see `fgai.certificates.familiar`.
+        model: GAT or GATv2 behind limits; of others only the first layer's ranking is certified, if their
+            class declares `Capabilities`.
         data: a `Graph` or PyG `Data`.
         neighbours: t, injected neighbours that a node gains at most.
-        where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does.
-            With more than two layers `direct` is answered by the bound for `any`, which holds for it, too.
+        where: `any` or `direct`, see `Injection`; with more than two layers `direct` gets the bound for
+            `any`.
         k: size of an explanation.
-
-    Returns:
-        A certificate per node; `share(mask)` of it.
 
     Raises:
         InputError: an argument out of range.
@@ -303,8 +289,8 @@ def certify_injection(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.limit(fgai.train("GAT", data, epochs=20, progress=False), data)
-        >>> found = certify_injection(model, data, neighbours=0)
-        >>> found.share(), found.layers[0].status
+        >>> certificate = certify_injection(model, data, neighbours=0)
+        >>> certificate.share(), certificate.layers[0].status
         (1.0, 'invariant')
     """
     began = perf_counter()
@@ -354,12 +340,10 @@ def certify_injection(
 
 
 def _orders(model: nn.Module, graph: Graph) -> list[LayerOrder]:
-    """What is known of every layer's ranking without any bound."""
     everything = torch.ones(graph.num_nodes, dtype=torch.bool)
+    unknown = ("unknown", "its inputs change, and they are not followed here", None)
     return [
-        LayerOrder(name, "unknown", "its inputs change, and they are not followed here", None)
-        if why is None
-        else LayerOrder(name, "invariant", why, everything)
+        LayerOrder(name, *(unknown if why is None else ("invariant", why, everything)))
         for name, why in invariant_layers(model, graph).items()
     ]
 
@@ -394,13 +378,7 @@ def _doubt(model: nn.Module, graph: Graph) -> str | None:
 
 
 class _Proof:
-    """What every layer reads under the threat.
-
-    Args:
-        model: GAT or GATv2 behind limits, float64, in eval mode.
-        graph: prepared for it, on the CPU.
-        threat: what is injected.
-    """
+    """Bounds of what every layer reads; the model is float64, the graph prepared and on the CPU."""
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
@@ -466,7 +444,7 @@ class _Proof:
 
 
 def _rounded_away(model: Any, graph: Graph, proof: _Proof) -> Tensor:
-    """Nodes, bool [N], that read something the model computes otherwise than float64 by more than rounding.
+    """Nodes, bool [N], that read something the model computes otherwise than float64.
 
     Features with a large common offset, say, which the weights cancel: the sums are then all rounding.
     """

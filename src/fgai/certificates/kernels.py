@@ -25,18 +25,11 @@ _SHARE = 8
 
 
 def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
-    """The dual norm over the edges into each node, channel by channel.
+    """Return the dual norm over the edges into each node, by channel: float64 [N, H, C], 0 without edges.
 
         out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual
 
-    Args:
-        rowptr: [N+1].
-        index: [E] int64, the row of `values` each edge reads.
-        values: [M, H, C].
-        norm: of the perturbation.
-
-    Returns:
-        float64 [N, H, C], 0 for a node without edges.
+    `index` [E] is the row of `values` [M, H, C] that each edge reads, here and below.
     """
     flat = _array(values.double().flatten(1))
     out = np.zeros((rowptr.numel() - 1, flat.shape[1]))
@@ -47,24 +40,15 @@ def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> T
 def class_norms(
     rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor, norm: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What one unit of radius can do to the logits of each node, every head perturbed at once.
+    """Return how far one unit of radius, in every head at once, can move the logits of each node.
 
         margin[i, c] = Σ_h ‖(z_ehc - z_eh,top(i))_e‖_dual          how fast class c can gain on the top class
         range[i]     = 2 max_c Σ_h ‖(z_ehc - mid_eh)_e‖_dual       how fast any class can gain on another
         total[i]     = Σ_h max_e ‖z_eh‖_1  (l1)  or  Σ_h Σ_c ‖(z_ehc)_e‖_dual  (l2, linf)
 
     `mid_eh` lies half way between the largest and the smallest class of z_eh; with l1 and one head `range` is
-    `max_e (max_c z_ec - min_c z_ec)`. `margin` is attained, `range` and `total` never fall short.
-
-    Args:
-        rowptr: [N+1].
-        index: [E] int64, the row of `values` each edge reads.
-        values: [M, H, C], z: heads already weighted as the read-out weighs them.
-        top: [N] int64, the predicted class.
-        norm: of the perturbation, the same for every head.
-
-    Returns:
-        float64 (margin [N, C], range [N], total [N]); 0 for a node without edges.
+    `max_e (max_c z_ec - min_c z_ec)`. `margin` is attained, `range` and `total` never fall short. z are the
+    `values` [M, H, C], heads weighted as in the read-out. All are 0 for a node without edges.
     """
     nodes, classes = rowptr.numel() - 1, values.shape[2]
     margin, spread, total = np.zeros((nodes, classes)), np.zeros(nodes), np.zeros(nodes)
@@ -74,38 +58,16 @@ def class_norms(
 
 
 def row_extent(rowptr: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """`max_e values[index[e]] - min_e values[index[e]]` over the edges into each node; [M, D] → [N, D].
-
-    0 for a node without edges.
-    """
+    """Return `max_e values[index[e]] - min_e values[index[e]]` over each node's edges; [M, D] → [N, D]."""
     out = np.zeros((rowptr.numel() - 1, values.shape[1]))
     _over_rows(_row_extent, rowptr, _array(index), _array(values.double()), out)
     return torch.from_numpy(out)
 
 
-def row_largest(rowptr: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """`max_e values[index[e]]` over the edges into each node, [M, H] → [N, H]; values must not be negative.
-
-    0 for a node without edges.
-    """
-    out = np.zeros((rowptr.numel() - 1, values.shape[1]))
-    _over_rows(_row_largest, rowptr, _array(index), _array(values.double()), out)
-    return torch.from_numpy(out)
-
-
 def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor) -> Tensor:
-    """How far apart the neighbours of a node are in their lead of the top class over each class.
+    """Return how far apart neighbours are in their lead of the top class over each class [N, H, C].
 
-        out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, top(i)] - values[index[e], h, c]
-
-    Args:
-        rowptr: [N+1].
-        index: [E] int64, the row of `values` each edge reads.
-        values: [M, H, C].
-        top: [N] int64.
-
-    Returns:
-        float64 [N, H, C], 0 for a node without edges.
+    out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, top(i)] - values[index[e], h, c]
     """
     out = np.zeros((rowptr.numel() - 1, *values.shape[1:]))
     _over_rows(_margin_extent, rowptr, _array(index), _array(values.double()), _array(top), out)
@@ -115,22 +77,13 @@ def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor) ->
 def mixed_margins(
     rowptr: Tensor, index: Tensor, weight: Tensor, radius: Tensor, growth: Tensor, change: Tensor, top: Tensor
 ) -> Tensor:
-    """Most that moving values and weights adds to the lead of any class over the top one, head by head.
+    """Return the most that moving values and weights adds to the lead of a class over the top one [N, H, C].
 
         out[i, h, c] = u_c + u_top,
         u_c = min(growth Σ_e w_e r_ec,  Σ_e w_e r_ec + change (max_e r_ec - min_e r_ec))
 
-    Args:
-        rowptr: [N+1].
-        index: [E] int64, the row of `radius` each edge reads.
-        weight: [E, H], w.
-        radius: [M, H, C], r, how far each value may move.
-        growth: [N, H], the factor by which a weight may grow.
-        change: [N, H], how far the weights may move in total variation.
-        top: [N] int64, or -1 for a node to leave out.
-
-    Returns:
-        float64 [N, H, C]; 0 for a node without edges or left out.
+    Each value may move by r = `radius` [M, H, C], each weight w [E, H] grow by the factor `growth` [N, H],
+    all of them by `change` [N, H] in total variation. Nodes with `top` -1 are left out (0).
     """
     out = np.zeros((rowptr.numel() - 1, *radius.shape[1:]))
     given = index, weight.double(), radius.double(), growth.double(), change.double(), top
@@ -179,16 +132,6 @@ def _channel_norms(start, stop, rowptr, index, values, norm, out):
             _collect(values[index[e]], 0.0, norm, out[i])
         if norm == 1:
             out[i] = np.sqrt(out[i])
-
-
-@compiled
-def _row_largest(start, stop, rowptr, index, values, out):
-    # Few columns, so a slice per edge would cost more than the comparisons.
-    for i in range(start, stop):
-        for e in range(rowptr[i], rowptr[i + 1]):
-            j = index[e]
-            for h in range(values.shape[1]):
-                out[i, h] = max(out[i, h], values[j, h])
 
 
 @compiled
@@ -284,16 +227,16 @@ def class_kept(
     neighbours: int,
     rounding: float,
 ) -> Tensor:
-    """Whether a node's class stays ahead of every other, whatever the scores and values in their intervals.
+    """Return whether a node's class stays ahead of every other, for all scores and values in their intervals.
 
-    Nodes of other classes than the A from `first` on are not asked about, and count as kept.
+    Nodes of other classes than the A from `first` on count as kept.
 
     Args:
         adjacency: the layer's edges.
         low: lower ends of the scores [E, 1].
         high: upper ends.
         new: ceilings of a new neighbour's score [N, 1, S].
-        lead: least lead of class a over b that a neighbour says [N, A, C].
+        lead: least lead of class a over b in a neighbour's values [N, A, C].
         own: the same for a node itself.
         words: with each ceiling, the same for a new neighbour [S, C, C].
         classes: [N].
@@ -319,17 +262,9 @@ def _mean_bounds(
     box: tuple[Tensor, Tensor],
     neighbours: int,
 ) -> tuple[Tensor, Tensor]:
-    """Ends of `Σ e^s v / Σ e^s` over intervals of scores and values, new neighbours included.
+    """Ends of `Σ e^s v / Σ e^s` over intervals of scores [E, H] and values [N, H, C].
 
-    Args:
-        adjacency: the layer's edges.
-        low: lower ends of the scores [E, H].
-        high: upper ends.
-        new: ceiling of a new neighbour's score [N, H].
-        least: lower ends of the values [N, H, C].
-        most: upper ends.
-        box: ends of a new neighbour's values, [H, C] each.
-        neighbours: new ones.
+    New neighbours have scores of at most `new` [N, H] and values in `box`, two ends [H, C].
     """
     ends = []
     for sign, values, edge in ((1.0, least, box[0]), (-1.0, -most, -box[1])):
@@ -343,7 +278,7 @@ def _mean_bounds(
 def order_kept(
     adjacency: Adjacency, low: Tensor, high: Tensor, members: Tensor, slope: float, rounding: float
 ) -> Tensor:
-    """Whether every member of a node's top-k scores above every other neighbour, in the mean over the heads.
+    """Return whether every member of a node's top-k has a larger mean score than every other neighbour.
 
     Args:
         adjacency: the layer's edges.

@@ -19,26 +19,26 @@ from fgai.typed import typed
 
 EXACT, BOUND, UNKNOWN = "exact", "bound", "unknown"
 SMALLEST = 5e-324
-"""The radius of a node that is certified at radius 0 and no further."""
+"""Radius of a node that is certified at radius 0 and no further."""
 
 
 @typed
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What perturbing one layer's attention can do to the prediction of each node.
+    """How far perturbing one layer's attention can move the prediction of each node.
 
     A part is `exact` (attained inside the ball), a sound `bound`, or `unknown` and then None.
 
     Attributes:
-        class_radius: float64 [N], no perturbation of this size or below changes the predicted class;
-            infinite where the attention has no say, 0 where two classes tie.
-        alpha2_logits: float64 [N], most the logits can change in total variation at the given radius.
+        class_radius: float64 [N], no perturbation of this size or below changes the predicted class; infinite
+            where the attention does not matter, 0 where two classes tie.
+        alpha2_logits: float64 [N], largest change of the logits in total variation at the radius asked for.
         alpha2_probabilities: float64 [N], the same for probabilities.
         class_status: of `class_radius`.
         logits_status: of `alpha2_logits`.
         probabilities_status: of `alpha2_probabilities`.
         reason: why a part is unknown, or where a bound comes from.
-        rows_are: what an entry stands for: `nodes`, `links` or `graphs`.
+        rows_are: `nodes`, `links` or `graphs`.
     """
 
     class_radius: Tensor | None = None
@@ -60,18 +60,14 @@ def _gaps(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _radius_of(lead: Tensor, rate: Tensor) -> Tensor:
-    """Smallest radius at which some class catches up: `min_c lead_c / rate_c`; [N, C] twice → [N].
-
-    A tied class gives 0, even where the attention has no say (rate 0); a class behind that cannot gain never
-    catches up.
-    """
+    """Smallest radius at which some class catches up, `min_c lead_c / rate_c` [N]; a tied class gives 0."""
     moving = rate > 0
     steps = torch.where(moving, lead / torch.where(moving, rate, 1.0), torch.where(lead > 0, torch.inf, 0.0))
     return steps.amin(1)
 
 
 def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
-    """Most the class probabilities can change, in total variation, when logits differences move by `spread`.
+    """Largest change of probabilities in total variation [N] if logits differences move by `spread` [N].
 
     If every difference of two logits moves by at most r, a set of classes with probability s ends with at
     most `s e^r / (1 - s + s e^r)`, so it gains
@@ -80,15 +76,7 @@ def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
 
     which is largest at s* = 1 / (1 + e^{r/2}), with F(s*) = tanh(r / 4). No set but the top class and its
     supersets has more than `1 - p_top`, none has less than `p_min`, and beyond s* the smaller of s and 1 - s
-    gains more: F at s* clamped to [p_min, 1 - p_top] is the bound. It never exceeds tanh(r / 4), nor
-    `1 - p_min`, which holds without knowing anything.
-
-    Args:
-        logits: [N, C], C ≥ 2.
-        spread: [N], r ≥ 0, infinity allowed.
-
-    Returns:
-        float64 [N].
+    gains more: F at s* clamped to [p_min, 1 - p_top] is the bound.
 
     Example:
         >>> _probability_change(torch.tensor([[0.0, 0.0]]), torch.tensor([0.0])).tolist()
@@ -104,13 +92,14 @@ def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
 
 
 def _trivial_change(logits: Tensor) -> Tensor:
-    """`1 - min_c p_c`: the most probabilities can change in total variation, whatever happens; [N]."""
+    """`1 - min_c p_c` [N]: no change of probabilities in total variation is larger."""
     return 1 - logits.detach().cpu().double().softmax(1).amin(1)
 
 
+_BOUNDS = (BOUND,) * 3
 KINDS = ("topk", "class")
 RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
-"""The radii curves are drawn at: .001 to .1, eight steps a decade."""
+"""Radii of curves: .001 to .1, eight steps a decade."""
 
 # What rounding may take from an overlap such as 1 - 1/5.
 _ROUNDING = 1e-9
@@ -120,7 +109,7 @@ _WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "ro
 
 
 class _LayerLayout(TypedDict):
-    """A layer as a file holds it."""
+    """A layer in a file."""
 
     name: str
     heads: int
@@ -137,13 +126,11 @@ class _LayerLayout(TypedDict):
 @typed
 @dataclass(frozen=True, eq=False)
 class LayerCertificate:
-    """Certificates of one layer; everything is about perturbing this layer alone, its values fixed.
+    """Certificates of one layer, for perturbations of this layer alone with its values fixed.
 
-    `costs` and all about the top-k: of the explanation vector (`LayerAttention.explanation`), moved by R.
-    `prediction`: each head moved by R.
-
-    Nodes with at most k neighbours have no outsider to swap in: their top-k holds trivially. Shares count the
-    others only, `counted`.
+    `costs` and the top-k: the explanation vector (`LayerAttention.explanation`) moved by R. `prediction`:
+    each head moved by R. The top-k of nodes with at most k neighbours holds trivially; shares count the
+    others.
 
     Attributes:
         name: of the layer.
@@ -153,7 +140,7 @@ class LayerCertificate:
         degree: int64 [N], neighbours of each node in this layer, self-loops included.
         costs: float64 [N, M], c(m) of `fgai.topk.swap_costs`; infinite where m members cannot leave.
         beta1: float64 [N], overlap of the top-k1 with the vanilla model's, or None.
-        prediction: what perturbing the heads of this layer can do to the predictions.
+        prediction: the effect on the predictions.
     """
 
     name: str
@@ -175,14 +162,14 @@ class LayerCertificate:
 
     @property
     def counted(self) -> Tensor:
-        """The nodes with more than k neighbours, bool [N]."""
+        """Mask of the nodes with more than k neighbours, bool [N]."""
         if self.k is None:
             return torch.zeros_like(self.degree, dtype=torch.bool)
         return self.degree > self.k
 
     @property
     def trivial_share(self) -> float:
-        """Share of nodes with at most k neighbours, whose top-k cannot change."""
+        """Share of nodes with at most k neighbours."""
         return 1.0 - float(self.counted.double().mean())
 
     @property
@@ -191,11 +178,7 @@ class LayerCertificate:
         return self.overlap_radius(1.0)
 
     def overlap_radius(self, beta: float) -> Tensor:
-        """float64 [N]: below this radius at least the share `beta` of the top-k stays.
-
-        Raises:
-            InputError: `beta` is not between 0 and 1.
-        """
+        """float64 [N]: below this radius at least the share `beta`, between 0 and 1, of the top-k stays."""
         fraction(beta, "beta", "it is an overlap")
         leavers = 0 if self.k is None else math.floor(self.k * (1 - beta) + _ROUNDING)
         if leavers >= self.costs.shape[1]:
@@ -203,26 +186,19 @@ class LayerCertificate:
         return self.costs[:, leavers]
 
     def beta2(self, radius: float) -> Tensor:
-        """Certified overlap at `radius`: `1 - max{m : c(m) <= R} / k`, float64 [N].
-
-        It never falls below `1 - min(k, degree - k) / k`, whatever the radius. Ties count as lost, also at
-        radius 0.
-        """
+        """Certified overlap at `radius`: `1 - max{m : c(m) <= R} / k`, float64 [N]; ties count as lost."""
         at_least(radius, "radius", 0.0)
         if self.k is None:
             return torch.ones(self.num_nodes, dtype=torch.float64)
         return 1 - (self.costs <= radius).sum(1).double() / self.k
 
     def certified(self, kind: str, radius: float, beta: float = 1.0) -> Tensor | None:
-        """Which nodes hold at `radius`.
+        """Which nodes are certified at `radius`: bool [N], None where unknown.
 
         Args:
             kind: "topk" (at least the share `beta` of the top-k stays) or "class" (the prediction stays).
             radius: R.
             beta: for "topk".
-
-        Returns:
-            bool [N], or None where it is unknown.
 
         Raises:
             InputError: an unknown `kind`, a negative or infinite radius, or `beta` not between 0 and 1.
@@ -230,34 +206,21 @@ class LayerCertificate:
         one_of(kind, "kind", KINDS)
         at_least(radius, "radius", 0.0)
         fraction(beta, "beta", "it is an overlap")
-        if kind == "topk":
-            return self.overlap_radius(beta) > radius
-        if self.prediction.class_radius is None:
-            return None
-        return self.prediction.class_radius > radius
+        safe = self.overlap_radius(beta) if kind == "topk" else self.prediction.class_radius
+        return None if safe is None else safe > radius
 
     def share(self, kind: str, radius: float, beta: float = 1.0) -> float | None:
-        """Share of the counted nodes that hold at `radius`; None if unknown or if no node counts.
-
-        Of the predictions of links or graphs all count.
-        """
+        """Share of the counted nodes, or of all links or graphs, certified at `radius`; None if unknown."""
         held = self.certified(kind, radius, beta)
         counted = self._counted(kind == "class")
-        if held is None or not bool(counted.any()):
-            return None
-        return float(held[counted].double().mean())
+        return None if held is None or not bool(counted.any()) else float(held[counted].double().mean())
 
     def curve(self, kind: str, radii: tuple[float, ...] = RADII, beta: float = 1.0) -> list[float | None]:
         """`share` at each of `radii`."""
         return [self.share(kind, radius, beta) for radius in radii]
 
     def median(self, values: Tensor | None, *, predicted: bool = False) -> float | None:
-        """Median of values over the counted nodes; None without any.
-
-        Args:
-            values: one per node, or one per prediction.
-            predicted: they are about predictions; those of links or graphs all count.
-        """
+        """Median over the counted nodes, or, if `predicted`, over all links or graphs; None without any."""
         counted = self._counted(predicted)
         if values is None or not bool(counted.any()):
             return None
@@ -271,7 +234,7 @@ class LayerCertificate:
         return torch.ones_like(radius, dtype=torch.bool)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; arrays are packed bit by bit."""
+        """Return plain values; arrays are packed."""
         prediction = self.prediction
         parts = {name: getattr(self, name) for name in _TENSORS}
         parts |= {name: getattr(prediction, name) for name in _PARTS}
@@ -286,11 +249,7 @@ class LayerCertificate:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`.
-
-        Raises:
-            CheckpointError: something is missing, unknown, of another type, or does not fit the rest.
-        """
+        """Inverse of `to_dict`; raises `CheckpointError` for values that are missing or do not fit."""
         check(values, _LayerLayout, "a layer")
         shapes = {**_TENSORS, **_PARTS}
         kinds = dict.fromkeys(shapes, PackedArray | None)
@@ -327,11 +286,7 @@ class LayerCertificate:
 
 
 def _tensor_from(packed: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
-    """Return a packed array as a tensor, or None.
-
-    Raises:
-        CheckpointError: it is damaged, or of another type or number of dimensions.
-    """
+    """Return a packed array as a tensor, or None; raise `CheckpointError` for another type or shape."""
     if packed is None:
         return None
     array = unpack_array(packed)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
-from fgai.attention import LayerAttention, Observation, evaluating, observe
+from fgai.attention import LayerAttention, LayerRun, Observation, evaluating, observe
 from fgai.certificates.familiar import _layer_values, unfamiliar
 from fgai.certificates.following import _following, _same_constants
 from fgai.certificates.kernels import class_norms
-from fgai.certificates.layer import BOUND, EXACT, Prediction, _gaps, _probability_change, _radius_of
+from fgai.certificates.layer import _BOUNDS, BOUND, EXACT, Prediction, _gaps, _probability_change, _radius_of
 from fgai.models import AttentionLayer
 from fgai.ops import use_backend
 from fgai.ops.segments import row_index
@@ -29,16 +29,14 @@ _HINTS = {
 PROBES = (1.0, 1 / 64, 1024.0)
 """Sizes of the random perturbations that a read-out is tried with; attentions are never more than 2 apart."""
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
-"""Type → what rounding may do to a move of the logits: relative to what was summed, and to the logits."""
+"""Type → rounding of a move of the logits: relative to what was summed, and to the logits."""
 
 
 @dataclass(frozen=True, eq=False)
 class _LinearReadOut:
     """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i.
 
-    Attributes:
-        values: [M, H, C], z; a weight the read-out gives a head (1/H for an average) is part of it.
-        index: [E] int64, the row of `values` each edge reads: its source, or its own place.
+    z are `values` [M, H, C], weighted as in the read-out (1/H for an average), at the rows `index` [E].
     """
 
     values: Tensor
@@ -52,24 +50,17 @@ def _node_prediction(
 
     Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual.
     Logits, exact for l1 with one head, else a bound:  R/2 · total  of `class_norms`.
-    Probabilities, a bound: `_probability_change` of R · range.
     """
     top, lead = _gaps(logits)
     rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, top, norm)
     exact = norm == "l1" and read_out.values.shape[1] == 1
-    return Prediction(
-        class_radius=_radius_of(lead, rate),
-        alpha2_logits=radius / 2 * total,
-        alpha2_probabilities=_probability_change(logits, radius * spread),
-        class_status=EXACT,
-        logits_status=EXACT if exact else BOUND,
-        probabilities_status=BOUND,
-        reason="the logits are linear in this layer's attention",
-    )
+    change, statuses = _probability_change(logits, radius * spread), (EXACT, EXACT if exact else BOUND, BOUND)
+    reason = "the logits are linear in this layer's attention"
+    return Prediction(_radius_of(lead, rate), radius / 2 * total, change, *statuses, reason)
 
 
 def _linear_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
-    """Certify nodes whose logits are linear in the last layer's attention; of others say why not."""
+    """Certify nodes whose logits are linear in the last layer's attention."""
     found = _find_linear(model, seen)
     if isinstance(found, str):
         return Prediction(reason=found)
@@ -79,13 +70,12 @@ def _linear_prediction(model: nn.Module, seen: Observation, radius: float, norm:
 def _find_linear(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
-    A familiar model (see `unfamiliar`) is recognised by the fact that its output layer returned the logits
-    themselves. Any other is run with random perturbations of the last attention, small and large, and every
-    operation from there to the logits must be linear, whoever calls it and whatever autograd sees of it. Then
-    the gradients are the values, if every backward step is PyTorch's own. That nothing is missing in them,
-    and that each node's logits read that node's attention only, the same perturbations show: node by node the
-    logits must move as the gradients say. Constants must be the same in all of these runs: what computes with
-    the attention out of sight, in another thread say, comes in again as a constant that changes.
+    The output layer of a familiar model (see `unfamiliar`) must have returned the logits themselves. Any
+    other model is run with random perturbations of the last attention, small and large, and every operation
+    from there to the logits must be linear. Then the gradients are the values, if every backward step is
+    PyTorch's own. The same perturbations show that nothing is missing in them, and that each node's logits
+    read that node's attention only: node by node the logits must move as the gradients say. Constants must be
+    the same in all of these runs, or something hidden computes with the attention.
     """
     last = seen.attention.last
     if seen.logits.dim() != 2 or seen.logits.shape[0] != last.num_nodes or seen.logits.shape[1] < 2:
@@ -95,15 +85,11 @@ def _find_linear(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
         layer = run.layer
         assert isinstance(layer, AttentionLayer)
         if layer.heads == 1 or not layer.concat:
-            values = _layer_values(run, last)
-            return (
-                values if isinstance(values, str) else _LinearReadOut(values / layer.heads, last.source.cpu())
-            )
+            return _own_read_out(run, last)
     return _from_gradients(model, seen)
 
 
 def _from_gradients(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
-    """Read the values off the gradients, after making sure that they are the values."""
     last = seen.attention.last
     probes, generator = [], torch.Generator()
     generator.seed()  # no read-out can be made for one draw
@@ -113,7 +99,9 @@ def _from_gradients(model: nn.Module, seen: Observation) -> _LinearReadOut | str
         with _following() as followed:
             moved = _run_with(model, seen, last.values + delta, followed.start)
         if followed.culprit is not None:
-            return _not_linear(followed.culprit)
+            name = followed.culprit.strip("_")
+            reason = f"`{name}` acts between the last attention layer and the output, which is not linear"
+            return f"{reason}{_HINTS.get(name, '')}"
         probes.append((delta, moved, followed))
     for _, _, other in probes[1:]:
         culprit = _same_constants(probes[0][2], other)
@@ -151,7 +139,7 @@ def _run_with(
     *,
     grad: bool = False,
 ) -> Tensor:
-    """Return the logits with other attention [E, H] in the last layer; PyTorch's operations serve from there.
+    """Return the logits with other attention [E, H] in the last layer, with PyTorch's operations from there.
 
     `start` is called on the attention the layer goes on with.
     """
@@ -167,12 +155,6 @@ def _run_with(
             return attention
 
         return observe(model, seen.graph, grad=grad, perturb=put).logits
-
-
-def _not_linear(name: str) -> str:
-    plain = name.strip("_")
-    reason = f"`{plain}` acts between the last attention layer and the output, which is not linear"
-    return f"{reason}{_HINTS.get(plain, '')}"
 
 
 def _foreign_step(logits: Tensor) -> str | None:
@@ -192,10 +174,7 @@ def _foreign_step(logits: Tensor) -> str | None:
 
 
 def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Tensor, moved: Tensor) -> bool:
-    """Whether a perturbation [E, H] of all rows moves each node's logits as its own row says, up to rounding.
-
-    `values` are [E, H, C]; `clean` and `moved` the logits [N, C] without and with the perturbation.
-    """
+    """Whether a perturbation [E, H] moves each node's logits as its own row of `values` [E, H, C] says."""
     summed, given = _ROUNDING[clean.dtype]
     parts = torch.einsum("eh,ehc->ec", delta.double(), values.double())
     sizes = torch.einsum("eh,ehc->ec", delta.double().abs(), values.double().abs())
@@ -211,9 +190,8 @@ def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Te
 def _item_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
     """Certify every link or small graph, the last layer's attention of every node moved by at most `radius`.
 
-    Recognised is a familiar model (see `unfamiliar`) whose last layer's output, put through the dot-product
-    decoder or the mean over each graph, is the model's output bit by bit. Anything else (cosine, maximum, an
-    MLP head, a hook) is unknown.
+    The model must be familiar (see `unfamiliar`) and its output, bit by bit, the dot-product decoder or the
+    mean over each graph of its last layer's output. Anything else (cosine, maximum, an MLP head) is unknown.
     """
     found = _last_layer(model, seen)
     if isinstance(found, str):
@@ -242,9 +220,8 @@ def _link_prediction(
         |Δs| ≤ R (a_u + a_v) + R² A_u A_v,
         a_u = Σ_h ‖(⟨z_eh, h_v⟩)_e‖_dual,   A_u = Σ_h ‖(‖z_eh‖₂)_e‖_dual   over the edges e into u,
 
-    the first two terms linear in one perturbation each, the last one Cauchy-Schwarz on their product. The
-    class is safe below the positive root of `R² A_u A_v + R (a_u + a_v) = |s|`. `states` [N, D] are h, and
-    `pairs` [2, L] u and v, which differ.
+    the last term by Cauchy-Schwarz. The class is safe below the positive root of
+    `R² A_u A_v + R (a_u + a_v) = |s|`. `states` [N, D] are h; `pairs` [2, L] are u and v, which differ.
     """
     score = logits.detach().cpu().double().diff(dim=1).squeeze(1)
     size = _dual(read_out.values[read_out.index].norm(dim=2), rowptr, norm).sum(1)
@@ -256,22 +233,14 @@ def _link_prediction(
     safe = torch.where(below > 0, 2 * score.abs() / torch.where(below > 0, below, 1.0), torch.inf)
     safe = torch.where(score == 0, 0.0, safe)
     moved = radius * first + radius**2 * second
-    return Prediction(
-        class_radius=safe,
-        alpha2_logits=moved / 2,
-        alpha2_probabilities=_probability_change(logits, moved),
-        class_status=BOUND,
-        logits_status=BOUND,
-        probabilities_status=BOUND,
-        reason="the score is a product of two embeddings, each linear in this layer's attention",
-        rows_are="links",
-    )
+    reason = "the score is a product of two embeddings, each linear in this layer's attention"
+    return Prediction(safe, moved / 2, _probability_change(logits, moved), *_BOUNDS, reason, "links")
 
 
 def _graph_prediction(
     read_out: _LinearReadOut, rowptr: Tensor, batch: Tensor, logits: Tensor, radius: float, norm: str
 ) -> Prediction:
-    """Certify means of linear node logits: what every node of a graph can do at once adds up.
+    """Certify means of linear node logits: the effects of all nodes of a graph add up.
 
     Class radius, exact: `min_c (y_top - y_c) / mean_i margin[i, c]` with `margin` of `class_norms`, top being
     the graph's class; each node attains its margin on its own. Logits [G, C] and probabilities are bounds.
@@ -279,16 +248,10 @@ def _graph_prediction(
     top, lead = _gaps(logits)
     margin, spread, total = class_norms(rowptr, read_out.index, read_out.values, top[batch], norm)
     rates = pool(torch.cat([margin, spread[:, None], total[:, None]], dim=1), batch, len(top), "mean")
-    return Prediction(
-        class_radius=_radius_of(lead, rates[:, :-2]),
-        alpha2_logits=radius / 2 * rates[:, -1],
-        alpha2_probabilities=_probability_change(logits, radius * rates[:, -2]),
-        class_status=EXACT,
-        logits_status=BOUND,
-        probabilities_status=BOUND,
-        reason="the logits are means over nodes of what is linear in this layer's attention",
-        rows_are="graphs",
-    )
+    change = _probability_change(logits, radius * rates[:, -2])
+    reason = "the logits are means over nodes of what is linear in this layer's attention"
+    safe, moved = _radius_of(lead, rates[:, :-2]), radius / 2 * rates[:, -1]
+    return Prediction(safe, moved, change, EXACT, BOUND, BOUND, reason, "graphs")
 
 
 def _last_layer(model: nn.Module, seen: Observation) -> tuple[_LinearReadOut, Tensor] | str:
@@ -312,11 +275,14 @@ def _last_layer(model: nn.Module, seen: Observation) -> tuple[_LinearReadOut, Te
         return f"how {task.rows_are} follow from the last attention layer is not known"
     if plain.shape != seen.logits.shape or not torch.equal(plain, seen.logits):
         return "something other than a dot product or a mean follows the last attention layer"
-    values = _layer_values(run, seen.attention.last)
-    if isinstance(values, str):
-        return values
-    read_out = _LinearReadOut(values / layer.heads, seen.attention.last.source.cpu())
-    return read_out, output.detach().cpu().double()
+    read_out = _own_read_out(run, seen.attention.last)
+    return read_out if isinstance(read_out, str) else (read_out, output.detach().cpu().double())
+
+
+def _own_read_out(run: LayerRun, last: LayerAttention) -> _LinearReadOut | str:
+    """Return the read-out of a familiar model's output layer, which averages its heads, or why not."""
+    values = _layer_values(run, last)
+    return values if isinstance(values, str) else _LinearReadOut(values / values.shape[1], last.source.cpu())
 
 
 def _towards(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Tensor, norm: str) -> Tensor:

@@ -1,28 +1,28 @@
-"""Do nodes hear of each other along edges alone? Followed number by number through a forward pass.
+"""Do nodes affect each other along edges alone? Followed number by number through a forward pass.
 
-New nodes that send nothing are added to a graph, and every number that depends on them is marked: their
-features, the sources of the edges into them, values on those edges, and the rows that are there because they
-are. Every operation PyTorch runs passes by, whoever calls it, and passes marks on: a product to rows and
-columns, a sum to what it adds up to, a gather to what it reads, a scatter to where it writes. What is not
-known here marks all that it returns. If no row of an old node is marked at the end, nothing a new node that
-sends nothing does can change it. How many nodes there are must not count either: runs with more and with
-fewer new nodes must call the same operations with the same numbers.
+New nodes without outgoing edges are added to a graph, and every number that depends on them is marked: their
+features, the sources of the edges into them, values on those edges, and the rows that exist because of them.
+Every operation PyTorch runs, whoever calls it, passes marks on: a product to rows and columns, a sum to its
+result, a gather to what it reads, a scatter to where it writes. An unknown operation marks all its results.
+If no row of an old node is marked at the end, no new node without outgoing edges can change it. The number of
+nodes must not count either: runs with more and with fewer new nodes must call the same operations with the
+same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fgai.attention import call_model
-from fgai.certificates.following import _Exits, _Memory
+from fgai.certificates.following import _NORMS, _by_name, _Exits, _Memory, _tensors, _written
 from fgai.graph import Graph
 from fgai.ops import use_backend
 from fgai.sparse import Adjacency, Features
@@ -30,7 +30,6 @@ from fgai.sparse import Adjacency, Features
 # mypy: disable-error-code="no-untyped-call"
 
 Marks = Callable[[Tensor], Tensor]
-"""From a tensor to its marks, bool of its shape."""
 Named = dict[str, Any]
 
 _COPIES = ("clone", "_to_copy", "contiguous", "masked_fill", "lift_fresh", "nan_to_num", "dropout")
@@ -38,10 +37,8 @@ _SMALLER = "sum mean amax amin max min any all prod logsumexp var std var_mean s
 _REDUCTIONS = frozenset(f"{_SMALLER} nansum norm linalg_vector_norm median".split())
 _ALONG = ("_softmax", "_log_softmax", "sort", "topk", "argsort", "cumprod")
 _PRODUCTS = dict.fromkeys(("mm", "bmm"), 0) | dict.fromkeys(("addmm", "baddbmm"), 1)
-"""Name of a product of matrices → where its two factors begin among its arguments."""
+"""Name of a product of matrices → position of the first factor among its arguments."""
 _MOVES = ("cat", "stack", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu")
-_NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5}
-"""Name of a batch norm → its argument that says whether it looks at the batch."""
 
 
 def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor | None:
@@ -49,11 +46,11 @@ def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) ->
     name = func.overloadpacket.__name__.removesuffix("_")
     if func.namespace != "aten":
         return None
-    tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+    tensors = _tensors(args, kwargs)
     if name == "copy":
         return marks(args[1])
     if torch.Tag.pointwise in func.tags or name in _COPIES:
-        return _either(marks(one) for one in tensors)
+        return reduce(torch.logical_or, [marks(one) for one in tensors])
     if name in _PRODUCTS:
         return _product(args, _PRODUCTS[name], marks)
     if name in _MOVES:
@@ -69,11 +66,6 @@ def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) ->
         return marks(named["self"]).any(named.get("dim", -1), keepdim=True)
     rule = _RULES.get(name)
     return None if rule is None else rule(named, marks)
-
-
-def _by_name(func: Any, args: tuple[Any, ...], kwargs: Named) -> Named:
-    """Return the arguments of an operation by the names its schema has for them."""
-    return dict(zip((one.name for one in func._schema.arguments), args, strict=False)) | kwargs
 
 
 def _product(args: tuple[Any, ...], first: int, marks: Marks) -> Tensor:
@@ -101,15 +93,6 @@ def _reduced(named: Named, marks: Marks) -> Tensor:
     return here
 
 
-def _either(marks: Iterable[Tensor]) -> Tensor:
-    """Where one of some is marked, after broadcasting."""
-    out: Tensor | None = None
-    for one in marks:
-        out = one if out is None else out | one
-    assert out is not None
-    return out
-
-
 def _fits(marks: Tensor, shape: torch.Size) -> bool:
     """Whether marks can be broadcast to a shape."""
     try:
@@ -127,15 +110,6 @@ def _index_select(named: Named, marks: Marks) -> Tensor:
 def _along(marks: Tensor, dim: int, dims: int) -> Tensor:
     """A vector laid along one of some dimensions."""
     return marks.view([-1 if one == dim % dims else 1 for one in range(dims)])
-
-
-def _embedding(named: Named, marks: Marks) -> Tensor:
-    here = marks(named["weight"])[named["indices"]]
-    return here | marks(named["indices"])[..., None]
-
-
-def _gather(named: Named, marks: Marks) -> Tensor:
-    return marks(named["self"]).gather(named["dim"], named["index"]) | marks(named["index"])
 
 
 def _index(named: Named, marks: Marks) -> Tensor | None:
@@ -211,14 +185,6 @@ def _layer_norm(named: Named, marks: Marks) -> Tensor | None:
     return here
 
 
-def _cumsum(named: Named, marks: Marks) -> Tensor:
-    return marks(named["self"]).int().cumsum(named["dim"]) > 0
-
-
-def _mv(named: Named, marks: Marks) -> Tensor:
-    return marks(named["self"]).any(-1) | marks(named["vec"]).any()
-
-
 def _segment_reduce(named: Named, marks: Marks) -> Tensor | None:
     offsets = named.get("offsets")
     if offsets is None or named.get("axis", 0) != 0:
@@ -239,8 +205,12 @@ def _linear(named: Named, marks: Marks) -> Tensor | None:
 
 _RULES: dict[str, Callable[[Named, Marks], Tensor | None]] = {
     "index_select": _index_select,
-    "embedding": _embedding,
-    "gather": _gather,
+    "embedding": lambda named, marks: (
+        marks(named["weight"])[named["indices"]] | marks(named["indices"])[..., None]
+    ),
+    "gather": lambda named, marks: (
+        marks(named["self"]).gather(named["dim"], named["index"]) | marks(named["index"])
+    ),
     "index": _index,
     "nonzero": _nonzero,
     "repeat_interleave": _repeat_interleave,
@@ -253,9 +223,9 @@ _RULES: dict[str, Callable[[Named, Marks], Tensor | None]] = {
     "index_put": _index_put,
     "segment_reduce": _segment_reduce,
     "native_layer_norm": _layer_norm,
-    "cumsum": _cumsum,
+    "cumsum": lambda named, marks: marks(named["self"]).int().cumsum(named["dim"]) > 0,
     "linear": _linear,
-    "mv": _mv,
+    "mv": lambda named, marks: marks(named["self"]).any(-1) | marks(named["vec"]).any(),
 }
 
 
@@ -267,20 +237,13 @@ _BY_SHAPE = frozenset(
 _KEEPS = frozenset(["cat", "stack", "clone", "index", "index_select"])
 """Operations that move numbers and change none."""
 WIDE = 64
-"""Numbers per entry of sparse features up to which dense ones are read in their place."""
+"""Numbers per entry of sparse features up to which dense ones are read instead."""
 _SEEDED = torch.Tag.nondeterministic_seeded
 
 
 @dataclass
 class _Marks:
-    """Of a piece of memory.
-
-    Attributes:
-        shadow: bool, a mark for every number in it.
-        step: bytes of a number.
-        start: address of the first.
-        source: what is marked are numbers of old nodes.
-    """
+    """Of a piece of memory: a mark per number of `step` bytes from address `start`; `source` as in `mark`."""
 
     shadow: Tensor
     step: int
@@ -291,14 +254,9 @@ class _Marks:
 class _Locality(TorchDispatchMode):
     """Which numbers depend on the new nodes.
 
-    Args:
-        nodes: how many there are, and how many of them are old, which come first.
-        edges: the same of edges: the last ones lead to new nodes.
-
-    Attributes:
-        culprit: the first operation all of whose results depend on them, or None.
-        fatal: the first operation after which nothing can be proved, or None.
-        scalars: numbers that operations were called with, in order; sizes are left out.
+    `nodes` and `edges` are (all, old); the old ones come first. `culprit` is the first operation all of whose
+    results depend on new nodes, `fatal` the first one after which nothing can be proved, and `scalars` the
+    numbers that operations were called with, without sizes.
     """
 
     def __init__(self, nodes: tuple[int, int], edges: tuple[int, int]) -> None:
@@ -311,11 +269,10 @@ class _Locality(TorchDispatchMode):
         self._marks: _Memory[_Marks] = _Memory()
 
     def mark(self, tensor: Tensor, rows: Tensor, *, source: bool = False) -> None:
-        """Mark what `rows`, bool and broadcast to the tensor, says; numbers of old nodes are a `source`."""
+        """Mark `rows`, bool and broadcast to the tensor; `source`: these are numbers of old nodes."""
         self._put(tensor, rows.expand(tensor.shape), source)
 
     def marks(self, tensor: Tensor) -> Tensor:
-        """Return the marks of a tensor, bool of its shape."""
         if tensor.layout is not torch.strided:
             return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
         known = self._marks.find(tensor)
@@ -327,12 +284,10 @@ class _Locality(TorchDispatchMode):
         return known.shadow.as_strided(tensor.shape, tensor.stride(), offset // known.step)
 
     def reaches(self, *given: Any) -> bool:
-        """Whether something among `given` depends on the new nodes."""
-        leaves = (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
-        return any(bool(self.marks(leaf).any()) for leaf in leaves)
+        return any(bool(self.marks(leaf).any()) for leaf in _tensors(given))
 
     def blame(self, name: str) -> None:
-        """End the proof, because of an operation of this name; the first one is kept."""
+        """End the proof; the first operation is kept."""
         self.fatal = self.fatal or name
 
     def _put(self, tensor: Tensor, marks: Tensor, source: bool = False) -> None:
@@ -359,7 +314,7 @@ class _Locality(TorchDispatchMode):
         given = kwargs or {}
         name = func.overloadpacket.__name__
         plain = name.removesuffix("_")
-        inputs = [leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, Tensor)]
+        inputs = _tensors(args, given)
         marked = self.reaches(inputs)
         named = _by_name(func, args, given)
         self._note(func, plain, named)
@@ -367,14 +322,12 @@ class _Locality(TorchDispatchMode):
             self.blame(name)
         passed = None
         if marked and plain not in _BY_SHAPE:
-            passed = self._compared(args[0], args[1]) if _compares(plain, args) else None
-            passed = _passed_on(func, args, given, self.marks) if passed is None else passed
+            if plain in ("eq", "ne") and isinstance(args[1], Tensor):
+                passed = self._compared(args[0], args[1])
+            else:
+                passed = _passed_on(func, args, given, self.marks)
         out = func(*args, **given)
-        written = [
-            named[one.name]
-            for one in func._schema.arguments
-            if one.alias_info is not None and one.alias_info.is_write and one.name in named
-        ]
+        written = _written(func, named)
         if plain in _BY_SHAPE:
             self._created(out)
         elif marked:
@@ -382,7 +335,7 @@ class _Locality(TorchDispatchMode):
         return out
 
     def _note(self, func: Any, name: str, named: dict[str, Any]) -> None:
-        """Keep the numbers an operation computes with; sizes and places are of another type."""
+        """Keep the numbers an operation computes with; sizes and positions are of another type."""
         kinds = {one.name: str(one.type) for one in func._schema.arguments}
         values: list[Any] = [
             value
@@ -399,8 +352,8 @@ class _Locality(TorchDispatchMode):
 
     def _created(self, out: Any) -> None:
         """Mark rows that exist because of the new nodes."""
-        for one in tree_leaves(out):
-            for dim, size in enumerate(one.shape) if isinstance(one, Tensor) else ():
+        for one in _tensors(out):
+            for dim, size in enumerate(one.shape):
                 if size in self.sizes:
                     new = torch.arange(size, device=one.device) >= self.sizes[size]
                     self._put(one, self.marks(one) | _along(new, dim, one.dim()))
@@ -409,7 +362,7 @@ class _Locality(TorchDispatchMode):
         self, name: str, out: Any, written: list[Any], inputs: list[Tensor], passed: Tensor | None
     ) -> None:
         memory = {one.untyped_storage().data_ptr() for one in inputs if one.layout is torch.strided}
-        results = [one for one in tree_leaves((out, written)) if isinstance(one, Tensor)]
+        results = _tensors(out, written)
         writes = any(one is other for one in results for other in written)
         source = name in _KEEPS and all(self._is_source(one) for one in inputs if self.reaches(one))
         for one in results:
@@ -436,24 +389,13 @@ class _Locality(TorchDispatchMode):
         return known is not None and known.source
 
 
-def _compares(name: str, args: tuple[Any, ...]) -> bool:
-    return name in ("eq", "ne") and isinstance(args[1], Tensor)
-
-
 def _dependence(
     model: nn.Module, graph: Graph, added: int, *, dense: bool = False
 ) -> tuple[str | None, list[tuple[Any, ...]]]:
-    """Run a model on a graph whose last nodes are new and send nothing, and follow what depends on them.
+    """Run a model on a graph whose last `added` nodes are new and send nothing; follow what depends on them.
 
-    Args:
-        model: in evaluation mode.
-        graph: prepared for it, new nodes appended (`Graph.inject`).
-        added: how many nodes are new.
-        dense: make features dense first, for models that read sparse ones by other means than PyTorch.
-
-    Returns:
-        The operation that lets rows of old nodes depend on new ones, or None, and the numbers operations
-        were called with.
+    Returns the operation that lets old rows depend on new ones, or None, and the numbers operations were
+    called with. `dense` is for models that read sparse features by other means than PyTorch.
     """
     assert graph.features is not None and graph.features.appended is not None
     features = dataclasses.replace(graph.features, appended=graph.features.appended.clone())

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, Prediction, _LayerLayout, _tensor_from
+from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, _LayerLayout, _tensor_from
 from fgai.errors import CheckpointError, InputError
 from fgai.records import Cell, Column, PackedArray, Table, TabledDocument, data_frame, pack_array, plain
 from fgai.typed import typed
@@ -68,8 +68,8 @@ class CertificateRecord(TabledDocument):
         alpha: α, or None if it was not asked for.
         beta: β, or None if it was not asked for.
         divergence: D, total variation on "probabilities" or "logits".
-        compared: whether a vanilla model was given.
-        layers: one certificate per layer, in order; the last one is the output layer's.
+        compared: whether there is a vanilla model.
+        layers: one certificate per layer; the last one is the output layer's.
         alpha1_logits: float64 [N] or None.
         alpha1_probabilities: float64 [N] or None.
         trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
@@ -77,10 +77,9 @@ class CertificateRecord(TabledDocument):
         seconds: it took, by part.
         promise: what is certified, in words.
         explanation: the vector whose top-k is certified and compared.
-        pairs: int64 [2, L], the ends of the links that are predicted, or None.
-        batch: int64 [N], the graph each node is part of where graphs are predicted, or None.
-        provenance: hashes of weights, data and code, date, command and seed, see `fgai.records.provenance`;
-            empty in records of before.
+        pairs: int64 [2, L], the ends of the predicted links, or None.
+        batch: int64 [N], the graph of each node where graphs are predicted, or None.
+        provenance: see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "certificate"
@@ -108,18 +107,15 @@ class CertificateRecord(TabledDocument):
     provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def layer(self, index: int = -1) -> LayerCertificate:
-        """Return one layer's certificate, by default the output layer's.
-
-        Raises:
-            InputError: there is no such layer.
-        """
+        """Return one layer's certificate, by default the output layer's."""
         if not -len(self.layers) <= index < len(self.layers):
             raise InputError(f"`index` must name one of {len(self.layers)} layers, got {index}")
         return self.layers[index]
 
     def alpha2(self, index: int = -1) -> Tensor | None:
         """float64 [N]: certified change of the prediction at `radius`, in the record's divergence."""
-        return self._chosen(self.layer(index).prediction)
+        prediction = self.layer(index).prediction
+        return prediction.alpha2_logits if self.divergence == "logits" else prediction.alpha2_probabilities
 
     @property
     def alpha1(self) -> Tensor | None:
@@ -129,8 +125,7 @@ class CertificateRecord(TabledDocument):
     def properties(self, index: int = -1) -> dict[str, Tensor | None]:
         """Which nodes, links or graphs have which of the four properties: name → bool, None if unknown.
 
-        A property whose bound (`alpha`, `beta`) was not given is left out; so are 1 and 3 without a vanilla
-        model.
+        Left out: properties whose bound (`alpha`, `beta`) was not given, and 1 and 3 without a vanilla model.
         """
         layer = self.layer(index)
         found: dict[str, Tensor | None] = {}
@@ -147,14 +142,14 @@ class CertificateRecord(TabledDocument):
         return found
 
     def satisfied(self, index: int = -1) -> Tensor | None:
-        """What has all properties asked for, bool; None if nothing was asked for or one is unknown."""
+        """Which have all properties asked for, bool; None if nothing was asked for or one is unknown."""
         found = list(self.properties(index).values())
         if not found or any(mask is None for mask in found):
             return None
         return torch.stack([mask for mask in found if mask is not None]).all(0)
 
     def satisfied_share(self, index: int = -1) -> float | None:
-        """Share of nodes with more than max(k1, k2) neighbours that satisfy everything asked for.
+        """Share of nodes with more than max(k1, k2) neighbours that are `satisfied`.
 
         Of links with such an end, of graphs with such a node.
         """
@@ -189,16 +184,12 @@ class CertificateRecord(TabledDocument):
         return [_overview(self), _share_table(self)]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per layer and node; NaN where nothing is known of single nodes.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return a `DataFrame` with a row per layer and node; NaN where unknown."""
         parts = [_node_columns(layer, self.radius) for layer in self.layers]
         return data_frame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values: settings, the summary, then everything per node, packed."""
+        """Return plain values: settings, the summary, then packed arrays."""
         special: dict[str, Any] = {
             "layers": [layer.to_dict() for layer in self.layers],
             "summary": self.summary(),
@@ -218,18 +209,10 @@ class CertificateRecord(TabledDocument):
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
-        """Return what a file of this kind holds; kind and schema twice in some, and a summary of the rest."""
+        """Return the fields of a file."""
         arrays = dict.fromkeys(_TENSORS, PackedArray | None)
-        layers, words = list[_LayerLayout], Literal[DIVERGENCES]
-        return {
-            **super().layout(),
-            **arrays,
-            "layers": layers,
-            "divergence": words,
-            "KIND": str,
-            "SCHEMA": int,
-            "summary": dict[str, Any],
-        }
+        others = {"layers": list[_LayerLayout], "divergence": Literal[DIVERGENCES]}
+        return {**super().layout(), **arrays, **others, "summary": dict[str, Any]}
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
@@ -273,9 +256,6 @@ class CertificateRecord(TabledDocument):
             out[self.batch[~nodes]] = False
             return out
         return nodes
-
-    def _chosen(self, prediction: Prediction) -> Tensor | None:
-        return prediction.alpha2_logits if self.divergence == "logits" else prediction.alpha2_probabilities
 
     def _layer_summary(self, index: int) -> dict[str, Any]:
         layer = self.layers[index]
@@ -328,7 +308,7 @@ def _mean(values: Tensor | None) -> float | None:
 
 @typed
 def promised(promise: str, explanation: str) -> str:
-    """Return the promise of a certificate, which names the vector whose top-k is meant or has it added."""
+    """Return the promise of a certificate with the vector whose top-k is meant added unless it names it."""
     if explanation in promise:
         return promise
     return f"{promise} The top-k is that of the {explanation}; with one head, of the attention."
@@ -338,32 +318,31 @@ def _overview(record: CertificateRecord) -> Table:
     """One column per layer, one row per property; medians are over nodes with more than k2 neighbours."""
     summary = record.summary()["layers"]
     at = f"at R = {record.radius:g}"
-    rows: list[list[Cell]] = [
-        ["nodes counted", *(f"{layer['counted']} of {layer['nodes']}" for layer in summary)],
-        ["top-k trivial (share of nodes)", *(_percent(layer["trivial_share"]) for layer in summary)],
-        ["sharpness", *(_number(layer["sharpness"]) for layer in summary)],
-        ["top-k radius, median", *(_number(layer["topk"]["median_radius"]) for layer in summary)],
-        [f"top-k cannot change {at}", *(_percent(layer["topk"]["share"]) for layer in summary)],
-        [f"certified overlap β₂, mean {at}", *(_number(layer["topk"]["mean_beta2"]) for layer in summary)],
-        ["class radius, median", *(_marked(layer["class"], "median_radius") for layer in summary)],
-        [f"class cannot change {at}", *(_percent(layer["class"]["share"]) for layer in summary)],
-        [f"α₂ on logits, median {at}", *(_marked(layer["alpha2_logits"], "median") for layer in summary)],
-        [
-            f"α₂ on probabilities, median {at}",
-            *(_marked(layer["alpha2_probabilities"], "median") for layer in summary),
-        ],
-        [
-            "… below the trivial bound (share)",
-            *(_percent(layer["alpha2_probabilities"]["informative_share"]) for layer in summary),
-        ],
-    ]
-    if record.compared:
-        rows.append(["overlap with vanilla β₁, mean", *(_number(layer["beta1"]) for layer in summary)])
-        rows.append(["change from vanilla α₁, mean", *(_number(record.summary()["alpha1"]) for _ in summary)])
-    if record.alpha is not None or record.beta is not None:
-        rows.append(
-            [f"{_definition(record)} (share)", *(_percent(layer["satisfied_share"]) for layer in summary)]
-        )
+    definition = f"{_definition(record)} (share)"
+    rows: dict[str, list[Cell]] = {}
+    for layer in summary:
+        topk, classes = layer["topk"], layer["class"]
+        logits, chances = layer["alpha2_logits"], layer["alpha2_probabilities"]
+        cells = {
+            "nodes counted": f"{layer['counted']} of {layer['nodes']}",
+            "top-k trivial (share of nodes)": _percent(layer["trivial_share"]),
+            "sharpness": _number(layer["sharpness"]),
+            "top-k radius, median": _number(topk["median_radius"]),
+            f"top-k cannot change {at}": _percent(topk["share"]),
+            f"certified overlap β₂, mean {at}": _number(topk["mean_beta2"]),
+            "class radius, median": _marked(classes, "median_radius"),
+            f"class cannot change {at}": _percent(classes["share"]),
+            f"α₂ on logits, median {at}": _marked(logits, "median"),
+            f"α₂ on probabilities, median {at}": _marked(chances, "median"),
+            "… below the trivial bound (share)": _percent(chances["informative_share"]),
+        }
+        if record.compared:
+            cells["overlap with vanilla β₁, mean"] = _number(layer["beta1"])
+            cells["change from vanilla α₁, mean"] = _number(_mean(record.alpha1))
+        if record.alpha is not None or record.beta is not None:
+            cells[definition] = _percent(layer["satisfied_share"])
+        for name, cell in cells.items():
+            rows.setdefault(name, [name]).append(cell)
     columns = [Column(""), *(Column(layer["name"]) for layer in summary)]
     title = f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
     notes = [promised(record.promise, record.explanation)]
@@ -372,7 +351,7 @@ def _overview(record: CertificateRecord) -> Table:
         for layer in record.layers
         if UNKNOWN in (layer.prediction.class_status, layer.prediction.probabilities_status)
     ]
-    return Table(title, columns, rows, notes)
+    return Table(title, columns, list(rows.values()), notes)
 
 
 def _share_table(record: CertificateRecord) -> Table:
@@ -384,33 +363,24 @@ def _share_table(record: CertificateRecord) -> Table:
             status = "exact" if kind == "topk" else layer.prediction.class_status
             rows.append([layer.name, label, status, *shares])
     columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in TABLE_RADII)]
-    return Table(
-        f"Nodes certified, {record.norm} ball", columns, rows, (promised(record.promise, record.explanation),)
-    )
+    note = promised(record.promise, record.explanation)
+    return Table(f"Nodes certified, {record.norm} ball", columns, rows, (note,))
 
 
 def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[Any]]:
-    """What is certified about every node at one layer, by name; NaN where that is unknown of single nodes."""
+    """One layer's columns of `to_pandas`; NaN where nothing is known of single nodes."""
     nodes, prediction = layer.num_nodes, layer.prediction
-
-    def predicted(values: Tensor | None) -> NDArray[Any]:
-        return _or_nan(values if prediction.rows_are == "nodes" else None, nodes)
-
+    names = ("class_radius", "alpha2_logits", "alpha2_probabilities")
+    known = prediction.rows_are == "nodes"
+    values = {name: getattr(prediction, name) if known else None for name in names} | {"beta1": layer.beta1}
     return {
         "layer": np.full(nodes, layer.name, dtype=object),
         "node": np.arange(nodes),
         "degree": layer.degree.numpy(),
         "topk_radius": layer.topk_radius.numpy(),
         "beta2": layer.beta2(radius).numpy(),
-        "class_radius": predicted(prediction.class_radius),
-        "alpha2_logits": predicted(prediction.alpha2_logits),
-        "alpha2_probabilities": predicted(prediction.alpha2_probabilities),
-        "beta1": _or_nan(layer.beta1, nodes),
+        **{key: np.full(nodes, np.nan) if one is None else one.numpy() for key, one in values.items()},
     }
-
-
-def _or_nan(values: Tensor | None, count: int) -> NDArray[Any]:
-    return np.full(count, np.nan) if values is None else values.numpy()
 
 
 def _definition(record: CertificateRecord) -> str:

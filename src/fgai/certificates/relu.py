@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fgai.attention import Observation
 from fgai.certificates.familiar import _layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, class_norms
-from fgai.certificates.layer import BOUND, SMALLEST, Prediction, _gaps, _probability_change, _radius_of
+from fgai.certificates.layer import _BOUNDS, SMALLEST, Prediction, _gaps, _probability_change, _radius_of
 from fgai.models import AttentionLayer, body_of
 from fgai.tasks import get_task
 
@@ -44,15 +44,7 @@ _FARTHEST = 2.0
 class _ReluReadOut:
     """The maps of the module's formula, float64 on the CPU, and the clean pre-activations.
 
-    Attributes:
-        values: [N, H, C], v: `m` holds `Σ_e w_eh v_eh` of all heads side by side.
-        source: [E] int64.
-        G: [K1, H, C].
-        P: [K2, H, C].
-        B: [K2, K1].
-        A: [classes, K2].
-        p1: [N, K1].
-        p2: [N, K2].
+    `m` is `Σ_e w_eh v_eh` of all heads side by side; v are the `values` [N, H, C] at `source` [E].
     """
 
     values: Tensor
@@ -67,7 +59,7 @@ class _ReluReadOut:
 
 @dataclass(frozen=True, eq=False)
 class _Rates:
-    """What one unit of radius does to first order: to p1, p2, class margins, differences and all logits."""
+    """Effect of one unit of radius to first order: on p1, p2, class margins, differences and all logits."""
 
     first: Tensor
     second: Tensor
@@ -77,30 +69,29 @@ class _Rates:
 
 
 def _relu_prediction(model: Any, seen: Observation, radius: float, norm: str) -> Prediction | None:
-    """Bound nodes of a graph transformer by its last layer's attention; None of what is not known as one."""
-    found = _find_relu(model, seen)
-    if isinstance(found, str):
+    """Bound nodes of a graph transformer by its last layer's attention; None for other models."""
+    read_out = _find_relu(model, seen)
+    if read_out is None:
         return None
-    return _bounded(found, seen.attention.last.rowptr.cpu(), seen.logits, radius, norm)
+    return _bounded(read_out, seen.attention.last.rowptr.cpu(), seen.logits, radius, norm)
 
 
-def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | str:
-    """Return the read-out of a graph transformer's last attention layer, or why there is none."""
+def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | None:
+    """Return the read-out of a graph transformer's last attention layer; None where it is another one."""
     if body_of(model) != "blocks" or not get_task(model.task).row_per_node or not seen.runs:
-        return "only the node-level graph transformer's way from attention to logits is known"
-    change = unfamiliar(model)
-    if change is not None:
-        return f"{change}; only the graph transformer as it is can be followed"
+        return None
+    if unfamiliar(model) is not None:
+        return None
     block, run = model.blocks[-1], seen.runs[-1]
     norms, maps = (block.norm_attention, block.norm_feed), (block.output, block.wide, block.narrow)
     if not all(isinstance(norm, nn.BatchNorm1d) and norm.running_var is not None for norm in norms):
-        return "layer normalisation between attention and logits is not piecewise linear"
+        return None  # layer normalisation is not piecewise linear
     if [type(part) for part in (*maps, *model.head)] != [nn.Linear] * 4 + [nn.ReLU, nn.Linear]:
-        return "what lies between attention and logits is not what a graph transformer has there"
+        return None
     layer, values = run.layer, _layer_values(run, seen.attention.last)
     assert isinstance(layer, AttentionLayer) and run.output is not None
     if isinstance(values, str):
-        return values
+        return None
     with torch.no_grad():
         scales, shifts = zip(*(_affine(norm) for norm in norms), strict=True)
         (out_w, out_b), (wide_w, wide_b), (narrow_w, narrow_b) = (_weights(linear) for linear in maps)
@@ -111,11 +102,9 @@ def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | str:
         fed = (state + p1.relu() @ narrow_w.T + narrow_b) * scales[1] + shifts[1]
         p2 = fed @ head_w.T + head_b
         size = p2.relu() @ last_w.abs().T + last_b.abs()
-        again = p2.relu() @ last_w.T + last_b
-        if not bool(
-            ((again - seen.logits.cpu().double()).abs() <= _AGAIN * size.amax(1, keepdim=True)).all()
-        ):
-            return "what lies between attention and logits gives something else when it is run on its own"
+        apart = (p2.relu() @ last_w.T + last_b - seen.logits.cpu().double()).abs()
+        if not bool((apart <= _AGAIN * size.amax(1, keepdim=True)).all()):
+            return None
         mix = scales[0][:, None] * out_w
         shape = (-1, layer.heads, layer.channels)
         return _ReluReadOut(
@@ -139,15 +128,10 @@ def _bounded(read_out: _ReluReadOut, rowptr: Tensor, logits: Tensor, radius: flo
     positive, negative = read_out.A.clamp(min=0).T, (-read_out.A).clamp(min=0).T
     rise, fall = high @ positive + low @ negative, low @ positive + high @ negative
     spread = radius * rates.spread + rise.amax(1) + fall.amax(1)
-    return Prediction(
-        class_radius=_class_radius(read_out, rates, top, lead, rowptr),
-        alpha2_logits=(radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2,
-        alpha2_probabilities=_probability_change(logits, spread),
-        class_status=BOUND,
-        logits_status=BOUND,
-        probabilities_status=BOUND,
-        reason="linear part of the read-out, plus what ReLUs within reach can add",
-    )
+    safe = _class_radius(read_out, rates, top, lead, rowptr)
+    moved = (radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2
+    reason = "linear part of the read-out, plus what ReLUs within reach can add"
+    return Prediction(safe, moved, _probability_change(logits, spread), *_BOUNDS, reason)
 
 
 def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) -> _Rates:
@@ -222,9 +206,8 @@ def _blocks(rowptr: Tensor) -> Iterator[tuple[int, int]]:
 
 def _weights(linear: Any) -> tuple[Tensor, Tensor]:
     weight = linear.weight.detach().cpu().double()
-    return weight, weight.new_zeros(
-        len(weight)
-    ) if linear.bias is None else linear.bias.detach().cpu().double()
+    bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach().cpu().double()
+    return weight, bias
 
 
 def _affine(norm: Any) -> tuple[Tensor, Tensor]:

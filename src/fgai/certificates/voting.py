@@ -1,20 +1,18 @@
-"""Voting over groups of nodes: a certificate against any injected nodes, for any model that classifies nodes.
+"""Voting over groups of nodes: a certificate against injected nodes, for any model that classifies nodes.
 
-Every node belongs to one of T groups by a hash of its number. In the graph of group g only nodes of that
-group speak: an edge j → i stays if j is in g, and every node keeps its own features. The model classifies
-every node T times, and the majority counts.
+A hash of its number puts every node in one of T groups. In the graph of group g an edge j → i stays only if j
+is in g; every node keeps its own features. The model classifies every node T times, and the majority counts.
 
-An injected node belongs to one group, so whatever its features and whoever it is joined to, it is heard in
-one of the T graphs and changes one vote of a node at most. If the leading class of a node is ahead of
-every other by more than 2 m votes (ties go to the smaller class), no m injected nodes change it. Required of
-the model: nodes hear of each other along edges, from source to destination, and in no other way. No encodings
-of the graph, no norms or maxima over all nodes, no count of nodes or of outgoing edges. New nodes that send
-nothing are added once and followed through the forward pass, operation by operation
-(`fgai.certificates.locality`); with other features of any size, logits of old nodes must stay as they are.
+An injected node is in one group, so whatever its features and edges, it changes at most one vote of a node.
+If the leading class of a node is ahead of every other by more than 2 m votes (ties go to the smaller class),
+no m injected nodes change it. Required of the model: nodes affect each other along edges, from source to
+destination, and in no other way: no encodings of the graph, no norms or maxima over all nodes, no count of
+nodes or of outgoing edges. To prove it, new nodes without outgoing edges are added and followed through the
+forward pass, operation by operation (`fgai.certificates.locality`); whatever the size of their features, the
+logits of old nodes must not change.
 
-A model that hears a T-th of every neighbourhood is often worse, and at worst classifies by features alone.
-So what is certified stands beside what features alone would give (`fgai.training.features_alone`): a
-certificate below that protects nothing.
+A T-th of every neighbourhood often gives worse classes, at worst those of the features alone; compare with
+`fgai.training.features_alone`: a certificate below that protects nothing.
 """
 
 from __future__ import annotations
@@ -44,29 +42,28 @@ if TYPE_CHECKING:
     import pandas
 
 MOST_GROUPS = 100_000
-"""Groups that are asked one after the other."""
 VOTING_PROMISE = (
     "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
     " as it is."
 )
 PROBES = ((1, 1.0), (3, 1e6))
-"""New nodes that are tried, and how large their features are."""
+"""New nodes that are tried, and the size of their features."""
 HEARD = 16
 """Neighbours of each of them at most."""
 _SAME = 1e-5
-"""Of the largest logit: what rounding may change."""
+"""Rounding of logits, relative to the largest."""
 
 
 @typed
 @dataclass(frozen=True, eq=False)
 class VotingCertificate(Tabled):
-    """How many injected nodes the majority over groups of nodes stands.
+    """How many injected nodes the majority over groups of nodes tolerates.
 
     Attributes:
         groups: T.
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
-        tolerated: int64 [N], injected nodes, with any features and any wiring, that cannot change it.
+        tolerated: int64 [N], injected nodes, with any features and edges, that cannot change it.
     """
 
     groups: int
@@ -75,28 +72,24 @@ class VotingCertificate(Tabled):
     tolerated: Tensor
 
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
-        """Of all nodes, or of those under a mask, the ones whose class stands so many injected nodes."""
+        """Share of nodes, or of those under a mask, that tolerate so many injected nodes."""
         whole(injected, "injected", 0)
         return _share_of(self.tolerated >= injected, nodes)
 
     def certified_accuracy(self, injected: int, y: Tensor, nodes: Tensor | None = None) -> float:
-        """Of all nodes, or of those under a mask, the ones that are right and stay so."""
+        """Share of nodes, or of those under a mask, that are right and tolerate so many injected nodes."""
         whole(injected, "injected", 0)
         return _share_of((self.tolerated >= injected) & (self.classes == y.to(self.classes.device)), nodes)
 
     def tables(self) -> list[Table]:
-        """Return the share of nodes whose class stands so many injected nodes, up to the most any stands."""
+        """Return the share of nodes that tolerate so many injected nodes, up to the most any tolerates."""
         most = min(int(self.tolerated.max()), self.groups) if len(self.tolerated) else 0
         rows = [[injected, self.share(injected)] for injected in range(most + 1)]
         columns = [Column("injected nodes", "d"), Column("class stays, share of nodes")]
         return [Table(f"Majority over {self.groups} groups", columns, rows, (VOTING_PROMISE,))]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per node: its class, the votes for it, and what it tolerates.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return a `DataFrame` with a row per node: class, votes for it, injected nodes tolerated."""
         leading = self.votes.amax(1)
         values = {"class": self.classes, "votes": leading, "tolerated": self.tolerated}
         return data_frame({name: tensor.numpy() for name, tensor in values.items()})
@@ -107,24 +100,21 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
     """Classify nodes by a majority over groups of their neighbours, and certify it against injected nodes.
 
     Args:
-        model: any that classifies nodes, fgai's or a PyG model; run `groups` times in evaluation mode.
+        model: any that classifies nodes; run `groups` times in evaluation mode.
         data: a `Graph` or PyG `Data`.
-        groups: T; more of them tolerate more injected nodes and hear less of each neighbourhood.
+        groups: T; more groups tolerate more injected nodes and keep less of each neighbourhood.
         seed: of the hash.
 
-    Returns:
-        Votes, classes and what they tolerate, node by node.
-
     Raises:
-        InputError: another task than nodes, fewer than one group, or a model of which it cannot be proved
-            that nodes hear of each other along edges alone; names the operation.
+        InputError: another task, fewer than one group, or nodes that may affect each other other than along
+            edges; names the operation.
 
     Example:
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train("GAT", data, epochs=5, progress=False)
-        >>> found = vote(model, data, groups=5)
-        >>> found.votes.sum(1).unique().tolist(), found.share(3)
+        >>> certificate = vote(model, data, groups=5)
+        >>> certificate.votes.sum(1).unique().tolist(), certificate.share(3)
         ([5], 0.0)
     """
     whole(groups, "groups", 1, MOST_GROUPS)
@@ -148,7 +138,7 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
 
 
 def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
-    """Return the group [M] of each node by its number alone: new nodes leave the others where they are."""
+    """Return the group [M] of each node by its number alone: new nodes do not move the others."""
     mixed = nodes.long() + (seed + 1) * 0x9E3779B9
     for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
@@ -156,7 +146,7 @@ def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
 
 
 def _spoken_by(graph: Graph, speakers: Tensor) -> Graph:
-    """Return the graph in which only `speakers` (bool [N]) send messages: other edges but loops are gone."""
+    """Return the graph without the edges, loops excepted, whose source is not in `speakers` (bool [N])."""
     adjacency = graph.adjacency
     source, destination = adjacency.source, adjacency.destination
     gone = ~speakers.to(source.device)[source] & (source != destination)
@@ -164,7 +154,7 @@ def _spoken_by(graph: Graph, speakers: Tensor) -> Graph:
 
 
 def _require_local(model: nn.Module, graph: Graph, speakers: Tensor) -> None:
-    """Raise unless new nodes that speak to nobody provably change nothing at the others."""
+    """Raise unless new nodes without outgoing edges provably change nothing at the others."""
     heard = prepared(model, _spoken_by(graph, speakers))
     if heard.positional is not None:
         raise InputError(
@@ -190,7 +180,7 @@ def _require_local(model: nn.Module, graph: Graph, speakers: Tensor) -> None:
 def _joined(
     model: nn.Module, graph: Graph, speakers: Tensor, counts: Sequence[int], *, dense: bool = False
 ) -> str | None:
-    """What lets old nodes depend on so many new ones that send nothing; None if nothing does."""
+    """What lets old nodes depend on new ones without outgoing edges; None if nothing does."""
     numbers = []
     for added in counts:
         larger = prepared(model, _with_silent(graph, speakers, added, 1.0))
@@ -212,7 +202,7 @@ def _not_local(model: nn.Module, why: str) -> InputError:
 
 
 def _with_silent(graph: Graph, speakers: Tensor, added: int, size: float) -> Graph:
-    """Add new nodes that send nothing, each hearing some that speak, with features of some size."""
+    """Add new nodes without outgoing edges, each with some of `speakers` as neighbours."""
     generator = torch.Generator().manual_seed(added)
     among = speakers.nonzero().flatten()
     among = among if len(among) else torch.arange(graph.num_nodes)

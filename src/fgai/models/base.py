@@ -32,16 +32,15 @@ Guard = Callable[[Tensor | Features, Graph], Tensor | None]
 class Capabilities:
     """What proofs and conversions may take for granted about the models of one class.
 
-    A class declares it in its own body, as `capabilities`, and it holds for that class alone: a subclass may
-    compute something else, so it has none unless it declares its own. To declare it, even empty, is to say
-    that the forward pass in evaluation mode depends on weights and graph only, and is made of fgai's and
-    PyTorch's layers and of `parts`.
+    A class declares it in its own body, as `capabilities`, and it holds for that class alone, not for its
+    subclasses. To declare it, even empty, is to say that the forward pass in evaluation mode depends on
+    weights and graph only, and is made of fgai's and PyTorch's layers and of `parts`.
 
     Attributes:
-        body: `"layers"`, as in `GAT`: `convs` are `AttentionLayer`s with ELU between them and nothing else.
-            Hidden layers and injections are bounded, and PyG's layers can express it. `"blocks"`, as in `GT`:
-            `enter` reads inputs row by row, `blocks` are `TransformerBlock`s, and `head` is a linear map,
-            ReLU and a linear map. The last layer is bounded. Empty: neither.
+        body: `"layers"`, as in `GAT`: `convs` are `AttentionLayer`s with ELU between them and nothing else,
+            so hidden layers and injections are bounded, and PyG's layers can express it. `"blocks"`, as in
+            `GT`: `enter` reads inputs row by row, `blocks` are `TransformerBlock`s, and `head` is a linear
+            map, ReLU and a linear map, so the last layer is bounded. Empty: neither.
         parts: classes of modules of its own that the model is made of.
     """
 
@@ -57,7 +56,7 @@ def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
 
 
 def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a constructor from its `locals()`, taken before anything else; for `config`."""
+    """Return the arguments of a constructor from its `locals()`, for `config`."""
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
@@ -79,7 +78,7 @@ class AttentionModel(GraphModel, ABC):
     Attributes:
         config: the constructor's arguments, enough to build the model again.
         task: see above.
-        guard: chooses the edge weights of each layer, where the graph's own are not to be used as they are.
+        guard: chooses the edge weights of each layer instead of the graph's own.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset(
@@ -101,9 +100,6 @@ class AttentionModel(GraphModel, ABC):
         """Build a model whose sizes and task fit `data` (a `Graph` or PyG `Data`); `overrides` win.
 
         No preset is looked up: `fgai.train("GAT", data)` builds a model with what was chosen for the data.
-
-        Raises:
-            InputError: if the data has no features or, for node and graph tasks, no labels.
         """
         graph = as_graph(data)
         cls.check_edges(graph)
@@ -128,7 +124,7 @@ class AttentionModel(GraphModel, ABC):
 
     @property
     def can_capture(self) -> bool:
-        """Unless edge weights are chosen in between."""
+        """Whether no guard chooses edge weights in between."""
         return self.guard is None
 
     @property
@@ -198,8 +194,8 @@ class AttentionModel(GraphModel, ABC):
     ) -> Tensor:
         """Return logits: [N, out] for nodes, [L, 2] for the graph's links, [G, out] for graphs.
 
-        Also called as `model(data)` and `model(x, edge_index, batch)`, as PyG's models are. A `Graph` keeps
-        what the kernels derive of it from call to call and is faster.
+        Also called as `model(data)` and `model(x, edge_index, batch)`, as PyG's models are; a `Graph` is
+        faster.
 
         Args:
             graph: a `Graph`, a PyG `Data`, or features [N, F].
@@ -240,7 +236,6 @@ def as_graph(data: Any) -> Graph:
 
 
 def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Graph:
-    """Return what a model was called with as a graph: PyG `Data`, or features and edges."""
     if isinstance(data, Tensor):
         if edge_index is None:
             raise InputError("call it as model(graph), model(data) or model(x, edge_index), got `x` alone")
@@ -272,13 +267,10 @@ def register_model(kind: K) -> K:
 
     From then on it is built, trained, saved and loaded by name, like fgai's own. Its constructor takes
     `in_channels`, `out_channels` and keyword arguments and keeps them in `config`; `sizes` chooses
-    those that depend on the data.
-
-    Args:
-        kind: a subclass of `AttentionModel`. The same class defined once more replaces the earlier one.
+    those that depend on the data. The same class defined once more replaces the earlier one.
 
     Raises:
-        InputError: it is no such class, or another one has its name.
+        InputError: not a subclass of `AttentionModel`, or another one has its name.
 
     Example:
         >>> from fgai.models import GAT

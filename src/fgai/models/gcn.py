@@ -22,12 +22,7 @@ from fgai.typed import typed
 
 
 def _normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
-    """The symmetric normalisation `w_ji / √(d_j d_i)` of every edge j → i → [E], with `d_i = Σ_j w_ji`.
-
-    Args:
-        adjacency: the edges, self-loops included where they are wanted.
-        edge_weight: [E] w, at least 0, or None for ones. A node of weight 0 gets zeros.
-    """
+    """Symmetric normalisation `w_ji / √(d_j d_i)` of every edge j → i, [E]; 0 where `d_i = Σ_j w_ji` is 0."""
     weight = edge_weight
     if weight is None:
         weight = torch.ones(adjacency.num_edges, device=adjacency.device)
@@ -42,11 +37,10 @@ class GCNLayer(TappedLayer):
 
     The weights of a node's incoming edges do not sum to one. As its attention the layer shows their shares,
 
-        a_ji = n_ji / s_i,   s_i = Σ_j n_ji,   output_i = s_i Σ_j a_ji z_j + b,
+        a_ji = n_ji / s_i,   s_i = Σ_j n_ji,   output_i = s_i Σ_j a_ji z_j + b.
 
-    so that they can be compared, ranked, recorded and perturbed like any other attention. With gates the
-    shares are learned: `a = softmax(score + log n)` with GAT's score, whose weights start at 0, where gates
-    change nothing.
+    With gates the shares are learned: `a = softmax(score + log n)` with GAT's score, whose weights start at
+    0, where gates change nothing.
 
     Args:
         in_channels: width of the input.
@@ -117,7 +111,6 @@ class GCNLayer(TappedLayer):
 def _shares(
     adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return the shares [E, 1] of the normalised weights and their sums [N]."""
     weights = _normalised_weights(adjacency, edge_weight).to(dtype)
     sizes = row_sum(weights, adjacency.rowptr)
     return (weights / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
@@ -128,9 +121,8 @@ def _shares(
 class GCN(AttentionModel):
     """Graph convolutional network on the graph with self-loops; its explanation is the shares of the edges.
 
-    Without gates the shares depend on degrees alone, the same at every layer, so they say little: they are
-    there so that the same attacks, metrics and tables run. With gates they are learned, less stable, and
-    worth making faithful. Logits carry no activation.
+    Without gates the shares depend on degrees alone, the same at every layer, so they say little. With gates
+    they are learned, less stable, and worth making faithful. Logits carry no activation.
 
     Args:
         in_channels: features per node.

@@ -22,15 +22,7 @@ from fgai.typed import typed
 
 
 class _TransformerBlock(nn.Module):
-    """Attention, output projection, residual, norm, feed-forward, residual, norm.
-
-    Args:
-        width: of the node states.
-        heads: attention heads; each has `width / heads` channels.
-        dropout: rate while training.
-        attention_dropout: rate on the attention while training.
-        norm: `"batch"` or `"layer"`.
-    """
+    """Attention, output projection, residual, norm, feed-forward, residual, norm."""
 
     def __init__(
         self, width: int, heads: int, dropout: float, attention_dropout: float, norm: str | None
@@ -47,11 +39,10 @@ class _TransformerBlock(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, graph: Graph, edge_weight: Tensor | None = None) -> Tensor:
-        """Return the new node states [N, width]."""
         return self.update(x, self.attention(x, graph.adjacency, edge_weight))
 
     def update(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Return the new states from the old ones and what attention mixed, row by row [N, width]."""
+        """Return the new states from the old ones and the output of the attention, row by row [N, width]."""
         x = self.norm_attention(x + dropout(self.output(mixed), self.dropout, self.training))
         fed = self.narrow(dropout(relu(self.wide(x)), self.dropout, self.training))
         return self.norm_feed(x + dropout(fed, self.dropout, self.training))  # type: ignore[no-any-return]

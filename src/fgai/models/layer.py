@@ -36,19 +36,13 @@ SCORES = ("additive", "dynamic", "dot")
 LARGEST = 2**31 - 1
 """Weights of a layer at most."""
 AT_ONCE = 2**25
-"""Scores of edges at most that are made only to be averaged over the heads."""
+"""Scores of edges in memory at most that are only averaged over the heads."""
 SHORTEST = 1e-18
 """Squared length of a vector that can be divided by."""
 
 
 class Projection(nn.Module):
-    """A linear map that reads dense tensors and `Features` alike; `weight` is [in, out].
-
-    Args:
-        in_channels: width of the input.
-        out_channels: width of the output.
-        bias: add a learned vector.
-    """
+    """A linear map `x @ weight + bias` of dense tensors and `Features`; `weight` is [in, out]."""
 
     def __init__(self, in_channels: int, out_channels: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -69,9 +63,6 @@ class InputNorm(nn.Module):
     """Layer normalisation fused with the projection that follows, so that sparse features stay sparse.
 
     `((x − mean) / std · γ + β) @ W` is computed as `(x @ γW − mean · 1ᵀγW) / std + βW`.
-
-    Args:
-        channels: width of the features.
     """
 
     def __init__(self, channels: int) -> None:
@@ -97,7 +88,7 @@ class AttentionLayer(TappedLayer):
     - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
 
     A node without incoming edges gets the bias alone. Untapped and without edge weights the fused kernels
-    run, which give the attention that is watched beside the output.
+    run.
 
     Args:
         in_channels: width of the input.
@@ -181,10 +172,7 @@ class AttentionLayer(TappedLayer):
         return found
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the score reads of the source and of the destination, and the values, row by row.
-
-        For `dot` they are key and query.
-        """
+        """Return the source's and the destination's side of the score (key, query) and the values, by row."""
         values = self._project(x, self.value, "value")
         if self.score == "additive":
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
@@ -225,8 +213,8 @@ class AttentionLayer(TappedLayer):
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the mean over the heads of `score_edges` [E], added up head by head.
 
-        An edge's mean is the same to the bit whatever other edges there are. Additive scores are made of many
-        heads at once, which does not change them; others sum over channels, in an order that may.
+        An edge's mean is the same to the bit whatever other edges there are: additive scores of many heads at
+        once are the same, but others sum over channels, in an order that may change.
         """
         size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
@@ -258,9 +246,8 @@ class AttentionLayer(TappedLayer):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the output, the attention [E, H] before dropout, and the mean scores [E] where wanted.
 
-        From the fused kernels: the tap is not called, and the output is not computed *from* the attention
-        returned, so no gradient flows from one to the other. Unless `written`, the attention may be empty;
-        `averaged` over the heads it is [E, 1].
+        From the fused kernels: the tap is not called, and no gradient flows from output to attention. Unless
+        `written`, the attention may be empty; `averaged` over the heads it is [E, 1].
         """
         sides = self._sides(x, adjacency)
         out, attention = self.fused(*sides, adjacency, written=written, averaged=averaged)

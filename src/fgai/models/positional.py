@@ -33,10 +33,7 @@ Floats = NDArray[np.float64]
 
 
 def _groups(values: Floats) -> list[tuple[int, int]]:
-    """Return (start, stop) of each run of equal eigenvalues in a decreasing vector.
-
-    Neighbours no further apart than `GAP` are equal.
-    """
+    """Return (start, stop) of each run of eigenvalues no further apart than `GAP` in a decreasing vector."""
     cuts = np.flatnonzero(values[:-1] - values[1:] > GAP) + 1
     edges = [0, *cuts.tolist(), values.size]
     return [(a, b) for a, b in pairwise(edges) if b > a]
@@ -45,14 +42,13 @@ def _groups(values: Floats) -> list[tuple[int, int]]:
 def _canonical_basis(space: Floats) -> Floats:
     """Return the canonical orthogonal basis of a subspace, each vector scaled to 1 at its pivot.
 
-    With Π = V Vᵀ the projector on the space, which does not depend on the basis V:
+    With Π = V Vᵀ the projector on the space, which does not depend on the basis V [N, m]:
 
         i₁ = the node where Π reaches furthest, argmax_i ‖Π e_i‖ (ties: the smallest index),
         u₁ = Π e_{i₁} scaled to 1 at i₁, and so on in the part of the space orthogonal to u₁.
 
-    No entry of a vector is larger than at its pivot, so entries lie in [-1, 1]. For a single vector this is
-    the rule "the largest entry is +1". Where nodes tie, the choice depends on their order, as it must: an
-    automorphism of the graph swaps them. `space` is an orthonormal basis [N, m].
+    For a single vector this is the rule "the largest entry is +1". Where nodes tie, the choice depends on
+    their order, as it must: an automorphism of the graph swaps them.
     """
     rest = space.copy()
     out = np.empty_like(space)
@@ -77,16 +73,15 @@ Solver = Callable[[sp.csr_matrix, Floats, int, int], tuple[Floats, Floats]]
 
 
 def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Floats]:
-    """Return the encodings of one connected component and their eigenvalues.
+    """Return the encodings [n, size] of one connected component and their eigenvalues [size].
 
     Of `Â = D^{-1/2} A D^{-1/2}` the trivial eigenvector √d is left out; the others come by decreasing
-    eigenvalue μ (increasing Laplacian eigenvalue 1 - μ). Equal eigenvalues (closer than 1e-7) form one space,
-    which is found completely and given its canonical basis, also when only part of it is returned. A space
-    that still continues 64 dimensions after the wanted ones (the leaves of a large star) has no basis
-    worth showing: zeros stand for it and for what follows, and for what a small component does not have.
+    eigenvalue μ. Equal eigenvalues (closer than 1e-7) form one space, which is found completely and given its
+    canonical basis, also when only part of it is returned. A space that still continues 64 dimensions after
+    the wanted ones (the leaves of a large star) has no basis worth showing: zeros stand for it and for what
+    follows, and for what a small component does not have.
 
-    `adjacency` is a symmetric 0/1 matrix of at least two nodes without loops; `seed` draws the start vector
-    of Lanczos, on which the result does not depend. Returns [n, size] vectors and [size] eigenvalues.
+    `adjacency` is a symmetric 0/1 matrix of at least two nodes without loops.
     """
     n = adjacency.shape[0]
     degree = np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel()
@@ -123,10 +118,10 @@ def _dense(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tup
 
 
 def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
-    """Lanczos with implicit restarts, then a search of what it may have missed.
+    """Lanczos with implicit restarts, then a search for what it may have missed.
 
     One start vector meets a repeated eigenvalue in one direction only; the others appear through rounding,
-    or not at all (regular trees). So the operator is searched again with the found vectors moved away,
+    or not at all (regular trees). So the operator is searched again with the known vectors moved away,
     until it has nothing left above the last of them.
     """
     draw = np.random.Generator(np.random.PCG64(seed))
@@ -176,12 +171,7 @@ IN_MEMORY = 16
 
 
 class _Encoding(NamedTuple):
-    """Encodings and what is needed to extend them.
-
-    Attributes:
-        vectors: [N, P] float32, entries in [-1, 1].
-        values: [N, P] float32, the eigenvalue μ of each entry's eigenvector of the normalised adjacency.
-    """
+    """Encodings [N, P], entries in [-1, 1], and the eigenvalue μ of each entry's eigenvector; float32."""
 
     vectors: Tensor
     values: Tensor
@@ -201,24 +191,13 @@ def _laplacian_encoding(
     """Return the first non-trivial eigenvectors of the normalised Laplacian, per connected component.
 
     For each component with normalised adjacency `Â = D^{-1/2} A D^{-1/2}`, the `size` eigenvectors with the
-    largest eigenvalues μ, √d (μ = 1) left out: those of `I - Â` with the smallest 1 - μ. Every component has
-    its own: column p is the component's p-th eigenvector, with its own eigenvalue, so a node's encoding
-    depends on its component alone. Each vector is +1 at its largest entry; inside repeated eigenvalues the
-    basis is that of `_canonical_basis`. So the result depends neither on the start vector
-    of Lanczos nor on the solver.
+    largest eigenvalues μ, √d (μ = 1) left out. Column p is each component's p-th eigenvector, +1 at its
+    largest entry; inside repeated eigenvalues the basis is that of `_canonical_basis`. So the result depends
+    neither on the start vector of Lanczos nor on the solver.
 
     Edges count in both directions, once, without loops. Isolated nodes, and columns a component is too small
-    to have, are 0 (eigenvalue 0). Components up to 512 nodes are solved densely, others by Lanczos.
-
-    Args:
-        edges: an adjacency, or [2, E] sources and destinations.
-        num_nodes: N, needed with an edge list.
-        size: P, encodings per node.
-        seed: draws the start vector.
-        cache: keep the result in memory and, from 4096 nodes on, in the user's cache folder.
-
-    Raises:
-        InputError: for bad edges or sizes, or if Lanczos does not converge.
+    to have, are 0 (eigenvalue 0). Components up to 512 nodes are solved densely, others by Lanczos. With
+    `cache` the result is kept in memory and, from 4096 nodes on, in the user's cache folder.
 
     Example:
         >>> _laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
@@ -251,12 +230,8 @@ def _laplacian_encoding(
 def _with_encoding(graph: Graph, size: int) -> Graph:
     """Return the graph with `size` Laplacian encodings per node.
 
-    A graph that has that many already is returned as it is: after an injection its encodings were extended
-    from the neighbours, and must not be solved for again.
-
-    Args:
-        graph: the graph.
-        size: encodings per node; 0 leaves the graph alone.
+    A graph that has that many is returned as it is: after an injection its encodings were extended from the
+    neighbours, and must not be solved for again.
     """
     if size == 0 or (graph.positional is not None and graph.positional.shape[1] == size):
         return graph
