@@ -166,7 +166,7 @@ def test_mean_scores_are_added_up_head_by_head(
     total = None
     for h in range(8):
         part = slice(h, h + 1)
-        one = layer._score_heads(far[:, part], near[:, part], adjacency, part).squeeze(1)
+        one = layer.score_edges(far[:, part], near[:, part], adjacency, part).squeeze(1)
         total = one if total is None else total + one
     assert total is not None
     assert torch.equal(found, total / 8)

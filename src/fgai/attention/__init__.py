@@ -34,7 +34,7 @@ from fgai.attention.limits import (
     straight_through,
 )
 from fgai.attention.map import AttentionMap
-from fgai.attention.perturb import Perturb, Perturbation
+from fgai.attention.perturb import Perturbation
 from fgai.attention.reach import hop_rows, touched_rows, warn_coupled, warn_unread
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "Limits",
     "ModelAdapter",
     "Observation",
-    "Perturb",
     "Perturbation",
     "Stage",
     "Tap",

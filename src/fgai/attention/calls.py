@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -270,10 +271,9 @@ def _arguments(model: nn.Module, fields: dict[str, Tensor]) -> tuple[tuple[str, 
 
 def _signature(model: nn.Module) -> inspect.Signature | None:
     """Return the signature of `forward`; None for scripted models, which have none."""
-    try:
+    with suppress(TypeError, ValueError):
         return inspect.signature(uncompiled(model).forward)
-    except (TypeError, ValueError):
-        return None
+    return None
 
 
 def _check_arguments(model: nn.Module, graph: Graph, fields: dict[str, Tensor]) -> None:

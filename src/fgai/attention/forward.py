@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -158,8 +158,9 @@ def _observe(
 ) -> Observation:
     if heads == "mean" and perturb is None and not inputs:
         layers = find_layers(uncompiled(model))
-        if _all_tapped(layers):
-            return _watched(model, layers, graph, ranked)
+        own = {name: layer for name, layer in layers.items() if isinstance(layer, TappedLayer)}
+        if len(own) == len(layers):
+            return _watched(model, own, graph, ranked)
     runs: list[LayerRun] = []
     with alone(), ExitStack() as stack:
         if inputs:
@@ -174,10 +175,6 @@ def _observe(
     same = last is not None and last.output is logits and logits._version == last.version
     observation = Observation(graph, logits, attention, tuple(runs), same)
     return observation.averaged() if heads == "mean" else observation
-
-
-def _all_tapped(layers: Mapping[str, nn.Module]) -> TypeGuard[Mapping[str, TappedLayer]]:
-    return all(isinstance(layer, TappedLayer) for layer in layers.values())
 
 
 def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -324,10 +323,8 @@ def _unread_layers(model: nn.Module) -> dict[str, str]:
     layers = {}
     for path, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
-        switch = next((_SWITCHED[kind] for kind in kinds if kind in _SWITCHED), None)
-        attends = any(kind in _UNREAD for kind in kinds) or (
-            switch is not None and bool(getattr(module, switch, False))
-        )
+        switched = any(getattr(module, _SWITCHED[kind], False) for kind in kinds if kind in _SWITCHED)
+        attends = switched or any(kind in _UNREAD for kind in kinds)
         if attends and _adapter_for(module) is None:
             layers[path or kinds[0]] = kinds[0]
     return layers
@@ -406,21 +403,17 @@ def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
 _REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}
 
 
-@dataclass
-class _Installed:
-    """An open adapter of a layer and its taps, outermost block first, each with whether it perturbs."""
-
-    adapter: AbstractContextManager[None] | None = None
-    taps: list[tuple[Tap, bool]] = field(default_factory=list)
+class _Taps(list[tuple[Tap, bool]]):
+    """The taps of a layer, outermost block first, each with whether it perturbs."""
 
     def tap(self, attention: Tensor, *ends: Any, scores: Scores | None = None, **options: Any) -> Tensor:
-        for tap, perturbs in tuple(self.taps):
+        for tap, perturbs in tuple(self):
             attention = tap(attention, *ends, scores=scores, **options)
             scores = None if perturbs else scores  # they do not belong to perturbed attention
         return attention
 
 
-_INSTALLED: WeakKeyDictionary[nn.Module, _Installed] = WeakKeyDictionary()
+_INSTALLED: WeakKeyDictionary[nn.Module, tuple[_Taps, AbstractContextManager[None]]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -442,8 +435,7 @@ def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
                 " give it an adapter of its own with `fgai.attention.register_adapter`"
             )
 
-    with ExitStack() as stack:
-        stack.enter_context(_installed(layer, tap, tape.perturbs))
+    with _installed(layer, tap, tape.perturbs), ExitStack() as stack:
         stack.callback(layer.register_forward_pre_hook(before).remove)
         stack.callback(layer.register_forward_hook(after).remove)
         yield
@@ -451,20 +443,19 @@ def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
 
 @contextmanager
 def _installed(layer: nn.Module, tap: Tap, perturbs: bool) -> Iterator[None]:
-    installed = _INSTALLED.get(layer)
-    if installed is None:
-        installed = _Installed()
-        adapter = _adapter_for(layer)
+    """Add a tap to a layer; its adapter is open while there are any."""
+    if layer not in _INSTALLED:
+        taps, adapter = _Taps(), _adapter_for(layer)
         assert adapter is not None
-        installed.adapter = adapter(layer, installed.tap)
-        installed.adapter.__enter__()
-        _INSTALLED[layer] = installed
-    installed.taps.append((tap, perturbs))
+        opened = adapter(layer, taps.tap)
+        opened.__enter__()
+        _INSTALLED[layer] = taps, opened
+    taps, opened = _INSTALLED[layer]
+    taps.append((tap, perturbs))
     try:
         yield
     finally:
-        installed.taps.remove((tap, perturbs))
-        if not installed.taps:
+        taps.remove((tap, perturbs))
+        if not taps:
             del _INSTALLED[layer]
-            if installed.adapter is not None:
-                installed.adapter.__exit__(None, None, None)
+            opened.__exit__(None, None, None)

@@ -155,17 +155,12 @@ class TappedLayer(nn.Module):
         limits: of the values and scores that the layer computes for each node, see `fgai.limit`; or None.
     """
 
-    tap: LayerTap | None
-    watch: Watch | None
-    ranked: bool
-    limits: nn.ModuleDict | None
-
     def __init__(self) -> None:
         super().__init__()
-        self.tap = None
-        self.watch = None
+        self.tap: LayerTap | None = None
+        self.watch: Watch | None = None
         self.ranked = False
-        self.limits = None
+        self.limits: nn.ModuleDict | None = None
 
     def new_limits(self) -> dict[str, Any]:
         """Return new `Limits` by name for everything the layer reads of a node."""
@@ -226,8 +221,7 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
     expected = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     on_edges = {name: values for name in VALUES if (values := getattr(graph, name)) is not None}
     dtypes = {name: values.dtype for name, values in on_edges.items() if values.is_floating_point()}
-    if graph.features is not None:
-        dtypes["x"] = graph.features.dtype
+    dtypes |= {} if graph.features is None else {"x": graph.features.dtype}
     for name, dtype in dtypes.items():
         if expected is not None and dtype != expected:
             raise InputError(

@@ -124,9 +124,10 @@ class AttentionMap(Tabled):
         """
 
         def reduced(w: LayerAttention) -> LayerAttention:
-            scores = w.ranking() if isinstance(how, str) and w.num_heads > 1 else w.scores
-            averaged = w.with_values(w.heads(how)[:, None])
-            return averaged.with_scores(scores) if isinstance(how, str) else averaged
+            one = w.with_values(w.heads(how)[:, None])
+            if isinstance(how, int):
+                return one
+            return one.with_scores(w.ranking() if w.num_heads > 1 else w.scores)
 
         return self._each(reduced)
 

@@ -59,7 +59,14 @@ class Perturbation:
     def __call__(self, index: int, layer: LayerAttention) -> Tensor:
         """Return the perturbed attention [E, H] of layer number `index`."""
         if self._function is not None:
-            return self._checked(self._function(index, layer.values, layer.source, layer.destination), layer)
+            result = self._function(index, layer.values, layer.source, layer.destination)
+            if not isinstance(result, Tensor) or result.shape != layer.values.shape:
+                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                raise AttentionError(
+                    f"`perturb` must return the attention of layer {layer.name!r} with shape"
+                    f" {tuple(layer.values.shape)}, got {got}"
+                )
+            return result.to(layer.values.dtype)
         delta = self._deltas.get(index)
         if delta is None:
             return layer.values
@@ -74,15 +81,6 @@ class Perturbation:
         beyond = sorted(index for index in self._deltas if index >= count)
         if beyond:
             raise AttentionError(f"`perturb` names layer {beyond[0]}, but only {count} attention layers ran")
-
-    def _checked(self, result: object, layer: LayerAttention) -> Tensor:
-        if not isinstance(result, Tensor) or result.shape != layer.values.shape:
-            came = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-            raise AttentionError(
-                f"`perturb` must return the attention of layer {layer.name!r} with shape"
-                f" {tuple(layer.values.shape)}, got {came}"
-            )
-        return result.to(layer.values.dtype)
 
 
 def _fit(delta: Tensor, layer: LayerAttention, rows: int) -> Tensor:

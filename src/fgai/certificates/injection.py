@@ -183,8 +183,8 @@ class InjectionCertificate(TabledDocument):
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
         rows: list[list[Cell]] = [["class", "bound" if self.known else "unknown", self.share(), self.reason]]
-        for place, layer in enumerate(self.layers):
-            share = self.order_share(place)
+        for index, layer in enumerate(self.layers):
+            share = self.order_share(index)
             rows.append([f"top {self.k} of {layer.name}", layer.status, share, layer.reason])
         threat = f"t = {self.neighbours} injected neighbours, {self.where}"
         columns = [Column("what stays"), Column("status"), Column("share", ".3f"), Column("why")]
@@ -413,19 +413,8 @@ class _Proof:
             ahead = slice(first, first + part)
             apart, mine = others.lead(last, ahead), own.lead(last, ahead)
             for scores in scores_of(last, self.ranges[-1], own, others, self.adjacency, PIECES):
-                holds &= class_kept(
-                    self.adjacency,
-                    scores.low,
-                    scores.high,
-                    scores.new,
-                    apart,
-                    mine,
-                    scores.words,
-                    classes,
-                    first,
-                    self.neighbours,
-                    ROUNDING,
-                )
+                given = (apart, mine, classes, first, self.neighbours, ROUNDING)
+                holds &= class_kept(self.adjacency, scores, *given)
         return holds
 
     def order(self, name: str, place: int, ranks: Tensor, k: int) -> LayerOrder:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fgai.bounds.scores import _Scores
 from fgai.compiled import compiled
 from fgai.sparse import Adjacency
 from fgai.topk import NORMS
@@ -216,12 +217,9 @@ _HALVINGS = 30
 
 def class_kept(
     adjacency: Adjacency,
-    low: Tensor,
-    high: Tensor,
-    new: Tensor,
+    scores: _Scores,
     lead: Tensor,
     own: Tensor,
-    words: Tensor,
     classes: Tensor,
     first: int,
     neighbours: int,
@@ -233,21 +231,17 @@ def class_kept(
 
     Args:
         adjacency: the layer's edges.
-        low: lower ends of the scores [E, 1].
-        high: upper ends.
-        new: ceilings of a new neighbour's score [N, 1, S].
+        scores: ends of one head's scores; of new neighbours with the least lead at each ceiling.
         lead: least lead of class a over b in a neighbour's values [N, A, C].
         own: the same for a node itself.
-        words: with each ceiling, the same for a new neighbour [S, C, C].
         classes: [N].
         first: of the classes a.
         neighbours: new ones.
         rounding: relative to what is summed.
     """
     out = np.ones(classes.numel(), dtype=np.bool_)
-    arrays = [
-        _array(t) for t in (adjacency.source, low[:, 0], high[:, 0], new[:, 0], lead, own, words, classes)
-    ]
+    ends = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
+    arrays = [_array(t) for t in (adjacency.source, *ends, lead, own, scores.words, classes)]
     _over_rows(_class_kept, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
     return torch.from_numpy(out)
 

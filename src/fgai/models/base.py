@@ -86,13 +86,12 @@ class AttentionModel(GraphModel, ABC):
     )
     self_loops: ClassVar[bool] = True
     config: dict[str, Any]
-    guard: Guard | None
 
     def __init__(self, *, task: str = "node", pooling: str = "mean", decoder: str = "dot") -> None:
         super().__init__()
         self.task = get_task(task).name
         self.pooling = one_of(pooling, "pooling", POOLINGS)
-        self.guard = None
+        self.guard: Guard | None = None
         self.decoder = one_of(decoder, "decoder", DECODERS)
 
     @classmethod

@@ -14,7 +14,6 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models.base import LARGE, AttentionModel, Capabilities, _arguments, register_model
 from fgai.models.layer import AttentionLayer
-from fgai.sparse import Features
 from fgai.tasks import get_task
 from fgai.typed import typed
 
@@ -109,20 +108,9 @@ class GAT(AttentionModel):
         if not self.is_rowwise:
             return None
         *hidden, last = self.convs
-        stages = [Stage(conv, _activate) for conv in hidden] + [Stage(last, _keep)]
-        return Layerwise(_features, stages, nn.Identity(), keeps_state=False)
-
-
-def _features(features: Features, positional: Tensor | None) -> Features:
-    return features
-
-
-def _activate(state: Tensor | None, mixed: Tensor) -> Tensor:
-    return elu(mixed)
-
-
-def _keep(state: Tensor | None, mixed: Tensor) -> Tensor:
-    return mixed
+        stages = [Stage(conv, lambda _, mixed: elu(mixed)) for conv in hidden]
+        stages.append(Stage(last, lambda _, mixed: mixed))
+        return Layerwise(lambda features, _: features, stages, nn.Identity(), keeps_state=False)
 
 
 @register_model

@@ -175,9 +175,3 @@ class GCN(AttentionModel):
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""
         return self.convolve(self.convs, graph, relu, self.dropout)
-
-    def with_gates(self) -> GCN:
-        """Return a copy with gates that still change nothing, ready to be made faithful; see `GCNLayer`."""
-        gated = GCN(**{**self.config, "gated": True})
-        gated.load_state_dict(self.state_dict(), strict=False)
-        return gated.to(next(self.parameters()).device).train(self.training)

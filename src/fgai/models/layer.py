@@ -181,9 +181,15 @@ class AttentionLayer(TappedLayer):
             return values, self._project(x, self.right, "right"), values
         return self._project(x, self.key, "key"), self._project(x, self.query, "query"), values
 
-    def score_edges(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
-        """Return the scores [E, H] from the two sides that `sides` gave."""
-        return self._score_heads(source, destination, adjacency, slice(None))
+    def score_edges(
+        self, source: Tensor, destination: Tensor, adjacency: Adjacency, heads: slice = slice(None)
+    ) -> Tensor:
+        """Return the scores [E, H] from the two sides that `sides` gave, of some `heads`."""
+        if self.score == "additive":
+            return score_additive(source, destination, adjacency, self.slope)
+        if self.score == "dynamic":
+            return score_dynamic(source, destination, self.score_weight[heads], adjacency, self.slope)
+        return score_dot(destination, source, adjacency)
 
     def source_for(self, scores: Tensor, destination: Tensor) -> Tensor | None:
         """Return a source's side for each of the scores [V, H] at its destination's side [V, H, ...].
@@ -203,13 +209,6 @@ class AttentionLayer(TappedLayer):
             return wanted * math.sqrt(self.channels)
         return torch.where(wanted > 0, wanted, wanted / self.slope) - destination
 
-    def _score_heads(self, source: Tensor, destination: Tensor, adjacency: Adjacency, heads: slice) -> Tensor:
-        if self.score == "additive":
-            return score_additive(source, destination, adjacency, self.slope)
-        if self.score == "dynamic":
-            return score_dynamic(source, destination, self.score_weight[heads], adjacency, self.slope)
-        return score_dot(destination, source, adjacency)
-
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the mean over the heads of `score_edges` [E], added up head by head.
 
@@ -221,7 +220,7 @@ class AttentionLayer(TappedLayer):
         total, pairs = None, zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
         for h, (far, near) in enumerate(pairs):
             heads = slice(h * size, (h + 1) * size)
-            total = add_columns(self._score_heads(far, near, adjacency, heads), total)
+            total = add_columns(self.score_edges(far, near, adjacency, heads), total)
         assert total is not None
         return total / self.heads
 
@@ -267,13 +266,12 @@ class AttentionLayer(TappedLayer):
         """Return the aggregated values [N, H, C] and the attention, from what `sides` gave."""
         p = self.attention_dropout if self.training else 0.0
         options: dict[str, Any] = {"dropout": p, "written": written, "averaged": averaged}
+        if self.score == "dot":
+            return attend_dot(destination, source, values, adjacency, **options)
         if self.score == "additive":
             return attend_additive(source, destination, values, adjacency, self.slope, **options)
-        if self.score == "dynamic":
-            return attend_dynamic(
-                source, destination, self.score_weight, values, adjacency, self.slope, **options
-            )
-        return attend_dot(destination, source, values, adjacency, **options)
+        weight = self.score_weight
+        return attend_dynamic(source, destination, weight, values, adjacency, self.slope, **options)
 
     def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""

@@ -205,8 +205,7 @@ def _laplacian_encoding(
                 [-1.,  0.],
                 [ 0.,  0.]])
     """
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise InputError(f"`size` must be a whole number of at least 0, got {size!r}")
+    checks.whole(size, "size", 0)
     if isinstance(edges, Adjacency):
         index, nodes = torch.stack([edges.source, edges.destination]), edges.num_nodes
     else:
@@ -283,10 +282,10 @@ def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int,
 
 def _read(path: Path, shape: tuple[int, int]) -> _Encoding | None:
     """Return the cached encodings, or None if the file is missing, damaged or something else."""
-    try:
-        parts = list(read_arrays(path, ("vectors", "values")).values())
-    except Exception:  # whatever is wrong with it, it can be made again
-        return None
-    if any(part.shape != shape or part.dtype != np.float32 or not np.isfinite(part).all() for part in parts):
-        return None
-    return _Encoding(torch.from_numpy(parts[0]), torch.from_numpy(parts[1]))
+    with suppress(Exception):  # whatever is wrong with it, it can be made again
+        parts = read_arrays(path, ("vectors", "values")).values()
+        if all(
+            part.shape == shape and part.dtype == np.float32 and np.isfinite(part).all() for part in parts
+        ):
+            return _Encoding(*(torch.from_numpy(part) for part in parts))
+    return None
