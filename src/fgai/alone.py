@@ -1,7 +1,6 @@
-"""What torch shares between threads: its random generators and a model's mode and hooks.
+"""State that torch shares between threads: random generators, and a model's mode and hooks.
 
-fgai seeds the generators for a block, and puts models into evaluation mode or listens to them for one. Two
-threads that do so at once would take each other's numbers, so such blocks run one after the other.
+Blocks that seed the generators, put a model into evaluation mode or set hooks run one after the other.
 """
 
 from __future__ import annotations

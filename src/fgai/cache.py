@@ -1,9 +1,4 @@
-"""Values kept with the object they were derived from.
-
-A class keeps what it derives of itself with `functools.cached_property`. Where another module derives
-something of an object (the kernels' plan of an adjacency, say), it is kept with `cached_on`: it lives and
-goes with the object, and a copy of the object begins without it.
-"""
+"""Values that a module derives from an object of another one and keeps with it; copies begin without them."""
 
 from __future__ import annotations
 
@@ -21,11 +16,11 @@ class _Kept(dict[Hashable, Any]):
 
 
 def cached_on(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
-    """Return what `make` gave when it was first called for this object and key.
+    """Return what `make` returned when it was first called for this object and key.
 
     Args:
-        owner: any object that takes attributes: a frozen dataclass or a tensor, too.
-        key: names the value; begin it with the name of the module that keeps it.
+        owner: any object with attributes, also a frozen dataclass or a tensor.
+        key: begins with the name of the module that keeps the value.
         make: called without arguments, once.
 
     Example:
@@ -34,11 +29,7 @@ def cached_on(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
         >>> cached_on(graph, "degrees", lambda: [1, 2]) is cached_on(graph, "degrees", lambda: [1, 2])
         True
     """
-    attributes = owner.__dict__
-    kept: dict[Hashable, Any] | None = attributes.get("_kept")
-    if kept is None:
-        kept = attributes["_kept"] = _Kept()
+    kept: dict[Hashable, T] = owner.__dict__.setdefault("_kept", _Kept())
     if key not in kept:
         kept[key] = make()
-    found: T = kept[key]
-    return found
+    return kept[key]

@@ -1,4 +1,4 @@
-"""Kernels compiled by numba and kept on disk; what cannot be read there any more is compiled again."""
+"""Kernels compiled by numba and kept on disk; damaged files are compiled again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from numba import njit
 from fgai.errors import FgaiWarning, warn
 
 REBUILT: list[str] = []
-"""Kernels whose stored code was found damaged by this process, and was made anew."""
+"""Kernels whose stored code was damaged and compiled again by this process."""
 _DAMAGED = "stored code of the kernels is damaged and compiled again, which takes a while; see `fgai doctor`"
 
 
 class _Store:
-    """numba's store of one kernel, which treats code that cannot be read as code that is not there.
-
-    A process that is killed while it writes, or a full disk, leaves files that numba stops at.
-    """
+    """numba's store of one kernel; code that cannot be read (a killed process, a full disk) is not there."""
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._name = store, name
@@ -39,15 +36,13 @@ class _Store:
 
 
 def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Compile a function on first use, without the interpreter's lock, and keep the machine code on disk.
+    """Compile a function by `njit` on first use, without the interpreter's lock, and keep the code on disk.
 
-    Args:
-        function: what to compile; without it, a decorator with these options is returned.
-        **options: of numba's `njit`.
+    Also a decorator with options of `njit`.
     """
     if function is None:
         return lambda given: compiled(given, **options)
-    made = njit(**{"cache": True, "nogil": True, **options})(function)
-    if hasattr(made, "_cache"):  # not with NUMBA_DISABLE_JIT, which leaves the function as it is
-        made._cache = _Store(made._cache, f"{function.__module__}.{function.__qualname__}")
-    return made
+    kernel = njit(**{"cache": True, "nogil": True, **options})(function)
+    if hasattr(kernel, "_cache"):  # not with NUMBA_DISABLE_JIT, which leaves the function as it is
+        kernel._cache = _Store(kernel._cache, f"{function.__module__}.{function.__qualname__}")
+    return kernel

@@ -133,7 +133,7 @@ def test_gradient_reaches_injected_features_and_attention_is_aligned(kind):
     attacked, _ = graph.inject(torch.tensor([[0, 2], [1, 5]]), rows)
     _, clean = seen_by(model, graph)
     logits, attention = seen_by(model, attacked)
-    before, after = clean.align(attention, keys=graph.keys)
+    before, after = clean.restrict(graph.keys), attention.restrict(graph.keys)
     assert before.last.num_edges == graph.num_edges
     (logits[:NODES].sum() + (before[0].values - after[0].values).abs().sum()).backward()
     assert rows.grad is not None

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attention.layer import LayerAttention, Reduce
-from fgai.errors import AttentionError, InputError
+from fgai.errors import AttentionError
 from fgai.ops.segments import row_max
 from fgai.records import Column, Table, Tabled, data_frame
-from fgai.sparse import EdgeMap
 from fgai.typed import typed
 
 if TYPE_CHECKING:
@@ -31,8 +30,7 @@ LAYER_REDUCERS = ("last", "mean", "max", "sum")
 class AttentionMap(Tabled):
     """Attention of every layer, in the order the layers ran.
 
-    Two maps are compared only on matched edges: `align` matches by (source, destination), by given keys or
-    by the `EdgeMap` of an edit. There is no arithmetic between maps.
+    Two maps are compared only on edges that `align` matched by (source, destination).
 
     Attributes:
         layers: one `LayerAttention` per run of an attention layer.
@@ -187,10 +185,6 @@ class AttentionMap(Tabled):
         where = checks.device(device)
         return self._each(lambda w: w.to(where))
 
-    def merged(self) -> AttentionMap:
-        """Return the map with parallel edges added up."""
-        return self._each(LayerAttention.merged)
-
     def restrict(self, keys: Tensor) -> AttentionMap:
         """Return every layer on the edges with the given keys only; see `LayerAttention.restrict`."""
         return self._each(lambda w: w.restrict(keys))
@@ -206,32 +200,17 @@ class AttentionMap(Tabled):
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.require_same_edges(theirs)
 
-    def align(
-        self, other: AttentionMap, *, keys: Tensor | None = None, edge_map: EdgeMap | None = None
-    ) -> tuple[AttentionMap, AttentionMap]:
-        """Return both maps on matched edges, so that their rows may be compared one by one.
+    def align(self, other: AttentionMap) -> tuple[AttentionMap, AttentionMap]:
+        """Return both maps on their common edges, so that their rows may be compared one by one.
 
         Edges only one of them has (injected or removed ones, self-loops a layer added) are left out, so rows
         of the result need not sum to one. Node numbers must mean the same nodes in both.
 
-        Args:
-            other: the map to compare with, e.g. of the attacked graph.
-            keys: [K] compare exactly these edges; all must be there.
-            edge_map: of the edit between the two graphs; the layers must stand on exactly the graphs' edges.
-
         Raises:
-            AttentionError: different numbers of layers or heads, duplicated edges, an edge of `keys` missing,
-                an `edge_map` of other graphs, or nothing in common.
+            AttentionError: different numbers of layers or heads, duplicated edges, or nothing in common.
         """
         self._require_same_depth(other)
-        if keys is not None and edge_map is not None:
-            raise InputError("give `keys` or `edge_map`, not both")
-        if keys is not None:
-            return self.restrict(keys).align(other.restrict(keys))
-        pairs = [
-            mine.align(theirs) if edge_map is None else _follow(mine, theirs, edge_map)
-            for mine, theirs in zip(self.layers, other.layers, strict=True)
-        ]
+        pairs = [mine.align(theirs) for mine, theirs in zip(self.layers, other.layers, strict=True)]
         return AttentionMap(tuple(p[0] for p in pairs)), AttentionMap(tuple(p[1] for p in pairs))
 
     def _each(self, change: Callable[[LayerAttention], LayerAttention]) -> AttentionMap:
@@ -272,13 +251,3 @@ def _strongest(layer: LayerAttention) -> float | None:
         return None
     largest = row_max(layer.heads("mean"), layer.rowptr)
     return float(largest[layer.degree > 0].mean())
-
-
-def _follow(
-    mine: LayerAttention, theirs: LayerAttention, edge_map: EdgeMap
-) -> tuple[LayerAttention, LayerAttention]:
-    edge_map.pair(mine.values, theirs.values)
-    nodes = min(mine.num_nodes, theirs.num_nodes)
-    before, after = mine.take(edge_map.before, nodes), theirs.take(edge_map.after, nodes)
-    before.require_same_edges(after)
-    return before, after

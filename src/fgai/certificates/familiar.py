@@ -44,19 +44,15 @@ def unfamiliar(model: nn.Module) -> str | None:
     parametrisations or compiled calls. Hooks that fgai sets in another thread are waited for.
     """
     with alone():
-        return _unfamiliar(model)
-
-
-def _unfamiliar(model: nn.Module) -> str | None:
-    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return "a hook on all modules may change what they return"
-    kinds = {type(module) for module in model.modules()}
-    declared = {kind: found for kind in kinds if (found := capabilities_of(kind)) is not None}
-    known = {*declared, *(part for found in declared.values() for part in found.parts)}
-    for path, module in model.named_modules():
-        change = _change(module, known)
-        if change is not None:
-            return f"{path or 'the model'} {change}"
+        if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+            return "a hook on all modules may change what they return"
+        kinds = {type(module) for module in model.modules()}
+        declared = {kind: found for kind in kinds if (found := capabilities_of(kind)) is not None}
+        known = {*declared, *(part for found in declared.values() for part in found.parts)}
+        for path, module in model.named_modules():
+            change = _change(module, known)
+            if change is not None:
+                return f"{path or 'the model'} {change}"
     return None
 
 

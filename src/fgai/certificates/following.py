@@ -41,19 +41,8 @@ _OVERWRITING = ("copy_", "fill_", "zero_")
 """Operations that do not read what they write into, which may be uninitialised memory."""
 _UNREAD = frozenset([*f"{_SHAPES} {_PARTS}".split(), *_BY_SHAPE]) - {"index", "index_select", "gather"}
 """Operations that compute nothing from the numbers of a tensor."""
-_EXITS = (
-    "numpy",
-    "__array__",
-    "tolist",
-    "data_ptr",
-    "__dlpack__",
-    "untyped_storage",
-    "storage",
-    "__reduce_ex__",
-    "__repr__",
-    "__format__",
-    "__deepcopy__",
-)
+_READERS = "numpy __array__ tolist data_ptr __dlpack__ untyped_storage storage"
+_EXITS = frozenset(f"{_READERS} __reduce_ex__ __repr__ __format__ __deepcopy__".split())
 """Ways out of a tensor that are not operations."""
 _TYPES = (torch.float32, torch.float64)
 SAMPLE = 64

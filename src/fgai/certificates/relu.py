@@ -73,7 +73,18 @@ def _relu_prediction(model: Any, seen: Observation, radius: float, norm: str) ->
     read_out = _find_relu(model, seen)
     if read_out is None:
         return None
-    return _bounded(read_out, seen.attention.last.rowptr.cpu(), seen.logits, radius, norm)
+    rowptr, logits = seen.attention.last.rowptr.cpu(), seen.logits
+    top, lead = _gaps(logits)
+    rates = _first_order(read_out, rowptr, top, norm)
+    size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)
+    low, high = _remainder(read_out, rates, size)
+    positive, negative = read_out.A.clamp(min=0).T, (-read_out.A).clamp(min=0).T
+    rise, fall = high @ positive + low @ negative, low @ positive + high @ negative
+    spread = radius * rates.spread + rise.amax(1) + fall.amax(1)
+    safe = _class_radius(read_out, rates, top, lead, rowptr)
+    moved = (radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2
+    reason = "linear part of the read-out, plus what ReLUs within reach can add"
+    return Prediction(safe, moved, _probability_change(logits, spread), *_BOUNDS, reason)
 
 
 def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | None:
@@ -117,21 +128,6 @@ def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | None:
             p1=p1,
             p2=p2,
         )
-
-
-def _bounded(read_out: _ReluReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str) -> Prediction:
-    """Bound every node's prediction change, each head's attention moved by at most `radius`."""
-    top, lead = _gaps(logits)
-    rates = _first_order(read_out, rowptr, top, norm)
-    size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)
-    low, high = _remainder(read_out, rates, size)
-    positive, negative = read_out.A.clamp(min=0).T, (-read_out.A).clamp(min=0).T
-    rise, fall = high @ positive + low @ negative, low @ positive + high @ negative
-    spread = radius * rates.spread + rise.amax(1) + fall.amax(1)
-    safe = _class_radius(read_out, rates, top, lead, rowptr)
-    moved = (radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2
-    reason = "linear part of the read-out, plus what ReLUs within reach can add"
-    return Prediction(safe, moved, _probability_change(logits, spread), *_BOUNDS, reason)
 
 
 def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) -> _Rates:
