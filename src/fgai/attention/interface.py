@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -34,33 +34,16 @@ Scores = Callable[[], Tensor]
 _WORDS = {"x": "features", "edge_attr": "attributes of edges", "edge_weight": "weights of edges"}
 
 
-class Tap(Protocol):
-    """The function that an adapter calls, once per run of its layer, on the attention before dropout."""
+Tap = Callable[..., Tensor]
+"""`tap(attention, source, destination, num_nodes, adjacency=None, scores=None, edge_type=None) → attention`.
 
-    def __call__(
-        self,
-        attention: Tensor,
-        source: Tensor,
-        destination: Tensor,
-        num_nodes: NodeCount,
-        *,
-        adjacency: Adjacency | None = None,
-        scores: Scores | None = None,
-        edge_type: EdgeType | None = None,
-    ) -> Tensor:
-        """Record `attention` and return the attention [E, H] the layer must use.
-
-        Args:
-            attention: [E, H], after the softmax and before dropout; not detached.
-            source: [E] int64, the node each message comes from.
-            destination: [E] int64, the node it goes to. Any order, parallel edges allowed.
-            num_nodes: N; both counts where sources and destinations are numbered separately.
-            adjacency: pass it if the edges are those of an `Adjacency`, in its order; saves sorting.
-            scores: gives [E, H] before the softmax, if known: neighbours are ranked by it.
-            edge_type: of these edges, by a layer that calls the tap once for each type.
-        """
-
-
+An adapter calls it once per run of its layer with the attention [E, H] after the softmax and before dropout,
+not detached, and the layer must use the attention [E, H] that it returns. `source` and `destination` [E]
+int64 may come in any order, with parallel edges; `num_nodes` is N, or both counts where sources and
+destinations are numbered separately. By name: `adjacency`, if the edges are those of an `Adjacency` in its
+order (saves sorting); `scores`, a function that returns [E, H] before the softmax, by which neighbours are
+ranked; `edge_type`, if the layer calls the tap once for each type of edges.
+"""
 Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
 """(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
 

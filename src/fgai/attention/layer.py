@@ -87,9 +87,9 @@ class LayerAttention:
     ) -> LayerAttention:
         """Sort edges that come in any order; parallel edges stay in the order given."""
         ends = [torch.as_tensor(index, device=values.device).long() for index in (source, destination)]
-        for name, index in zip(("source", "destination"), ends, strict=True):
+        for end, index in zip(("source", "destination"), ends, strict=True):
             if index.shape != values.shape[:1]:
-                raise InputError(f"`{name}` must have shape [{len(values)}], got {tuple(index.shape)}")
+                raise InputError(f"`{end}` must have shape [{len(values)}], got {tuple(index.shape)}")
         checks.edge_index(torch.stack(ends), num_nodes)
         order = torch.argsort(edge_keys(*ends), stable=True)
         return cls(values[order], ends[0][order], ends[1][order], num_nodes, name)

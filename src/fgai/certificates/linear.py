@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,7 @@ _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 """Type → rounding of a move of the logits: relative to what was summed, and to the logits."""
 
 
-@dataclass(frozen=True, eq=False)
-class _LinearReadOut:
+class _LinearReadOut(NamedTuple):
     """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i.
 
     z are `values` [M, H, C], weighted as in the read-out (1/H for an average), at the rows `index` [E].

@@ -17,8 +17,7 @@ which the first unit can cross zero the certificate is that of a linear read-out
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,7 @@ _HALVINGS = 12
 _FARTHEST = 2.0
 
 
-@dataclass(frozen=True, eq=False)
-class _ReluReadOut:
+class _ReluReadOut(NamedTuple):
     """The maps of the module's formula, float64 on the CPU, and the clean pre-activations.
 
     `m` is `Σ_e w_eh v_eh` of all heads side by side; v are the `values` [N, H, C] at `source` [E].
@@ -57,8 +55,7 @@ class _ReluReadOut:
     p2: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class _Rates:
+class _Rates(NamedTuple):
     """Effect of one unit of radius to first order: on p1, p2, class margins, differences and all logits."""
 
     first: Tensor
