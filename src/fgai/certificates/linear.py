@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,8 @@ _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 """Type → rounding of a move of the logits: relative to what was summed, and to the logits."""
 
 
-class _LinearReadOut(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _LinearReadOut:
     """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i.
 
     z are `values` [M, H, C], weighted as in the read-out (1/H for an average), at the rows `index` [E].
