@@ -3,9 +3,8 @@
 Commands are imported when they are called: `fgai --help` waits for nothing.
 """
 
-from importlib import import_module as _import_module
-from typing import TYPE_CHECKING
-from typing import Any as _Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fgai.cli.app import App, app, main
 from fgai.cli.output import FAILURE, Output, command
@@ -27,10 +26,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> _Any:
-    """Load what reads models and data when it is first asked for."""
-    if name in ("checked_folder", "checked_output"):
-        return getattr(_import_module("fgai.cli.files"), name)
+def __getattr__(name: str) -> Any:
+    """Import what needs PyTorch when it is first used."""
     if name == "options":
-        return _import_module("fgai.cli.options")
+        return import_module("fgai.cli.options")
+    if name in __all__:
+        return getattr(import_module("fgai.cli.files"), name)
     raise AttributeError(f"module 'fgai.cli' has no attribute {name!r}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,43 +30,25 @@ _PANELS = {
     "Around": {"doctor": "data", "data": "data"},
 }
 """Panels of the help, their commands, and the module of each."""
-_SUMMARIES = {
-    "demo": "Train a model, make it faithful, attack both equally, and show what changed.",
-    "explain": "Show whom a node attends to, whether that survives an attack, and what is certified"
-    " about it.",
-    "report": "Write one HTML page: headline numbers, attention before and after, every node,"
-    " curves, settings.",
-    "audit": "Attack, measure and certify a PyG model of your own on your own graph, and write one page.",
-    "train": "Train a model and write it to a file that knows its data.",
-    "faithful": "Make a model faithful: attention that points at the same neighbours and stays put"
-    " under attack.",
-    "limit": "Limit what nodes can say to a model to what they said on the graph it was made for;"
-    " no training.",
-    "attack": "Attack a model through its own gradients and say what that did.",
-    "evaluate": "Attack a model and measure how its predictions and its attention hold.",
-    "compare": "Attack several models equally and put the numbers side by side.",
-    "certify": "Prove, node by node, that explanation and prediction stay while a layer's attention"
-    " moves a little.",
-    "bench": "Reproduce: run grids of experiments, make tables and figures from records.",
-    "card": "Make a card of a model: data, threat, numbers beside chance, certified shares, limits,"
-    " versions.",
-    "check": "Hold a card's numbers against bars, and fail where one is missed.",
-    "cards": "List the cards of a folder on one page: a table for each data and threat, sortable, one file.",
-    "doctor": "Check versions, device, kernels and data, and run a tiny training, attack and certificate.",
-    "data": "The datasets: which there are, what is in them, and graphs larger than memory.",
-}
-"""First sentences of the commands' docstrings: the help shows them without importing the modules."""
+
+
+@cache
+def _summaries(module: str) -> dict[str, str]:
+    """First lines of the docstrings in a module, by function, read without importing it."""
+    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {node.name.strip("_"): (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
 
 
 class _Flags:
-    """Takes the type off the help of options that take no value, `--help` itself among them."""
+    """Removes the type from the help of options that take no value, `--help` included."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in found:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
             if getattr(parameter, "is_flag", False) and parameter.metavar is None:
                 parameter.metavar = ""
-        return found
+        return parameters
 
 
 class _Command(_Flags, TyperCommand):
@@ -72,24 +56,20 @@ class _Command(_Flags, TyperCommand):
 
 
 class _LazyCommand(_Flags, TyperCommand):
-    """A command that is listed by its first sentence and imported when it is called.
-
-    Importing all of them would load PyTorch before `fgai --help` could answer.
-    """
+    """A command that is imported when it is called: all would load PyTorch before `--help` could answer."""
 
     def __init__(self, name: str, module: str, panel: str) -> None:
-        super().__init__(name, help=_SUMMARIES[name], rich_help_panel=panel)
+        super().__init__(name, help=_summaries(module)[name], rich_help_panel=panel)
         self._module = module
 
     @cached_property
     def loaded(self) -> Any:
         """The command or group itself: the function or `App` of its name in the module."""
-        found = getattr(import_module(f"fgai.cli.{self._module}"), str(self.name))
-        if not isinstance(found, typer.Typer):
-            single = App()
-            single.command(self.name)(found)
-            found = single
-        return typer.main.get_command(found)
+        app = getattr(import_module(f"fgai.cli.{self._module}"), str(self.name))
+        if not isinstance(app, typer.Typer):
+            work, app = app, App()
+            app.command(self.name)(work)
+        return typer.main.get_command(app)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         return self.loaded.make_context(info_name, args, parent, **extra)

@@ -36,14 +36,11 @@ def _list_threats(wanted: bool) -> None:
 
 
 def _members_of(ledger: Ledger) -> list[dict[str, Any]]:
-    """Return a row for each member at each set of endpoints, `won` at the one whose change was chosen.
-
-    Damage is judged afresh by a full pass. Where random noise did most, no member has won.
-    """
+    """A row for each member at each set of endpoints; `won` marks the chosen one, none if it is noise."""
     names = ("member", "endpoints", "steps", "seconds")
     return [
-        {**{name: row[name] for name in names}, "damage": damage, "won": place == ledger.won}
-        for place, (row, damage) in enumerate(ledger.proposals())
+        {**{name: row[name] for name in names}, "damage": damage, "won": index == ledger.won}
+        for index, (row, damage) in enumerate(ledger.proposals())
         if row is not None
     ]
 
@@ -53,18 +50,9 @@ def _show_members(console: Console, rows: list[dict[str, Any]]) -> None:
     if not rows:
         console.print("this attack has no members: it is one search", markup=False)
         return
-    columns = [
-        Column("member"),
-        Column("endpoints"),
-        Column("damage"),
-        Column("steps", "d"),
-        Column("seconds", ".1f"),
-        Column(""),
-    ]
-    cells = [
-        [row["member"], row["endpoints"], row["damage"], row["steps"], row["seconds"], "won" * row["won"]]
-        for row in rows
-    ]
+    forms = {"member": "", "endpoints": "", "damage": ".3f", "steps": "d", "seconds": ".1f"}
+    columns = [*(Column(name, form) for name, form in forms.items()), Column("")]
+    cells = [[*(row[name] for name in forms), "won" * row["won"]] for row in rows]
     note = "Damage: one minus the score, the share of the top-k lost, or the attention that new nodes take."
     Table("Members", columns, cells, [note]).show(console)
 
@@ -138,26 +126,19 @@ def attack(
     tracker = _opened_log(log)
     out.say(f"attacking {model} on {opened.graph!r}")
     if breaking is not None:
-        point = breaking_point(
-            opened.model,
-            opened.graph,
-            threat=sized,
-            threshold=breaking,
-            limit=most,
-            k=k,
-            seed=seed,
-            targets=targets,
-        )
-        found = {"command": "attack", "dataset": opened.graph.name, "breaking_point": point.to_dict()}
-        _write(path, found)
-        out.result(found, point.show)
+        settings: dict[str, Any] = {"threshold": breaking, "limit": most, "k": k}
+        point = breaking_point(opened.model, opened.graph, sized, **settings, seed=seed, targets=targets)
+        values: dict[str, Any] = {"command": "attack", "dataset": opened.graph.name}
+        values["breaking_point"] = point.to_dict()
+        _write(path, values)
+        out.result(values, point.show)
         return
     result = chosen.run(opened.model, opened.graph, seed=seed, tracker=tracker)
     graph = prepared(opened.model, task.view(opened.graph, targets))
     rows, labels = task.rows(graph, targets), task.labels(graph)
     before = logits_again(opened.model, graph)[rows]
     after = logits_again(opened.model, result.graph)[rows]
-    values: dict[str, Any] = {
+    values = {
         "command": "attack",
         "model": str(model),
         "dataset": opened.graph.name,
@@ -172,33 +153,25 @@ def attack(
     }
     if explain_members:
         values["members"] = _members_of(result.ledger)
-    measures = [
-        name for name in dict.fromkeys((task.headline_for(graph), task.headline)) if labels is not None
-    ]
+    measures: list[str] = []
     if labels is not None:
+        measures = list(dict.fromkeys((task.headline_for(graph), task.headline)))
         pair = {"clean": before, "attacked": after}
         scored = {name: metrics.task_scores(task.name, v, labels[rows]) for name, v in pair.items()}
         values |= {name: {view: scores[name] for view, scores in scored.items()} for name in measures}
     values = plain(values)
 
     def show(console: Console) -> None:
-        lines: list[list[Any]] = [
-            [
-                f"{chosen.objective.name} objective",
-                *(values["value"][name] for name in ("clean", "noise", "attacked")),
-            ]
-        ]
+        lines: list[list[Any]] = [[f"{chosen.objective.name} objective", *values["value"].values()]]
         what = f"{targets} {task.rows_are}"
         for name in measures:
             label = NAMES.get(name, name.replace("_", " "))
             lines.append([f"{label}, {what}", values[name]["clean"], None, values[name]["attacked"]])
         changed = f"{100 * values['predictions_changed']:.1f} % of the {what} are predicted otherwise"
-        spent = (
-            f"{result.ledger.steps} steps, {result.ledger.forwards} forward passes,"
-            f" {result.ledger.seconds:.1f} s"
-        )
-        if result.ledger.feasible is not None:
-            spent += f"; {100 * result.ledger.feasible:.0f} % of what was tried kept the classes"
+        ledger = result.ledger
+        spent = f"{ledger.steps} steps, {ledger.forwards} forward passes, {ledger.seconds:.1f} s"
+        if ledger.feasible is not None:
+            spent += f"; {100 * ledger.feasible:.0f} % of what was tried kept the classes"
         columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
         Table(f"{threat} attack on {model.name}", columns, lines, [changed, spent]).show(console)
         if explain_members:

@@ -16,12 +16,10 @@ MARK = Path("experiments") / "grids" / "node.toml"
 
 
 def _checkout() -> Path | None:
-    """Return the checkout whose experiments are meant: around the package, else around the working folder."""
+    """The checkout whose experiments are meant: around the package, else around the working folder."""
     here, there = Path(__file__).resolve(), Path.cwd().resolve()
-    for folder in (*here.parents, there, *there.parents):
-        if (folder / MARK).is_file():
-            return folder
-    return None
+    folders = (*here.parents, there, *there.parents)
+    return next((folder for folder in folders if (folder / MARK).is_file()), None)
 
 
 def _load() -> typer.Typer | None:
@@ -36,7 +34,7 @@ def _load() -> typer.Typer | None:
     return app
 
 
-def _missing() -> None:
+def _bench() -> None:
     """Reproduce: run grids of experiments, make tables and figures from records.
 
     Needs a checkout of fgai.
@@ -47,11 +45,8 @@ def _missing() -> None:
     raise typer.Exit(BAD_INPUT)
 
 
-def _stand_in() -> typer.Typer:
-    app = App()
+bench = _load()
+if bench is None:
+    bench = App()
     anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command("bench", context_settings=anything)(_missing)
-    return app
-
-
-bench = _load() or _stand_in()
+    bench.command("bench", context_settings=anything)(_bench)

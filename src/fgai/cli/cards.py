@@ -117,26 +117,21 @@ def check(
     """
     out = Output(json, quiet)
     bars = _bars(minimum, "--min"), _bars(maximum, "--max")
-    found = check_card(Card.load(card), *bars)
-    missed = [entry for entry in found if not entry.met]
+    findings = check_card(Card.load(card), *bars)
+    missed, count = sum(not entry.met for entry in findings), len(findings)
     rows = [
-        {
-            "quantity": entry.path,
-            "value": entry.value,
-            entry.side: entry.bound,
-            "met": entry.met,
-        }
-        for entry in found
+        {"quantity": entry.path, "value": entry.value, entry.side: entry.bound, "met": entry.met}
+        for entry in findings
     ]
 
     def show(console: Console) -> None:
         columns = [Column("quantity"), Column("value", ".4g"), Column("bar"), Column("")]
         signs = {"min": "≥", "max": "≤"}
         cells = [
-            [e.path, e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"] for e in found
+            [e.path, e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"] for e in findings
         ]
-        said = f"{len(missed)} of {len(found)} bars missed" if missed else f"all {len(found)} bars met"
-        Table(str(card), columns, cells, [said]).show(console)
+        note = f"{missed} of {count} bars missed" if missed else f"all {count} bars met"
+        Table(str(card), columns, cells, [note]).show(console)
 
     out.result({"command": "check", "card": str(card), "passed": not missed, "bars": rows}, show)
     if missed:
@@ -144,11 +139,7 @@ def check(
 
 
 def _bars(words: list[str] | None, flag: str) -> dict[str, float]:
-    """Bars from `NAME=NUMBER` words.
-
-    Raises:
-        InputError: a word of another form, or two bars on one name.
-    """
+    """Bars from `NAME=NUMBER` words."""
     bars: dict[str, float] = {}
     for word in words or ():
         name, equals, text = word.partition("=")

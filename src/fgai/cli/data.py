@@ -51,31 +51,19 @@ def _location_of(name: str, root: Any = None) -> str:
 @command
 def _list(*, root: options.Root = None, json: options.Json = False, quiet: options.Quiet = False) -> None:
     """List the datasets, their sizes, and whether their files are on this machine."""
-    rows = [
-        {
-            "name": name,
-            "nodes": about.num_nodes,
-            "edges": about.num_edges,
-            "features": about.num_features,
-            "classes": about.num_classes,
-            "graphs": about.num_graphs,
-            "task": about.task,
-            "where": _location_of(name, root),
-        }
-        for name in datasets.names()
-        for about in [datasets.info(name)]
-    ]
+    sizes, rows = ("nodes", "edges", "features", "classes"), []
+    for name in datasets.names():
+        about = datasets.info(name)
+        counts = {size: getattr(about, f"num_{size}") for size in (*sizes, "graphs")}
+        rows.append({"name": name, **counts, "task": about.task, "where": _location_of(name, root)})
 
     def show(console: Console) -> None:
         table = Table(box=None, padding=(0, 1))
-        for column in ("name", "task", "nodes", "edges", "features", "classes", "where"):
-            words = column in ("name", "task", "where")
-            table.add_column(column, justify="left" if words else "right", no_wrap=True)
+        for column in ("name", "task", *sizes, "where"):
+            table.add_column(column, justify="right" if column in sizes else "left", no_wrap=True)
         for row in rows:
-            where = str(row["where"])
-            shown = where if where in ("built in", "to download") else "here"
-            sizes = (f"{row[name]:,}" for name in ("nodes", "edges", "features", "classes"))
-            table.add_row(str(row["name"]), str(row["task"]), *sizes, shown)
+            where = row["where"] if row["where"] in ("built in", "to download") else "here"
+            table.add_row(row["name"], row["task"], *(f"{row[size]:,}" for size in sizes), where)
         console.print(table)
 
     Output(json, quiet).result({"command": "data list", "datasets": rows}, show)
@@ -139,17 +127,8 @@ def _convert(
     Edge lists (.csv, .txt, .tsv, .edges, also .gz; .parquet, .npy) are streamed and may be larger than
     memory. The folder appears when it is whole; a run that was stopped goes on from its last finished stage.
     """
-    stored = convert_graph(
-        source,
-        target,
-        node_table=node_table,
-        features=features,
-        labels=labels,
-        undirected=undirected,
-        overwrite=overwrite,
-        resume=resume,
-        root=root,
-    )
+    files: dict[str, Any] = {"node_table": node_table, "features": features, "labels": labels, "root": root}
+    stored = convert_graph(source, target, undirected=undirected, overwrite=overwrite, resume=resume, **files)
     sizes = {"nodes": stored.num_nodes, "edges": stored.num_edges, "features": stored.num_features}
     values = {"path": str(stored.path), "name": stored.name, **sizes, "fingerprint": stored.fingerprint}
 
@@ -160,18 +139,7 @@ def _convert(
     Output(json, quiet).result({"command": "data convert", **values}, show)
 
 
-PACKAGES = (
-    "torch",
-    "torch_geometric",
-    "numpy",
-    "scipy",
-    "numba",
-    "safetensors",
-    "rich",
-    "typer",
-    "matplotlib",
-)
-OPTIONAL = (*EXTRAS, "triton")
+PACKAGES = ("fgai", "torch", "torch_geometric", "numpy", "scipy", "numba", "safetensors", "rich", "typer")
 
 
 @command
@@ -187,10 +155,10 @@ def doctor(*, root: options.Root = None, json: options.Json = False, quiet: opti
         "command": "doctor",
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in ("fgai", *PACKAGES, *OPTIONAL)},
+        "packages": {name: _version(name) for name in (*PACKAGES, "matplotlib", *EXTRAS, "triton")},
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
-        "load": _load(),
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "data": {name: _location_of(name, root) for name in datasets.names()},
         "folders": [str(folder) for folder in search_path(root)],
         "cache": str(user_cache()),
@@ -210,10 +178,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _load() -> float | None:
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
 def _kernels() -> str:
     """The compiled CPU kernels agree with plain PyTorch on a small forward pass."""
     if numba.config.DISABLE_JIT:
@@ -231,7 +195,7 @@ def _kernels() -> str:
 
 
 def _stored() -> str:
-    """The machine code that numba keeps on disk can be read; what cannot was compiled anew by now."""
+    """The machine code that numba keeps on disk can be read, or has been compiled again."""
     if not REBUILT:
         return "the stored code of the kernels can be read"
     return f"the stored code of {len(REBUILT)} kernels was damaged and is rebuilt: {', '.join(REBUILT)}"
@@ -261,10 +225,10 @@ def _attempt(check: Any) -> dict[str, Any]:
     began = perf_counter()
     try:
         with collected():
-            said, good = check(), True
+            message, good = check(), True
     except Exception as error:
-        said, good = f"{type(error).__name__}: {error}", False
-    return {"good": good, "said": said, "seconds": perf_counter() - began}
+        message, good = f"{type(error).__name__}: {error}", False
+    return {"good": good, "said": message, "seconds": perf_counter() - began}
 
 
 def _advice(values: dict[str, Any]) -> list[str]:

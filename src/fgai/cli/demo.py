@@ -28,8 +28,8 @@ from fgai.reports import Report, make_report, write_report
 from fgai.reports.compose import RADIUS, measure
 from fgai.reports.page import checked_page
 from fgai.reports.parts import certify_injections
-from fgai.reports.words import RULE, Change, attack_words, balance_words, changes_in, headline, meaning, table
-from fgai.training import History, train_method
+from fgai.reports.words import RULE, attack_words, balance_words, changes_in, headline, meaning, table
+from fgai.training import train_method
 
 K = 5
 
@@ -61,54 +61,45 @@ def demo(
     """
     one_of(model, "--model", tuple(MODELS))
     out = Output(json, quiet)
-    place = checked_device(device)
-    graph = datasets.load_dataset(dataset, root, seed).to(place)
+    target = checked_device(device)
+    graph = datasets.load_dataset(dataset, root, seed).to(target)
     folder = checked_folder(output)
     page = _page_in(out, folder)
     out.say(
         f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
         " faithful version of it (FGAI) do better?"
     )
-    out.say(f"1/4  training {model} on {graph!r} (the first run compiles the kernels)")
-    chosen = {} if epochs is None else {"epochs": epochs}
-    about = {"dataset": dataset, "split_seed": seed, "seed": seed}
+    settings = {} if epochs is None else {"epochs": epochs}
+    about = {"dataset": dataset, "split_seed": seed, "seed": seed, "settings": settings}
+    common: dict[str, Any] = {"seed": seed, "device": target, "progress": out.progress}
     models: dict[str, nn.Module] = {}
     paths: dict[str, Path] = {}
-    for name, method in ((model, "vanilla"), ("FGAI", "fgai")):
-        if method == "fgai":
-            out.say("2/4  making it faithful")
-        path = folder / f"{method}.safetensors"
+    first = f"1/4  training {model} on {graph!r} (the first run compiles the kernels)"
+    steps = ((model, "vanilla", first), ("FGAI", "fgai", "2/4  making it faithful"))
+    for name, method, step in steps:
+        out.say(step)
+        path, vanilla = folder / f"{method}.safetensors", models.get(model)
         with _resumable(out, path) as state:
             models[name] = train_method(
-                method,
-                model,
-                graph,
-                seed=seed,
-                device=place,
-                vanilla=models.get(model),
-                progress=out.progress,
-                checkpoint=state,
-                settings=chosen,
+                method, model, graph, vanilla=vanilla, checkpoint=state, settings=settings, **common
             )
-            paths[name] = _write_model(
-                models[name], path, graph, {**about, "method": method, "settings": chosen}
-            )
+            paths[name] = _write_model(models[name], path, graph, {**about, "method": method})
     out.say("3/4  attacking both with the same budget, measuring and certifying")
     comparison, certificates = measure(models, graph, k=K, seed=seed)
     out.say("4/4  drawing")
     again = ["fgai", "demo", "--dataset", dataset, "--model", model, "--seed", str(seed)]
     again += [] if epochs is None else ["--epochs", str(epochs)]
-    attacks = {
-        name: make_attack("standard", "prediction").run(entry, graph, seed=seed)
-        for name, entry in models.items()
-    }
-    shown_with: dict[str, Any] = {
-        "models": models,
-        "data": graph,
-        "certificates": certificates,
-        "injections": certify_injections(models, graph, K),
-    }
-    made = make_report(comparison, **shown_with, attacks=attacks, reproduce=[shlex.join(again)])
+    attack = make_attack("standard", "prediction")
+    attacks = {name: attack.run(entry, graph, seed=seed) for name, entry in models.items()}
+    made = make_report(
+        comparison,
+        models=models,
+        data=graph,
+        certificates=certificates,
+        injections=certify_injections(models, graph, K),
+        attacks=attacks,
+        reproduce=[shlex.join(again)],
+    )
     node = int((made.explorer or {})["nodes"]["id"][0])
     pictures = _draw(folder, models, graph, comparison, certificates, attacks, node)
     comparison.save(folder / "comparison.json")
@@ -116,27 +107,22 @@ def demo(
         record.save(folder / f"certificate-{name.lower()}.json")
     if page is not None:
         write_report(made, page)
-    found = changes_in(made)
-    shown = dataclasses.replace(table(found, model, "FGAI"), notes=_notes_of(made))
-    meant = _what_it_means(made, found)
+    changes = changes_in(made)
+    shown = dataclasses.replace(table(changes, model, "FGAI"), notes=_notes_of(made))
+    text = "\n".join([f"{headline(made)}.", *meaning(made), balance_words(changes)])
+    rows = [
+        {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "chance": c.chance}
+        | {"change": c.kind}
+        for c in changes
+    ]
     values: dict[str, Any] = {
         "command": "demo",
         "dataset": dataset,
         "model": model,
         "seed": seed,
-        "meaning": meant,
+        "meaning": text,
         "promise": PROMISE,
-        "table": [
-            {
-                "measure": c.title,
-                "name": c.name,
-                model: c.before,
-                "FGAI": c.after,
-                "chance": c.chance,
-                "change": c.kind,
-            }
-            for c in found
-        ],
+        "table": rows,
         "node": node,
         "models": {name: str(path) for name, path in paths.items()},
         "pictures": [str(path) for path in pictures],
@@ -146,12 +132,11 @@ def demo(
 
     def show(console: Console) -> None:
         shown.show(console)
-        console.print(f"\n{meant}\n", markup=False)
-        if page is not None:
-            console.print(f"see it all in a browser:  {page}", markup=False, soft_wrap=True)
-        console.print(f"pictures, models and records are in {folder}/", markup=False, soft_wrap=True)
-        first = paths["FGAI"]
-        console.print(f"look at one node:  fgai explain {first} --node {node}", markup=False, soft_wrap=True)
+        console.print(f"\n{text}\n", markup=False)
+        lines = [] if page is None else [f"see it all in a browser:  {page}"]
+        lines.append(f"pictures, models and records are in {folder}/")
+        lines.append(f"look at one node:  fgai explain {paths['FGAI']} --node {node}")
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
 
     out.result(values, show)
     if open_:
@@ -159,7 +144,7 @@ def demo(
 
 
 def _page_in(out: Output, folder: Path) -> Path | None:
-    """Where the report goes; None where it cannot be made, and what to install is said before the work."""
+    """The path of the report, or None if plotly is not installed."""
     try:
         return checked_page(folder / "report.html")
     except MissingExtraError as error:
@@ -168,7 +153,7 @@ def _page_in(out: Output, folder: Path) -> Path | None:
 
 
 def _notes_of(made: Report) -> list[str]:
-    """What the table's words mean, and what attacked."""
+    """Explanations of the table and the attack."""
     return [
         attack_words(made.records[0]),
         f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
@@ -177,11 +162,6 @@ def _notes_of(made: Report) -> list[str]:
         f" always the most frequent class. {RULE}",
         PROMISE,
     ]
-
-
-def _what_it_means(made: Report, found: list[Change]) -> str:
-    """Say whether it helped: in a few words, then in numbers, then what did not get better; a line each."""
-    return "\n".join([f"{headline(made)}.", *meaning(made), balance_words(found)])
 
 
 def _draw(
@@ -193,9 +173,10 @@ def _draw(
     attacks: dict[str, AttackResult],
     node: int,
 ) -> list[Path]:
-    """Draw the pictures, of the node the report opens with; return where they are."""
-    from fgai.reports import figures  # matplotlib is slow to import, and only this needs it
+    """Draw the pictures of the node the report opens with, and return their paths."""
+    from fgai.reports import figures  # matplotlib is slow to import
 
+    histories: Any = {name: entry.history for name, entry in models.items()}
     cases = [figures.Case(name, entry, attacks[name]) for name, entry in models.items()]
     drawn = {
         "before-after": figures.node_before_after(cases, graph, node),
@@ -205,12 +186,6 @@ def _draw(
         "four-properties": figures.four_properties(comparison),
         "f-curves": figures.f_curves(comparison),
         "certified": figures.certified_curves(certificates),
-        "losses": figures.loss_curves({name: _history(entry) for name, entry in models.items()}),
+        "losses": figures.loss_curves(histories),
     }
     return [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]
-
-
-def _history(model: nn.Module) -> History:
-    history = model.history
-    assert isinstance(history, History)
-    return history

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fgai.attacks import make_attack, threat_of
-from fgai.certificates import CertificateRecord, Injection, InjectionCertificate
+from fgai.certificates import Injection
 from fgai.certificates import certify as certify_model
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import _on_all_ranks, _open_model, _Opened, _parsed_box, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
-from fgai.evaluation import Comparison
 from fgai.evaluation import compare as compare_models
 from fgai.evaluation import evaluate as evaluate_model
 from fgai.large import StoredGraph, evaluate_store
@@ -83,40 +81,28 @@ def evaluate(
     if stored:
         if not isinstance(opened.graph, StoredGraph):
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
-        if path is not None or per_node or any(given is not None for given in (nodes, edges, box)):
+        if path is not None or per_node or any(option is not None for option in (nodes, edges, box)):
             raise InputError(
                 "`--stored` attacks nothing: leave out --output, --nodes, --edges, --box and --per-node"
             )
-        found = evaluate_store(
-            opened.model,
-            opened.graph,
-            vanilla=plain,
-            k=k,
-            seed=opened.about.get("split_seed", 0),
-            together=True,
-        )
+        split = opened.about.get("split_seed", 0)
+        exact = evaluate_store(opened.model, opened.graph, vanilla=plain, k=k, seed=split, together=True)
         if current().leads:
-            out.result({"command": "evaluate", **found.to_dict()}, found.show)
+            out.result({"command": "evaluate", **exact.to_dict()}, exact.show)
         return
     out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
+    parts: dict[str, Any] = {"curves": curves, "nulls": nulls, "per_node": per_node}
     record = evaluate_model(
-        opened.model,
-        opened.graph,
-        chosen,
-        vanilla=plain,
-        seed=seed,
-        name=model.stem,
-        k=k,
-        curves=curves,
-        nulls=nulls,
-        per_node=per_node,
+        opened.model, opened.graph, chosen, vanilla=plain, seed=seed, name=model.stem, k=k, **parts
     )
+    _finish(out, record, path)
+
+
+def _finish(out: Output, record: Any, path: Path | None) -> None:
+    """Write a record if asked, and print it."""
     if path is not None:
         out.say(f"written to {record.save(path)}")
     out.result(record.to_dict(), record.show)
-
-
-FORMATS = ("table", "markdown", "latex", "csv")
 
 
 @command
@@ -153,34 +139,27 @@ def compare(
     """
     out = Output(json, quiet)
     chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))
-    one_of(format_, "--format", FORMATS)
+    one_of(format_, "--format", ("table", "markdown", "latex", "csv"))
     opened = _open_models(models, dataset, root, device)
     path = None if output is None else checked_output(output)
     graph = next(iter(opened.values())).graph
     out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
-    comparison = compare_models(
-        {name: entry.model for name, entry in opened.items()},
-        graph,
-        chosen,
-        seed=seed,
-        k=k,
-        curves=curves,
-        nulls=nulls,
-        per_node=per_node,
-    )
+    parts: dict[str, Any] = {"curves": curves, "nulls": nulls, "per_node": per_node}
+    named = {name: entry.model for name, entry in opened.items()}
+    comparison = compare_models(named, graph, chosen, seed=seed, k=k, **parts)
     if path is not None:
         out.say(f"written to {comparison.save(path)}")
-    out.result(comparison.to_dict(), lambda console: _show(comparison, format_, console))
+    if format_ == "table":
+        out.result(comparison.to_dict(), comparison.show)
+    else:
+        text = getattr(comparison, f"to_{format_}")
+        out.result(comparison.to_dict(), lambda console: typer.echo(text().rstrip("\n")))
 
 
 def _open_models(
     words: list[str], dataset: str | None, root: Path | None, device: str = "cpu"
 ) -> dict[str, _Opened]:
-    """Read several `[NAME=]FILE` models that were trained on the same data with the same split.
-
-    Raises:
-        InputError: two of one name, or of different data.
-    """
+    """Read several `[NAME=]FILE` models that were trained on the same data with the same split."""
     opened: dict[str, _Opened] = {}
     for word in words:
         name, equals, path = word.rpartition("=")
@@ -190,22 +169,13 @@ def _open_models(
             raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
         opened[name] = _open_model(Path(path), dataset, root, device)
     parts = ("dataset", "split_seed", "task")
-    splits = {tuple(entry.about.get(part) for part in parts) for entry in opened.values()}
-    if len(splits) > 1:
-        found = "; ".join(
+    if len({tuple(entry.about.get(part) for part in parts) for entry in opened.values()}) > 1:
+        splits = "; ".join(
             f"{name}: {entry.about.get('dataset')}, seed {entry.about.get('split_seed')}"
             for name, entry in opened.items()
         )
-        raise InputError(f"the models were trained on different data or splits ({found})")
+        raise InputError(f"the models were trained on different data or splits ({splits})")
     return opened
-
-
-def _show(comparison: Comparison, form: str, console: Console) -> None:
-    if form == "table":
-        comparison.show(console)
-    else:
-        text = {"markdown": comparison.to_markdown, "latex": comparison.to_latex, "csv": comparison.to_csv}
-        typer.echo(text[form]().rstrip("\n"))
 
 
 @command
@@ -250,25 +220,11 @@ def certify(
     plain = None if vanilla is None else load_model(vanilla).to(device)
     path = None if output is None else checked_output(output)
     out.say(f"certifying {model} on {opened.graph!r}")
-    record: CertificateRecord | InjectionCertificate
-    if injected is not None:
-        record = certify_model(opened.model, opened.graph, threat=Injection(injected, where), k2=k2)
-    else:
-        record = certify_model(
-            opened.model,
-            opened.graph,
-            vanilla=plain,
-            radius=radius,
-            k1=k1,
-            k2=k2,
-            norm=norm,
-            alpha=alpha,
-            beta=beta,
-            divergence=divergence,
-        )
-    if path is not None:
-        out.say(f"written to {record.save(path)}")
-    out.result(record.to_dict(), record.show)
+    settings: dict[str, Any] = {"threat": None if injected is None else Injection(injected, where), "k2": k2}
+    if injected is None:
+        settings |= {"vanilla": plain, "radius": radius, "k1": k1, "norm": norm}
+        settings |= {"alpha": alpha, "beta": beta, "divergence": divergence}
+    _finish(out, certify_model(opened.model, opened.graph, **settings), path)
 
 
 @command
@@ -310,27 +266,24 @@ def explain(
     out = Output(json, quiet)
     chosen: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
     sized = None if threat == "none" else threat_of(threat).sized(nodes, edges, _parsed_box(box))
-    if sized is None and any(given is not None for given in (nodes, edges, box)):
+    if sized is None and any(option is not None for option in (nodes, edges, box)):
         raise InputError(
             "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
         )
     opened = _open_model(model, dataset, root, device)
     path = None if output is None else checked_output(output)
     out.say(f"explaining node {node} of {opened.graph!r}" + ("" if sized is None else f", threat {threat}"))
+    subject = opened.model, opened.graph
     common: dict[str, Any] = {"k": k, "layer": chosen, "seed": seed}
-    explain_node(
-        opened.model, opened.graph, node, **common, threat=None, certificate=False
-    )  # bad input first
-    attack = None
-    if sized is not None:
-        attack = make_attack(sized, k=k).run(opened.model, opened.graph, seed=seed)
-    found = explain_node(opened.model, opened.graph, node, **common, threat=sized, attack=attack)
+    explain_node(*subject, node, **common, threat=None, certificate=False)  # bad input first
+    attack = None if sized is None else make_attack(sized, k=k).run(*subject, seed=seed)
+    explanation = explain_node(*subject, node, **common, threat=sized, attack=attack)
     if path is not None:
         if attack is None:
-            picture = figures.node_attention(opened.model, opened.graph, node, layer=chosen)
+            picture = figures.node_attention(*subject, node, layer=chosen)
         else:
             case = figures.Case(opened.kind, opened.model, attack)
             picture = figures.node_before_after([case], opened.graph, node, layer=chosen)
         figures.save(picture, path)
         out.say(f"picture written to {path}")
-    out.result(found.to_dict(), found.show)
+    out.result(explanation.to_dict(), explanation.show)

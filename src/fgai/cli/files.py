@@ -37,7 +37,7 @@ from fgai.training import load_model, read_header, save_model, setting_names
 
 @dataclass(frozen=True, eq=False)
 class _Opened:
-    """A model, the graph it belongs to, and what its file says of itself."""
+    """A model, its graph, and the `about` block of its file."""
 
     path: Path
     model: nn.Module
@@ -46,7 +46,6 @@ class _Opened:
 
     @property
     def kind(self) -> str:
-        """The class of the model."""
         return type(self.model).__name__
 
 
@@ -69,13 +68,8 @@ def _open_model(
     *,
     stored: bool = False,
 ) -> _Opened:
-    """Read a model and load the data it was trained on, or another `dataset`, with the same split.
-
-    Raises:
-        CheckpointError: no such model, or its data is not what it was.
-        InputError: the file does not say which dataset to load, or there is no such device.
-    """
-    place, header = checked_device(device), read_header(path)
+    """Read a model and load the data it was trained on, or another `dataset`, with the same split."""
+    target, header = checked_device(device), read_header(path)
     about: dict[str, Any] = header.get("about") or {}
     kinds: dict[str, Any] = {"split_seed": int, "seed": int, "task": str | None}
     kinds |= dict.fromkeys(("dataset", "method", "vanilla"), str)
@@ -85,13 +79,13 @@ def _open_model(
     if not name:
         raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
     model = load_model(path)
-    graph = _open_data(name, root, about.get("split_seed", 0), about.get("task"), place, stored=stored)
-    known = header.get("data_fingerprint")
-    if known and name == about.get("dataset") and _fingerprint(graph) != known:
+    graph = _open_data(name, root, about.get("split_seed", 0), about.get("task"), target, stored=stored)
+    recorded = header.get("data_fingerprint")
+    if recorded and name == about.get("dataset") and _fingerprint(graph) != recorded:
         raise CheckpointError(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
-    return _Opened(path, model.to(place), graph, about)
+    return _Opened(path, model.to(target), graph, about)
 
 
 def _fingerprint(graph: Graph | StoredGraph) -> str:
@@ -111,11 +105,7 @@ def _write_model(model: nn.Module, path: Path, graph: Graph | StoredGraph, about
 
 
 def checked_output(path: Path) -> Path:
-    """Make sure a file can be written where `path` says, before any long work.
-
-    Raises:
-        FgaiError: the folder cannot be made or written to, or `path` is a folder.
-    """
+    """Raise `FgaiError` before any long work unless a file can be written to `path`; return it."""
     if not current().leads:  # it writes nothing
         return path
     if path.is_dir():
@@ -138,10 +128,7 @@ def checked_folder(path: Path) -> Path:
 
 @contextmanager
 def _resumable(output: Output, path: Path) -> Iterator[Path]:
-    """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted.
-
-    Of several ranks the first looks after it.
-    """
+    """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted."""
     folder = path.with_name(f"{path.name}.partial")
     if not current().leads:
         yield folder
@@ -158,18 +145,14 @@ def _resumable(output: Output, path: Path) -> Iterator[Path]:
 
 
 def _parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dict[str, Any]:
-    """Turn `name=value` words into settings of a method; values are read as JSON where they can be.
-
-    Raises:
-        InputError: a word without `=`, or an unknown name.
-    """
-    known = setting_names(method, model)
+    """Turn `name=value` words into settings of a method; values are read as JSON where they can be."""
+    names = setting_names(method, model)
     out: dict[str, Any] = {}
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals:
             raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
-        one_of(name, "--set", known)
+        one_of(name, "--set", names)
         try:
             out[name] = json.loads(value)
         except ValueError:
@@ -180,11 +163,7 @@ def _parsed_settings(words: Sequence[str] | None, model: str, method: str) -> di
 
 
 def _parsed_box(text: str | None) -> tuple[float, float] | None:
-    """Turn what `--box` was given into an interval.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """Turn what `--box` was given into an interval."""
     if text is None:
         return None
     try:
@@ -197,37 +176,31 @@ def _parsed_box(text: str | None) -> tuple[float, float] | None:
 
 
 def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
-    """Return F1, ROC-AUC or accuracy, as the task has it, on training, validation and test nodes.
-
-    Those of a stored graph are computed block by block on the CPU; the seed is that of its split.
-    """
+    """Return F1, ROC-AUC or accuracy, as the task has it, on training, validation and test nodes."""
     if isinstance(graph, StoredGraph):
         from fgai.large import evaluate_store
 
         return evaluate_store(model, graph, seed=seed).f1
     from fgai.evaluation.run import logits_again
 
-    task, found = task_of(graph), {}
+    task, scores = task_of(graph), {}
     for part in ("train", "val", "test"):
-        seen = prepared(model, task.view(graph, part))
-        rows, labels = task.rows(seen, part), task.labels(seen)
-        if labels is None or not task.has_part(seen, part) or not rows.numel():
+        view = prepared(model, task.view(graph, part))
+        rows, labels = task.rows(view, part), task.labels(view)
+        if labels is None or not task.has_part(view, part) or not rows.numel():
             continue
-        logits = logits_again(model, seen)[rows]
+        logits = logits_again(model, view)[rows]
         value = metrics.task_scores(task.name, logits, labels[rows])[task.headline]
         if value == value:  # training pairs that are no links are drawn every epoch: no AUC without them
-            found[part] = value
-    return found
+            scores[part] = value
+    return scores
 
 
 P = ParamSpec("P")
 
 
 def _on_all_ranks(work: Callable[P, None]) -> Callable[P, None]:
-    """Join the other processes before a command, where torchrun has started some; the first one speaks.
-
-    Every process computes on a device of its own, see `Ranks.place`.
-    """
+    """Join the other processes before a command, where torchrun has started some; the first one speaks."""
 
     @functools.wraps(work)
     def together(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -13,7 +13,7 @@ from fgai.models import MODELS
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as a help text lists them, e.g. `a, b or c`."""
+    """Return names as `a, b or c`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TextIO
+from typing import Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -24,14 +24,14 @@ from fgai.version import stating
 
 P = ParamSpec("P")
 _notes: ContextVar[Console | None] = ContextVar("notes", default=None)
-"""What a running command writes remarks to: its progress must know of them, or one line spoils the other."""
+"""Where a running command writes remarks; its progress bar shares the console."""
 _words: ContextVar[list[str] | None] = ContextVar("words", default=None)
 """The command that is running, as it was typed."""
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def _keep_words(words: list[str]) -> None:
-    """Keep the words of a command; the records it makes hold them."""
+    """Keep the words of a command for its records."""
     _words.set(list(words))
 
 
@@ -40,7 +40,7 @@ class Output:
 
     Args:
         json: print the result as one JSON document.
-        quiet: no progress, no remarks; warnings and errors still come.
+        quiet: no progress and no remarks, only warnings and errors.
     """
 
     def __init__(self, json: bool, quiet: bool) -> None:
@@ -50,11 +50,11 @@ class Output:
 
     @property
     def progress(self) -> bool | None:
-        """What the library's `progress` arguments take: off when quiet, else as the terminal has it."""
+        """Value for `progress` arguments: False when quiet, else None."""
         return False if self.quiet else None
 
     def say(self, text: str) -> None:
-        """Remark on what happens, on standard error."""
+        """Print a remark on standard error."""
         if not self.quiet:
             self.notes.print(text, markup=False, soft_wrap=True)
 
@@ -71,13 +71,14 @@ class Output:
 
 
 def command(work: Callable[P, None]) -> Callable[P, None]:
-    """Turn what a command raises into a message and an exit code, without a traceback.
+    """Turn what a command raises into a message and an exit code; `FGAI_DEBUG=1` adds the traceback.
 
-    Errors of `FgaiError` mean bad input (2), all others a failure (1), Ctrl-C 130. With `--json` the error is
-    printed as JSON too. Arguments of the library that an error names are given as flags of the command. How
-    far it has come is shown on a terminal. `FGAI_DEBUG=1` adds the traceback.
+    `FgaiError` means bad input (2), other errors a failure (1), Ctrl-C 130. With `--json` the error is also
+    printed as JSON. Arguments of the library that an error names are spelled as flags of the command.
     """
-    flags = _flags(work)
+    parameters = inspect.signature(work).parameters.values()
+    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    flags = {name: f"--{name.strip('_').replace('_', '-')}" for name in names}
 
     @functools.wraps(work)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -95,7 +96,8 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
         except DivergenceError as error:
             _fail(output, str(error), type(error).__name__, FAILURE)
         except FgaiError as error:
-            _fail(output, _with_flags(str(error), flags), type(error).__name__, BAD_INPUT)
+            text = re.sub(r"`(\w+)`", lambda name: f"`{flags.get(name[1], name[1])}`", str(error))
+            _fail(output, text, type(error).__name__, BAD_INPUT)
         except BrokenPipeError:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (nobody reads on)
             raise typer.Exit(FAILURE) from None
@@ -106,18 +108,6 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
             _notes.reset(token)
 
     return guarded
-
-
-def _flags(work: Callable[..., None]) -> dict[str, str]:
-    """Options of a command by the name of their argument: `node_names` is given as `--node-names`."""
-    parameters = inspect.signature(work).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    return {name: f"--{name.strip('_').replace('_', '-')}" for name in names}
-
-
-def _with_flags(message: str, flags: dict[str, str]) -> str:
-    """A message of the library, its arguments spelled as they were given: `edges` becomes `--edges`."""
-    return re.sub(r"`(\w+)`", lambda found: f"`{flags.get(found[1], found[1])}`", message)
 
 
 def _fail(output: Output, message: str, kind: str, code: int) -> None:
@@ -134,18 +124,11 @@ def _tell_warnings(output: Output) -> None:
     """Print fgai's own warnings in one line each, once, and drop those of other packages."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", FgaiWarning)
-    seen: set[str] = set()
+    shown_before: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if str(message) not in seen:
-            seen.add(str(message))
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in shown_before:
+            shown_before.add(str(message))
             output.warn(str(message))
 
     warnings.showwarning = show

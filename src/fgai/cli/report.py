@@ -81,10 +81,7 @@ def report(
     out = Output(json, quiet)
     sized = threat_of(threat).sized(nodes, edges, _parsed_box(box))  # bad input first
     page = checked_output(checked_page(output))
-    names = {
-        "node_names": None if node_names is None else _lines(node_names),
-        "class_names": None if class_names is None else _lines(class_names),
-    }
+    names = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
     records = [word for word in files if word.endswith(".json")]
     models = [word for word in files if not word.endswith(".json")]
     if models and records:
@@ -99,8 +96,8 @@ def report(
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
         made = read_report(_named(records), node=node)
-        given = {Path(word.rpartition("=")[2]).resolve() for word in records}
-        write_report(made, page, document=document.resolve() not in given)
+        sources = {Path(word.rpartition("=")[2]).resolve() for word in records}
+        write_report(made, page, document=document.resolve() not in sources)
     _tell_page(out, made, page, open_=open_)
 
 
@@ -145,8 +142,8 @@ def _reproduce(opened: dict[str, _Opened]) -> list[str]:
     return lines
 
 
-def _options(given: dict[str, Any]) -> list[str]:
-    return [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+def _options(values: dict[str, Any]) -> list[str]:
+    return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def _named(words: list[str]) -> dict[str, Path] | list[Path]:
@@ -163,9 +160,9 @@ def _named(words: list[str]) -> dict[str, Path] | list[Path]:
     return named
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path | None) -> list[str] | None:
     try:
-        return regular(path).read_text(encoding="utf-8").splitlines()
+        return None if path is None else regular(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} must be a readable text file ({error})") from error
 
@@ -201,10 +198,8 @@ def _tell_page(
             above(console)
         for line in lacking:
             console.print(f"not shown: {line}", style="dim", markup=False, soft_wrap=True)
-        size = values["bytes"] / 1e6
-        console.print(
-            f"written to {path} ({size:.1f} MB); open it in a browser", markup=False, soft_wrap=True
-        )
+        size = f"{values['bytes'] / 1e6:.1f} MB"
+        console.print(f"written to {path} ({size}); open it in a browser", markup=False, soft_wrap=True)
 
     out.result(values, show)
     if open_:
@@ -267,29 +262,20 @@ def audit(
     graph = load_graph(data, node_table).to(place)
     if (here := str(Path.cwd())) not in sys.path:  # last of all; `python -m fgai` has it anyway
         sys.path.append(here)
-    found = (make_model(model).eval() if weights is None else load_model(weights, factory=model)).to(place)
-    name = model_name(found)
+    subject = (make_model(model).eval() if weights is None else load_model(weights, factory=model)).to(place)
+    name = model_name(subject)
     out.say(f"auditing {name} on {graph!r}, threat {threat}")
-    given: dict[str, Any] = {"model": model, "weights": weights, "data": data, "node-table": node_table}
-    given |= {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
-    given["node"] = node
+    words: dict[str, Any] = {"model": model, "weights": weights, "data": data, "node-table": node_table}
+    words |= {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
+    words["node"] = node
     facts = {}
     if weights is None:
         facts["note"] = "untrained weights: the model is as its function made it, no --weights were given"
         out.warn(facts["note"])
     with stating(**facts):
-        made = report(
-            {name: found},
-            graph,
-            page,
-            threat=chosen,
-            k=k,
-            seed=seed,
-            node=node,
-            reproduce=[shlex.join(["fgai", "audit", *_options(given), "--out", str(page)])],
-            on_step=out.say,
-        )
+        again = shlex.join(["fgai", "audit", *_options(words), "--out", str(page)])
+        settings: dict[str, Any] = {"threat": chosen, "k": k, "seed": seed, "node": node}
+        made = report({name: subject}, graph, page, reproduce=[again], on_step=out.say, **settings)
     record = EvaluationRecord.from_dict({**made.records[0], "per_node": {}})  # which the page has elsewhere
-    _tell_page(
-        out, made, page, open_=open_, command="audit", above=record.show, metrics=record.to_dict()["metrics"]
-    )
+    more = {"above": record.show, "metrics": record.to_dict()["metrics"]}
+    _tell_page(out, made, page, open_=open_, command="audit", **more)

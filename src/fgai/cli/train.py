@@ -295,11 +295,7 @@ def _check_split(opened: _Opened, seed: int) -> None:
 
 
 def _fan_out(text: str | None) -> int | tuple[int, ...] | None:
-    """Turn what `--fan-out` was given into one number, or one per layer.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """Turn what `--fan-out` was given into one number, or one per layer."""
     if text is None:
         return None
     try:

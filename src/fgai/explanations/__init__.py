@@ -27,20 +27,11 @@ __all__ = [
     "explain",
 ]
 
-_LATE = {
-    "AsPyG": "as_pyg",
-    "EDGE_EXPLAINERS": "posthoc",
-    "EdgeExplainer": "scores",
-    "EdgeScores": "scores",
-    "FaithfulAttention": "pyg",
-    "GATConvs": "as_pyg",
-    "PropagatedAttention": "pyg",
-    "edge_explainer": "posthoc",
-}
-"""Importing PyG's explainers takes seconds, which the command line need not spend."""
-
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)
+    """Import PyG's explainers, which takes seconds, when they are first used."""
+    if name in __all__:
+        for module in ("scores", "pyg", "as_pyg", "posthoc"):
+            if hasattr(found := import_module(f"{__name__}.{module}"), name):
+                return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

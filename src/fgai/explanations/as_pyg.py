@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from fgai.typed import typed
 class AsPyG(MessagePassing):  # type: ignore[misc]
     """One of fgai's models, called as PyG calls models: `model(x, edge_index, batch=None)`.
 
-    Works with PyG's explainers, masks and metrics: an edge mask scales the attention of each edge, as it
-    scales the messages of PyG's layers; self-loops the model adds itself are never masked.
+    Works with PyG's explainers, masks and metrics: an edge mask scales the attention of each edge; self-loops
+    that the model adds are never masked.
 
     Args:
         model: a `GAT`, `GATv2` or `GT` for nodes or graphs.
@@ -61,37 +61,31 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
             batch: [N], the graph each node belongs to.
         """
         graph = Graph.from_edges(edge_index, x.shape[0], x, batch=batch)
+        model: Callable[[Graph], Tensor] = self.model
         if self._edge_mask is None or not edge_index.numel():
-            return self._logits(graph)
+            return model(graph)
         mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
         keys, order = edge_keys(edge_index[0], edge_index[1]).sort(stable=True)
         mask = mask[order]
 
         def masked(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            keys_used = edge_keys(source, destination)
-            spot, known = _positions(keys, keys_used)
-            return attention * torch.where(known, mask[spot], 1.0)[:, None]
+            position, known = _positions(keys, edge_keys(source, destination))
+            return attention * torch.where(known, mask[position], 1.0)[:, None]
 
         with record(self.model, perturb=masked):
-            return self._logits(graph)
-
-    def _logits(self, graph: Graph) -> Tensor:
-        out: Tensor = self.model(graph)
-        return out
+            return model(graph)
 
 
 @typed
 class GATConvs(nn.Module):
     """A copy of a `GAT` or `GATv2` made of `GATConv` or `GATv2Conv`, called as `model(x, edge_index)`.
 
-    It gives the same logits and the same attention. Explainers that hook PyG's layers, as
-    `AttentionExplainer` and `GraphMaskExplainer` do, work on it, and masks cost half of what they cost
-    through `AsPyG`. It is in evaluation mode and its weights take no gradients.
+    It gives the same logits and the same attention, in evaluation mode and without gradients of its weights.
+    Explainers that hook PyG's layers work on it, and masks cost half of what they cost through `AsPyG`.
 
     Args:
         model: for nodes, without layer normalisation, limits, or a guard that weighs edges.
-        split_heads: write every head as a layer of its own, whose outputs are joined: for
-            `GraphMaskExplainer`, which has no place for several heads in a layer.
+        split_heads: make every head a layer of its own, as `GraphMaskExplainer` needs.
 
     Raises:
         InputError: another kind of model; `AsPyG` takes most of them.
@@ -112,8 +106,14 @@ class GATConvs(nn.Module):
                 f" got {type(model).__name__}: use `AsPyG(model)`"
             )
         with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced
-            convs = [_split(layer) if split_heads else [_whole(layer)] for layer in _layers(model)]
-        self.layers = nn.ModuleList(_Joined(heads) for heads in convs)
+            layers: list[nn.Module] = []
+            for layer in _layers(model):
+                heads = [range(h, h + 1) for h in range(layer.heads)] if split_heads else [range(layer.heads)]
+                # the output layer has one head, so nothing is averaged when heads are split
+                layers.append(
+                    _Joined(_convolution(layer, part, split_heads or layer.concat) for part in heads)
+                )
+        self.layers = nn.ModuleList(layers)
         self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -136,7 +136,6 @@ class _Joined(nn.Module):
         self.convs = nn.ModuleList(convs)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return [N, sum of their widths]."""
         return torch.cat([conv(x, edge_index) for conv in self.convs], dim=1)
 
 
@@ -148,15 +147,6 @@ def _has_pyg_layers(model: nn.Module) -> bool:
 
 def _layers(model: Any) -> list[AttentionLayer]:
     return list(model.convs)
-
-
-def _whole(layer: AttentionLayer) -> nn.Module:
-    return _convolution(layer, range(layer.heads), layer.concat)
-
-
-def _split(layer: AttentionLayer) -> list[nn.Module]:
-    """One layer per head; the output layer has one head, so nothing is averaged."""
-    return [_convolution(layer, range(head, head + 1), True) for head in range(layer.heads)]
 
 
 def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:

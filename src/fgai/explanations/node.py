@@ -33,21 +33,18 @@ from fgai.typed import typed
 Names = Sequence[str] | Mapping[int, str]
 
 
-_LAYERS = ("mean", "last", "max")
-
-
 @typed
 @dataclass(frozen=True)
 class NodeView:
-    """What a model says of one node.
+    """A model's attention and prediction at one node.
 
     Attributes:
         node: its number.
-        neighbours: sources of its incoming edges by falling weight (ties by number); it may be among them.
+        neighbours: sources of its incoming edges by falling weight (ties by number), perhaps itself.
         weights: of the explanation, summing to one (not with `max` over layers).
         predicted: class with the largest logit.
         confidence: its probability.
-        label: true class, -1 where unknown.
+        label: true class, -1 if unknown.
         informative: per neighbour, whether the edge belongs to the true explanation, or None.
         num_original: nodes from this number on were injected.
     """
@@ -62,7 +59,7 @@ class NodeView:
     num_original: int
 
     def name(self, neighbour: int) -> str:
-        """How a neighbour is written: its number, `itself`, or `new` and a number for an injected one."""
+        """The number of a neighbour, `itself`, or `new` and a number for an injected one."""
         if neighbour == self.node:
             return "itself"
         return str(neighbour) if neighbour < self.num_original else f"new {neighbour - self.num_original}"
@@ -71,11 +68,11 @@ class NodeView:
 @typed
 @dataclass(frozen=True, eq=False)
 class GraphView:
-    """What a model says of a whole graph: one attention value per edge, and the predictions.
+    """A model's attention on every edge of a graph, [E, 1], and its predictions.
 
     Attributes:
-        graph: as the model read it.
-        attention: float64 [E, 1], `LayerAttention.explanation` of a layer, or layers reduced.
+        graph: prepared for the model.
+        attention: `LayerAttention.explanation` of a layer, or layers reduced.
         predicted: class of each node.
         confidence: probability of that class.
         num_original: nodes from this number on were injected.
@@ -93,12 +90,11 @@ class GraphView:
 
         Args:
             observation: see `fgai.attention.observe`.
-            layer: `mean`, `last` or `max` over layers, or one layer by number; of the heads their normalised
-                geometric mean, see `LayerAttention.explanation`.
+            layer: `mean`, `last` or `max` over layers, or one layer by number.
             original: number of nodes that were not injected; all by default.
         """
         if isinstance(layer, str):
-            one_of(layer, "layer", _LAYERS)
+            one_of(layer, "layer", ("mean", "last", "max"))
         shown = observation.attention.explanations()
         reduced = shown.layer(layer) if isinstance(layer, int) else shown.over_layers(layer)
         confidence, predicted = observation.logits.softmax(1).max(1)
@@ -122,10 +118,7 @@ class GraphView:
         sources = self.attention.source[first:last]
         weights = self.attention.values[first:last, 0]
         order = torch.argsort(self.attention.ranking()[first:last], descending=True, stable=True)
-        truth = self.graph.edge_truth
-        informative = None
-        if truth is not None and self.attention.num_edges == self.graph.num_edges:
-            informative = tuple(truth[first:last][order].tolist())
+        truth = self.graph.edge_truth if self.attention.num_edges == self.graph.num_edges else None
         return NodeView(
             node=node,
             neighbours=tuple(sources[order].tolist()),
@@ -133,7 +126,7 @@ class GraphView:
             predicted=self.predicted[node],
             confidence=self.confidence[node],
             label=-1 if self.graph.y is None else int(self.graph.y[node]),
-            informative=informative,
+            informative=None if truth is None else tuple(truth[first:last][order].tolist()),
             num_original=self.num_original,
         )
 
@@ -155,13 +148,11 @@ def explain(
     attack: AttackResult | None = None,
     names: Names | None = None,
 ) -> NodeExplanation:
-    """Say whom a node attends to, whether that survives an attack, and what is proved about it.
+    """Return whom a node attends to, whether that survives an attack, and what is proved about it.
 
-    Shown is the explanation vector of a layer, the normalised geometric mean of its heads (see
-    `LayerAttention.explanation`), by default its mean over layers; certified is the same. Under attack, ranks
-    are taken among the node's original neighbours, as the protocol does; injected ones are counted apart. A
-    node without neighbours has no explanation: the list is empty. With at most k neighbours all of them are
-    the top-k.
+    Weights are the explanation vector of a layer, the normalised geometric mean of its heads (see
+    `LayerAttention.explanation`), by default its mean over layers. Under attack, ranks are taken among the
+    node's original neighbours; injected ones are counted apart.
 
     Args:
         model: a node classifier, fgai's or any PyG model the recorder supports; left as it was.
@@ -177,9 +168,6 @@ def explain(
         attack: the result of an attack on this model, instead of running one.
         names: of the nodes, by number.
 
-    Returns:
-        The record; `.show()` prints it, `.save(path)` writes it.
-
     Raises:
         InputError: no such node, or an argument out of range.
         AttentionError: the model has no attention that can be recorded.
@@ -188,8 +176,8 @@ def explain(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
-        >>> found = fgai.explain(model, data, 24, threat="random")
-        >>> round(sum(entry["attention"] for entry in found.neighbours), 3), len(found.certified["layers"])
+        >>> record = fgai.explain(model, data, 24, threat="random")
+        >>> round(sum(entry["attention"] for entry in record.neighbours), 3), len(record.certified["layers"])
         (1.0, 2)
     """
     whole(k, "k", 1)
@@ -200,13 +188,11 @@ def explain(
     before = observe(model, graph)
     clean = GraphView.of(before, layer=layer).node(node)
     after = None
-    result = attack
-    if result is None and threat is not None:
-        chosen = threat_of(threat).sized(nodes, edges)
-        result = make_attack(chosen, k=k).run(model, graph, seed=seed)
-    if result is not None:
-        attacked_pass = observe(model, prepared(model, result.graph))
-        warn_coupled(model, before, attacked_pass, result.change.rows)
+    if attack is None and threat is not None:
+        attack = make_attack(threat_of(threat).sized(nodes, edges), k=k).run(model, graph, seed=seed)
+    if attack is not None:
+        attacked_pass = observe(model, prepared(model, attack.graph))
+        warn_coupled(model, before, attacked_pass, attack.change.rows)
         after = GraphView.of(attacked_pass, layer=layer, original=graph.num_nodes).node(node)
     return NodeExplanation(
         dataset=graph.name,
@@ -224,11 +210,7 @@ def explain(
 
 
 def name_of(node: int, names: Names | None) -> str:
-    """Return the name of a node, or its number where it has none.
-
-    Raises:
-        InputError: a sequence of names that ends before the node.
-    """
+    """Return the name of a node, its number without `names`; raise if a sequence of names is too short."""
     if isinstance(names, Mapping):
         return str(names.get(node, node))
     if names is None:
@@ -287,20 +269,13 @@ def _certified(
         }
         for index, layer in enumerate(record.layers)
     ]
-    typed_edges = any(layer.edge_type is not None for layer in before.attention)
-    radius = None if shown == "max" or typed_edges else _shown_radius(clean, k)
+    radius, typed_edges = None, any(layer.edge_type is not None for layer in before.attention)
+    if shown != "max" and not typed_edges and len(clean.weights) > k:
+        # The least l1 change of the weights that lets another neighbour into the top-k. If no layer's vector
+        # moves by more than R, their mean does not, either.
+        radius = max(0.0, clean.weights[k - 1] - clean.weights[k])
     certified = {"norm": record.norm, "k": k, "shown_radius": radius, "layers": layers, "promise": PROMISE}
     return {**certified, "injection": _against_injection(model, graph, node)}
-
-
-def _shown_radius(clean: NodeView, k: int) -> float | None:
-    """Least l1 change of the weights that lets another neighbour into the top-k; None without another.
-
-    If no layer's vector moves by more than R, their mean does not, either.
-    """
-    if len(clean.weights) <= k:
-        return None
-    return max(0.0, clean.weights[k - 1] - clean.weights[k])
 
 
 def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, Any]:

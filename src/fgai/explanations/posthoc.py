@@ -31,11 +31,9 @@ from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-FITTED_ON = 30
-"""Training nodes that PGExplainer learns from."""
+FITTED_ON = 30  # training nodes that PGExplainer learns from
 _CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
-_TOLERANCE = 1e-3
-"""Relative and absolute, between logits of the whole graph and of a receptive field."""
+_TOLERANCE = 1e-3  # relative and absolute, between logits of the whole graph and of a receptive field
 
 
 class _Order(NamedTuple):
@@ -56,7 +54,6 @@ class _RandomScores(EdgeExplainer):
         self.hops, self.generator = order.hops, torch.Generator().manual_seed(order.seed)
 
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        """Return scores from the explainer's own generator."""
         fields = _Fields(graph, self.hops)
         scores = []
         for node in nodes:
@@ -67,20 +64,13 @@ class _RandomScores(EdgeExplainer):
 
 
 class _AttentionScores(EdgeExplainer):
-    """Reads the model's attention, in one forward pass for all nodes.
-
-    Args:
-        model: with attention that can be recorded.
-        heads: how they are reduced; layers are averaged, as `FaithfulAttention` does.
-        paths: follow attention along paths instead, as `PropagatedAttention` does.
-    """
+    """The model's attention, reduced as `FaithfulAttention` or, with `paths`, `PropagatedAttention` does."""
 
     def __init__(self, model: nn.Module, heads: str, *, paths: bool = False) -> None:
         super().__init__(model)
         self.heads, self.paths = heads, paths
 
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        """Return the attention on each node's field."""
         attention = observe(self.model, graph).attention.detach()
         fields = _Fields(graph, _hops_of(self.model, len(attention)))
         shown = _on_edges(attention, fields.keys, "mean", self.heads)
@@ -102,16 +92,7 @@ def _hops_of(model: nn.Module, attentions: int) -> int:
 
 
 class _SearchedScores(EdgeExplainer):
-    """One of PyG's explainers, node by node, each on its receptive field and on a copy of the model.
-
-    The model's output for a node is the same on its field as on the whole graph, which is checked; if it is
-    not, the whole graph is searched. Every search starts from the same seed.
-
-    Args:
-        order: the model and settings.
-        make: from the numbers of layers and epochs to the algorithm.
-        split_heads: see `GATConvs`.
-    """
+    """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy."""
 
     def __init__(
         self, order: _Order, make: Callable[[int, int], ExplainerAlgorithm], *, split_heads: bool = False
@@ -123,7 +104,6 @@ class _SearchedScores(EdgeExplainer):
 
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        """Search node by node."""
         predictions = _Predictions(self, graph)
         return [EdgeScores(node, *self._scores(predictions, node)) for node in nodes]
 
@@ -131,13 +111,8 @@ class _SearchedScores(EdgeExplainer):
         """Return a new explainer on a new copy of the model: some leave traces in it."""
         algorithm = self.make(self.layers, self.epochs)
         self.name = type(algorithm).__name__
-        return Explainer(
-            duplicate(self.called),
-            algorithm,
-            explanation_type=explanation_type,
-            edge_mask_type="object",
-            model_config=_CONFIG,
-        )
+        options = {"edge_mask_type": "object", "model_config": _CONFIG}
+        return Explainer(duplicate(self.called), algorithm, explanation_type=explanation_type, **options)
 
     def search(self, field: _Field, target: Tensor) -> Tensor:
         """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
@@ -181,12 +156,7 @@ class _FittedScores(_SearchedScores):
 
 
 class _Predictions:
-    """The predictions of an explainer's model on a graph, and the receptive fields that give the same.
-
-    Args:
-        explainer: whose model is called.
-        graph: prepared for the model.
-    """
+    """The predictions of an explainer's model on a graph, and the receptive fields that give the same."""
 
     def __init__(self, explainer: _SearchedScores, graph: Graph) -> None:
         self.called, self.fields = explainer.called, _Fields(graph, explainer.hops)
@@ -194,11 +164,7 @@ class _Predictions:
             self.logits = call_model(explainer.model, graph).detach()
 
     def field(self, node: int) -> tuple[_Field, Tensor]:
-        """Return the field of a node, and [n] the class to explain.
-
-        Raises:
-            InputError: the model's output is another one on the field, and also on the whole graph.
-        """
+        """The field of a node (the whole graph if its output differs there), and [n] the class to explain."""
         for field in (self.fields.around(node), self.fields.whole(node)):
             with evaluating(self.called), torch.no_grad():
                 again = self.called(field.x, field.edge_index)[field.index]
@@ -224,21 +190,13 @@ def _running(explainer: _SearchedScores) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Known:
-    """An explainer by name.
-
-    Attributes:
-        title: in tables.
-        make: from an order.
-        epochs: of its search by default; 0 if it does not search.
-        draws: whether the seed changes the result.
-        needs: a package that fgai does not install by itself.
-    """
+    """An explainer by name."""
 
     title: str
     make: Callable[[_Order], EdgeExplainer]
-    epochs: int = 0
-    draws: bool = False
-    needs: str = ""
+    epochs: int = 0  # of its search by default; 0 if it does not search
+    draws: bool = False  # whether the seed changes the result
+    needs: str = ""  # an optional package
 
     def check(self) -> None:
         """Raise `MissingExtraError` unless the package it needs is installed."""
@@ -298,20 +256,16 @@ def edge_explainer(
         attention-mean          attention, mean over heads and layers
         attention-log           the same with the heads' geometric mean, see `FaithfulAttention`
 
-    The masks of PyG and Captum are found on a copy of the model. Nodes are searched on their receptive
-    fields, where the model's output is the same. Every search starts from the same seed, so that explanations
-    of two graphs differ only because the graphs do.
+    Masks of PyG and Captum are found on a copy of the model and on receptive fields, where its output is the
+    same. Every search starts from the same seed, so that explanations of two graphs differ only because the
+    graphs do. The explainer, called with a graph and nodes, returns one `EdgeScores` for each.
 
     Args:
         name: one of the above.
         model: a node classifier with attention, fgai's or one of PyG layers; left as it was.
         data: a `Graph` or PyG `Data`: the clean graph.
         seed: of searches and draws.
-        epochs: of a search, or steps of the integral; None for 100, 20, 10 and 50 in this order, and without
-            meaning for explainers that do not search.
-
-    Returns:
-        An explainer; called with a graph and nodes, it returns one `EdgeScores` for each.
+        epochs: of a search, or steps of the integral; by default 100, 20, 10 and 50 in this order.
 
     Raises:
         MissingExtraError: Captum is not installed.
@@ -322,8 +276,8 @@ def edge_explainer(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
-        >>> (found,) = edge_explainer("saliency", model, data)(data, [24])
-        >>> found.node, found.on(data.keys[data.adjacency.destination == 24]).shape[0]
+        >>> (scores,) = edge_explainer("saliency", model, data)(data, [24])
+        >>> scores.node, scores.on(data.keys[data.adjacency.destination == 24]).shape[0]
         (24, 8)
     """
     entry = EDGE_EXPLAINERS[checks.one_of(name, "name", tuple(EDGE_EXPLAINERS))]

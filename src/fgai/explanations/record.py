@@ -15,23 +15,15 @@ from fgai.typed import typed
 if TYPE_CHECKING:
     import pandas
 
-
 _NO_NEIGHBOURS = "It has no neighbours, so it attends to nothing."
 _BAR = 24
 _SHOWN = 10
-_ROOM = 51
-"""Columns that everything but the bars takes."""
-_LEAST = 4
-"""Columns below which bars are left out."""
+_ROOM = 51  # columns that everything but the bars takes
+_LEAST = 4  # columns below which bars are left out
 
 
 def _show(values: dict[str, Any], console: Console) -> None:
-    """Print an explanation: the prediction, the neighbours as bars, the attack, the certificates.
-
-    Args:
-        values: of `NodeExplanation.to_dict`.
-        console: where to.
-    """
+    """Print an explanation: the prediction, the neighbours as bars, the attack, the certificates."""
     node, rest = _heading(values)
     console.print(f"[bold]{escape(node)}[/]{escape(rest)}", highlight=False)
     if values["neighbours"]:
@@ -102,7 +94,7 @@ def _drawn(values: dict[str, Any], longest: int) -> RichTable:
 
 
 def _attack_sentences(values: dict[str, Any]) -> list[str]:
-    """Say what the attack did to the prediction and the neighbours; nothing where there was none."""
+    """What the attack did to the prediction and the neighbours."""
     attacked = values["attacked"]
     if not attacked:
         return []
@@ -124,28 +116,18 @@ def _attack_sentences(values: dict[str, Any]) -> list[str]:
 
 
 def _certified_sentences(values: dict[str, Any]) -> list[str]:
-    """Say what is proved about the node, layer by layer; nothing where that was not asked for."""
+    """What is proved about the node, layer by layer."""
     certified = values["certified"]
     if not certified:
         return []
-    lines = [
-        f"{layer['layer']}, {certified['norm']} ball: {_radii(layer, values)}"
-        for layer in certified["layers"]
-    ]
-    lines = [*_shown(values), *lines]
-    return [*lines, certified["promise"], *_injection_words(certified.get("injection") or {})]
-
-
-def _shown(values: dict[str, Any]) -> list[str]:
-    """What is proved about the list above where it is no single layer's."""
-    k, radius = values["k"], values["certified"].get("shown_radius")
+    k, norm, radius, lines = values["k"], certified["norm"], certified.get("shown_radius"), []
     if values["layer"] == "max":
-        return [f"the maximum over layers has no certificate; below, each layer's own top-{k}"]
-    if values["layer"] != "mean" or radius is None:
-        return []
-    norm = values["certified"]["norm"]
-    vector = "while the explanation vector of each layer moves by less than"
-    return [f"shown top-{k}, {norm} ball: cannot change {vector} {radius:.4f}"]
+        lines.append(f"the maximum over layers has no certificate; below, each layer's own top-{k}")
+    elif values["layer"] == "mean" and radius is not None:
+        vector = "while the explanation vector of each layer moves by less than"
+        lines.append(f"shown top-{k}, {norm} ball: cannot change {vector} {radius:.4f}")
+    lines += [f"{layer['layer']}, {norm} ball: {_radii(layer, values)}" for layer in certified["layers"]]
+    return [*lines, certified["promise"], *_injection_words(certified.get("injection") or {})]
 
 
 def _radii(layer: dict[str, Any], values: dict[str, Any]) -> str:
@@ -182,28 +164,25 @@ def _injection_words(proof: dict[str, Any]) -> list[str]:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class NodeExplanation(TabledDocument):
-    """The neighbours one node attends to, what an attack leaves of that, and what is proved about it.
+    """The neighbours one node attends to, under attack too, and what is proved about them.
 
     Attributes:
         dataset: name of the graph.
         node: its number.
-        name: how it is called, its number where it has no name.
-        layer: which explanation: `mean`, `last` or `max` over layers, or a layer's number.
+        name: its name or number.
+        layer: `mean`, `last` or `max` over layers, or a layer's number.
         k: neighbours in the explanation.
         predicted: class with the largest logit.
         confidence: its probability.
-        label: true class, -1 where unknown.
-        neighbours: by falling weight, each with `node`, `name`, `attention` (its weight in the explanation,
-            see `LayerAttention.explanation`), `itself`, `injected` (False here), `informative` (None where no
-            truth is known) and `attacked`, its weight under attack.
-        attacked: under attack: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay
-            among the original neighbours), `overlap`, `chance` (the overlap of a random order),
-            `new_neighbours` and the share of attention they take, `new_attention`; None without an attack.
-        certified: `norm`, `k`, `shown_radius` (of the top-k that is shown, where layers are averaged: the
-            explanation vector of each moved by less; None for the maximum and where nothing can change),
-            `layers` (each layer's own `topk`, its radius, that of the class, and what is known of it),
-            `promise` and `injection` (layers that injected nodes cannot reorder, the `condition` for that,
-            and whether the class holds against one of them); None if it was not asked for.
+        label: true class, -1 if unknown.
+        neighbours: by falling weight, each with `node`, `name`, `attention` (its weight), `itself`,
+            `injected` (False here), `informative` (None if unknown) and `attacked`, its weight under attack.
+        attacked: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay), `overlap`,
+            `chance` (the overlap of a random order), `new_neighbours` and `new_attention`, their share; None
+            without an attack.
+        certified: `norm`, `k`, `shown_radius` (of the shown top-k where layers are averaged), `layers` (each
+            with `topk`, its radius, that of the class, and its status), `promise` and `injection` (layers
+            that injected nodes cannot reorder, the `condition`, and whether the class holds); or None.
     """
 
     KIND: ClassVar[str] = "explanation"
@@ -225,13 +204,9 @@ class NodeExplanation(TabledDocument):
         _show(self.to_dict(), console or Console())
 
     def tables(self) -> list[Table]:
-        """Return the neighbours; what the attack did and what is proved stands in notes."""
+        """Return the neighbours, with notes on the attack and the certificates."""
         return [_neighbour_table(self.to_dict())]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return the neighbours as a `DataFrame`, by falling attention.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return the neighbours by falling attention as a `DataFrame` (needs pandas)."""
         return data_frame(self.neighbours)

@@ -21,33 +21,17 @@ from fgai.typed import typed
 
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """A node with the edges around it, to search for an explanation in.
+    """A node with the edges around it, without self-loops."""
 
-    Attributes:
-        x: [n, F], features of its nodes.
-        edge_index: [2, K], between positions in `x`; self-loops are left out.
-        keys: [K] of the same edges in the whole graph, sorted.
-        reached: bool [K], whether they are in the receptive field.
-        index: position of the node in `x`.
-    """
-
-    x: Tensor
-    edge_index: Tensor
-    keys: Tensor
-    reached: Tensor
-    index: int
+    x: Tensor  # [n, F], features of its nodes
+    edge_index: Tensor  # [2, K], between positions in `x`
+    keys: Tensor  # [K] of the same edges in the whole graph, sorted
+    reached: Tensor  # bool [K], whether they are in the receptive field
+    index: int  # position of the node in `x`
 
 
 class _Fields:
-    """The receptive fields of a graph's nodes.
-
-    Args:
-        graph: with features.
-        hops: layers that pass messages.
-
-    Raises:
-        InputError: it has no features.
-    """
+    """The receptive fields of a graph's nodes through `hops` layers that pass messages."""
 
     def __init__(self, graph: Graph, hops: int) -> None:
         if graph.features is None:
@@ -76,8 +60,8 @@ class _Fields:
         used = self.edges(node)
         ends = torch.stack([self.source[used], self.destination[used]])
         centre = torch.tensor([node], device=ends.device)
-        nodes, places = torch.unique(torch.cat([ends.flatten(), centre]), return_inverse=True)
-        return _Field(self.x[nodes], places[:-1].view(2, -1), self.keys[used], used[used], int(places[-1]))
+        nodes, index = torch.unique(torch.cat([ends.flatten(), centre]), return_inverse=True)
+        return _Field(self.x[nodes], index[:-1].view(2, -1), self.keys[used], used[used], int(index[-1]))
 
     def whole(self, node: int) -> _Field:
         """The whole graph, for models in which more than messages joins nodes."""
@@ -87,14 +71,12 @@ class _Fields:
 @typed
 @dataclass(frozen=True, eq=False)
 class EdgeScores:
-    """The scores of one node: one for every edge of its receptive field.
-
-    Self-loops are left out: masks do not reach those that layers add.
+    """The scores of one node: one for every edge of its receptive field, without self-loops.
 
     Attributes:
-        node: which is explained.
-        keys: [K] identities of the edges, sorted; see `fgai.sparse.edge_keys`.
-        values: [K], the larger the more the edge matters; only their order within a node compares.
+        node: that is explained.
+        keys: [K] sorted keys of the edges, see `fgai.sparse.edge_keys`.
+        values: [K], larger for edges that matter more; only their order within a node is comparable.
 
     Example:
         >>> from fgai.sparse import edge_keys
@@ -131,27 +113,22 @@ class EdgeScores:
 
 @typed
 class EdgeExplainer(ABC):
-    """One explainer of one model: called with a graph and some nodes. `edge_explainer` makes them by name.
-
-    A subclass writes `explain`.
+    """One explainer of one model, called with a graph and nodes; a subclass defines `explain`.
 
     Args:
-        model: left as it is.
-        seed: of whatever is drawn.
+        model: not modified.
+        seed: of random numbers.
     """
 
     def __init__(self, model: nn.Module, seed: int = 0) -> None:
         self.model, self.seed = model, checks.seed(seed)
 
     def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
-        """Explain some nodes of a graph.
+        """Return the scores of some nodes of a graph, in their order.
 
         Args:
             data: a `Graph` or PyG `Data`: the clean one, or one with nodes or edges added or removed.
             nodes: their numbers.
-
-        Returns:
-            Scores in the order of `nodes`.
 
         Raises:
             InputError: no such node, or a graph the model cannot read.
@@ -168,12 +145,7 @@ class EdgeExplainer(ABC):
 
     @abstractmethod
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        """Explain nodes of a graph that is prepared for the model.
-
-        Args:
-            graph: prepared.
-            nodes: numbers that are there.
-        """
+        """Return the scores of nodes of a graph that is prepared for the model."""
 
 
 def _check_keys(keys: Tensor) -> None:
