@@ -80,15 +80,13 @@ class Objective:
             attention of all `heads`.
         node_mean: whether the loss is the mean over the attacked rows of a function of that row's logits.
         constrained: whether a value below zero means that a demand was not met.
-        damage: (logits, attention, clean) → a scalar, larger for a stronger attack: the number that is
-            reported. None takes the loss.
-        classes: whether the damage is one minus the task's score, so that a search may climb any loss
-            that makes rows wrong.
-        explanation: the loss as a sum over rows of attention, where it is one; it can then be computed row
-            by row.
+        damage: (logits, attention, clean) → the scalar that is reported, larger for a stronger attack; None
+            takes the loss.
+        classes: whether the damage is one minus the task's score: a search may climb any loss of wrong rows.
+        explanation: the loss as a sum over rows of attention, where it is one.
 
     Raises:
-        InputError: for another word in `reads`, or a mean over rows that reads attention.
+        InputError: another word in `reads`, or a mean over rows that reads attention.
 
     Example:
         >>> spread = Objective("spread", lambda logits, attention, clean: logits.std(), reads="logits")
@@ -123,11 +121,7 @@ class Objective:
 
     @classmethod
     def of(cls, given: str | Objective | Loss, k: int = 5) -> Objective:
-        """Return an objective by name, as it is, or from a function that may read everything.
-
-        Args:
-            given: a name from `OBJECTIVES`, an `Objective`, or a function like `loss`.
-            k: size of the explanation, for named objectives that need one.
+        """Return a named objective with explanations of size k, an `Objective` as it is, or one of a loss.
 
         Raises:
             InputError: an unknown name, or something that cannot be called.
@@ -158,14 +152,14 @@ def _wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tenso
 
 @typed
 def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Cross-entropy of the attacked logits against the clean prediction; we maximise it."""
+    """Cross-entropy of the attacked logits against the clean prediction, to be maximised."""
     label = clean.logits[clean.nodes].argmax(1)
     return cross_entropy(logits[clean.nodes], label)
 
 
 @typed
 def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Best wrong logit minus the clean prediction's logit, cut at a small positive value; we maximise it.
+    """Best wrong logit minus the clean prediction's logit, cut at a small positive value, to be maximised.
 
     Nodes that are wrong already by a clear margin give no more gradient, so the budget goes to the others.
     """
@@ -191,9 +185,9 @@ class Explanation:
 
         mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
-    is a smooth share of the explanation lost; we maximise its mean over nodes and layers. Logarithms make the
-    margin a difference of scores, which has a useful size however flat the attention is; the sigmoid spends
-    the budget on swaps within reach, neither on those already made nor on hopeless ones.
+    is a smooth share of the explanation lost; its mean over nodes and layers is maximised. Logarithms make
+    the margin a difference of scores, which has a useful size however flat the attention is; the sigmoid
+    spends the budget on swaps within reach, neither on those already made nor on hopeless ones.
 
     Args:
         k: size of the explanation.
@@ -206,9 +200,8 @@ class Explanation:
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return the smooth share of the explanation lost."""
         total = logits.new_zeros(())
-        for before, after, (members, rows) in zip(
-            clean.attention.layers, attention.layers, clean.members(self.k), strict=True
-        ):
+        layers = zip(clean.attention.layers, attention.layers, clean.members(self.k), strict=True)
+        for before, after, (members, rows) in layers:
             if rows.numel():
                 lost, terms = self.lost(*_carried(before, after), members, before.rowptr, rows)
                 total = total + lost / terms.clamp(min=1)
@@ -217,15 +210,9 @@ class Explanation:
     def shares(
         self, attention: AttentionMap, clean: Clean, touched: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss, and the share of the top-k that touched nodes lost.
+        """Return the loss, and the share of the top-k that touched nodes (per layer bool [N]) lost.
 
-        The share is the mean over layers with a touched node that has more than k neighbours; 0 if there is
-        no such layer.
-
-        Args:
-            attention: on the perturbed graph.
-            clean: what the model said before.
-            touched: per layer bool [N], the nodes within reach of the perturbation.
+        The share is the mean over layers with a touched node that has more than k neighbours; 0 without any.
         """
         total = clean.logits.new_zeros(())
         gone, measured = clean.logits.new_zeros(()), clean.logits.new_zeros(())
@@ -241,11 +228,7 @@ class Explanation:
         return total / max(1, len(attention.layers)), gone / measured.clamp(min=1)
 
     def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return one minus the top-k overlap of the touched nodes, as tables report it.
-
-        That is the mean over layers with a touched node that has more than k neighbours; 0 if there is no
-        such layer.
-        """
+        """Return one minus the top-k overlap of the touched nodes, as tables report it; see `shares`."""
         touched = touched_rows(clean.attention, attention)
         kept = mean_of_defined(kept_by_layer(clean.attention, attention, self.k, touched))
         return logits.new_tensor(1 - kept if kept == kept else 0.0, dtype=torch.float64)
@@ -276,38 +259,28 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
     spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
     there = after.keys[spot] == before.keys
-    now = _log_attention(after.values) if after.scores is None else after.scores
+    now = after.scores
+    if now is None:
+        now = mean_heads(after.values.clamp(min=torch.finfo(after.values.dtype).tiny).log())
     return at(now, spot), there
 
 
 @typed
-def _log_attention(values: Tensor) -> Tensor:
-    """Logarithm of the attention [E, H], mean over the heads; [E]."""
-    if values.dim() != 2 or not values.is_floating_point():
-        got = f"{values.dtype} {tuple(values.shape)}"
-        raise InputError(f"`values` must be floating-point of shape [edges, heads], got {got}")
-    return mean_heads(values.clamp(min=torch.finfo(values.dtype).tiny).log())
-
-
-class _Intruders:
-    """Attention for the new nodes: their mass at the original nodes they are joined to.
+def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+    """Attention for the new nodes: their mass at the original nodes they are joined to, in [0, 1].
 
         mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
 
-    Heads are averaged. We maximise it; 0 on the clean graph, and for changes without new nodes.
+    Heads are averaged. 0 on the clean graph, and for changes without new nodes.
     """
-
-    @typed
-    def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return the mean mass, in [0, 1]."""
-        total = logits.new_zeros(())
-        for before, after in zip(clean.attention.layers, attention.layers, strict=True):
-            old = before.num_nodes
-            new = (after.source >= old) & (after.destination < old)
-            joined = (row_sum(new, after.rowptr) > 0).sum()
-            mass = torch.where(new, after.values.mean(1), 0.0).sum()
-            total = total + mass / joined.clamp(min=1)
-        return total / max(1, len(attention.layers))
+    total = logits.new_zeros(())
+    for before, after in zip(clean.attention.layers, attention.layers, strict=True):
+        old = before.num_nodes
+        new = (after.source >= old) & (after.destination < old)
+        joined = (row_sum(new, after.rowptr) > 0).sum()
+        mass = torch.where(new, after.values.mean(1), 0.0).sum()
+        total = total + mass / joined.clamp(min=1)
+    return total / max(1, len(attention.layers))
 
 
 @typed
@@ -324,16 +297,8 @@ class _Preserving:
 
         hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
 
-    own being the clean prediction. We maximise both. The damage is the same with the share of the top-k that
-    touched nodes lost in the place of `Explanation(k)`.
-
-    Args:
-        k: size of the explanation.
-        keep: share of the attacked nodes that must keep their class, above 0 and at most 1.
-        slack: distance to the class boundary, in nats, from which the hinge pushes back.
-
-    Raises:
-        InputError: if `keep` is not a share.
+    own being the clean prediction. The damage is the same with the share of the top-k that touched nodes lost
+    in the place of `Explanation(k)`.
     """
 
     def __init__(self, k: int = 5, keep: float = 0.995, slack: float = 0.5) -> None:
@@ -344,7 +309,6 @@ class _Preserving:
 
     @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return the value, with the gradient of the function climbed in its place."""
         gained = self._explanation(logits, attention, clean)
         own = clean.logits[clean.nodes].argmax(1)
         gap = -_gap(log_softmax(logits[clean.nodes], dim=1), own)
@@ -356,7 +320,6 @@ class _Preserving:
         return guide + (value - guide.detach())
 
     def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return the share of the explanation lost, or by how much too few classes were kept."""
         kept = self._kept(logits, clean)
         if bool(kept >= self.keep):
             return self._explanation.damage(logits, attention, clean)
@@ -380,12 +343,18 @@ def explanation(k: int = 5) -> Objective:
     return Objective("explanation", smooth, "ranking", damage=smooth.damage, explanation=smooth)
 
 
-INTRUDERS = Objective("intruders", _Intruders(), "ranking")
+INTRUDERS = Objective("intruders", _intruders, "ranking")
 
 
 @typed
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
-    """Return the objective of `_Preserving`: another top-k, the same class."""
+    """Return the objective of another top-k while predicted classes stay.
+
+    Args:
+        k: size of the explanation.
+        keep: share of the attacked nodes that must keep their class, above 0 and at most 1.
+        slack: distance to the class boundary, in nats, from which a hinge pushes back.
+    """
     value = _Preserving(k, keep, slack)
     return Objective("preserving", value, "ranking", constrained=True, damage=value.damage)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,10 +31,8 @@ class AttentionShift:
 
     Attributes:
         name: of the layer.
-        delta: [E, H], the perturbation with the largest mean shift; `fgai.attention.record` can add it to
-            the layer again.
-        logits: [N] (a row per node, link or small graph), the largest total variation of logits at any
-            perturbation tried.
+        delta: [E, H], the perturbation with the largest mean shift, as `fgai.attention.record` takes it.
+        logits: [N], the largest total variation of the logits of every row at any perturbation tried.
         probabilities: [N], the same on probabilities; at most 1.
     """
 
@@ -62,7 +61,7 @@ def attack_attention(
     by projected gradient ascent: D is the total variation, averaged over nodes; w is one layer's attention
     before dropout, and w + δ takes its place without being normalised again. This is the adversary of the
     paper's Algorithm 1, which takes the output layer; here every layer is attacked, one at a time. It is a
-    lower bound on the worst case. `fgai.certify` has the upper one, exact where a layer's `class_status` is.
+    lower bound on the worst case; `fgai.certify` has the upper one, exact where a layer's `class_status` is.
 
     Args:
         model: fgai's or any PyG attention model; run in evaluation mode and left as it was.
@@ -74,7 +73,7 @@ def attack_attention(
         seed: of the random point.
 
     Returns:
-        One `AttentionShift` per layer, in the order the layers ran; the last is the output layer's.
+        One `AttentionShift` per layer, in the order the layers ran.
 
     Raises:
         InputError: an argument out of range, or logits that are not finite.
@@ -99,62 +98,39 @@ def attack_attention(
     with evaluating(model, freeze=True):
         seen = observe(model, graph)
         finite(seen.logits, "the model's logits")
-        return tuple(
-            _Ascent(model, graph, seen.logits, layer, index, divergence).run(radius, norm, steps, seed)
-            for index, layer in enumerate(seen.attention)
-        )
+        ascend = partial(_ascend, model, graph, seen.logits, divergence, radius, norm, steps, seed)
+        return tuple(ascend(layer, index) for index, layer in enumerate(seen.attention))
 
 
-class _Ascent:
-    """Projected gradient ascent on the attention of one layer.
-
-    Args:
-        model: frozen, in evaluation mode.
-        graph: prepared for the model.
-        clean: [N, C], the logits without a perturbation.
-        layer: the attention that is perturbed.
-        index: of the layer.
-        climb: which change is maximised, of `DIVERGENCES`.
-    """
-
-    def __init__(
-        self, model: nn.Module, graph: Graph, clean: Tensor, layer: LayerAttention, index: int, climb: str
-    ) -> None:
-        self.model, self.graph, self.clean, self.climb = model, graph, clean, climb
-        self.layer, self.index = layer, index
-        self.largest = dict.fromkeys(DIVERGENCES, clean.new_zeros(clean.shape[0]))
-
-    def run(self, radius: float, norm: str, steps: int, seed: int) -> AttentionShift:
-        """Climb from a random point; the best point seen is kept, the start included."""
-        rowptr, values = self.layer.rowptr, self.layer.values
-        options: dict[str, Any] = {
-            "generator": torch.Generator().manual_seed(seed),
-            "dtype": values.dtype,
-        }
-        heads = range(self.layer.num_heads)
-        points = [balls.random_point(rowptr, len(values), radius, norm, **options) for _ in heads]
-        delta = torch.stack(points, dim=1)
-        best, best_value = delta, -1.0
-        for step in range(steps + 1):
-            moving = delta.requires_grad_(step < steps)
-            value = self._shift(moving)
-            if float(value.detach()) > best_value:
-                best, best_value = delta, float(value.detach())
-            if step < steps:
-                (gradient,) = torch.autograd.grad(value, moving)
-                stride = 2.5 * radius / steps
-                climbed = delta.detach() + balls.steepest(gradient, rowptr, stride, norm)
-                delta = balls.project(climbed, rowptr, radius, norm)
-        kept = self.layer.with_values(best.detach())
-        return AttentionShift(self.layer.name, kept, self.largest["logits"], self.largest["probabilities"])
-
-    def _shift(self, delta: Tensor) -> Tensor:
-        """The mean change at one point; what every row reached is noted."""
-        logits = observe(self.model, self.graph, grad=True, perturb={self.index: delta}).logits
-        found = {
-            "logits": tvd(self.clean, logits, "logits"),
-            "probabilities": tvd(self.clean, logits, "probabilities"),
-        }
-        for name, change in found.items():
-            self.largest[name] = torch.maximum(self.largest[name], change.detach())
-        return found[self.climb].mean()
+def _ascend(
+    model: nn.Module,
+    graph: Graph,
+    clean: Tensor,
+    climbed: str,
+    radius: float,
+    norm: str,
+    steps: int,
+    seed: int,
+    layer: LayerAttention,
+    index: int,
+) -> AttentionShift:
+    """Climb on one layer's attention from a random point; the best point seen is kept, the start included."""
+    rowptr, values = layer.rowptr, layer.values
+    options: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed), "dtype": values.dtype}
+    draws = [balls.random_point(rowptr, len(values), radius, norm, **options) for _ in range(layer.num_heads)]
+    delta = torch.stack(draws, dim=1)
+    best, best_value = delta, -1.0
+    largest = dict.fromkeys(DIVERGENCES, clean.new_zeros(clean.shape[0]))
+    for step in range(steps + 1):
+        moving = delta.requires_grad_(step < steps)
+        logits = observe(model, graph, grad=True, perturb={index: moving}).logits
+        changes = {space: tvd(clean, logits, space) for space in DIVERGENCES}
+        largest = {space: torch.maximum(largest[space], changes[space].detach()) for space in DIVERGENCES}
+        value = changes[climbed].mean()
+        if float(value.detach()) > best_value:
+            best, best_value = delta, float(value.detach())
+        if step < steps:
+            (gradient,) = torch.autograd.grad(value, moving)
+            moved = delta.detach() + balls.steepest(gradient, rowptr, 2.5 * radius / steps, norm)
+            delta = balls.project(moved, rowptr, radius, norm)
+    return AttentionShift(layer.name, layer.with_values(best.detach()), **largest)

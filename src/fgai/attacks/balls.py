@@ -25,19 +25,7 @@ Radius = float | Tensor
 
 
 def _norms(delta: Tensor, rowptr: Tensor, norm: str = "l1") -> Tensor:
-    """The norm of every row, [N] or [N, H]; 0 for an empty row.
-
-    Args:
-        delta: [E] or [E, H].
-        rowptr: [N+1].
-        norm: "l1" (sum of absolute values), "l2" (Euclidean) or "linf" (largest absolute value).
-
-    Example:
-        >>> _norms(torch.tensor([3.0, -4.0, 1.0]), torch.tensor([0, 2, 3]), "l2").tolist()
-        [5.0, 1.0]
-    """
-    checks.one_of(norm, "norm", NORMS)
-    check_rows(delta, rowptr, "delta")
+    """The norm of every row, [N] or [N, H]; 0 for an empty row."""
     size = delta.detach().abs()
     if norm == "l1":
         return row_sum(size, rowptr)
@@ -52,13 +40,11 @@ def _norms(delta: Tensor, rowptr: Tensor, norm: str = "l1") -> Tensor:
 
 @torch.no_grad()
 def project(delta: Tensor, rowptr: Tensor, radius: Radius, norm: str = "l1") -> Tensor:
-    """The nearest point (Euclidean) of every row's ball.
+    """Return the nearest point (Euclidean) of every row's ball; rows inside their ball stay as they are.
 
         l1    soft threshold: sign(x) max(|x| - θ, 0), θ such that the row's norm is R
         l2    x min(1, R / ||x||_2)
         linf  x clipped to [-R, R]
-
-    Rows inside their ball come back unchanged.
 
     Args:
         delta: [E] or [E, H].
@@ -66,11 +52,8 @@ def project(delta: Tensor, rowptr: Tensor, radius: Radius, norm: str = "l1") -> 
         radius: R >= 0, a number or [N].
         norm: "l1", "l2" or "linf".
 
-    Returns:
-        Like `delta`.
-
     Raises:
-        InputError: if a radius is negative, has another length, or the norm is unknown.
+        InputError: a radius is negative or has another length, or the norm is unknown.
 
     Example:
         >>> project(torch.tensor([3.0, -1.0, 0.5]), torch.tensor([0, 2, 3]), 1.0, "l1").tolist()
@@ -103,7 +86,7 @@ def random_point(
     generator: Any,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """A point drawn uniformly from every row's ball.
+    """Return a point [E] drawn uniformly from every row's ball, on the device of `rowptr`.
 
     l1: signed exponentials divided by their sum and one exponential more; l2: a normal direction at distance
     R u^(1/d), u uniform; linf: uniform in [-R, R].
@@ -117,13 +100,10 @@ def random_point(
             random numbers with the methods `rand(size)` and `randn(size)`, float64.
         dtype: of the result.
 
-    Returns:
-        [E], on the device of `rowptr`.
-
     Example:
         >>> rowptr = torch.tensor([0, 3, 5])
-        >>> point = random_point(rowptr, 5, 0.1, "l1", generator=torch.Generator().manual_seed(1))
-        >>> bool((_norms(point, rowptr, "l1") <= 0.1).all())
+        >>> point = random_point(rowptr, 5, 0.1, "linf", generator=torch.Generator().manual_seed(1))
+        >>> bool((point.abs() <= 0.1).all())
         True
     """
     checks.one_of(norm, "norm", NORMS)
@@ -150,16 +130,16 @@ def random_point(
 
 
 def _drawn(kind: str, size: int, generator: Any) -> Tensor:
-    if not isinstance(generator, torch.Generator):
-        drawn: Tensor = getattr(generator, kind)(size)
-        return drawn
-    draw = torch.rand if kind == "rand" else torch.randn
-    return draw(size, generator=generator, dtype=torch.float64, device=generator.device)
+    options: dict[str, Any] = {}
+    if isinstance(generator, torch.Generator):
+        options = {"generator": generator, "dtype": torch.float64, "device": generator.device}
+    numbers: Tensor = getattr(torch if options else generator, kind)(size, **options)
+    return numbers
 
 
 @torch.no_grad()
 def steepest(gradient: Tensor, rowptr: Tensor, step_size: Radius, norm: str = "l1") -> Tensor:
-    """The step of given size along which a linear function rises most.
+    """Return the step of given size along which a linear function rises most; like `gradient`.
 
         argmax <gradient, step> over ||step|| <= step_size
 
@@ -167,17 +147,13 @@ def steepest(gradient: Tensor, rowptr: Tensor, step_size: Radius, norm: str = "l
         l2    along the gradient
         linf  the sign of every entry
 
-    With `step_size` equal to the radius it is the maximiser of a linear function over the ball. Rows whose
-    gradient is zero do not move.
+    Rows whose gradient is zero do not move.
 
     Args:
         gradient: [E] or [E, H].
         rowptr: [N+1].
         step_size: a number or [N].
         norm: "l1", "l2" or "linf".
-
-    Returns:
-        Like `gradient`.
 
     Example:
         >>> steepest(torch.tensor([1.0, -3.0, 0.0]), torch.tensor([0, 2, 3]), 0.5, "l1").tolist()
@@ -195,16 +171,11 @@ def steepest(gradient: Tensor, rowptr: Tensor, step_size: Radius, norm: str = "l
         gradient = gradient / torch.where(largest > 0, largest, 1.0).index_select(0, row)
         length = _norms(gradient, rowptr, "l2").clamp(min=1)
         return gradient * (size / length).index_select(0, row)
-    chosen = _first_largest(gradient.abs(), rowptr, row)
-    return torch.where(chosen, gradient.sign() * size.index_select(0, row), 0.0)
-
-
-def _first_largest(values: Tensor, rowptr: Tensor, row: Tensor) -> Tensor:
-    """Mask of the first largest entry of every row, like `values`."""
-    top = values == row_max(values, rowptr).index_select(0, row)
+    top = gradient.abs() == row_max(gradient.abs(), rowptr).index_select(0, row)
     seen = top.long().cumsum(0)
     before = torch.cat([torch.zeros_like(seen[:1]), seen]).index_select(0, rowptr[:-1].index_select(0, row))
-    return top & (seen - before == 1)
+    first = top & (seen - before == 1)
+    return torch.where(first, gradient.sign() * size.index_select(0, row), 0.0)
 
 
 def _per_row(radius: Radius, like: Tensor, rowptr: Tensor, name: str = "radius") -> Tensor:
@@ -212,16 +183,13 @@ def _per_row(radius: Radius, like: Tensor, rowptr: Tensor, name: str = "radius")
     num_rows = rowptr.numel() - 1
     if isinstance(radius, Tensor) and radius.dim() > 0:
         if radius.shape != (num_rows,):
-            raise InputError(
-                f"`{name}` must be one number or one per node, [{num_rows}], got {tuple(radius.shape)}"
-            )
+            got = tuple(radius.shape)
+            raise InputError(f"`{name}` must be one number or one per node, [{num_rows}], got {got}")
         limit = radius.to(like)
         if limit.device.type == "cpu" and bool((limit < 0).any()):
             raise InputError(f"`{name}` must not be negative, got {float(limit.min())}")
     else:
-        limit = torch.full(
-            (num_rows,), checks.at_least(float(radius), name, 0), dtype=like.dtype, device=like.device
-        )
+        limit = like.new_full((num_rows,), checks.at_least(float(radius), name, 0))
     return limit[:, None] if like.dim() > 1 else limit
 
 

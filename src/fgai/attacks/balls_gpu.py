@@ -9,8 +9,7 @@ from torch import Tensor
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-TILE = 128
-"""Edges that are looked at together."""
+TILE = 128  # edges read together
 
 
 @triton.jit
@@ -40,13 +39,7 @@ def _threshold(size, rowptr, limit, found, H, B: tl.constexpr):
 
 
 def threshold(size: Tensor, rowptr: Tensor, limit: Tensor) -> Tensor:
-    """θ of every row [N] or [N, H], float64; 0 for rows inside their ball.
-
-    Args:
-        size: [E] or [E, H], absolute values.
-        rowptr: [N + 1].
-        limit: [N], the radius of every row.
-    """
+    """θ of every row [N] or [N, H], float64, from absolute values [E] or [E, H] and radii `limit` [N]."""
     size, rows = size.contiguous(), rowptr.numel() - 1
     heads = 1 if size.dim() == 1 else size.shape[1]
     found = torch.zeros(rows, *size.shape[1:], dtype=torch.float64, device=size.device)

@@ -45,14 +45,14 @@ class Ledger:
         steps: gradient steps over all restarts.
         forwards: forward passes, the judging ones included.
         seconds: wall-clock time.
-        gradient: largest entry of any gradient seen, in size; 0 where none was taken.
+        gradient: largest entry of any gradient, in size; 0 where none was taken.
         curve: objective at each candidate that was judged, in order.
         feasible: share of those that kept what the objective demands; None where it demands nothing.
         partial: forward passes that computed only the rows in reach of the change.
         share: mean over the forward passes of the work done, as a share of a full pass.
-        members: of an ensemble, what each member found where, and what that took; empty for other attacks.
+        members: of an ensemble, a row per member and rule of endpoints; empty for other attacks.
         damages: what each proposed change was chosen by, random noise first; judged afresh by a full pass.
-        won: place of the chosen change among those.
+        won: index of the chosen change among those.
         rules: of an ensemble, the rule that chose the endpoints of each proposed change; else empty.
     """
 
@@ -70,9 +70,7 @@ class Ledger:
     rules: list[str] = field(default_factory=list)
 
     def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
-        """Return the member that proposed each change, None for noise, and the change's damage.
-
-        Every restart proposes random noise first, then what its members found.
+        """Return the member that proposed each change, None for a restart's noise, and the change's damage.
 
         Example:
             >>> rows = [{"member": "sign"}, {"member": "polish"}]
@@ -81,10 +79,7 @@ class Ledger:
         """
         restarts = max(1, len(self.damages) - len(self.members))
         each, rows = len(self.members) // restarts, iter(self.members)
-        return [
-            (None if place % (each + 1) == 0 else next(rows), damage)
-            for place, damage in enumerate(self.damages)
-        ]
+        return [(None if i % (each + 1) == 0 else next(rows), d) for i, d in enumerate(self.damages)]
 
     def note(self, result: SearchResult) -> None:
         """Add the steps of a search and the largest gradient it saw."""
@@ -143,8 +138,7 @@ class Judge:
     def change(self, change: GraphChange) -> Tensor:
         """Return the objective after a change of the clean graph, with gradients to its features.
 
-        Preferable to putting the graph together: changes in a row that share their edges share that work, and
-        only the rows in reach are computed where that pays.
+        Successive changes with the same edges share work; where that pays, only rows in reach are computed.
         """
         if change.entry_values is not None:
             return self(change.apply(self.graph)[0])
@@ -155,7 +149,7 @@ class Judge:
         return value
 
     def site(self, change: GraphChange) -> _InjectionSite:
-        """Return the model where the edges of a change are fixed; the last one is kept."""
+        """Return the model where the edges of a change are fixed; the last one is reused."""
         if self._last is None or not self._last[0].same(change):
             if self._last is not None and self._single < SINGLE_USES:
                 self._single = self._single + 1 if self._last[1].passes < 2 else 0
@@ -305,10 +299,7 @@ class Attack(ABC):
         """
 
     def specification(self) -> dict[str, Any]:
-        """Return what is searched and how, in plain values; records name it by a hash.
-
-        Two attacks of one specification and version find the same.
-        """
+        """Return what is searched and how, in plain values; with the version it decides the result."""
         return {
             "attack": self.name,
             "version": self.version,
@@ -317,13 +308,7 @@ class Attack(ABC):
         }
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
-        """Return what the strongest change is chosen by: the objective's value, if not overridden.
-
-        Args:
-            judge: of this attack.
-            change: checked against the budget.
-            value: of the objective after it, judged afresh.
-        """
+        """Return what the strongest change is chosen by: the objective's value, if not overridden."""
         return value
 
     @property
@@ -360,20 +345,19 @@ class Attack(ABC):
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
             seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
-            vanilla: the model the attacked one was made from, read by attacks that choose endpoints or try
-                what broke it. None: the model itself.
-            on_step: called with a few words before each long step of the search.
-            tracker: told of every value judged, in order, when the search is over: to read one earlier would
-                make the device wait.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
+            vanilla: the model the attacked one was made from, read by attacks that choose endpoints or
+                transfer; None for the model itself.
+            on_step: called with a few words before each long step of the search.
+            tracker: receives every value judged, in order, when the search is over.
 
         Raises:
-            BudgetError: if the budget is impossible on this graph or the attack overspent it.
-            InputError: if the model's output is not finite, so that nothing can be compared.
+            BudgetError: the budget is impossible on this graph, or the attack overspent it.
+            InputError: the model's output is not finite.
         """
-        given = as_graph(data)
-        task = task_of(given)
-        graph = prepared(model, task.view(given, self.budget.targets))
+        whole = as_graph(data)
+        task = task_of(whole)
+        graph = prepared(model, task.view(whole, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
             self.budget.check_box(graph)
@@ -392,9 +376,7 @@ class Attack(ABC):
             clean = Clean(logits, attention, rows, task.labels(graph), task.name, task.headline_for(graph))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
-                raise InputError(
-                    f"the model's output on {graph.name!r} is not finite; there is nothing to attack"
-                )
+                raise InputError(f"the model's output on {graph.name!r} is not finite; nothing to attack")
             judge = Judge(model, graph, self.objective, clean, ledger, recompute, vanilla, on_step)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(checks.seed(seed) * 7_919 + restart)
@@ -428,28 +410,16 @@ class Attack(ABC):
 
 
 class _ReportedAttack(Attack):
-    """An attack whose strongest change is the one with the largest `Objective.damage`.
-
-    Its searches climb the objective's loss. For wrong predictions they climb several losses, see
-    `fgai.attacks.search.scores.ROW_LOSSES`.
-    """
+    """Climbs the objective's loss (for classes, one of `ROW_LOSSES`) and chooses by `Objective.damage`."""
 
     @property
     def searches(self) -> bool:
-        """It does, with steps of its own."""
         return True
 
-    @property
-    def reads(self) -> bool:
-        """Whether attention is what it aims at."""
-        return self.objective.reads != "logits"
-
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
-        """Return the objective's damage after the change, from a full pass."""
         return float(self.objective.judged(*judge.look(change), judge.clean))
 
     def predicted(self, judge: Judge) -> Tensor | None:
-        """Return the clean predictions [N], where there is one for every node."""
         logits = judge.clean.logits
         return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
 
@@ -462,18 +432,16 @@ class _ReportedAttack(Attack):
         recompute: Recompute | None,
         moves: str = "features",
     ) -> _InjectionSite:
-        """Return the model as a function of a field of the change; partial passes where they serve."""
         partial = recompute if self.objective.classes or self.objective.explanation is not None else None
         return _InjectionSite(model, graph, change, clean, partial, reads=self.objective.reads, moves=moves)
 
     def climb(
         self, site: _InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box
     ) -> list[SearchResult]:
-        """Climb from several starts [B, M, F] side by side and return the worst point of each by damage."""
         return climb(site, _damage_at(site, self.objective, [one.loss for one in specs]), start, specs, box)
 
     def tried(self, site: _InjectionSite, values: Tensor, losses: Sequence[str]) -> list[tuple[float, float]]:
-        """Return the damage and the loss of each of these values [B, M, F]."""
+        """The damage and the loss of each of these values [B, M, F]."""
         with torch.no_grad():
             loss, damage = _damage_at(site, self.objective, losses)(site.view(values))
         return list(zip(damage.tolist(), loss.tolist(), strict=True))
@@ -486,8 +454,8 @@ def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
     for step, value in enumerate(result.ledger.curve):
         best = max(best, value)
         tracker.on_epoch(run, step, {"value": value, "best": best})
-    found: dict[str, float | str] = {"clean": result.start, "noise": result.noise, "attacked": result.value}
-    tracker.on_end(run, {**found, "steps": result.ledger.steps, "seconds": result.ledger.seconds})
+    totals: dict[str, float | str] = {"clean": result.start, "noise": result.noise, "attacked": result.value}
+    tracker.on_end(run, {**totals, "steps": result.ledger.steps, "seconds": result.ledger.seconds})
 
 
 def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
@@ -500,10 +468,8 @@ def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
     elif result.value <= result.start:
         code, text = "attack-without-effect", f"{label} did not raise its objective above clean"
     elif result.value <= result.noise:
-        code, text = (
-            "weaker-than-noise",
-            f"{label} found nothing stronger than random noise of its own budget",
-        )
+        code = "weaker-than-noise"
+        text = f"{label} found nothing stronger than random noise of its own budget"
     else:
         return
     warn(ReliabilityWarning(code, text))

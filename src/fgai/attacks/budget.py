@@ -28,11 +28,10 @@ SLACK = 1e-6
 class Box:
     """An interval for every feature; `low, high = box` unpacks it.
 
-    A search moves points in [-1, 1]: -1 stands for the lower end of a feature's interval and 1 for the upper.
-    So it does the same whatever the unit and the origin of a feature are.
+    A search moves points in [-1, 1], the ends of a feature's interval, so its unit and origin do not matter.
 
     Attributes:
-        low: [F] lower ends, or one number for all.
+        low: [F] lower ends.
         high: [F] upper ends.
         middle: [F] between them.
         half: [F] half the width; 0 where a feature has one value only.
@@ -82,9 +81,7 @@ class Box:
 
 
 def data_range(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of each feature, [F] each.
-
-    Only `Graph.peers` are read, where the graph has them.
+    """Return the smallest and the largest value of each feature [F]; of `Graph.peers`, if any.
 
     Raises:
         InputError: a feature has a value that is not finite, or is too large to compute with.
@@ -103,13 +100,7 @@ def data_range(graph: Graph) -> tuple[Tensor, Tensor]:
 
 
 def warn_if_narrow(interval: tuple[float, float] | None, low: Tensor, high: Tensor) -> None:
-    """Warn where an interval leaves out values that the data has.
-
-    Args:
-        interval: for all features; None for a box from the data, which holds all of them.
-        low: [F] smallest value of each feature.
-        high: [F] largest.
-    """
+    """Warn where an interval leaves out values of the data, which lie between `low` and `high` [F]."""
     if interval is None:
         return
     left = ((low < interval[0]) | (high > interval[1])).nonzero().flatten()
@@ -144,8 +135,7 @@ class Budget:
 
     Attributes:
         nodes: new nodes.
-        edges: edges of each new node, or edges between existing nodes in all when `nodes` is 0, those added
-            and those removed together.
+        edges: edges of each new node; where `nodes` is 0, edges added and removed between existing nodes.
         box: interval for the features of new nodes, one for all; None takes one for each feature from the
             data, a tenth of its range beyond it on both sides. A feature that never varies stays as it is.
         radius: largest change of an existing feature, in units of half its box (0: existing features stay).
@@ -153,8 +143,7 @@ class Budget:
         steps: gradient steps.
         step_size: of each, in units of half the box.
         restarts: independent starts; the best result counts.
-        targets: part of the split that is attacked and whose nodes may be joined to: `test`, `val` or `fit`
-            (training and validation).
+        targets: the split's part that is attacked and may be joined to: `test`, `val` or `fit` (train + val).
     """
 
     nodes: int = 0
@@ -171,9 +160,8 @@ class Budget:
         for name in ("nodes", "edges", "steps", "restarts"):
             value, least = getattr(self, name), int(name == "restarts")
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
-                raise BudgetError(
-                    f"`{name}` must be at least {least}, whole and at most {LARGEST}, got {value!r}"
-                )
+                most = f"whole and at most {LARGEST}"
+                raise BudgetError(f"`{name}` must be at least {least}, {most}, got {value!r}")
         for name in ("radius", "rows", "step_size"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -193,37 +181,23 @@ class Budget:
         """Return the interval of every feature of new nodes on `graph`.
 
         Raises:
-            BudgetError: if the box lies wholly outside what the data holds, or no feature of the data varies.
+            BudgetError: the box lies wholly outside the data's range, or no feature of the data varies.
             InputError: a feature of the data is not finite.
         """
         return self.box_in(*data_range(graph))
 
     def check_box(self, graph: Graph) -> None:
-        """Raise where `graph` has no box; warn where the given one leaves out values that its features have.
-
-        Raises:
-            BudgetError: as `feature_box`.
-            InputError: likewise.
-        """
+        """Raise as `feature_box` does; warn where `box` leaves out values that the graph's features have."""
         low, high = data_range(graph)
         self.box_in(low, high)
         warn_if_narrow(self.box, low, high)
 
     def noise_box(self, graph: Graph) -> Box:
-        """Return where random features of new nodes lie: in the data's range, or in the box that was given.
-
-        Raises:
-            BudgetError: as `feature_box`.
-            InputError: likewise.
-        """
+        """Return where random features of new nodes lie: in `box`, or else in the data's range."""
         return self.feature_box(graph) if self.box is not None else Box(*data_range(graph))
 
     def box_in(self, low: Tensor, high: Tensor) -> Box:
-        """Return the box where the features of the data lie between `low` and `high`, [F] each.
-
-        Raises:
-            BudgetError: if it lies wholly outside, or no feature of the data varies.
-        """
+        """Return `feature_box` for data between `low` and `high`, [F] each."""
         if self.box is None:
             if low.numel() and bool((low == high).all()):
                 raise BudgetError(
@@ -242,7 +216,7 @@ class Budget:
         """Return the nodes that may be joined or changed: of the targets, or at the ends of target links.
 
         Raises:
-            BudgetError: if there are none, or fewer than the edges of one new node.
+            BudgetError: there are none, or fewer than the edges of one new node.
         """
         nodes = task_of(graph).nodes(graph, self.targets)
         if nodes.numel() == 0:
@@ -266,11 +240,6 @@ def smallest_pool(graph: Graph, nodes: Tensor) -> int:
     return int(counts[counts > 0].min())
 
 
-def _shares(graph: Graph, nodes: Tensor) -> int:
-    """How often the budget for nodes and edges is granted: once, or once per attacked graph of a batch."""
-    return 1 if graph.batch is None else int(torch.unique(graph.batch[nodes]).numel())
-
-
 @typed
 def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
     """Raise if `change` spends more than `budget` allows on `graph`; called after every attack.
@@ -290,7 +259,7 @@ def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
         outside = 0 if nodes is None else int((~torch.isin(nodes, targets)).sum())
         if outside:
             raise BudgetError(f"{outside} ends of {name} lie outside the {budget.targets} nodes")
-    shares = _shares(graph, targets)
+    shares = 1 if graph.batch is None else int(torch.unique(graph.batch[targets]).numel())
     _check_inside(change.endpoints, budget.nodes, graph, "new nodes")
     _check_inside(None if change.edges is None else change.edges.T, budget.edges, graph, "new edges")
     if change.endpoints is not None:

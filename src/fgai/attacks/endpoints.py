@@ -118,13 +118,6 @@ def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generato
 
     A row is drawn around one target: the targets that most paths of one or two edges lead to from it, and
     where those are too few, others at random.
-
-    Args:
-        graph: prepared for the model.
-        nodes: [T] the targets.
-        count: rows.
-        each: endpoints per row, at most T.
-        generator: on the CPU.
     """
     centre = nodes[torch.randint(nodes.numel(), (count,), generator=generator).to(nodes.device)]
     ones = torch.ones(graph.num_edges, 1, device=graph.device, dtype=torch.float32)
@@ -137,12 +130,9 @@ def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generato
 
 
 def _defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
-    """How easily each target is moved: `(2 + p) (0.9 / d + 0.1 / √(edges · d))`.
+    """How easily targets of some degree (plus one) and clean probability p, [T] each, are moved.
 
-    Args:
-        degree: [T] degree plus one.
-        probability: [T] of the clean prediction, on the graph as it is now.
-        edges: of a new node.
+    (2 + p) (0.9 / d + 0.1 / √(edges · d))
     """
     return (2 + probability) * (NEAR / degree + FAR / (edges * degree).sqrt())
 
@@ -157,23 +147,17 @@ def _defective_endpoints(
 ) -> Tensor:
     """Return the endpoints [size, edges] of a batch: the best-scored targets, classes spread evenly.
 
-    Args:
-        graph: as it is now, earlier batches included.
-        nodes: [T] the targets, at least size · edges.
-        logits: on `graph`.
-        clean: logits on the clean graph.
-        shape: new nodes in the batch, and edges of each.
-        generator: breaks the order within a class.
+    `graph` and `logits` include earlier batches, `clean` are the logits on the clean graph; there must be at
+    least size · edges targets.
     """
     size, edges = shape
     label = clean[nodes].argmax(1)
     probability = logits[nodes].softmax(1).gather(1, label[:, None]).squeeze(1)
-    loops = 0 if graph.has_loops else 1
-    score = _defect_scores((graph.adjacency.degree[nodes] + loops).to(probability), probability, edges)
+    degree = (graph.adjacency.degree[nodes] + (not graph.has_loops)).to(probability)
+    score = _defect_scores(degree, probability, edges)
     shuffled = torch.randperm(nodes.numel(), generator=generator).to(nodes.device)
     best = shuffled[score[shuffled].argsort(descending=True, stable=True)][: size * edges]
-    mixed = torch.randperm(best.numel(), generator=generator).to(nodes.device)
-    best = best[mixed]
+    best = best[torch.randperm(best.numel(), generator=generator).to(nodes.device)]
     dealt = best[label[best].argsort(stable=True)]
     return nodes[dealt].view(edges, size).t().contiguous()
 
@@ -201,10 +185,6 @@ class _EndpointContext:
     labels: Tensor | None = None
 
 
-Rule = Callable[[_EndpointContext, torch.Generator], Tensor]
-"""(context, generator) → endpoints [M, e]."""
-
-
 def _random_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """The seed's own, as every attack draws them."""
     return draw_endpoints(context.nodes, *context.shape, generator, context.graph.batch)
@@ -218,40 +198,35 @@ def _cover_endpoints(context: _EndpointContext, generator: torch.Generator) -> T
         Σ_{u ∈ N(v) ∪ {v}, u a target} relu(1 − covered_u) / d_u,
 
     where every endpoint next to u covers a part 2/d_u of it. Endpoints are taken one after the other, the
-    best first. They are dealt out so that each new node gets targets of one predicted class.
+    best first, and dealt out so that each new node gets targets of one predicted class.
     """
-    weight = torch.zeros(context.graph.num_nodes, dtype=torch.float64)
-    weight[context.rows.cpu()] = 1.0
-    return _dealt(_covering(context, weight), context, generator)
+    return _covering(torch.ones(len(context.rows), dtype=torch.float64), context, generator)
 
 
 def _weakest_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Greedy cover of the targets that are closest to a wrong prediction of the attacked model.
 
-    As `_cover_endpoints`, with the weight exp(−3 · margin) of every target that is right on the clean graph,
-    margin being the distance of its own probability to the best other one; targets that are wrong already
-    weigh nothing.
+    The weight of a target that is right on the clean graph is exp(−3 · margin), margin being the distance of
+    its own probability to the best other one; targets that are wrong already weigh nothing.
     """
     if context.attacked is None or context.labels is None:
         return _random_endpoints(context, generator)
     share = context.attacked[context.rows].double().softmax(1)
     own = share.gather(1, context.labels[context.rows, None]).squeeze(1)
     best = share.scatter(1, context.labels[context.rows, None], -1.0).amax(1)
-    weight = torch.zeros(context.graph.num_nodes, dtype=torch.float64)
-    weight[context.rows.cpu()] = torch.where(own > best, (-3 * (own - best)).exp(), 0.0).cpu()
-    return _dealt(_covering(context, weight), context, generator)
+    return _covering(torch.where(own > best, (-3 * (own - best)).exp(), 0.0), context, generator)
 
 
-def _covering(context: _EndpointContext, weight: Tensor) -> Tensor:
-    """Return the endpoints of a greedy cover of nodes with these weights [N], the best first."""
-    adjacency, count = (
-        context.graph.adjacency,
-        min(context.shape[0] * context.shape[1], context.nodes.numel()),
-    )
-    allowed = np.zeros(context.graph.num_nodes, dtype=np.bool_)
+def _covering(weights: Tensor, context: _EndpointContext, generator: torch.Generator) -> Tensor:
+    """Return the endpoints of a greedy cover of the attacked rows with these weights [T]."""
+    adjacency, nodes = context.graph.adjacency, context.graph.num_nodes
+    weight, allowed = np.zeros(nodes), np.zeros(nodes, dtype=np.bool_)
+    weight[context.rows.cpu().numpy()] = weights.cpu().numpy()
     allowed[context.nodes.cpu().numpy()] = True
     pointers, source = (t.cpu().numpy() for t in (adjacency.rowptr, adjacency.source))
-    return torch.from_numpy(_cover(pointers, source, weight.numpy(), allowed, count))
+    count = min(context.shape[0] * context.shape[1], context.nodes.numel())
+    chosen = torch.from_numpy(_cover(pointers, source, weight, allowed, count))
+    return _dealt(chosen, context, generator)
 
 
 @compiled
@@ -308,12 +283,12 @@ def _dealt(chosen: Tensor, context: _EndpointContext, generator: torch.Generator
     device = context.nodes.device
     if missing <= 0:
         return chosen.view(count, each).to(device)
-    whole = chosen.numel() // each
-    rows = draw_endpoints(context.nodes, count - whole, each, generator)
-    return torch.cat([chosen[: whole * each].view(whole, each).to(device), rows])
+    full = chosen.numel() // each
+    rows = draw_endpoints(context.nodes, count - full, each, generator)
+    return torch.cat([chosen[: full * each].view(full, each).to(device), rows])
 
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Callable[[_EndpointContext, torch.Generator], Tensor]] = {
     "random": _random_endpoints,
     "cover": _cover_endpoints,
     "defects": _defect_endpoints,

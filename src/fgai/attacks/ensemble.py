@@ -52,10 +52,9 @@ PLAIN = ((10, 0.1, 1), (50, 0.05, 3))
 
 @typed
 class EnsembleInjection(_ReportedAttack):
-    """New nodes, searched for by all members at all sets of endpoints.
+    """New nodes, searched for by all members at all sets of endpoints; the change with most damage counts.
 
-    Chosen is not the change with the largest objective but the one that does most damage to what is reported
-    (`_ReportedAttack`). The ledger's `members` tells what each found where.
+    The ledger's `members` says what each found at which endpoints.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.
@@ -81,14 +80,14 @@ class EnsembleInjection(_ReportedAttack):
         baselines: Sequence[tuple[int, float, int]] = PLAIN,
     ) -> None:
         super().__init__(budget, objective, k=k)
-        if any(not isinstance(baseline, tuple) or len(baseline) != 3 for baseline in baselines):
+        if any(not isinstance(one, tuple) or len(one) != 3 for one in baselines):
             raise InputError(f"`baselines` must be (steps, step size, restarts) each, got {baselines!r}")
         self.baselines = [
             PGDInjection(replace(budget, steps=steps, step_size=size, restarts=starts), objective, k=k)
             for steps, size, starts in baselines
         ]
         if members is None:
-            members = EXPLANATION_MEMBERS if self.reads else PREDICTION_MEMBERS
+            members = PREDICTION_MEMBERS if self.objective.reads == "logits" else EXPLANATION_MEMBERS
         if not all(isinstance(member, Member) for member in members):
             raise InputError("`members` must hold `Member`s, see fgai.attacks.search.members")
         self.members = tuple(
@@ -123,11 +122,8 @@ class EnsembleInjection(_ReportedAttack):
             raise InputError(f"{graph.name!r} has no features to attack")
         _warn_if_saturated(judge.clean)
         box, predicted = self.budget.feature_box(graph), self.predicted(judge)
-        members = tuple(
-            member
-            for member in self.members
-            if GRADIENTS[member.gradient](judge.model, judge.clean.attention)
-        )
+        useful = {name: fits(judge.model, judge.clean.attention) for name, fits in GRADIENTS.items()}
+        members = tuple(member for member in self.members if useful[member.gradient])
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], self.budget.noise_box(graph), generator)
@@ -138,31 +134,32 @@ class EnsembleInjection(_ReportedAttack):
             change = GraphChange(endpoints=endpoints)
             site = self.site(judge.model, graph, change, judge.clean, judge.recompute)
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
-                context = replace(context, donated=self._donated(judge, rule, context, generator))
+                donated = self._donated(judge.vanilla, judge.clean, rule, context, generator)
+                context = replace(context, donated=donated)
             found: list[SearchResult] = []
             for batch in _batches(members):
                 began = perf_counter()
-                judge.tell(f"{rule} endpoints: {_names(batch)}")
+                more = f" and {len(batch) - 1} more" if len(batch) > 1 else ""
+                judge.tell(f"{rule} endpoints: {batch[0].name}{more}")
                 if found:
-                    context = replace(context, incumbent=max(found, key=_badness).features)
-                streams = _streams(generator, rule, [member.name for member in batch])
+                    worst = max(found, key=lambda one: (one.damage, one.loss))
+                    context = replace(context, incumbent=worst.features)
                 if batch[0].gradient == "smooth":
-                    made = self._smooth(batch, context, site, streams)
+                    results = self._smooth(batch, rule, context, site, generator)
                 else:
                     through = straight_through if batch[0].gradient == "straight" else nullcontext
                     with through(judge.model):
-                        made = self._members(batch, context, site, streams)
+                        results = self._members(batch, rule, context, site, generator)
                 seconds = (perf_counter() - began) / len(batch)
-                for member, one in zip(batch, made, strict=True):
+                for member, one in zip(batch, results, strict=True):
                     found.append(one)
                     ledger.note(one)
                     ledger.add_member(member.name, rule, one, seconds)
             if index == 0:
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {EVOLUTION}")
-                (stream,) = _streams(generator, rule, [EVOLUTION])
                 score = _damage_at(site, self.objective, [DONOR.loss] * POPULATION)
-                free = _evolved(site, score, context, stream)
+                free = _evolved(site, score, context, _stream(generator, rule, EVOLUTION))
                 ledger.add_member(EVOLUTION, rule, free, perf_counter() - began)
                 _warn_if_masked(free, found)
                 found.append(free)
@@ -209,61 +206,57 @@ class EnsembleInjection(_ReportedAttack):
     def _members(
         self,
         batch: Sequence[Member],
+        rule: str,
         context: _StartContext,
         site: _InjectionSite,
-        streams: Sequence[torch.Generator],
+        generator: torch.Generator,
     ) -> list[SearchResult]:
         """Let members that share their gradient and the number of steps climb side by side."""
-        drawn = zip(batch, streams, strict=True)
-        start = torch.stack([STARTS[member.start](context, stream) for member, stream in drawn])
-        return self.climb(site, start, batch, context.box)
+        starts = [STARTS[one.start](context, _stream(generator, rule, one.name)) for one in batch]
+        return self.climb(site, torch.stack(starts), batch, context.box)
 
     def _smooth(
         self,
         batch: Sequence[Member],
+        rule: str,
         context: _StartContext,
         site: _InjectionSite,
-        streams: Sequence[torch.Generator],
+        generator: torch.Generator,
     ) -> list[SearchResult]:
         """Climb a softer copy of the model, and judge the points found on the model itself."""
         soft = _softened(site.model, context.graph)
         if soft is None:
-            return self._members([replace(member, steps=0) for member in batch], context, site, streams)
+            still = [replace(member, steps=0) for member in batch]
+            return self._members(still, rule, context, site, generator)
         with evaluating(soft, freeze=True):
-            made = self._members(batch, context, self._site_of(soft, context, site.clean), streams)
-        features = torch.stack([one.features for one in made])
+            results = self._members(batch, rule, context, self._site_of(soft, context, site.clean), generator)
+        features = torch.stack([one.features for one in results])
         scores = self.tried(site, features, [member.loss for member in batch])
-        return [
-            replace(one, damage=damage, loss=loss) for one, (damage, loss) in zip(made, scores, strict=True)
-        ]
+        return [replace(one, damage=d, loss=loss) for one, (d, loss) in zip(results, scores, strict=True)]
 
     def _site_of(self, model: nn.Module, context: _StartContext, attacked: Clean) -> _InjectionSite:
         """Return another model, in eval mode, as a function of the features of the same new nodes."""
-        graph = prepared(model, context.graph)
+        graph, reads = prepared(model, context.graph), max("ranking", self.objective.reads, key=READS.index)
         with torch.no_grad():
-            logits, attention = _read_model(
-                model, graph, max("ranking", self.objective.reads, key=READS.index)
-            )
+            logits, attention = _read_model(model, graph, reads)
         recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
         clean = replace(attacked, logits=logits, attention=attention, _members={})
         return self.site(model, graph, GraphChange(endpoints=context.endpoints), clean, recompute)
 
-    def _donated(self, judge: Judge, rule: str, context: _StartContext, generator: torch.Generator) -> Tensor:
+    def _donated(
+        self, vanilla: nn.Module, clean: Clean, rule: str, context: _StartContext, generator: torch.Generator
+    ) -> Tensor:
         """The worst features for the vanilla model at the same endpoints."""
-        vanilla = judge.vanilla
-        assert vanilla is not None
-        steps = max((member.steps for member in self.members if member.start == "donated"), default=0)
+        steps = max(member.steps for member in self.members if member.start == "donated")
         with evaluating(vanilla, freeze=True):
-            site = self._site_of(vanilla, context, judge.clean)
-            streams = _streams(generator, rule, [DONOR.name])
-            (found,) = self._members([replace(DONOR, steps=steps)], context, site, streams)
+            site = self._site_of(vanilla, context, clean)
+            (found,) = self._members([replace(DONOR, steps=steps)], rule, context, site, generator)
         return found.features
 
 
-def _streams(generator: torch.Generator, rule: str, names: Sequence[str]) -> list[torch.Generator]:
-    """A stream of random numbers for each member at each rule, which depends on no other."""
-    seed = generator.initial_seed()
-    return [torch.Generator().manual_seed(zlib.crc32(f"{seed} {rule} {name}".encode())) for name in names]
+def _stream(generator: torch.Generator, rule: str, name: str) -> torch.Generator:
+    """A stream of random numbers for one member at one rule, which depends on no other."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{generator.initial_seed()} {rule} {name}".encode()))
 
 
 def _prototypes(context: _StartContext, generator: torch.Generator, noise: int = 8) -> Tensor:
@@ -290,12 +283,6 @@ def _evolved(
     Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. The
     mixtures evolve; features are the mixtures pushed to the box. Nothing is differentiated, so rounding,
     saturation and clipping inside the model do not stop it.
-
-    Args:
-        site: where the new nodes are.
-        score: judges `POPULATION` sets of features at once.
-        context: the input of starts.
-        generator: on the CPU.
     """
     basis = _prototypes(context, generator)
     mean = torch.zeros(context.endpoints.shape[0], basis.shape[0], dtype=torch.float32)
@@ -315,15 +302,6 @@ def _evolved(
         rank[order] = torch.linspace(-1.0, 1.0, POPULATION, dtype=torch.float32)
         mean += RATE * (rank[:, None, None] * noise).mean(0) * 4
     return SearchResult(best, *top)
-
-
-def _names(batch: Sequence[Member]) -> str:
-    more = len(batch) - 1
-    return f"{batch[0].name} and {more} more" if more > 1 else " and ".join(member.name for member in batch)
-
-
-def _badness(found: SearchResult) -> tuple[float, float]:
-    return found.damage, found.loss
 
 
 def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None:

@@ -12,6 +12,7 @@ from fgai.attacks.search.climb import SearchSpec, _Space
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import edge_keys, key_ends
+from fgai.tasks.link import _first_of_each
 
 
 class RandomEdges(Attack):
@@ -23,32 +24,16 @@ class RandomEdges(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield one random set of edges that were not there."""
-        if graph.batch is None:
-            yield GraphChange(edges=_draw_edges(graph, nodes, self.budget.edges, generator))
-            return
-        groups = graph.batch[nodes]
-        drawn = [
-            _draw_edges(graph, nodes[groups == group], self.budget.edges, generator)
-            for group in torch.unique(groups).tolist()
-        ]
-        yield GraphChange(edges=torch.cat(drawn, dim=1))
+        groups = torch.zeros_like(nodes) if graph.batch is None else graph.batch[nodes]
+        pools = [nodes[groups == group] for group in torch.unique(groups).tolist()]
+        edges = [_draw_edges(graph, pool, self.budget.edges, generator) for pool in pools]
+        yield GraphChange(edges=torch.cat(edges, dim=1))
 
 
 def _draw_edges(
     graph: Graph, nodes: Tensor, count: int, generator: torch.Generator, labels: Tensor | None = None
 ) -> Tensor:
-    """Return [2, count] distinct undirected pairs of `nodes` that are not edges yet.
-
-    Args:
-        graph: whose edges are left out.
-        nodes: [T] the ends.
-        count: how many.
-        generator: of the draws.
-        labels: [N], where given: only pairs whose labels differ.
-
-    Raises:
-        BudgetError: if the nodes do not have so many free pairs.
-    """
+    """Return [2, count] distinct pairs of `nodes` without an edge; with `labels` [N], of unlike nodes."""
     pool = nodes.numel()
     found = torch.zeros(0, dtype=torch.long)
     taken = graph.keys.cpu()
@@ -61,27 +46,16 @@ def _draw_edges(
         keys = edge_keys(low, high)[free]
         keys = keys[~torch.isin(keys, taken)]
         found = _first_of_each(torch.cat([found, keys]))
-    if found.numel() < count:
-        raise BudgetError(
-            f"{count} new edges were asked for, the targets have only {found.numel()} free pairs"
-        )
-    chosen = found[:count]
-    return torch.stack(key_ends(chosen)).to(graph.device)
-
-
-def _first_of_each(values: Tensor) -> Tensor:
-    """Drop repeated values, keeping the order of first appearance."""
-    unique, inverse = torch.unique(values, return_inverse=True)
-    first = torch.full((unique.numel(),), values.numel(), dtype=torch.long)
-    first = first.scatter_reduce(0, inverse, torch.arange(values.numel()), "amin")
-    return values[first.sort().values]
+    if (free_pairs := found.numel()) < count:
+        raise BudgetError(f"{count} new edges were asked for, the targets have only {free_pairs} free pairs")
+    return torch.stack(key_ends(found[:count])).to(graph.device)
 
 
 class FeaturePGD(Attack):
     """Small changes of the features of a sample of the target nodes, by signed gradient steps.
 
-    Radius and step size are in units of half the box of each feature, which by default comes from the data. A
-    changed feature may leave the box by the radius.
+    Radius and step size are in units of half the box of each feature. A changed feature may leave the box by
+    the radius.
     """
 
     name = "feature-pgd"
@@ -116,10 +90,9 @@ class DICE(Attack):
     """Random edges between target nodes of one class go, edges between classes come, half of each.
 
     The labels are those an attacker at test time can have: the true ones of training nodes, the clean model's
-    predictions everywhere else. No test label is read. Where fewer edges join equals than half the budget,
-    the rest is spent on new edges; where all nodes look alike, no edge is added.
-
-    There is no search and no gradient, so the objective only measures. Self-loops stay.
+    predictions everywhere else. Where fewer edges join equals than half the budget, the rest is spent on new
+    edges; where all nodes look alike, no edge is added. There is no search, so the objective only measures.
+    Self-loops stay.
 
     Reference: Waniek, Michalak, Wooldridge, Rahwan, Hiding individuals and communities in a social network,
     2018. Theirs flips a coin for every edge; we split the budget evenly.
@@ -143,15 +116,7 @@ class DICE(Attack):
 
 
 def _known_labels(graph: Graph, logits: Tensor) -> Tensor:
-    """Labels [N] an evasion attacker has: true ones of training nodes, predictions elsewhere.
-
-    Args:
-        graph: with `y` and `train_mask`, if known.
-        logits: [N, C] of the clean model.
-
-    Raises:
-        InputError: the logits are not those of nodes.
-    """
+    """Labels [N] an evasion attacker has: true ones of training nodes, clean predictions elsewhere."""
     if logits.dim() != 2 or logits.shape[0] != graph.num_nodes or graph.batch is not None:
         raise InputError(f"the attack needs a class for every node; {graph.name!r} asks for something else")
     labels = logits.argmax(1)

@@ -115,8 +115,7 @@ class AdaptiveInjection(PGDInjection):
     3. endpoints out of one neighbourhood each, in disguise;
     4. endpoints out of one neighbourhood each, features from random noise; and so on in turn.
 
-    The gradients are the model's own, through whatever it does to the graph. With fewer restarts the first
-    ones are tried.
+    The gradients are the model's own, through whatever it does to the graph.
     """
 
     name = "adaptive-injection"

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 
 from fgai.attacks.base import Judge, Ledger, _ReportedAttack
-from fgai.attacks.budget import Box
+from fgai.attacks.budget import Box, Budget
 from fgai.attacks.endpoints import draw_endpoints
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
 from fgai.attacks.search.site import _InjectionSite
 from fgai.attacks.search.starts import _StartContext, _strangers
+from fgai.attacks.threats import Threat, register_threat
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 
-MODELS = 12
-"""Real nodes that a new one may be made of."""
-SURE = 4.0
-"""How much likelier the model a climb begins at is than the others, as a logarithm."""
+MODELS = 12  # real nodes that a new one may be made of
+SURE = 4.0  # logarithm of how much likelier the copy a climb begins at is than the others
 CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures": "reach"}
 """The loss of each climb: from equal parts, from the worst copies, from the worst mixtures."""
 
@@ -28,12 +27,10 @@ CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures"
 class NaturalInjection(_ReportedAttack):
     """New nodes whose features are those of real nodes of other classes, or mixtures of a few of them.
 
-    A detector that looks at features sees nothing it has not seen: every new node lies in the convex hull of
-    a few real ones, x = Σ_c softmax(θ)_c x_c. Tried are copies, random mixtures, and mixtures whose weights θ
-    climb by Adam, with the budget's steps and step size; the one that does most damage to what is reported
-    counts. What no defence by limits on features can remove stays below this.
-
-    Random noise, the first candidate, is made of copies of random nodes.
+    No detector that reads features can tell them apart: every new node lies in the convex hull of a few real
+    ones, x = Σ_c softmax(θ)_c x_c. Tried are copies, random mixtures, and mixtures whose weights θ climb by
+    Adam, with the budget's steps and step size; the one with most damage counts. Random noise, the first
+    candidate, is made of copies of random nodes.
     """
 
     name = "natural-injection"
@@ -68,10 +65,7 @@ class NaturalInjection(_ReportedAttack):
     def _searched(
         self, site: _InjectionSite, box: Box, pool: Tensor, generator: torch.Generator
     ) -> Iterator[tuple[str, SearchResult, float]]:
-        """The worst copies and random mixtures, then the climbs from equal parts and from both.
-
-        Points are logarithms of the weights [M, C] of real nodes `pool` [M, C, F].
-        """
+        """Search by copies, random mixtures and climbs; points are log-weights [M, C] of `pool` [M, C, F]."""
         count = pool.shape[0]
         shares = torch.rand(MODELS, count, MODELS, generator=generator, dtype=torch.float32)
         shares = shares.clamp(min=1e-6).log().neg().to(pool)
@@ -98,3 +92,14 @@ class NaturalInjection(_ReportedAttack):
         made = self.climb(site, torch.stack(starts), specs, box)
         seconds = (perf_counter() - began) / len(made)
         yield from ((name, found, seconds) for name, found in zip(CLIMBS, made, strict=True))
+
+
+register_threat(
+    Threat(
+        "natural",
+        NaturalInjection,
+        Budget(nodes=20, edges=20, steps=200, step_size=0.1),
+        "20 nodes × 20 edges that look like real ones: copies and mixtures of nodes of other classes",
+        Budget(nodes=1, edges=3, steps=200, step_size=0.1),
+    )
+)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fgai.alone import alone, seeded
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
-from fgai.attention import AttentionMap, LayerAttention, adapter_of, observe
+from fgai.attacks.threats import Threat, register_threat
+from fgai.attention import AttentionMap, adapter_of, observe
 from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
@@ -22,10 +23,9 @@ from fgai.progress import current
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
 
-FINAL_SAMPLES = 10
-"""Sets of flips drawn at the end from the weights found, besides the heaviest ones."""
-FIRST = 0.8
-"""Share of the steps in which the block is still drawn anew."""
+FINAL_SAMPLES = 10  # sets of flips drawn at the end from the weights, besides the heaviest ones
+FIRST = 0.8  # share of the steps in which the block is still drawn anew
+TINY = 1e-12  # smallest weight and row sum that is divided by
 
 
 @typed
@@ -34,8 +34,8 @@ class PRBCD(Attack):
 
     Every pair of targets may be flipped. A random block of pairs carries weights p in [0, 1], an edge that
     may come is there by p and one that may go by 1 - p; the weights climb the objective, are projected onto
-    Σ p <= edges, and light pairs are drawn anew. Weights enter attention as log-weights on the score, see
-    `_weighted_forward`. At the end the weights are rounded: what is judged has whole edges.
+    Σ p <= edges, and light pairs are drawn anew. Weights enter attention as log-weights on the score. At the
+    end the weights are rounded: what is judged has whole edges.
 
     The memory on top of a forward pass grows with the block, not with the number of pairs. `steps` are the
     gradient steps, `step_size` is the rate in PyG's scale (it multiplies that by edges / targets), and
@@ -112,15 +112,7 @@ class PRBCD(Attack):
 
 
 class _Flips:
-    """Pairs of target nodes, numbered by their place among the targets, and what a flip of each does.
-
-    Args:
-        graph: clean and undirected.
-        nodes: [T] the targets.
-
-    Raises:
-        InputError: the graph is a batch, or some edge between targets has no reverse.
-    """
+    """Pairs of target nodes [T] of one undirected graph, numbered by their index among the targets."""
 
     def __init__(self, graph: Graph, nodes: Tensor) -> None:
         if graph.batch is not None:
@@ -165,7 +157,7 @@ class _Bridge(nn.Module):
         self.steepest = 0.0
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
-        """Return the objective; a gradient step is under way exactly if the weights have a gradient."""
+        # A gradient step is under way exactly if the weights have a gradient.
         if not edge_weight.requires_grad:
             return self.judge(self.flips.rounded(edge_index, edge_weight))
         self.ledger.steps += 1
@@ -181,7 +173,7 @@ class _Bridge(nn.Module):
 
 @contextmanager
 def _single_by_default() -> Iterator[None]:
-    """Let PyG, whose draws name no dtype, draw in float32 whatever torch's default is."""
+    # PyG's draws name no dtype: let them be float32 whatever torch's default is.
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -191,15 +183,10 @@ def _single_by_default() -> Iterator[None]:
 
 
 def _pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
-    """Return PyG's PRBCD on a module that gives the value to maximise, with options of its own.
+    """Return PyG's PRBCD on a module `(x, edge_index, edge_weight) → value to maximise`.
 
     `PRBCDAttack.coeffs` is one dictionary for all instances, and every constructor writes into it; here each
     instance gets a copy before its constructor runs.
-
-    Args:
-        model: `(x, edge_index, edge_weight) → value`.
-        block_size: pairs in the block.
-        **options: of PyG's class.
     """
     with alone(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyG says of the whole package that it is experimental
@@ -218,53 +205,38 @@ def _random_pairs(count: int, wanted: int, generator: torch.Generator) -> Tensor
         low, high = ends.amin(0), ends.amax(0)
         keys = torch.unique(torch.cat([found, edge_keys(low, high)[low != high]]))
         found = keys[torch.randperm(keys.numel(), generator=generator)]
-    chosen = found[:wanted]
-    return torch.stack(key_ends(chosen))
-
-
-TINY = 1e-12
-"""Smallest weight and row sum that is divided by."""
+    return torch.stack(key_ends(found[:wanted]))
 
 
 def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Tensor, AttentionMap]:
     """Return the logits where edges are there in part, and the attention with the parts divided out.
 
-    Weights enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. fgai's
-    models read them from the graph. In any other model, attention a_e = exp(s_e) / Σ exp(s) is turned into
-    the same thing after the softmax:
+    Weights [E] enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges.
+    fgai's models read them from the graph. In any other model, attention a_e = exp(s_e) / Σ exp(s) is turned
+    into the same thing after the softmax:
 
         w_e a_e · (Σ a) / (Σ w a)
 
-    The attention returned is that divided by w_e. Within a node it ranks edges by score alone, as where an
-    edge is there or not: half an edge is not half as good an explanation. Weights the graph has itself are
-    the model's affair and stay.
-
-    Args:
-        model: fgai's or the user's, see `fgai.attention.record`.
-        graph: prepared for it.
-        weight: [E], how much of each edge is there; gradients flow to it.
-
-    Returns:
-        Logits and attention, not detached.
+    The attention returned is that divided by w_e, so that within a node it ranks edges by score alone.
+    Weights the graph has itself stay. Nothing is detached.
     """
     if adapter_of(model).reads_weights:
         whole = weight if graph.edge_weight is None else weight * graph.edge_weight
         seen = observe(model, graph.replace(edge_weight=whole), grad=True)
     else:
         seen = observe(model, graph, grad=True, perturb=Weigh(graph.keys, weight))
-    divided = (_divided(layer, graph.keys, weight) for layer in seen.attention)
-    return seen.logits, AttentionMap(tuple(divided))
+    layers = []
+    for layer in seen.attention:
+        own = _look_up(layer.keys, graph.keys, weight).to(layer.values.dtype).clamp(min=TINY)
+        layers.append(layer.with_values(layer.values / own[:, None]))
+    return seen.logits, AttentionMap(tuple(layers))
 
 
 class Weigh:
-    """Puts weights on the edges of any layer's attention; see `_weighted_forward` for the formula.
+    """Puts weights [K] on the edges with sorted `keys` [K] of any layer's attention; see `_weighted_forward`.
 
     A node all of whose edges have weight 0 gets zeros, like one without edges. Edges without a weight, such
     as self-loops a layer adds, have weight 1.
-
-    Args:
-        keys: [K] sorted identities of the weighted edges.
-        weight: [K], at least 0.
     """
 
     def __init__(self, keys: Tensor, weight: Tensor) -> None:
@@ -281,14 +253,19 @@ class Weigh:
         return weighted * (before / after)[destination]
 
 
-def _divided(layer: LayerAttention, keys: Tensor, weight: Tensor) -> LayerAttention:
-    own = _look_up(layer.keys, keys, weight).to(layer.values.dtype).clamp(min=TINY)
-    return layer.with_values(layer.values / own[:, None])
-
-
 def _look_up(wanted: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
     """The weight of each wanted edge, 1 where it has none."""
     if keys.numel() == 0:
         return torch.ones_like(wanted, dtype=weight.dtype)
     spot = torch.searchsorted(keys, wanted).clamp(max=keys.numel() - 1)
     return torch.where(keys[spot] == wanted, weight[spot], 1.0)
+
+
+register_threat(
+    Threat(
+        "flips",
+        PRBCD,
+        Budget(edges=400, steps=50, step_size=1000.0),
+        "400 edges between existing nodes come or go, found by gradients (PRBCD)",
+    )
+)

@@ -9,19 +9,19 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks.base import Judge, Ledger
+from fgai.attacks.budget import Budget
 from fgai.attacks.endpoints import _defective_endpoints
 from fgai.attacks.existing import _known_labels
 from fgai.attacks.injection import RandomInjection
 from fgai.attacks.search.climb import SearchSpec, _Space
+from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import AttentionMap
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective
 
-BATCHES = 5
-"""Batches the new nodes come in, as in the original (a fifth each)."""
-SMOOTH = 4.0
-"""Cross-entropy, in nats, beyond which a node counts as beaten and is left alone."""
+BATCHES = 5  # the new nodes come in, as in the original (a fifth each)
+SMOOTH = 4.0  # cross-entropy, in nats, beyond which a node counts as beaten and is left alone
 SINE = _Space(start=lambda angle, box: angle, features=lambda angle, box: box.features(torch.sin(angle)))
 """Unbounded angles, from which a climb begins; features are their sines."""
 
@@ -100,3 +100,13 @@ def _smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) ->
 
 
 SMOOTH_PREDICTION = Objective("smooth prediction", _smooth_prediction, "logits", node_mean=True)
+
+
+register_threat(
+    Threat(
+        "tdgia",
+        TDGIA,
+        Budget(nodes=20, edges=20, steps=50, step_size=0.3),
+        "20 nodes × 20 edges where the graph is weakest, in five batches",
+    )
+)

@@ -1,4 +1,7 @@
-"""Threats by name, the same for every method: those of the evaluation protocol, and more."""
+"""Threats by name, the same for every method: those of the evaluation protocol.
+
+Other attacks register theirs in their own file.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,6 @@ from fgai.attacks.budget import Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
 from fgai.attacks.injection import AdaptiveInjection, PGDInjection, RandomInjection
-from fgai.attacks.natural import NaturalInjection
-from fgai.attacks.prbcd import PRBCD
-from fgai.attacks.tdgia import TDGIA
-from fgai.attacks.values import ValueInjection
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.objectives import Loss, Objective
@@ -32,8 +31,8 @@ class Threat:
         budget: on one graph, for nodes and links.
         about: one line.
         per_graph: the budget for each graph of a batch of small ones; `budget` where None.
-        objective: what the attacker is after, if that is part of the threat; None leaves it to the caller.
-        weak: what its search is, where that is known to be too weak for a claim.
+        objective: what the attacker maximises, if that is part of the threat; None leaves it to the caller.
+        weak: why its search is too weak for a claim; empty if it is not.
     """
 
     name: str
@@ -58,14 +57,13 @@ class Threat:
 
         Raises:
             InputError: a number below 1, or of something this threat does not change.
-            BudgetError: a box that is no interval.
 
         Example:
             >>> THREATS["standard"].sized(nodes=2, box=(0.0, 1.0)).budget.box
             (0.0, 1.0)
         """
-        given = (("nodes", nodes), ("edges", edges))
-        changes: dict[str, Any] = {name: count for name, count in given if count is not None}
+        counts = (("nodes", nodes), ("edges", edges))
+        changes: dict[str, Any] = {name: count for name, count in counts if count is not None}
         for name, count in changes.items():
             at_least(count, name, 1)
             if not getattr(self.budget, name):
@@ -98,13 +96,6 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=3, edges=4),
         ),
         Threat(
-            "values",
-            ValueInjection,
-            Budget(nodes=20, edges=20),
-            "20 nodes × 20 edges that say anything limits allow, whatever the features: models with limits",
-            Budget(nodes=1, edges=3),
-        ),
-        Threat(
             "standard",
             PGDInjection,
             Budget(nodes=20, edges=20, steps=10, step_size=0.1),
@@ -126,13 +117,6 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=20, edges=20),
             "20 nodes × 20 edges, random features in the data's range: the noise floor",
             Budget(nodes=1, edges=3),
-        ),
-        Threat(
-            "natural",
-            NaturalInjection,
-            Budget(nodes=20, edges=20, steps=200, step_size=0.1),
-            "20 nodes × 20 edges that look like real ones: copies and mixtures of nodes of other classes",
-            Budget(nodes=1, edges=3, steps=200, step_size=0.1),
         ),
         Threat(
             "edges",
@@ -162,29 +146,14 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=1, edges=3, steps=50, step_size=0.1),
             objective="preserving",
         ),
-        Threat(
-            "tdgia",
-            TDGIA,
-            Budget(nodes=20, edges=20, steps=50, step_size=0.3),
-            "20 nodes × 20 edges where the graph is weakest, in five batches",
-        ),
         Threat("dice", DICE, Budget(edges=400), "400 edges: equals are parted, others are joined, no search"),
-        Threat(
-            "flips",
-            PRBCD,
-            Budget(edges=400, steps=50, step_size=1000.0),
-            "400 edges between existing nodes come or go, found by gradients (PRBCD)",
-        ),
     )
 }
 
 
 @typed
 def register_threat(threat: Threat) -> Threat:
-    """Make a threat known by its name: to `make_attack`, `evaluate`, the report and the command line.
-
-    Args:
-        threat: with an attack of your own, or another budget of one of fgai's.
+    """Add a threat by its name: to `make_attack`, `evaluate`, the report and the command line.
 
     Raises:
         InputError: the name is taken.
@@ -224,13 +193,12 @@ def make_attack(
         InputError: an unknown name, or another objective than that of a threat which has its own.
     """
     threat = threat_of(threat)
-    wanted = threat.objective if objective is None else objective
-    chosen = "prediction" if wanted is None else wanted
-    own, asked = Objective.of(threat.objective or chosen, k), Objective.of(chosen, k)
-    if own.name != asked.name:
+    chosen = (threat.objective or "prediction") if objective is None else objective
+    own, asked = Objective.of(threat.objective or chosen, k).name, Objective.of(chosen, k).name
+    if own != asked:
         raise InputError(
-            f"the threat {threat.name!r} has the objective {own.name!r}, so `objective` cannot be"
-            f" {asked.name!r}; leave it out or take another threat"
+            f"the threat {threat.name!r} has the objective {own!r}, so `objective` cannot be"
+            f" {asked!r}; leave it out or take another threat"
         )
     return threat.attack(replace(threat.budget_for(task), targets=targets), chosen, k=k)
 
@@ -247,7 +215,7 @@ def threat_of(threat: str | Threat) -> Threat:
 
 @typed
 def doubt(name: str) -> str:
-    """Return what has to be said beside numbers measured under a threat whose search is weak, or nothing.
+    """Return the note for numbers measured under a threat whose search is weak, or nothing.
 
     Example:
         >>> doubt("strong")

@@ -17,6 +17,7 @@ from fgai.attacks.budget import Box, Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
 from fgai.attacks.search.site import _InjectionSite
+from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import call_model, entry_limits, recording_values, straight_through
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
@@ -42,13 +43,12 @@ INSIDE = 0.02
 
 @typed
 class ValueInjection(_ReportedAttack):
-    """New nodes searched for in the box of what the first layer's limits let a node say.
+    """New nodes searched for in the box of values that the first layer's limits allow a node.
 
     Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
-    worst point is an upper bound on every attack by features, with any feature box, at the same endpoints
-    (of GAT and GATv2; a GT also passes features on beside attention, and those stay what the attack by
-    features found). The search holds an attack by features: it begins, among others, at what that one found,
-    and is never weaker than it.
+    worst point is an upper bound on every attack by features, with any feature box, at the same endpoints (of
+    GAT and GATv2; a GT also passes features on beside attention, and those stay what the attack by features
+    found). The search contains an attack by features and also starts from its result: it is never weaker.
 
     Args:
         budget: nodes, edges and targets; its `steps`, where not 0, are those of each climb.
@@ -153,3 +153,14 @@ def _said(judge: Judge, change: GraphChange) -> Tensor:
     with torch.no_grad(), recording_values(entry) as heard:
         call_model(judge.model, change.apply(judge.graph)[0])
     return torch.cat([heard[limits][0][-count:].flatten(1) for limits in entry], dim=1)
+
+
+register_threat(
+    Threat(
+        "values",
+        ValueInjection,
+        Budget(nodes=20, edges=20),
+        "20 nodes × 20 edges that say anything limits allow, whatever the features: models with limits",
+        Budget(nodes=1, edges=3),
+    )
+)

@@ -21,21 +21,20 @@ PARTS = ("train", "val", "test", "fit")
 class Task(ABC):
     """What is predicted on a graph.
 
-    A model gives one row of logits for everything there is to classify: for each node, each pair of nodes in
-    `graph.links`, or each small graph of a batch. Training, attacks, metrics and certificates speak of those
-    rows; only the answers below depend on the task. A task of your own says them in a subclass, and is made
-    known by `register_task`.
+    A model returns one row of logits for everything there is to classify: each node, each pair of nodes in
+    `graph.links`, or each small graph of a batch. Training, attacks, metrics and certificates work on those
+    rows; only the methods below depend on the task. Add a subclass of your own by `register_task`.
 
     Attributes:
         name: `node`, `link`, `graph` or another.
         rows_are: what a row of the logits stands for, in words.
-        scores: what predictions are scored by: the name in records, and that of a metric of logits and
-            classes (`fgai.metrics.METRICS`, or `class_auc`, `link_auc`, `link_precision`); headline first.
+        scores: by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or
+            `class_auc`, `link_auc`, `link_precision`); headline first.
         selected_by: the score that chooses the epoch to keep; None for accuracy.
         steady: every epoch sees the same graph, so its training steps can be captured.
         row_per_node: row i of the logits is the vector a model gives node i, unchanged.
         row_per_graph: a row belongs to a small graph, whose nodes a model pools, with a budget of its own.
-        needs_links: rows are the pairs in `graph.links`, which features and edges alone do not tell.
+        needs_links: rows are the pairs in `graph.links`.
         linear_read_out: `product` or `mean`, where the logits are products of two ends' vectors or means over
             nodes, so that certificates can follow them; empty otherwise.
         checks_stability: faithful training attacks the validation rows before and after, and compares.
@@ -118,11 +117,11 @@ class Task(ABC):
         decoder: str = "dot",
         links: Tensor | None = None,
     ) -> Tensor:
-        """Turn a vector per node into the logits; those of nodes are the vectors themselves.
+        """Turn vectors of nodes [N, D] into the logits; for node tasks these are the vectors themselves.
 
         Args:
             nodes: [N, D].
-            graph: they are of.
+            graph: of the nodes.
             pooling: see `pool`, for graphs.
             decoder: `dot` or `cosine`, for links.
             links: [2, L] pairs to score instead of the graph's own, for links.
@@ -134,15 +133,10 @@ class Task(ABC):
         return None
 
     def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
-        """From values of neighbourhoods to those of explanations of `rows`, by kind.
+        """Turn values of neighbourhoods [L, N] into those of explanations of `rows` [T], [L, ·] by kind.
 
-        Args:
-            values: [L, N] per layer and node, or per range of edges where `ranked_together` names some.
-            graph: the original one.
-            rows: [T] of the logits.
-
-        Returns:
-            [L, ·] by kind; nothing where the explanation of a row is that of its node.
+        `values` are per range of edges where `ranked_together` names some. Nothing is returned where the
+        explanation of a row is that of its node.
         """
         return {}
 
@@ -158,11 +152,7 @@ def _nodes_of(graph: Graph, targets: str) -> Tensor:
 
 
 def _node_mask(graph: Graph, targets: str) -> Tensor | None:
-    """Bool [N] of a part of the split, or None where the graph has none.
-
-    Raises:
-        InputError: it is no part of a split.
-    """
+    """Bool [N] of a part of the split, or None where the graph has none."""
     one_of(targets, "targets", PARTS)
     if targets == "fit":
         masks = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
@@ -172,20 +162,13 @@ def _node_mask(graph: Graph, targets: str) -> Tensor | None:
 
 
 TASKS: dict[str, Task] = {}
-"""Every task the library knows, by name."""
 
 
 @typed
 def register_task(task: Task) -> Task:
-    """Add a task: models, datasets, training, evaluation and the command line then know its name.
+    """Add a task by its name to models, datasets, training, evaluation and the command line, and return it.
 
     Of several tasks that fit a graph, the one registered last is taken.
-
-    Args:
-        task: of your own, with at least one score.
-
-    Returns:
-        The same task.
 
     Raises:
         InputError: the name is taken, or there is nothing to score it by.
@@ -200,11 +183,7 @@ def register_task(task: Task) -> Task:
 
 @typed
 def unregister_task(name: str) -> None:
-    """Take a task out again.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """Remove a registered task."""
     del TASKS[get_task(name).name]
 
 
@@ -213,7 +192,7 @@ def get_task(name: str) -> Task:
     """Return a task by its name.
 
     Raises:
-        InputError: there is none of that name; says which there are.
+        InputError: there is none of that name.
     """
     return TASKS[one_of(name, "task", tuple(TASKS))]
 
@@ -239,15 +218,7 @@ def task_of(graph: Graph) -> Task:
 
 @typed
 def check_logits(logits: Tensor, graph: Graph) -> None:
-    """Raise if a model's outputs do not fit what is to be predicted on a graph.
-
-    Args:
-        logits: a row for everything there is to classify, a column per class.
-        graph: with or without labels.
-
-    Raises:
-        InputError: rows are missing, or a class has no column.
-    """
+    """Raise `InputError` unless logits have a row for everything to classify and a column per class."""
     task = task_of(graph)
     rows, classes = task.count(graph), graph.num_classes
     if logits.dim() == 2 and logits.shape[0] == rows and logits.shape[1] >= classes:

@@ -98,7 +98,6 @@ class GraphTask(Task):
 
 
 def _batch_of(graph: Graph) -> Tensor:
-    """The graph of each node, where there are several."""
     if graph.batch is None:
         raise InputError(f"{graph.name!r} is one graph, not a batch of several; give `batch`")
     return graph.batch
@@ -106,14 +105,10 @@ def _batch_of(graph: Graph) -> Tensor:
 
 @typed
 def take_graphs(graph: Graph, rows: Tensor) -> Graph:
-    """Return a batch of some of the small graphs, in their old order.
-
-    Args:
-        graph: a batch, as loaded: nothing injected.
-        rows: [R] numbers of the graphs to keep.
+    """Return a batch of the small graphs with these numbers [R], in their old order.
 
     Raises:
-        InputError: no graphs were asked for, or `graph` is no batch.
+        InputError: no graphs were asked for, or `graph` is no batch as loaded.
     """
     if not rows.numel():
         raise InputError(f"a part of the split of {graph.name!r} holds no graphs")
@@ -124,14 +119,10 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
     nodes = keep.nonzero().flatten()
     new_node, new_graph = keep.long().cumsum(0) - 1, wanted.long().cumsum(0) - 1
     edges = keep[graph.adjacency.destination].nonzero().flatten()
-    source, destination = (
-        new_node[end[edges]] for end in (graph.adjacency.source, graph.adjacency.destination)
-    )
-    fields = {
-        name: None if (value := getattr(graph, name)) is None else value[nodes]
-        for name in ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
-    }
-    edge_fields = {name: None if (value := getattr(graph, name)) is None else value[edges] for name in FILL}
+    source, destination = new_node[graph.edge_index[:, edges]]
+    node_fields = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
+    indices = dict.fromkeys(node_fields, nodes) | dict.fromkeys(FILL, edges)
+    fields = {n: None if getattr(graph, n) is None else getattr(graph, n)[i] for n, i in indices.items()}
     return Graph(
         Adjacency.from_sorted(source, destination, nodes.numel()),
         None if graph.features is None else _take_rows(graph.features, nodes),
@@ -139,7 +130,6 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
         graph_y=None if graph.graph_y is None else graph.graph_y[wanted],
         name=graph.name,
         **fields,
-        **edge_fields,
     )
 
 
@@ -164,13 +154,13 @@ def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tens
     if nodes.dim() != 2 or not nodes.is_floating_point():
         got = f"{nodes.dtype} {tuple(nodes.shape)}"
         raise InputError(f"`nodes` must be floating-point of shape [nodes, width], got {got}")
-    if batch is not None and (batch.shape != nodes.shape[:1] or batch.dtype != torch.int64):
-        got = f"{batch.dtype} {tuple(batch.shape)}"
-        raise InputError(f"`batch` must be one graph number per node (torch.long), got {got}")
-    if batch is not None:
-        check_index(batch, num_graphs, "batch")
     if batch is None:
         batch = torch.zeros(nodes.shape[0], dtype=torch.long, device=nodes.device)
+    elif batch.shape != nodes.shape[:1] or batch.dtype != torch.int64:
+        got = f"{batch.dtype} {tuple(batch.shape)}"
+        raise InputError(f"`batch` must be one graph number per node (torch.long), got {got}")
+    else:
+        check_index(batch, num_graphs, "batch")
     if one_of(how, "pooling", POOLINGS) == "mean" and nodes.is_cuda:
         # Sums over sorted rows: the same from run to run, which adding in any order is not.
         ordered, order = torch.sort(batch, stable=True)

@@ -17,14 +17,12 @@ from fgai.tasks.base import Task
 from fgai.typed import typed
 
 DECODERS = ("dot", "cosine")
-SHARPNESS = 10.0
-"""What the cosine of two embeddings is multiplied by, so that scores reach both sides of certainty."""
-EMBEDDING = 64
-"""Width of the embeddings of a model for links."""
+SHARPNESS = 10.0  # factor of the cosine of two embeddings, so that scores reach both sides of certainty
+EMBEDDING = 64  # width of the embeddings of a model for links
 
 
 class LinkTask(Task):
-    """Pairs of nodes are told apart into links and others.
+    """Pairs of nodes are classified into links and others.
 
     The edges of a graph with links are those known at test time: training and validation links. While
     validation links are still predicted (training, choice of settings) messages pass along training links
@@ -127,7 +125,6 @@ class LinkTask(Task):
 
 
 def _links_of(graph: Graph) -> Links:
-    """The links of a graph that has some."""
     if graph.links is None:
         raise InputError(f"{graph.name!r} has no links to predict; use `fgai.datasets.link_split`")
     return graph.links
@@ -143,10 +140,10 @@ def negative_pairs(
         graph: undirected.
         count: how many.
         generator: on the CPU.
-        taken: sorted keys of further pairs (in both directions) to leave out.
+        taken: keys of further pairs (in both directions) to leave out.
 
     Raises:
-        InputError: the graph is so dense that not enough such pairs were found.
+        InputError: not enough such pairs were found.
     """
     whole(count, "count")
     possible = graph.num_nodes * (graph.num_nodes - 1) // 2
@@ -164,8 +161,7 @@ def negative_pairs(
             keys = keys if known is None else keys[~torch.isin(keys, known)]
         found = _first_of_each(torch.cat([found, keys]))
         if found.numel() >= count:
-            chosen = found[:count]
-            return torch.stack(key_ends(chosen))
+            return torch.stack(key_ends(found[:count]))
     raise InputError(f"{count} pairs without a link were asked for; {graph.name!r} has too few")
 
 

@@ -12,8 +12,7 @@ from fgai.cache import cached_on
 from fgai.graph import Graph
 from fgai.tasks.base import Task, _nodes_of
 
-IMBALANCED = 0.7
-"""Share of the labelled nodes in one class above which accuracy says little."""
+IMBALANCED = 0.7  # share of the labelled nodes in one class above which accuracy says little
 
 
 class NodeTask(Task):

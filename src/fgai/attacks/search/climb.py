@@ -21,13 +21,10 @@ from fgai.ops.capture import Replay
 from fgai.progress import current
 from fgai.typed import typed
 
-MIN_STEPS = 20
-"""Steps from which a capture, which costs about as much as five steps, pays."""
+MIN_STEPS = 20  # from which a capture, which costs about as much as five steps, pays
 WARM_UP = 3
-NEARLY = 0.999
-"""How close to the wall of the box a start may lie, in units of half the box: tanh never gets there."""
-FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
-"""Adam's."""
+NEARLY = 0.999  # largest distance of a start from the middle, in units of half the box: tanh never reaches 1
+FIRST, SECOND, TINY = 0.9, 0.999, 1e-8  # Adam's
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +60,12 @@ so that steps shrink smoothly towards the walls."""
 
 
 class _Sign:
-    """Steps of one size in every coordinate, in the direction of the gradient's sign.
-
-    Args:
-        like: the points [B, M, F].
-        rate: [B, 1, 1] the size.
-    """
+    """Steps of one size, the rate [B, 1, 1], in the direction of the gradient's sign."""
 
     def __init__(self, like: Tensor, rate: Tensor) -> None:
         self.rate = rate
 
     def move(self, gradient: Tensor) -> Tensor:
-        """Return the step to add to the points."""
         return self.rate * gradient.sign()
 
 
@@ -87,7 +78,6 @@ class _Adam(_Sign):
         self.turn = like.new_zeros(())
 
     def move(self, gradient: Tensor) -> Tensor:
-        """Return Adam's step and remember the gradient's moments."""
         self.turn.add_(1)
         self.first.mul_(FIRST).add_(gradient, alpha=1 - FIRST)
         self.second.mul_(SECOND).addcmul_(gradient, gradient, value=1 - SECOND)
@@ -104,13 +94,11 @@ class _Momentum(_Sign):
         self.mean = torch.zeros_like(like)
 
     def move(self, gradient: Tensor) -> Tensor:
-        """Return the step and remember the direction."""
         self.mean.mul_(FIRST).add_(gradient / gradient.abs().mean((-2, -1), keepdim=True).clamp(min=1e-30))
         return self.rate * self.mean.sign()
 
 
 OPTIMISERS: dict[str, type[_Sign]] = {"sign": _Sign, "adam": _Adam, "momentum": _Momentum}
-"""Each is made from the points [B, M, F] and their rates [B, 1, 1]."""
 
 
 @typed
@@ -166,10 +154,10 @@ class SearchResult:
 def climb(
     site: _InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
 ) -> list[SearchResult]:
-    """Maximise a score at a site from several starts at once; of each the worst point seen counts.
+    """Maximise a score at a site from several starts, independently; of each the worst point seen counts.
 
     Worst is by damage, then by loss. More steps never find less: every point of a shorter climb is one of the
-    longer. Climbs do not know of each other.
+    longer.
 
     Args:
         site: where the values move.
@@ -205,7 +193,6 @@ class _Climb:
         self.turn = torch.zeros(1, dtype=torch.long, device=start.device)
 
     def features(self, point: Tensor) -> Tensor:
-        """The values that points stand for."""
         parts = [space.features(point[rows], self.box) for rows, space, _ in self.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -223,11 +210,10 @@ class _Climb:
             features = self.features(self.point)
             self._note(features, *self.score(self.site.view(features)))
         numbers = torch.stack([self.damage, self.loss, self.steepest], dim=1).tolist()
+        rows = zip(self.best, numbers, self.point, self.curve.T, strict=True)
         return [
-            SearchResult(rows, damage, loss, gradient, steps, last, curve)
-            for rows, (damage, loss, gradient), last, curve in zip(
-                self.best, numbers, self.point, self.curve.T, strict=True
-            )
+            SearchResult(best, damage, loss, gradient, steps, last, curve)
+            for best, (damage, loss, gradient), last, curve in rows
         ]
 
     def _note(self, features: Tensor, loss: Tensor, damage: Tensor) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,21 +21,16 @@ from fgai.graph import Graph
 from fgai.ops.segments import row_max
 from fgai.typed import typed
 
-SATURATED = 1e-6
-"""Distance to 1 from which the largest attention of a node counts as all there is."""
-MOST = 0.5
-"""Share of the nodes at which attention must be so for a layer to count as saturated."""
-HOTTEST = 1e8
-"""The last temperature tried."""
+SATURATED = 1e-6  # distance to 1 from which the largest attention of a node counts as all there is
+MOST = 0.5  # share of the nodes at which attention must be so for a layer to count as saturated
+HOTTEST = 1e8  # the last temperature tried
+# Parameters and linear maps a layer's scores are linear in, in fgai's layers and PyG's, and their limits.
 SCORE_WEIGHTS = (
     *("source_weight", "destination_weight", "score_weight"),
     *("att_src", "att_dst", "att_edge", "att", "att_l", "att_r"),
 )
-"""Parameters a layer's scores are linear in, in fgai's layers and PyG's."""
 SCORE_MAPS = ("query", "lin_query")
-"""Linear maps of which the same holds."""
 SCORE_LIMITS = ("source", "destination", "query")
-"""Limits that grow and shrink with them."""
 
 
 def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
@@ -49,17 +45,10 @@ def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
 
 
 def _softened(model: nn.Module, graph: Graph) -> nn.Module | None:
-    """Return a copy whose attention is not saturated: all its scores divided by one temperature.
+    """Return a copy with all scores divided by a temperature, so that attention is not saturated; else None.
 
     Softmax that gives one neighbour everything has no gradient; that of the same scores, ten or a thousand
-    times smaller, points the way. What is found there is judged on the model itself.
-
-    Args:
-        model: in eval mode.
-        graph: prepared for it.
-
-    Returns:
-        None where no temperature helps: a layer whose scores fgai does not know.
+    times smaller, points the way. Points found there are judged on the model itself.
     """
     temperature = 10.0
     while temperature <= HOTTEST:
@@ -117,9 +106,12 @@ class Member(SearchSpec):
         one_of(self.gradient, "gradient", tuple(GRADIENTS))
 
 
+_MOMENTUM: dict[str, Any] = {"space": "box", "optimiser": "momentum", "rate": 0.05}
+_SIGN: dict[str, Any] = {"space": "box", "optimiser": "sign"}
+
 PREDICTION_MEMBERS: tuple[Member, ...] = (
-    Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.01),
-    Member(name="momentum", start="small", space="box", optimiser="momentum", rate=0.05),
+    Member(name="sign", start="middle", **_SIGN, rate=0.01),
+    Member(name="momentum", start="small", **_MOMENTUM),
     Member(name="adam small margin", start="small", rate=0.03),
     Member(name="adam small reach", start="small", loss="reach"),
     Member(name="adam medium reach", start="medium", loss="reach"),
@@ -128,76 +120,38 @@ PREDICTION_MEMBERS: tuple[Member, ...] = (
     Member(name="adam others reach", start="others", loss="reach"),
     Member(name="straight small margin", start="small", rate=0.03, gradient="straight"),
     Member(name="straight others reach", start="others", loss="reach", gradient="straight"),
-    Member(
-        name="straight momentum",
-        start="small",
-        space="box",
-        optimiser="momentum",
-        rate=0.05,
-        gradient="straight",
-    ),
+    Member(name="straight momentum", start="small", **_MOMENTUM, gradient="straight"),
     Member(name="smooth small margin", start="small", rate=0.03, gradient="smooth"),
     Member(name="polish", start="incumbent", loss="reach", rate=0.03),
-    Member(
-        name="polish momentum",
-        start="incumbent",
-        space="box",
-        optimiser="momentum",
-        rate=0.01,
-        loss="reach",
-    ),
+    Member(name="polish momentum", start="incumbent", **{**_MOMENTUM, "rate": 0.01}, loss="reach"),
 )
 
 EXPLANATION_MEMBERS: tuple[Member, ...] = (
-    Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.02, steps=200),
-    Member(name="sign large", start="middle", space="box", optimiser="sign", steps=100),
-    Member(name="momentum", start="small", space="box", optimiser="momentum", rate=0.05, steps=200),
+    Member(name="sign", start="middle", **_SIGN, rate=0.02, steps=200),
+    Member(name="sign large", start="middle", **_SIGN, steps=100),
+    Member(name="momentum", start="small", **_MOMENTUM, steps=200),
     Member(name="adam large", start="large", steps=200),
     Member(name="adam others", start="others", rate=0.3, steps=200),
     Member(name="transfer", start="donated", steps=200),
-    Member(
-        name="straight momentum",
-        start="small",
-        space="box",
-        optimiser="momentum",
-        rate=0.05,
-        steps=200,
-        gradient="straight",
-    ),
+    Member(name="straight momentum", start="small", **_MOMENTUM, steps=200, gradient="straight"),
     Member(name="straight others", start="others", rate=0.3, steps=200, gradient="straight"),
     Member(name="smooth large", start="large", steps=200, gradient="smooth"),
     Member(name="polish", start="incumbent", rate=0.03, steps=200),
 )
 
-SHORT_MEMBERS: tuple[Member, ...] = tuple(
-    member
-    for member in PREDICTION_MEMBERS
-    if member.name
-    in (
-        "sign",
-        "momentum",
-        "adam small margin",
-        "adam others reach",
-        "straight small margin",
-        "straight momentum",
-    )
-)
-"""Those that find most of it in few steps: for checks within a training."""
+_SHORT = ("sign", "momentum", "adam small margin", "adam others reach")
+_SHORT_STRAIGHT = ("straight small margin", "straight momentum")
+SHORT_MEMBERS = tuple(one for one in PREDICTION_MEMBERS if one.name in (*_SHORT, *_SHORT_STRAIGHT))
+"""Members that find most of the damage in few steps: for checks within a training."""
 
 DONOR = Member(name="donor", start="small", rate=0.03)
 """How the vanilla model is attacked for the features it donates."""
 
 
 def _batches(members: tuple[Member, ...]) -> list[list[Member]]:
-    """Members that can climb side by side, in the order of the first of each batch; those that polish last.
-
-    Example:
-        >>> [[member.name for member in batch] for batch in _batches(PREDICTION_MEMBERS)][-1]
-        ['polish', 'polish momentum']
-    """
-    found: dict[tuple[bool, str, int], list[Member]] = {}
+    """Members that can climb side by side, in the order of the first of each; those that polish last."""
+    batches: dict[tuple[bool, str, int], list[Member]] = {}
     for member in members:
-        last = member.start == "incumbent"
-        key = (last, member.gradient, member.steps)
-        found.setdefault(key, []).append(member)
-    return [found[key] for key in sorted(found, key=lambda key: key[0])]
+        key = (member.start == "incumbent", member.gradient, member.steps)
+        batches.setdefault(key, []).append(member)
+    return [batches[key] for key in sorted(batches, key=lambda key: key[0])]

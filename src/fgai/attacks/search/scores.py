@@ -31,10 +31,7 @@ Score = Callable[[_View], tuple[Tensor, Tensor]]
 def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | None = None) -> Score:
     """Return the score of a search that is judged by the value of its objective.
 
-    Args:
-        site: where; it may have a plan only if `_sums_rows(objective)`.
-        objective: judged, and climbed where there is no guide.
-        guide: a smoother objective to climb; like the first, a mean over rows where the site has a plan.
+    `guide` is a smoother objective to climb. A site with a plan needs `_sums_rows(objective)`.
     """
     judged = _values(site, objective)
     climbed = None if guide is None else _values(site, guide)
@@ -47,12 +44,10 @@ def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | Non
 
 
 def _damage_at(site: _InjectionSite, objective: Objective, losses: Sequence[str]) -> Score:
-    """Return the score of a search that is judged by the damage of its objective.
+    """Return the score of a search that climbs the objective's loss and is judged by its damage.
 
-    Args:
-        site: where; it may have a plan only for the explanation objective and for wrong classes.
-        objective: its loss is climbed, its damage is judged.
-        losses: for wrong classes, the loss from `ROW_LOSSES` of every set of values in its place.
+    For wrong classes, `losses` has the loss from `ROW_LOSSES` of every set of values. A site may have a plan
+    only for those and for the explanation objective.
     """
     clean = site.clean
     if objective.explanation is not None:
@@ -108,13 +103,9 @@ def _out_of_reach(site: _InjectionSite) -> Tensor:
 
 
 class _Rows(NamedTuple):
-    """The input of row losses, for several sets of values.
+    """The input of row losses, for B sets of values: logits, own [B, R] and gap [B, R], in units of `scale`.
 
-    Attributes:
-        logits: [B, R, C].
-        own: [B, R] the logit of the class to leave.
-        gap: [B, R] the best other logit minus it: positive where the row is wrong.
-        scale: a scalar, the unit of a gap.
+    `own` is the logit of the class to leave, `gap` the best other one minus it: above 0 where a row is wrong.
     """
 
     logits: Tensor
@@ -140,13 +131,7 @@ wrong. Reach is about the number of wrong rows: those out of reach cost no effor
 
 
 class _ClassScore:
-    """Wrong predictions: the damage is the share of wrong rows, or the sum of their weights.
-
-    Args:
-        site: where.
-        losses: a name from `ROW_LOSSES` for every set of values.
-        weights: [T] of the attacked rows, see `fgai.metrics.error_weights`; None for 1/T each.
-    """
+    """Wrong predictions: the damage is the sum of the `error_weights` [T] of wrong rows, or their share."""
 
     def __init__(self, site: _InjectionSite, losses: Sequence[str], weights: Tensor | None = None) -> None:
         clean, labels = site.clean, site.clean.labels
@@ -166,7 +151,6 @@ class _ClassScore:
             self.fixed, self.weights = spread[rest][wrong].sum(), spread[site.rows]
 
     def __call__(self, view: _View) -> tuple[Tensor, Tensor]:
-        """See `Score`."""
         loss = view.logits.new_zeros(view.logits.shape[0])
         rows = _Rows.of(view.logits, self.mine, self.scale)
         for function, chosen in self.losses:
@@ -174,7 +158,6 @@ class _ClassScore:
         return loss, self.damage(view.logits.detach())
 
     def damage(self, logits: Tensor) -> Tensor:
-        """Return the share of wrong rows, or the sum of their weights, [B]."""
         return self._total(logits.argmax(-1) != self.label, self.fixed)
 
     def _total(self, values: Tensor, more: Tensor | int = 0) -> Tensor:
@@ -187,11 +170,10 @@ class _ClassScore:
 class _LinkScore(_ClassScore):
     """Links ranked below other pairs: the damage is one minus the ROC-AUC, ties broken by their order.
 
-    There is a row for every attacked pair: links are never computed in part.
+    0 where there are links or other pairs only. Links are never computed in part.
     """
 
     def damage(self, logits: Tensor) -> Tensor:
-        """Return one minus the ROC-AUC, [B]; 0 where there are links or other pairs only."""
         ranks = (logits[..., 1] - logits[..., 0]).argsort(dim=1).argsort(dim=1) + 1
         links = self.label == 1
         positives, negatives = links.sum(), (~links).sum()
@@ -233,8 +215,7 @@ class _Layer(NamedTuple):
         members: [K] the clean top-k.
         rowptr: [R + 1] of those rows.
         rows: [R], all of them.
-        lost: sum over the rows out of reach.
-        terms: how many terms that has.
+        lost: sum over the rows out of reach, of `terms` terms.
     """
 
     spots: Tensor
@@ -266,10 +247,7 @@ def _pointers(owner: Tensor, rows: int) -> Tensor:
 
 
 def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, k: int) -> Tensor:
-    """Return which edges [K] can matter: members, those that move, and the k best outsiders that do not.
-
-    An outsider that cannot move and has k better ones that cannot move either is never among the best.
-    """
+    """Return which edges [K] can matter: members, those that move, and the k best outsiders that do not."""
     moved = torch.zeros(len(ranks.still), dtype=torch.bool, device=spot.device)
     moved[ranks.moved] = True
     waiting = there & ~members & ~moved[spot]
@@ -278,14 +256,7 @@ def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowp
 
 
 class _PartialExplanation:
-    """The explanation objective from the rows in reach; the others keep their attention.
-
-    Args:
-        objective: with its k.
-        recompute: the model on the clean graph.
-        clean: the model's output before.
-        plan: made with `whole=True`.
-    """
+    """The explanation objective from the rows in reach, of a plan made with `whole=True`."""
 
     def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
         self._objective, self._copies, self._layers = objective, 1, []

@@ -16,14 +16,13 @@ from fgai.recompute import Edit, Plan, Recompute, Repeated, Touched, repeat_plan
 
 
 class _View(NamedTuple):
-    """The model's output for several sets of values.
+    """The model's output for B sets of values.
 
     Attributes:
         logits: [B, R, C] of the attacked rows that can have changed (`_InjectionSite.rows`); [B, 0, C] where
             attention is read and only the rows in reach were computed.
-        outputs: for each set the logits and the attention of the whole graph, the latter empty where it is
-            not read; None where only the rows in reach were computed.
-        touched: the rows computed again for all sets together, where only the rows in reach were.
+        outputs: of full passes, logits and attention (empty where it is not read) of each set.
+        touched: of partial passes, the rows in reach of all sets together.
     """
 
     logits: Tensor
@@ -34,22 +33,11 @@ class _View(NamedTuple):
 class _InjectionSite:
     """A change with fixed edges; only the features of new nodes, their values or changed rows move.
 
-    Everything that depends on the edges alone is done once. Where few rows are in reach only those are
-    computed, for several sets of values in one pass.
-
-    Args:
-        model: attacked (or a stand-in for its gradients), in eval mode.
-        graph: clean, prepared for the model.
-        change: its endpoints, edges and rows are fixed, and so are fields that do not move.
-        clean: the model's output before.
-        recompute: the model on the clean graph, ready for partial passes, or None.
-        reads: see `Objective.reads`.
-        moves: the field of the change that moves: `features`, `delta` (one set at a time) or `entry_values`.
-
-    Attributes:
-        rows: [R] rows of the logits under attack that can change.
-        plan: the rows in reach, or None where full passes are made.
-        passes: forward passes so far, one for each set of values.
+    Everything that depends on the edges alone is done once. Where few rows are in reach (`plan`) only those
+    are computed, for several sets of values in one pass. The model may be a stand-in for the gradients of the
+    attacked one. `moves` is the field of the change that moves: `features`, `delta` (one set at a time) or
+    `entry_values`. `rows` [R] are the attacked rows of the logits that can change; `passes` counts forward
+    passes, one for each set of values.
     """
 
     def __init__(
@@ -121,12 +109,8 @@ class _InjectionSite:
             plan = self.copies(count).plan
             encodings = None if encodings is None else encodings.repeat(count, 1)
         read = self.reads == "logits"
-        fixed = (
-            nullcontext()
-            if change.entry_values is None
-            else replacing_entry(entry_limits(self.model), change.entry_values)
-        )
-        with fixed:
+        values = change.entry_values
+        with nullcontext() if values is None else replacing_entry(entry_limits(self.model), values):
             touched = self.recompute.forward(plan, features, encodings, logits=read)
         if not read:
             return _View(touched.logits.expand(count, 0, -1), None, touched)
@@ -134,14 +118,11 @@ class _InjectionSite:
 
     def _whole(self, changes: list[GraphChange]) -> _View:
         self.passes += len(changes)
-        outputs = [
-            _read_model(
-                self.model,
-                self._template.replace(features=one.features_on(self.graph), entry_values=one.entry_values),
-                self.reads,
-            )
+        graphs = (
+            self._template.replace(features=one.features_on(self.graph), entry_values=one.entry_values)
             for one in changes
-        ]
+        )
+        outputs = [_read_model(self.model, graph, self.reads) for graph in graphs]
         return _View(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
 
 

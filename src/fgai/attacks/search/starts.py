@@ -46,11 +46,6 @@ class _StartContext:
 Start = Callable[[_StartContext, torch.Generator], Tensor]
 
 
-def _scaled(scale: float) -> Start:
-    """Return the start of random features of some scale, 1 being the size of the box."""
-    return lambda context, generator: context.drawn(scale, generator)
-
-
 def _corner(context: _StartContext, generator: torch.Generator) -> Tensor:
     """A random corner of the box for every new node."""
     low, high = context.box
@@ -83,25 +78,20 @@ def _strangers(context: _StartContext, count: int, generator: torch.Generator) -
     return drawn.gather(1, alike.long().argsort(dim=1, stable=True)[:, :count])
 
 
-def _donated(context: _StartContext, generator: torch.Generator) -> Tensor:
-    """The worst features found for the vanilla model; noise where there is none."""
-    return context.drawn(1.0, generator) if context.donated is None else context.donated.clamp(*context.box)
-
-
-def _incumbent(context: _StartContext, generator: torch.Generator) -> Tensor:
-    """The worst features found so far; noise where there are none."""
-    return (
-        context.drawn(0.3, generator) if context.incumbent is None else context.incumbent.clamp(*context.box)
-    )
+def _known(
+    features: Tensor | None, noise: float, context: _StartContext, generator: torch.Generator
+) -> Tensor:
+    """Features found before, or noise of some scale where there are none."""
+    return context.drawn(noise, generator) if features is None else features.clamp(*context.box)
 
 
 STARTS: dict[str, Start] = {
     "middle": lambda context, generator: context.middle,
-    "small": _scaled(0.05),
-    "medium": _scaled(0.3),
-    "large": _scaled(1.0),
+    "small": lambda context, generator: context.drawn(0.05, generator),
+    "medium": lambda context, generator: context.drawn(0.3, generator),
+    "large": lambda context, generator: context.drawn(1.0, generator),
     "corner": _corner,
     "others": _others,
-    "donated": _donated,
-    "incumbent": _incumbent,
+    "donated": lambda context, generator: _known(context.donated, 1.0, context, generator),
+    "incumbent": lambda context, generator: _known(context.incumbent, 0.3, context, generator),
 }
