@@ -199,32 +199,27 @@ class Explanation:
     @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return the smooth share of the explanation lost."""
-        total = logits.new_zeros(())
-        layers = zip(clean.attention.layers, attention.layers, clean.members(self.k), strict=True)
-        for before, after, (members, rows) in layers:
-            if rows.numel():
-                lost, terms = self.lost(*_carried(before, after), members, before.rowptr, rows)
-                total = total + lost / terms.clamp(min=1)
-        return total / max(1, len(attention.layers))
+        return self.shares(attention, clean)[0]
 
     def shares(
-        self, attention: AttentionMap, clean: Clean, touched: Sequence[Tensor]
+        self, attention: AttentionMap, clean: Clean, touched: Sequence[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the loss, and the share of the top-k that touched nodes (per layer bool [N]) lost.
 
-        The share is the mean over layers with a touched node that has more than k neighbours; 0 without any.
+        The share is the mean over layers with a touched node that has more than k neighbours, else 0.
         """
-        total = clean.logits.new_zeros(())
-        gone, measured = clean.logits.new_zeros(()), clean.logits.new_zeros(())
-        for before, after, (members, rows), near in zip(
-            clean.attention.layers, attention.layers, clean.members(self.k), touched, strict=True
-        ):
-            if rows.numel():
-                margins, real = self.margins(*_carried(before, after), members, before.rowptr, rows)
-                total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
-                lost = ((margins.detach() > 0) & real).sum(1) * near[rows]
-                gone = gone + lost.sum() / (self.k * near[rows].sum().clamp(min=1))
-                measured = measured + near[rows].any()
+        total = gone = measured = clean.logits.new_zeros(())
+        layers = zip(clean.attention.layers, attention.layers, clean.members(self.k), strict=True)
+        for index, (before, after, (members, rows)) in enumerate(layers):
+            if not rows.numel():
+                continue
+            margins, real = self.margins(*_carried(before, after), members, before.rowptr, rows)
+            total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
+            if touched is not None:
+                near = touched[index][rows]
+                lost = ((margins.detach() > 0) & real).sum(1) * near
+                gone = gone + lost.sum() / (self.k * near.sum().clamp(min=1))
+                measured = measured + near.any()
         return total / max(1, len(attention.layers)), gone / measured.clamp(min=1)
 
     def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:

@@ -72,20 +72,24 @@ def test_projection_equals_a_general_purpose_minimiser(norm: str) -> None:
 
 
 @given(rows(), RADII)
-def test_both_l1_thresholds_agree(case: tuple[Tensor, Tensor], radius: float) -> None:
+def test_l1_thresholds_equal_those_by_sorting(case: tuple[Tensor, Tensor], radius: float) -> None:
     x, rowptr = case
     limit = torch.full((len(rowptr) - 1,), radius, dtype=torch.float64)
-    sorting = balls._threshold_by_sorting(x.abs(), rowptr, limit)
-    torch.testing.assert_close(balls._l1_threshold(x, rowptr, limit), sorting, rtol=1e-9, atol=1e-12)
+    thresholds = balls._l1_threshold(x, rowptr, limit)
+    for row, threshold in zip(split(x.abs(), rowptr), thresholds, strict=True):
+        ordered = row.sort(descending=True).values
+        excess = (ordered.cumsum(0) - radius) / torch.arange(1, len(row) + 1)
+        used = max(1, int((ordered > excess).sum()))  # with R = 0 none, and θ is the largest entry
+        sorting = excess[used - 1] if row.sum() > radius else torch.zeros_like(threshold)
+        torch.testing.assert_close(threshold, sorting, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
     rowptr = pointer([3, 2, 3])
     x = torch.tensor([1e30, -1e30, 1.0, 0.5, -0.25, 1e-30, 2e-30, -1e-30], dtype=torch.float64)
     limit = torch.full((3,), 0.5, dtype=torch.float64)
-    for threshold in (balls._l1_threshold, balls._threshold_by_sorting):
-        theta = threshold(x.abs(), rowptr, limit)
-        torch.testing.assert_close(theta, torch.tensor([1e30, 0.125, 0.0], dtype=torch.float64))
+    theta = balls._l1_threshold(x.abs(), rowptr, limit)
+    torch.testing.assert_close(theta, torch.tensor([1e30, 0.125, 0.0], dtype=torch.float64))
     for norm in NORMS:
         for dtype in (torch.float32, torch.float64):
             got = project(x.to(dtype), rowptr, 0.5, norm)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fgai.attacks import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Budget, EnsembleInjection
+from fgai.attacks import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Budget, EnsembleInjection, Judge, Ledger
 from fgai.attacks.budget import Box
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
 from fgai.attention import evaluating, observe, prepared
@@ -35,7 +35,8 @@ def test_members_side_by_side_find_what_each_finds_alone(name: str, objective: s
         rows = ready.test_mask.nonzero().flatten()  # type: ignore[union-attr]
         clean, endpoints = Clean(seen.logits, seen.attention, rows), rows[:6].view(2, 3)
         recompute = Recompute(model, ready) if Recompute.fits(model, ready) else None
-        site = attack.site(model, ready, GraphChange(endpoints=endpoints), clean, recompute)
+        judge = Judge(model, ready, attack.objective, clean, Ledger(), recompute)
+        site = attack.site(judge, GraphChange(endpoints=endpoints))
         start = 0.1 * torch.randn(len(ways), 2, ready.features.num_columns, generator=draws)  # type: ignore[union-attr]
         together = attack.climb(site, start, ways, BOX)
         alone = [attack.climb(site, start[i : i + 1], ways[i : i + 1], BOX)[0] for i in range(len(ways))]

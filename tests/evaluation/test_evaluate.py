@@ -35,8 +35,7 @@ from fgai.attention import (
 from fgai.errors import FgaiWarning
 from fgai.evaluation import EvaluationRecord, evaluate
 from fgai.graph import Graph
-from fgai.metrics.fidelity import _fidelity_of_top
-from fgai.metrics.removal import _removal_curves, combined
+from fgai.metrics.removal import _fidelity_of_top, _removal_curves, combined
 from fgai.metrics.views import Compared, Views
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, THREAT, record_of, tiny_threat, whole_record

@@ -32,7 +32,7 @@ POINTERS = {
 ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "overlap": lambda ptr: metrics.overlap(W, W, ptr, 1),
     "overlap_graph": lambda ptr: metrics.overlap_graph(W, W, ptr, 1),
-    "rank_correlation": lambda ptr: metrics.rank_correlation(W, W, ptr, "kendall"),
+    "rank_correlation": lambda ptr: metrics.rank_correlation(W, W, ptr),
     "truth_auc": lambda ptr: metrics.truth_auc(W, MASK, ptr),
     "truth_precision": lambda ptr: metrics.truth_precision(W, MASK, ptr),
     "truth_chance": lambda ptr: metrics.truth_chance(MASK, ptr),

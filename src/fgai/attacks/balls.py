@@ -18,7 +18,7 @@ from fgai import checks
 from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.ops.backend import has_triton
-from fgai.ops.segments import check_rows, row_index, row_max, row_order, row_sum, sortable
+from fgai.ops.segments import check_rows, row_index, row_max, row_sum, sortable
 from fgai.topk import NORMS
 
 Radius = float | Tensor
@@ -202,29 +202,10 @@ def _l1_threshold(delta: Tensor, rowptr: Tensor, limit: Tensor) -> Tensor:
     if delta.dim() > 1:
         columns = [_l1_threshold(column, rowptr, limit[:, 0]) for column in delta.unbind(1)]
         return torch.stack(columns, dim=1) if columns else delta.new_zeros((rowptr.numel() - 1, 0))
-    if delta.device.type == "cpu":
-        found = np.zeros(rowptr.numel() - 1)
-        _threshold_rows(sortable(delta.abs()).numpy(), rowptr.numpy(), limit.double().numpy(), found)
-        return torch.from_numpy(found).to(delta.dtype)
-    return _threshold_by_sorting(delta.abs(), rowptr, limit).to(delta.dtype)
-
-
-def _threshold_by_sorting(size: Tensor, rowptr: Tensor, limit: Tensor) -> Tensor:
-    """θ by sorting every row: with u_1 >= u_2 >= ..., the last n with n u_n > u_1 + ... + u_n - R is used."""
-    row = row_index(rowptr, size.shape[0])
-    # One running sum crosses all rows, so each is first scaled to at most 1: a large one would drown others.
-    largest = row_max(size, rowptr).double()
-    unit = torch.where(largest > 0, largest, 1.0)
-    limit = limit.double() / unit
-    ordered = size.index_select(0, row_order(size, rowptr)).double() / unit.index_select(0, row)
-    running = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
-    within = running[1:] - running.index_select(0, rowptr[:-1].index_select(0, row))
-    place = torch.arange(1, size.shape[0] + 1, device=size.device) - rowptr.index_select(0, row)
-    used = place * ordered > within - limit.index_select(0, row)
-    # The condition holds for a prefix of the row. With R = 0 it holds for none, and θ is the largest entry.
-    count = row_sum(used, rowptr).clamp(min=1)
-    total = row_sum(torch.where(place <= count.index_select(0, row), ordered, 0.0), rowptr)
-    return torch.where(row_sum(ordered, rowptr) > limit, unit * (total - limit) / count, 0.0)
+    thresholds = np.zeros(rowptr.numel() - 1)
+    size, pointers, radius = (t.cpu().numpy() for t in (sortable(delta.abs()), rowptr, limit.double()))
+    _threshold_rows(size, pointers, radius, thresholds)
+    return torch.from_numpy(thresholds).to(delta)
 
 
 @compiled

@@ -423,17 +423,10 @@ class _ReportedAttack(Attack):
         logits = judge.clean.logits
         return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
 
-    def site(
-        self,
-        model: nn.Module,
-        graph: Graph,
-        change: GraphChange,
-        clean: Clean,
-        recompute: Recompute | None,
-        moves: str = "features",
-    ) -> _InjectionSite:
-        partial = recompute if self.objective.classes or self.objective.explanation is not None else None
-        return _InjectionSite(model, graph, change, clean, partial, reads=self.objective.reads, moves=moves)
+    def site(self, judge: Judge, change: GraphChange, **options: Any) -> _InjectionSite:
+        partial = self.objective.classes or self.objective.explanation is not None
+        recompute, options = judge.recompute if partial else None, {"reads": self.objective.reads, **options}
+        return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, **options)
 
     def climb(
         self, site: _InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -130,11 +129,12 @@ class EnsembleInjection(_ReportedAttack):
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
-            context = _StartContext(graph, endpoints, predicted, box)
+            seed = f"{generator.initial_seed()} {rule}"
+            context = _StartContext(graph, endpoints, predicted, box, seed)
             change = GraphChange(endpoints=endpoints)
-            site = self.site(judge.model, graph, change, judge.clean, judge.recompute)
+            site = self.site(judge, change)
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
-                donated = self._donated(judge.vanilla, judge.clean, rule, context, generator)
+                donated = self._donated(judge.vanilla, judge.clean, context)
                 context = replace(context, donated=donated)
             found: list[SearchResult] = []
             for batch in _batches(members):
@@ -145,11 +145,11 @@ class EnsembleInjection(_ReportedAttack):
                     worst = max(found, key=lambda one: (one.damage, one.loss))
                     context = replace(context, incumbent=worst.features)
                 if batch[0].gradient == "smooth":
-                    results = self._smooth(batch, rule, context, site, generator)
+                    results = self._smooth(batch, context, site)
                 else:
                     through = straight_through if batch[0].gradient == "straight" else nullcontext
                     with through(judge.model):
-                        results = self._members(batch, rule, context, site, generator)
+                        results = self._members(batch, context, site)
                 seconds = (perf_counter() - began) / len(batch)
                 for member, one in zip(batch, results, strict=True):
                     found.append(one)
@@ -159,7 +159,7 @@ class EnsembleInjection(_ReportedAttack):
                 began = perf_counter()
                 judge.tell(f"{rule} endpoints: {EVOLUTION}")
                 score = _damage_at(site, self.objective, [DONOR.loss] * POPULATION)
-                free = _evolved(site, score, context, _stream(generator, rule, EVOLUTION))
+                free = _evolved(site, score, context)
                 ledger.add_member(EVOLUTION, rule, free, perf_counter() - began)
                 _warn_if_masked(free, found)
                 found.append(free)
@@ -204,32 +204,21 @@ class EnsembleInjection(_ReportedAttack):
         return {rule: RULES[rule](context, generator) for rule in rules}
 
     def _members(
-        self,
-        batch: Sequence[Member],
-        rule: str,
-        context: _StartContext,
-        site: _InjectionSite,
-        generator: torch.Generator,
+        self, batch: Sequence[Member], context: _StartContext, site: _InjectionSite
     ) -> list[SearchResult]:
         """Let members that share their gradient and the number of steps climb side by side."""
-        starts = [STARTS[one.start](context, _stream(generator, rule, one.name)) for one in batch]
+        starts = [STARTS[one.start](context, context.stream(one.name)) for one in batch]
         return self.climb(site, torch.stack(starts), batch, context.box)
 
     def _smooth(
-        self,
-        batch: Sequence[Member],
-        rule: str,
-        context: _StartContext,
-        site: _InjectionSite,
-        generator: torch.Generator,
+        self, batch: Sequence[Member], context: _StartContext, site: _InjectionSite
     ) -> list[SearchResult]:
         """Climb a softer copy of the model, and judge the points found on the model itself."""
         soft = _softened(site.model, context.graph)
         if soft is None:
-            still = [replace(member, steps=0) for member in batch]
-            return self._members(still, rule, context, site, generator)
+            return self._members([replace(member, steps=0) for member in batch], context, site)
         with evaluating(soft, freeze=True):
-            results = self._members(batch, rule, context, self._site_of(soft, context, site.clean), generator)
+            results = self._members(batch, context, self._site_of(soft, context, site.clean))
         features = torch.stack([one.features for one in results])
         scores = self.tried(site, features, [member.loss for member in batch])
         return [replace(one, damage=d, loss=loss) for one, (d, loss) in zip(results, scores, strict=True)]
@@ -241,22 +230,16 @@ class EnsembleInjection(_ReportedAttack):
             logits, attention = _read_model(model, graph, reads)
         recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
         clean = replace(attacked, logits=logits, attention=attention, _members={})
-        return self.site(model, graph, GraphChange(endpoints=context.endpoints), clean, recompute)
+        judge = Judge(model, graph, self.objective, clean, Ledger(), recompute)
+        return self.site(judge, GraphChange(endpoints=context.endpoints))
 
-    def _donated(
-        self, vanilla: nn.Module, clean: Clean, rule: str, context: _StartContext, generator: torch.Generator
-    ) -> Tensor:
+    def _donated(self, vanilla: nn.Module, clean: Clean, context: _StartContext) -> Tensor:
         """The worst features for the vanilla model at the same endpoints."""
         steps = max(member.steps for member in self.members if member.start == "donated")
         with evaluating(vanilla, freeze=True):
             site = self._site_of(vanilla, context, clean)
-            (found,) = self._members([replace(DONOR, steps=steps)], rule, context, site, generator)
+            (found,) = self._members([replace(DONOR, steps=steps)], context, site)
         return found.features
-
-
-def _stream(generator: torch.Generator, rule: str, name: str) -> torch.Generator:
-    """A stream of random numbers for one member at one rule, which depends on no other."""
-    return torch.Generator().manual_seed(zlib.crc32(f"{generator.initial_seed()} {rule} {name}".encode()))
 
 
 def _prototypes(context: _StartContext, generator: torch.Generator, noise: int = 8) -> Tensor:
@@ -275,15 +258,14 @@ def _prototypes(context: _StartContext, generator: torch.Generator, noise: int =
 
 
 @torch.no_grad()
-def _evolved(
-    site: _InjectionSite, score: Score, context: _StartContext, generator: torch.Generator
-) -> SearchResult:
+def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> SearchResult:
     """Return the worst features an evolution strategy finds; if worse than the climbs', gradients are masked.
 
     Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. The
     mixtures evolve; features are the mixtures pushed to the box. Nothing is differentiated, so rounding,
     saturation and clipping inside the model do not stop it.
     """
+    generator = context.stream(EVOLUTION)
     basis = _prototypes(context, generator)
     mean = torch.zeros(context.endpoints.shape[0], basis.shape[0], dtype=torch.float32)
     best, top = context.middle, (float("-inf"), float("-inf"))

@@ -64,10 +64,12 @@ class PGDInjection(RandomInjection):
             raise InputError(f"{graph.name!r} has no features to attack")
         box = self.budget.feature_box(graph)
         (noise,) = super().candidates(graph, nodes, generator, judge, ledger)
+        assert noise.endpoints is not None
         yield noise
         spec = self.search()
         restart = ledger.steps // max(1, spec.steps)
-        change, start = self.begin(graph, nodes, generator, restart, noise, box)
+        change, start = self.begin(graph, nodes, generator, restart, noise)
+        start = box.middle.expand(len(noise.endpoints), -1) if start is None else start.clamp(*box)
         found = judge.climb(change, start, spec, box)
         ledger.note(found)
         yield GraphChange(endpoints=change.endpoints, features=found.features)
@@ -77,18 +79,10 @@ class PGDInjection(RandomInjection):
         return SearchSpec(space="box", optimiser="sign", rate=self.budget.step_size, steps=self.budget.steps)
 
     def begin(
-        self,
-        graph: Graph,
-        nodes: Tensor,
-        generator: torch.Generator,
-        restart: int,
-        noise: GraphChange,
-        box: Box,
-    ) -> tuple[GraphChange, Tensor]:
-        """Return the change whose features move in a restart, and the features to begin with."""
-        assert noise.features is not None
-        first = restart == 0 and self.search().steps > 0
-        return noise, box.middle.expand_as(noise.features) if first else noise.features
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, restart: int, noise: GraphChange
+    ) -> tuple[GraphChange, Tensor | None]:
+        """Return the change whose features move in a restart, and the start; None for the box's middle."""
+        return noise, None if restart == 0 and self.search().steps > 0 else noise.features
 
 
 class FGSMInjection(PGDInjection):
@@ -121,26 +115,17 @@ class AdaptiveInjection(PGDInjection):
     name = "adaptive-injection"
 
     def begin(
-        self,
-        graph: Graph,
-        nodes: Tensor,
-        generator: torch.Generator,
-        restart: int,
-        noise: GraphChange,
-        box: Box,
-    ) -> tuple[GraphChange, Tensor]:
+        self, graph: Graph, nodes: Tensor, generator: torch.Generator, restart: int, noise: GraphChange
+    ) -> tuple[GraphChange, Tensor | None]:
         """Return the endpoints and the features of this restart's climb."""
-        assert noise.endpoints is not None and noise.features is not None
-        change, start, turn = noise, noise.features, restart % 4
+        change, turn = noise, restart % 4
         if turn >= 2 and graph.batch is None:
             near = _near_endpoints(graph, nodes, self.budget.nodes, self.budget.edges, generator)
             change = GraphChange(endpoints=near)
-        if restart == 0:
-            start = box.middle.expand_as(start)
-        elif turn in (1, 2):
+        if turn in (1, 2):
             assert change.endpoints is not None
-            start = _disguise(graph, change.endpoints).clamp(*box)
-        return change, start
+            return change, _disguise(graph, change.endpoints)
+        return change, None if restart == 0 else noise.features
 
 
 def _disguise(graph: Graph, endpoints: Tensor) -> Tensor:

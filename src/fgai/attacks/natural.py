@@ -51,7 +51,7 @@ class NaturalInjection(_ReportedAttack):
         noise = graph.features.select(drawn.to(graph.device))
         yield GraphChange(endpoints=endpoints, features=noise)
         box, change = self.budget.feature_box(graph), GraphChange(endpoints=endpoints)
-        site = self.site(judge.model, graph, change, judge.clean, judge.recompute)
+        site = self.site(judge, change)
         context = _StartContext(graph, endpoints, self.predicted(judge), box)
         pool = graph.features.select(_strangers(context, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)

@@ -122,7 +122,7 @@ class ValueInjection(_ReportedAttack):
             "uniform": torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said),
             "corners": torch.where(coins, said.new_tensor(INSIDE), said.new_tensor(1 - INSIDE)),
         }
-        site = self.site(judge.model, graph, worst, judge.clean, judge.recompute, moves="entry_values")
+        site = self.site(judge, worst, moves="entry_values")
         for name, one, seconds in self._climbs(site, starts):
             ledger.note(one)
             ledger.add_member(name, "random", one, seconds)

@@ -32,12 +32,12 @@ from fgai.metrics.ranking import (
     overlap,
     overlap_chance,
     overlap_graph,
+    rank_correlation,
     same_class_changed,
     same_class_share,
     tied_share,
     touched_share,
 )
-from fgai.metrics.correlation import rank_correlation
 from fgai.metrics.intruders import intruder_mass, intruder_nodes, intruder_places
 from fgai.metrics.stability import changed_share, g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.sharpness import (
@@ -50,14 +50,16 @@ from fgai.metrics.sharpness import (
 )
 from fgai.metrics.removal import (
     FRACTIONS,
+    characterization,
     edges_to_remove,
     f_slope_gap,
     f_slope_minus,
     f_slope_plus,
+    fidelity_minus,
+    fidelity_plus,
     slope,
     still_right,
 )
-from fgai.metrics.fidelity import characterization, fidelity_minus, fidelity_plus
 from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
 
 # isort: on

@@ -19,7 +19,6 @@ from fgai.metrics.views import Views
 from fgai.tasks import get_task, task_of
 from fgai.typed import typed
 
-AVERAGES = ("micro", "macro")
 MOST_CLASSES = 10_000_000
 """Classes that are counted one by one."""
 ATTACKED = "The same on the attacked graph."
@@ -44,7 +43,6 @@ def _most_frequent(target: Tensor) -> float:
 
 @metric(
     direction="higher",
-    parameters=("average",),
     title="F1",
     paths=("f1.*",),
     shown=(
@@ -70,30 +68,16 @@ def _most_frequent(target: Tensor) -> float:
     chance=_most_frequent,
 )
 @typed
-def f1(prediction: Tensor, target: Tensor, average: str = "micro") -> float:
-    """F1 score of a classification with one class per node; NaN if no class is known.
+def f1(prediction: Tensor, target: Tensor) -> float:
+    """Micro-F1, `2 TP / (2 TP + FP + FN)` over all classes: the accuracy, where a node has one class.
 
-        micro  2 TP / (2 TP + FP + FN) over all classes together, which is the accuracy
-        macro  the mean over classes of that ratio, over the classes that occur in either argument
-
-    Args:
-        prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 is left out.
-        average: "micro" or "macro".
+    Arguments and range as in `accuracy`.
 
     Example:
         >>> f1(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
         0.75
     """
-    if checks.one_of(average, "average", AVERAGES) == "micro":
-        return accuracy(prediction, target)
-    guess, truth = _known(prediction, target)
-    if not truth.numel():
-        return float("nan")
-    classes, label = torch.unique(torch.cat([guess, truth]), return_inverse=True)
-    seen = torch.bincount(label, minlength=len(classes))
-    hit = torch.bincount(label[: len(guess)][guess == truth], minlength=len(classes))
-    return float((2 * hit.double() / seen).mean())
+    return accuracy(prediction, target)
 
 
 @metric(
@@ -130,7 +114,7 @@ def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
 )
 @typed
 def macro_f1(prediction: Tensor, target: Tensor) -> float:
-    """Mean of the F1 scores of the classes, see `f1`: rare classes count as much as frequent ones.
+    """Mean of `2 TP / (2 TP + FP + FN)` over the classes that occur in either argument.
 
     Arguments and range as in `accuracy`.
 
@@ -138,7 +122,13 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
         >>> macro_f1(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
         0.42857142857142855
     """
-    return f1(prediction, target, "macro")
+    guess, truth = _known(prediction, target)
+    if not truth.numel():
+        return float("nan")
+    classes, label = torch.unique(torch.cat([guess, truth]), return_inverse=True)
+    count = torch.bincount(label, minlength=len(classes))
+    hit = torch.bincount(label[: len(guess)][guess == truth], minlength=len(classes))
+    return float((2 * hit.double() / count).mean())
 
 
 @metric(

@@ -1,4 +1,4 @@
-"""Whether two attentions point at the same neighbours: top-k overlap.
+"""Whether two attentions point at the same neighbours: top-k overlap and rank correlation.
 
 Both arguments hold one value per edge, what neighbours are ranked by (`LayerAttention.ranking`), on the same
 edges. Before and after an attack those are the original edges: the top-k of a node among its old neighbours.
@@ -23,7 +23,7 @@ from fgai.metrics.common import (
 )
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Compared, View, Views, _Pair
-from fgai.ops.segments import check_row_pointers
+from fgai.ops.segments import check_row_pointers, row_index, row_max, row_order, row_sum
 from fgai.tasks import task_of
 from fgai.typed import typed
 
@@ -450,3 +450,63 @@ def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) 
     before, after = (topk.topk_mask(x, rowptr, k, "graph") for x in (w, w_other))
     rows = topk.scoped_rows(rowptr, w.shape[0], "graph")
     return topk.overlap(before, after, rows).item() if w.numel() else float("nan")
+
+
+def _correlation(views: Views) -> dict[str, Any]:
+    return views.per_layer("rank_correlation", lambda p: rank_correlation(*p.ranks, p.rowptr))
+
+
+@metric(
+    direction="higher",
+    low=-1,
+    high=1,
+    paths=("rank_correlation.*", "similarity.rank_correlation"),
+    section="explanation",
+    shown=(),
+    measure=_correlation,
+    null=_correlation,
+)
+@typed
+def rank_correlation(w: Tensor, w_other: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
+    """Mean correlation of the ranks over nodes with at least two neighbours; tied values share a mean rank.
+
+    Where all values of a node are equal there is no ranking and the formula is 0/0: such a node counts as 0
+    if only one argument is constant there, and as 1 if both are. NaN if no node counts.
+
+    Args:
+        w: [E], finite.
+        w_other: [E], finite, on the same edges.
+        rowptr: [N+1].
+        nodes: bool [N] or indices; only these nodes count.
+
+    Example:
+        >>> w = torch.tensor([0.5, 0.3, 0.2])
+        >>> rank_correlation(w, w.flip(0), torch.tensor([0, 3]))
+        -1.0
+    """
+    _check_attentions(w, w_other, rowptr)
+    a, b = w.detach().double(), w_other.detach().double()
+    # The mean rank of a row of d is (d + 1)/2 with or without ties.
+    centre = (rowptr.diff().double() + 1)[row_index(rowptr, a.shape[0])] / 2
+    x, y = _row_midranks(a, rowptr) - centre, _row_midranks(b, rowptr) - centre
+    scale = (row_sum(x.square(), rowptr) * row_sum(y.square(), rowptr)).sqrt()
+    rho = (row_sum(x * y, rowptr) / scale).clamp(-1, 1)
+    flat_a, flat_b = (row_max(x, rowptr) == -row_max(-x, rowptr) for x in (a, b))
+    rho = torch.where(flat_a & flat_b, 1.0, torch.where(flat_a | flat_b, 0.0, rho))
+    return mean_over(torch.where(rowptr.diff() >= 2, rho, float("nan")), nodes)
+
+
+def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
+    """Ascending ranks within each row, from 1 up; tied values share the mean of theirs. float64 [E]."""
+    row = row_index(rowptr, values.shape[0])
+    order = row_order(-values, rowptr)
+    ordered = values[order]
+    place = torch.arange(1, values.shape[0] + 1, device=values.device) - rowptr[row]
+    # A tie group is a run of equal values in one row.
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[1:] = (ordered[1:] != ordered[:-1]) | (row[1:] != row[:-1])
+    group = starts.long().cumsum(0) - 1
+    count = torch.bincount(group)
+    middle = place[starts].double() + (count.double() - 1) / 2
+    ranks = middle[group]
+    return torch.empty_like(ranks).scatter_(0, order, ranks)

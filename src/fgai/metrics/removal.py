@@ -1,7 +1,9 @@
-"""F-slope: how fast predictions fail as edges are removed in the order of attention.
+"""What predictions lose with the edges attention points at: F-slope and fidelity.
 
-For each fraction r, `edges_to_remove(...)` are taken out of every attention layer, the model predicts, and
-`still_right` is recorded; the slope of these shares is the metric.
+F-slope: for each fraction, `edges_to_remove(...)` are taken out of every attention layer, the model predicts,
+and `still_right` is recorded; the slope of these shares is the metric. Fidelity follows GraphFramEx (Amara et
+al., 2022) and PyG's `explain.metric`, from class predictions alone; with an empty or a perfect side the
+characterization score is its limit, not NaN.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.errors import InputError
 from fgai.metrics.common import _check_attention, _check_edge_mask, _check_labels, _classes_of
 from fgai.metrics.spec import Shown, metric
+from fgai.metrics.stability import changed_share
 from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
 from fgai.progress import current, stage
-from fgai.topk import ranks_in_rows, scoped_rows
+from fgai.topk import ranks_in_rows, scoped_rows, topk_mask
 from fgai.typed import typed
 
 _SCOPES = ("graph", "node")
@@ -328,3 +331,101 @@ def f_slope_gap(minus: float, plus: float) -> float:
         0.75
     """
     return minus - plus
+
+
+def _fidelity(views: Views) -> dict[str, Any]:
+    """Both fidelities of the top-k and their characterization, clean and attacked."""
+    if views.model is None or views.target is None:
+        return {}
+    seen = {name: views.observations[name] for name in ("clean", "attacked")}
+    fidelities = {n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in seen.items()}
+    return {"fidelity": fidelities}
+
+
+def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> dict[str, float]:
+    """Fidelity of the top-k neighbours at rows [T], by the mean attention over layers; loops are kept."""
+    scored = _edge_ranking(observed.attention, "node")
+    loops = scored.source == scored.destination
+    top = topk_mask(scored.values[:, 0].masked_fill(loops, float("-inf")), scored.rowptr, k) & ~loops
+    rest = ~top & ~loops
+    whole = observed.logits[nodes]
+    plus = fidelity_plus(whole, _predict_without(model, observed, scored.keys[top])[nodes])
+    minus = fidelity_minus(whole, _predict_without(model, observed, scored.keys[rest])[nodes])
+    return {"plus": plus, "minus": minus, "characterization": characterization(plus, minus)}
+
+
+@metric(
+    direction="higher",
+    title="fidelity+",
+    paths=("fidelity.*.plus",),
+    section="fidelity",
+    shown=(),
+    measure=_fidelity,
+)
+@typed
+def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
+    """How often the prediction changes when the explanation is taken away: high if it is necessary.
+
+        1 - mean 1(ŷ_without = ŷ)
+
+    NaN without nodes.
+
+    Args:
+        prediction: ŷ, logits [N, C] or class indices [N] on the whole graph.
+        without: the same with the explanatory edges removed.
+
+    Example:
+        >>> fidelity_plus(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 2, 0, 2]))
+        0.5
+    """
+    return changed_share(prediction, without)
+
+
+@metric(
+    direction="lower",
+    title="fidelity−",
+    paths=("fidelity.*.minus",),
+    section="fidelity",
+    shown=(),
+    measure=_fidelity,
+)
+@typed
+def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
+    """How often the prediction changes when only the explanation is left: low if it is sufficient.
+
+    Arguments as in `fidelity_plus`, `only` predicted with nothing but the explanatory edges.
+
+    Example:
+        >>> fidelity_minus(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 1, 0]))
+        0.25
+    """
+    return changed_share(prediction, only)
+
+
+@metric(
+    direction="higher",
+    paths=("fidelity.*.characterization",),
+    section="fidelity",
+    shown=(
+        Shown(
+            "fidelity.clean.characterization",
+            words="Characterization of the top-k",
+            about="Fidelity: are the strongest neighbours needed, and are they enough?",
+            table="",
+        ),
+    ),
+    measure=_fidelity,
+)
+@typed
+def characterization(plus: float, minus: float) -> float:
+    """Harmonic mean of fidelity+ and 1 - fidelity-, both in [0, 1]; 0 as soon as either is worthless.
+
+    Example:
+        >>> characterization(0.5, 0.5)
+        0.5
+    """
+    checks.fraction(plus, "plus")
+    checks.fraction(minus, "minus")
+    if plus == 0 or minus == 1:
+        return 0.0
+    return 1 / (0.5 / plus + 0.5 / (1 - minus))

@@ -12,8 +12,8 @@ from fgai import checks
 from fgai.attention import AttentionMap
 from fgai.graph import Graph
 from fgai.metrics.common import _check_attention, _check_edge_mask, mean_over
-from fgai.metrics.correlation import _row_midranks
 from fgai.metrics.prediction import _auc_from_ranks, roc_auc
+from fgai.metrics.ranking import _row_midranks
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import Views
 from fgai.ops.segments import check_rows, row_index, row_sum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ class _StartContext:
         endpoints: [M, e].
         labels: [N] classes the attacked model predicts on the clean graph, or None.
         box: of the features.
+        seed: of the random numbers of `stream`.
         donated: [M, F] the worst features found for the vanilla model, or None.
         incumbent: [M, F] the worst features found so far for the attacked one, or None.
     """
@@ -29,13 +31,17 @@ class _StartContext:
     endpoints: Tensor
     labels: Tensor | None
     box: Box
+    seed: str = ""
     donated: Tensor | None = None
     incumbent: Tensor | None = None
 
     @property
     def middle(self) -> Tensor:
-        """[M, F] features in the middle of the box."""
         return self.box.middle.expand(self.endpoints.shape[0], -1)
+
+    def stream(self, name: str) -> torch.Generator:
+        """Random numbers for one member, which depend on no other."""
+        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
 
     def drawn(self, scale: float, generator: torch.Generator) -> Tensor:
         """Tanh of normal noise of some scale, stretched to the box."""
