@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fgai.metrics as fm
 from fgai.errors import InputError
+from fgai.metrics import removal
 from support.csr_rows import attention, pointer, split
 
 DEGREES = [7, 0, 2, 9, 1, 6, 4]
@@ -268,10 +269,9 @@ def test_nulls_are_what_they_say() -> None:
         (lambda w, p: fm.overlap(w, w[:-1], p), "match the edges"),
         (lambda w, p: fm.overlap(w, w, p, 0), "`k` must be at least 1"),
         (lambda w, p: fm.rank_correlation(w, w / 0, p), "`w_other` must be finite"),
-        (lambda w, p: fm.rank_correlation(w, w, p, "pearson"), "`method` must be one of"),
-        (lambda w, p: fm.edges_to_remove(w, p, 1.5, largest=True), "`fraction` must be between"),
-        (lambda w, p: fm.edges_to_remove(w / 0, p, 0.5, largest=True), "`values` must be finite"),
-        (lambda w, p: fm.slope([1.0, 1.0], [0.0, 2.0]), "`x` must vary"),
+        (lambda w, p: removal._edges_to_remove(w, p, 1.5, largest=True), "`fraction` must be between"),
+        (lambda w, p: removal._edges_to_remove(w / 0, p, 0.5, largest=True), "`values` must be finite"),
+        (lambda w, p: removal._slope([1.0, 1.0], [0.0, 2.0]), "`x` must vary"),
         (lambda w, p: fm.f_slope_plus([1.0, 0.5]), "as long"),
         (lambda w, p: fm.f1(w, torch.ones(5).long()), "`prediction` must be logits"),
         (lambda w, p: fm.accuracy(torch.ones(3, 2), torch.ones(5).long()), "same nodes"),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import fgai.metrics as fm
 from fgai.errors import InputError
+from fgai.metrics import removal
 from support.csr_rows import attention, rows
 
 DEGREES = [7, 0, 2, 9, 1, 6, 4]
@@ -25,7 +26,7 @@ def test_removed_edges_equal_a_loop(
 ) -> None:
     values, rowptr = case
     keep = torch.arange(len(values)) % 3 == 1
-    got = fm.edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=keep)
+    got = removal._edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=keep)
     expected = []
     bounds = (
         zip(rowptr[:-1].tolist(), rowptr[1:].tolist(), strict=True) if scope == "node" else [(0, len(values))]
@@ -41,12 +42,13 @@ def test_removals_are_nested_and_uniform_attention_loses_the_same_edges_either_w
     w, rowptr = attention(DEGREES, 8)
     for scope in ("node", "graph"):
         sets = [
-            set(fm.edges_to_remove(w, rowptr, r, largest=True, scope=scope).tolist()) for r in fm.FRACTIONS
+            set(removal._edges_to_remove(w, rowptr, r, largest=True, scope=scope).tolist())
+            for r in fm.FRACTIONS
         ]
         assert all(a <= b for a, b in itertools.pairwise(sets))
         assert not sets[0]
     flat = fm.uniform_attention(rowptr, len(w))
-    top, bottom = (fm.edges_to_remove(flat, rowptr, 0.5, largest=side) for side in (True, False))
+    top, bottom = (removal._edges_to_remove(flat, rowptr, 0.5, largest=side) for side in (True, False))
     assert torch.equal(top, bottom)
 
 
@@ -56,15 +58,17 @@ def test_slopes_equal_numpy() -> None:
     assert fm.f_slope_plus(shares) == pytest.approx(expected)
     assert fm.f_slope_minus(shares) == pytest.approx(expected)
     assert fm.f_slope_plus([1, 1, 1, 0, 0, 0]) == pytest.approx(fm.METRICS["f_slope_plus"].low)
-    assert fm.slope([1.0, 2.0, 4.0], [3.0, 1.0, 2.0]) == pytest.approx(np.polyfit([1, 2, 4], [3, 1, 2], 1)[0])
+    assert removal._slope([1.0, 2.0, 4.0], [3.0, 1.0, 2.0]) == pytest.approx(
+        np.polyfit([1, 2, 4], [3, 1, 2], 1)[0]
+    )
 
 
 def test_still_right_counts_only_the_nodes_right_before() -> None:
     target = torch.tensor([0, 1, 2, 0, 1])
     right = torch.tensor([True, True, False, True, False])
     after = torch.eye(3)[torch.tensor([0, 2, 2, 0, 1])]
-    assert fm.still_right(after, target, right) == pytest.approx(2 / 3)
-    assert math.isnan(fm.still_right(after, target, torch.zeros(5, dtype=torch.bool)))
+    assert removal._still_right(after, target, right) == pytest.approx(2 / 3)
+    assert math.isnan(removal._still_right(after, target, torch.zeros(5, dtype=torch.bool)))
 
 
 def test_fidelity_equals_pyg() -> None:
@@ -102,7 +106,7 @@ def test_fidelity_equals_pyg() -> None:
 
 def test_a_slope_through_what_is_undefined_is_undefined() -> None:
     """No node is right without an attack: shares of none of them."""
-    assert math.isnan(fm.slope([0.0, 0.5], [math.nan, math.nan]))
+    assert math.isnan(removal._slope([0.0, 0.5], [math.nan, math.nan]))
     assert math.isnan(fm.f_slope_plus([1.0, 0.9, math.nan, 0.7, 0.6, 0.5]))
     with pytest.raises(InputError, match="`y`"):
-        fm.slope([0.0, 0.5], [math.inf, 1.0])
+        removal._slope([0.0, 0.5], [math.inf, 1.0])

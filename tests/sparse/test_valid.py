@@ -39,7 +39,7 @@ ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "uniform_attention": lambda ptr: metrics.uniform_attention(ptr, 3),
     "sharpness": lambda ptr: metrics.sharpness(W, ptr),
     "intruder_places": lambda ptr: metrics.intruder_places(W, MASK, ptr),
-    "edges_to_remove": lambda ptr: metrics.edges_to_remove(W, ptr, 0.5, largest=True),
+    "edges_to_remove": lambda ptr: metrics.removal._edges_to_remove(W, ptr, 0.5, largest=True),
     "topk_mask": lambda ptr: topk.topk_mask(W, ptr, 1),
     "topk_mask, many": lambda ptr: topk.topk_mask(W, ptr, 2),
     "leaders": lambda ptr: topk.leaders(W, ptr, 2),

@@ -91,14 +91,8 @@ def random_point(
     l1: signed exponentials divided by their sum and one exponential more; l2: a normal direction at distance
     R u^(1/d), u uniform; linf: uniform in [-R, R].
 
-    Args:
-        rowptr: [N+1].
-        num_edges: E.
-        radius: R >= 0, a number or [N].
-        norm: "l1", "l2" or "linf".
-        generator: a `torch.Generator`; one on the CPU gives the same point on every device. Or a source of
-            random numbers with the methods `rand(size)` and `randn(size)`, float64.
-        dtype: of the result.
+    Arguments as in `project`. The generator is a `torch.Generator` (one on the CPU gives the same point on
+    every device), or has the methods `rand(size)` and `randn(size)`, float64.
 
     Example:
         >>> rowptr = torch.tensor([0, 3, 5])
@@ -147,13 +141,7 @@ def steepest(gradient: Tensor, rowptr: Tensor, step_size: Radius, norm: str = "l
         l2    along the gradient
         linf  the sign of every entry
 
-    Rows whose gradient is zero do not move.
-
-    Args:
-        gradient: [E] or [E, H].
-        rowptr: [N+1].
-        step_size: a number or [N].
-        norm: "l1", "l2" or "linf".
+    Rows whose gradient is zero do not move. Arguments as in `project`, the step size for the radius.
 
     Example:
         >>> steepest(torch.tensor([1.0, -3.0, 0.0]), torch.tensor([0, 2, 3]), 0.5, "l1").tolist()

@@ -21,14 +21,15 @@ from fgai.attacks.search.members import (
     EXPLANATION_MEMBERS,
     GRADIENTS,
     PREDICTION_MEMBERS,
+    STARTS,
     Member,
     _batches,
     _saturated_layer,
     _softened,
+    _StartContext,
 )
 from fgai.attacks.search.scores import Score, _damage_at
 from fgai.attacks.search.site import _InjectionSite, _read_model
-from fgai.attacks.search.starts import STARTS, _StartContext
 from fgai.attention import call_model, evaluating, prepared, straight_through
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning, warn

@@ -12,8 +12,8 @@ from fgai.attacks.base import Judge, Ledger, _ReportedAttack
 from fgai.attacks.budget import Box, Budget
 from fgai.attacks.endpoints import draw_endpoints
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
+from fgai.attacks.search.members import _StartContext, _strangers
 from fgai.attacks.search.site import _InjectionSite
-from fgai.attacks.search.starts import _StartContext, _strangers
 from fgai.attacks.threats import Threat, register_threat
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange

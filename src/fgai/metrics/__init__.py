@@ -51,14 +51,11 @@ from fgai.metrics.sharpness import (
 from fgai.metrics.removal import (
     FRACTIONS,
     characterization,
-    edges_to_remove,
     f_slope_gap,
     f_slope_minus,
     f_slope_plus,
     fidelity_minus,
     fidelity_plus,
-    slope,
-    still_right,
 )
 from fgai.metrics.truth import truth_auc, truth_chance, truth_precision
 
@@ -108,7 +105,6 @@ __all__ = [
     "chance_score",
     "changed_share",
     "characterization",
-    "edges_to_remove",
     "error_weights",
     "f1",
     "f_slope_gap",
@@ -146,8 +142,6 @@ __all__ = [
     "sharpness",
     "sharpness_per_node",
     "shown_numbers",
-    "slope",
-    "still_right",
     "task_scores",
     "tied_share",
     "top_share",

@@ -307,8 +307,7 @@ def chance_score(name: str, target: Tensor) -> float:
 def error_weights(score: str, target: Tensor) -> Tensor | None:
     """Return what a wrong prediction of each row costs of a score, [T]; None where all rows cost the same.
 
-    For balanced accuracy a row of a class with n of the rows costs 1 / (n · classes), so that the weights of
-    the wrong rows sum to one minus the score.
+    For balanced accuracy a row of a class with n of the rows costs 1 / (n · classes).
 
     Args:
         score: name of a metric, as in `fgai.tasks.Task.scores`.
@@ -326,12 +325,7 @@ def error_weights(score: str, target: Tensor) -> Tensor | None:
 
 @typed
 def score_views(views: Views, headline: str) -> dict[str, dict[str, float]]:
-    """Return the scores of the task by name, each by view; nothing of each without labels.
-
-    Args:
-        views: of an evaluation.
-        headline: name of the score that attacks are judged by: it has its values by endpoints, too.
-    """
+    """Return the task's scores by name and view, the headline also by endpoints; empty without labels."""
     task = task_of(views.graph)
     if views.target is None:
         return {name: {} for name in task.scores}

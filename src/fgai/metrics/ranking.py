@@ -322,11 +322,7 @@ def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = N
 @metric(direction="", title="same class", paths=("same_class.*.kept",), shown=(), measure=_same_class)
 @typed
 def same_class_share(before: Tensor, after: Tensor) -> float:
-    """Share of nodes whose predicted class stays; see `changed_share` for the rest.
-
-    Args:
-        before: logits [N, C].
-        after: likewise, of the same nodes.
+    """Share of nodes whose predicted class stays: 1 - `changed_share`, with the same arguments.
 
     Example:
         >>> same_class_share(torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
@@ -354,13 +350,8 @@ def touched_share(touched: Tensor) -> float:
 def kept_by_layer(before: AttentionMap, after: AttentionMap, k: int, nodes: Sequence[Tensor]) -> list[float]:
     """Top-k overlap before and after a perturbation, layer by layer, on the edges that both have.
 
-    Attacks are judged by it and tables report it. A layer where no node counts has no value: NaN.
-
-    Args:
-        before: attention on the original graph.
-        after: attention on the perturbed graph, whose first nodes are the original ones.
-        k: how many neighbours are shown.
-        nodes: per layer bool [N], the nodes that count; see `fgai.attention.touched_rows`.
+    Attacks are judged by it and tables report it. NaN in a layer where none of the `nodes`, per layer bool
+    [N], counts.
     """
     pairs = zip(*before.heads("mean").align(after.heads("mean")), nodes, strict=True)
     return [overlap(a.ranking(), b.ranking(), a.rowptr, k, nodes=rows) for a, b, rows in pairs]
@@ -389,12 +380,7 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     """Share of the nodes with more than k neighbours whose top-k is cut within rounding; NaN without any.
 
     Their k-th neighbour and the next differ by at most `ROUNDING`, so that rounding, or the order of the
-    edges, decides which of them explains the node.
-
-    Args:
-        w: [E].
-        rowptr: [N+1].
-        k: how many neighbours are shown.
+    edges, decides which of them explains the node. Arguments as in `overlap`.
 
     Example:
         >>> tied_share(torch.tensor([0.4, 0.3, 0.3, 0.5, 0.3, 0.2]), torch.tensor([0, 3, 6]), k=2)
@@ -433,13 +419,7 @@ def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) 
     """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`; NaN without edges.
 
     Mostly decided by degree (a node of low degree has large attention), so it says little about explanations.
-    A random ranking scores k/|E|.
-
-    Args:
-        w: [E].
-        w_other: [E], on the same edges.
-        rowptr: [N+1].
-        k: size of the sets; at or above |E| the overlap is 1.
+    A random ranking scores k/|E|. Arguments as in `overlap`.
 
     Example:
         >>> w, v = torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.6, 0.4, 1.0])
@@ -471,13 +451,7 @@ def rank_correlation(w: Tensor, w_other: Tensor, rowptr: Tensor, *, nodes: Tenso
     """Mean correlation of the ranks over nodes with at least two neighbours; tied values share a mean rank.
 
     Where all values of a node are equal there is no ranking and the formula is 0/0: such a node counts as 0
-    if only one argument is constant there, and as 1 if both are. NaN if no node counts.
-
-    Args:
-        w: [E], finite.
-        w_other: [E], finite, on the same edges.
-        rowptr: [N+1].
-        nodes: bool [N] or indices; only these nodes count.
+    if only one argument is constant there, and as 1 if both are. Arguments as in `overlap`.
 
     Example:
         >>> w = torch.tensor([0.5, 0.3, 0.2])

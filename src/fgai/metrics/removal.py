@@ -1,9 +1,9 @@
 """What predictions lose with the edges attention points at: F-slope and fidelity.
 
-F-slope: for each fraction, `edges_to_remove(...)` are taken out of every attention layer, the model predicts,
-and `still_right` is recorded; the slope of these shares is the metric. Fidelity follows GraphFramEx (Amara et
-al., 2022) and PyG's `explain.metric`, from class predictions alone; with an empty or a perfect side the
-characterization score is its limit, not NaN.
+F-slope: for each fraction of the edges, those are taken out of every attention layer, the model predicts, and
+the share still right is recorded; the slope of these shares is the metric. Fidelity follows GraphFramEx
+(Amara et al., 2022) and PyG's `explain.metric`, from class predictions alone; with an empty or a perfect side
+the characterization score is its limit, not NaN.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 _STEEPEST = 18 / 7
 
 
-@typed
-def edges_to_remove(
+def _edges_to_remove(
     values: Tensor,
     rowptr: Tensor,
     fraction: float,
@@ -49,23 +48,8 @@ def edges_to_remove(
 
     Of n removable edges (of each node, or of the graph) the nearest whole number to `fraction` n goes, halves
     up. Sets for growing fractions are nested. Ties go in edge order both for largest and for smallest, so an
-    attention that ranks nothing loses the same edges either way.
-
-    Args:
-        values: [E].
-        rowptr: [N+1].
-        fraction: in [0, 1].
-        largest: True removes from the top, False from the bottom.
-        scope: "node" removes that fraction at every node, "graph" of all edges.
-        keep: bool [E], edges that are never removed and do not count, as self-loops.
-
-    Raises:
-        InputError: the fraction is not in [0, 1] or the scope is unknown.
-
-    Example:
-        >>> w = torch.tensor([0.1, 0.6, 0.3, 0.5, 0.5])
-        >>> edges_to_remove(w, torch.tensor([0, 3, 5]), 0.5, largest=True).tolist()
-        [1, 2, 3]
+    attention that ranks nothing loses the same edges either way. Edges in `keep`, as self-loops, stay and do
+    not count.
     """
     _check_attention(values, rowptr, "values")
     if keep is not None:
@@ -80,40 +64,16 @@ def edges_to_remove(
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()
 
 
-@typed
-def still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
-    """Share of the nodes in T whose class is still predicted right; NaN if T is empty.
-
-    Args:
-        prediction: logits [N, C] or class indices [N], after removing edges.
-        target: class indices [N].
-        right: bool [N], T: the nodes that were right on the clean graph.
-
-    Example:
-        >>> still_right(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([True, True, False]))
-        0.5
-    """
+def _still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
+    """Share of the nodes in T, bool [N] `right`, whose class is still predicted right; NaN if T is empty."""
     guess = _classes_of(prediction)
     _check_labels(target, tuple(guess.shape))
     checks.mask(right, tuple(guess.shape), "right")
     return float((guess == target)[right].double().mean())
 
 
-@typed
-def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Slope of the least-squares line, `sum (x - mean x)(y - mean y) / sum (x - mean x)^2`.
-
-    Args:
-        x: at least two values, not all equal.
-        y: as many values; where one is NaN, so is the slope.
-
-    Raises:
-        InputError: if the lengths differ or x does not vary.
-
-    Example:
-        >>> slope([0.0, 0.5], [1.0, 0.5])
-        -1.0
-    """
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Slope of the least-squares line, `sum (x - mean x)(y - mean y) / sum (x - mean x)^2`; NaN if a y is."""
     undefined = [isinstance(entry, float) and math.isnan(entry) for entry in y]
     known = [0.0 if gone else entry for entry, gone in zip(y, undefined, strict=True)]
     a, b = (
@@ -205,12 +165,12 @@ def _removal_curves(
     for fraction in fractions:
         progress.advance()
         for largest in (True, False):
-            gone = edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
+            gone = _edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
             known = next((share for other, share in seen if torch.equal(other, gone)), None)
             if known is None:
                 removed = scored.keys[gone]
                 logits = _predict_without(model, observed, removed) if gone.numel() else observed.logits
-                known = still_right(logits[:count], target, right)
+                known = _still_right(logits[:count], target, right)
             seen = [*seen[-1:], (gone, known)]
             curves[largest].append(known)
     plus = f_slope_plus(curves[True], fractions)
@@ -255,14 +215,14 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     Strongly negative if the edges attention points at matter.
 
     Args:
-        shares: `still_right` at each fraction.
+        shares: of the nodes that are still predicted right, at each fraction.
         fractions: where they were measured; the declared range is for the default.
 
     Example:
         >>> round(f_slope_plus([1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), 6)
         -1.0
     """
-    return slope(fractions, shares)
+    return _slope(fractions, shares)
 
 
 @metric(
@@ -288,7 +248,7 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
         >>> f_slope_minus([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
         0.0
     """
-    return slope(fractions, shares)
+    return _slope(fractions, shares)
 
 
 @metric(

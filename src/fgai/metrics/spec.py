@@ -230,12 +230,7 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
     """Return the declaration of the number at a path.
 
     The heading is the declared one; else the metric's title followed by the names that stand for `*` and
-    those below the declared path: `f1.*` and "F1" give "F1 attacked", `g_jsd` and "g-JSD" give "g-JSD last".
-
-    Args:
-        path: in the metrics of a record.
-        title: another heading, where the table around it says the rest.
-        form: another format.
+    those below the declared path: `f1.*` and "F1" give "F1 attacked". `title` and `form` replace them.
 
     Raises:
         InputError: nothing is declared there.
@@ -321,8 +316,8 @@ def null_path(path: str) -> str:
 def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None) -> list[Shown]:
     """Return the numbers that metrics show, in the order of their declaration.
 
-    Of a metric that declares none these are all its numbers in any of the records; of values per layer, their
-    mean, `all`. Numbers under the attack on predictions come first, then those under that on explanations.
+    Of a metric that declares none these are all its numbers in any of the records (their metrics); of values
+    per layer, their mean, `all`. Numbers under the attack on predictions come first.
 
     Args:
         records: the metrics of records.

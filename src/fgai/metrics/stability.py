@@ -77,13 +77,12 @@ def _class_changes(views: Views) -> dict[str, float]:
 def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
 
+    Unchanged when both arguments are multiplied by one factor. Where every node had equal logits before: 0 if
+    nothing moved, else infinite.
+
     Args:
         y: [N, C], logits before; their spread is the unit.
         y_other: [N, C], logits after.
-
-    Returns:
-        At least 0, unchanged when both arguments are multiplied by one factor. Where every node had equal
-        logits before: 0 if nothing moved, else infinite.
 
     Example:
         >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
@@ -175,24 +174,19 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
 def g_jsd(w: Tensor, w_other: Tensor) -> float:
     """Jensen-Shannon divergence of attention per edge: `1/(2|E|) (KL(w‖m) + KL(w'‖m))`, `m = (w + w')/2`.
 
-    The sums run over all edges at once. With d = (w - w')/(w + w') an edge adds m φ(d), where
-
-        φ(d) = (1+d) log(1+d) + (1-d) log(1-d) = 2 d atanh(d) + log(1 - d²).
-
-    The last form has terms of size 2d² and -d², so nothing cancels for small d, where stable attention lives.
+    In nats, the sums over all edges at once; 0 exactly when nothing changed.
 
     Args:
         w: [E], attention before (heads averaged).
         w_other: [E], attention after, on the same edges in the same order.
-
-    Returns:
-        At least 0, in nats; 0 exactly when nothing changed.
 
     Example:
         >>> g_jsd(torch.tensor([0.25, 0.75]), torch.tensor([0.25, 0.75]))
         0.0
     """
     w, w_other = _finite(w, w_other, "w")
+    # With d = (w - w')/(w + w') an edge adds m φ(d), φ(d) = (1+d) log(1+d) + (1-d) log(1-d). For small d,
+    # where stable attention lives, nothing cancels in the form φ(d) = 2 d atanh(d) + log(1 - d²).
     total = w + w_other
     d = torch.where(total > 0, (w - w_other) / torch.where(total > 0, total, 1.0), 0.0)
     wide, one_sided = d.abs() > 0.5, d.abs() > 1 - torch.finfo(d.dtype).eps
@@ -208,12 +202,11 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
 def changed_share(before: Tensor, after: Tensor) -> float:
     """Share of nodes whose predicted class is another one, whatever the true one is.
 
+    NaN without nodes.
+
     Args:
         before: logits [N, C], or class indices [N].
         after: likewise, of the same nodes.
-
-    Returns:
-        In [0, 1]; NaN without nodes.
 
     Example:
         >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))

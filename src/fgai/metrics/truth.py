@@ -160,14 +160,8 @@ def truth_precision(
 
         |T_{k_i} ∩ truth_i| / k_i,   k_i = min(k, number of true edges of node i)
 
-    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores.
-
-    Args:
-        w: [E].
-        truth: bool [E].
-        rowptr: [N+1].
-        k: how many neighbours are shown; None for as many as are true.
-        nodes: bool [N] or indices; only these nodes count.
+    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores. Arguments as in
+    `truth_auc`, with k neighbours shown, or None for as many as are true.
 
     Example:
         >>> w, truth = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([True, False, True])
