@@ -97,10 +97,11 @@ class Ledger:
 
 
 @typed
+@dataclass(eq=False)
 class Judge:
     """Scores changes through the attacked model; every forward pass is noted in the ledger.
 
-    Args:
+    Attributes:
         model: attacked, in eval mode.
         graph: clean, prepared for the model.
         objective: what the attacker maximises.
@@ -111,23 +112,18 @@ class Judge:
         on_step: called with a few words before each long step, or None.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        graph: Graph,
-        objective: Objective,
-        clean: Clean,
-        ledger: Ledger,
-        recompute: Recompute | None = None,
-        vanilla: nn.Module | None = None,
-        on_step: Callable[[str], None] | None = None,
-    ) -> None:
-        self.model, self.graph, self.objective, self.clean = model, graph, objective, clean
-        self.recompute, self.vanilla = recompute, vanilla
-        self._ledger, self._on_step = ledger, on_step
-        self._last: tuple[SeenEdges, _InjectionSite, Score] | None = None
-        self._single, self._work = 0, 0.0
-        self._trace: list[Tensor] = []  # read once at the end: reading every value would stall the device
+    model: nn.Module
+    graph: Graph
+    objective: Objective
+    clean: Clean
+    ledger: Ledger
+    recompute: Recompute | None = None
+    vanilla: nn.Module | None = None
+    on_step: Callable[[str], None] | None = None
+    _last: tuple[SeenEdges, _InjectionSite, Score] | None = None
+    _single: int = 0
+    _work: float = 0.0
+    _trace: list[Tensor] = field(default_factory=list)  # read at the end: each read would stall the device
 
     def __call__(self, attacked: Graph) -> Tensor:
         """Return the objective on a perturbed graph, with gradients to its features, by a full pass."""
@@ -200,15 +196,15 @@ class Judge:
     def tell(self, step: str) -> None:
         """Announce the next step in a few words."""
         current().tell(step)
-        if self._on_step is not None:
-            self._on_step(step)
+        if self.on_step is not None:
+            self.on_step(step)
 
     def spent(self, passes: int, share: float, values: Tensor | None = None) -> None:
         """Note forward passes of a search, each a share of a full one, and values for the curve."""
-        self._ledger.forwards += passes
-        self._ledger.partial += passes if share < 1 else 0
+        self.ledger.forwards += passes
+        self.ledger.partial += passes if share < 1 else 0
         self._work += passes * share
-        self._ledger.share = self._work / max(1, self._ledger.forwards)
+        self.ledger.share = self._work / max(1, self.ledger.forwards)
         if values is not None:
             self._trace.extend(values)
 

@@ -182,8 +182,10 @@ class Budget:
 
         Raises:
             BudgetError: the box lies wholly outside the data's range, or no feature of the data varies.
-            InputError: a feature of the data is not finite.
+            InputError: there are no features, or one of the data is not finite.
         """
+        if graph.features is None:
+            raise InputError(f"{graph.name!r} has no features to attack")
         return self.box_in(*data_range(graph))
 
     def check_box(self, graph: Graph) -> None:
@@ -194,7 +196,8 @@ class Budget:
 
     def noise_box(self, graph: Graph) -> Box:
         """Return where random features of new nodes lie: in `box`, or else in the data's range."""
-        return self.feature_box(graph) if self.box is not None else Box(*data_range(graph))
+        low, high = data_range(graph)
+        return Box(low, high) if self.box is None else self.box_in(low, high)
 
     def box_in(self, low: Tensor, high: Tensor) -> Box:
         """Return `feature_box` for data between `low` and `high`, [F] each."""

@@ -118,10 +118,8 @@ class EnsembleInjection(_ReportedAttack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the worst point of every member at every set of endpoints."""
-        if graph.features is None:
-            raise InputError(f"{graph.name!r} has no features to attack")
-        _warn_if_saturated(judge.clean)
         box, predicted = self.budget.feature_box(graph), self.predicted(judge)
+        _warn_if_saturated(judge.clean)
         useful = {name: fits(judge.model, judge.clean.attention) for name, fits in GRADIENTS.items()}
         members = tuple(member for member in self.members if useful[member.gradient])
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):

@@ -65,8 +65,6 @@ class FeaturePGD(Attack):
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point of the climb."""
         budget = self.budget
-        if graph.features is None:
-            raise InputError(f"{graph.name!r} has no features to attack")
         count = max(1, round(budget.rows * nodes.numel()))
         rows = nodes[torch.randperm(nodes.numel(), generator=generator)[:count].to(nodes.device)]
         box = budget.feature_box(graph)

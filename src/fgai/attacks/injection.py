@@ -60,8 +60,6 @@ class PGDInjection(RandomInjection):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point of the climb."""
-        if graph.features is None:
-            raise InputError(f"{graph.name!r} has no features to attack")
         box = self.budget.feature_box(graph)
         (noise,) = super().candidates(graph, nodes, generator, judge, ledger)
         assert noise.endpoints is not None

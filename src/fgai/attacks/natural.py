@@ -15,7 +15,6 @@ from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
 from fgai.attacks.search.members import _StartContext, _strangers
 from fgai.attacks.search.site import _InjectionSite
 from fgai.attacks.threats import Threat, register_threat
-from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 
 MODELS = 12  # real nodes that a new one may be made of
@@ -44,13 +43,13 @@ class NaturalInjection(_ReportedAttack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield copies of random nodes, then the worst copies, mixtures and climbs from both."""
-        if graph.features is None:
-            raise InputError(f"{graph.name!r} has no features to attack")
+        box = self.budget.feature_box(graph)
+        assert graph.features is not None
         endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator, graph.batch)
         drawn = torch.randint(graph.num_nodes, (endpoints.shape[0],), generator=generator)
         noise = graph.features.select(drawn.to(graph.device))
         yield GraphChange(endpoints=endpoints, features=noise)
-        box, change = self.budget.feature_box(graph), GraphChange(endpoints=endpoints)
+        change = GraphChange(endpoints=endpoints)
         site = self.site(judge, change)
         context = _StartContext(graph, endpoints, self.predicted(judge), box)
         pool = graph.features.select(_strangers(context, MODELS, generator).flatten())

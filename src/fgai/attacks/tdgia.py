@@ -16,7 +16,6 @@ from fgai.attacks.injection import RandomInjection
 from fgai.attacks.search.climb import SearchSpec, _Space
 from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import AttentionMap
-from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective
 
@@ -59,8 +58,6 @@ class TDGIA(RandomInjection):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point after each batch."""
-        if graph.features is None:
-            raise InputError(f"{graph.name!r} has no features to attack")
         budget, box = self.budget, self.budget.feature_box(graph)
         _known_labels(graph, judge.clean.logits)  # refuses tasks other than classes of nodes
         (noise,) = super().candidates(graph, nodes, generator, judge, ledger)

@@ -230,15 +230,12 @@ class _Layer(NamedTuple):
         """The same for copies of the patch whose edges stand at `places` [copies, E']."""
         times, edges, rows = places.shape[0], len(self.spots), len(self.rows)
         starts = torch.arange(times, device=places.device)[:, None] * edges + self.rowptr[None, :-1]
-        last = starts.new_tensor([times * edges])
-        return _Layer(
-            places[:, self.spots].flatten(),
-            self.there.repeat(times),
-            self.members.repeat(times),
-            torch.cat([starts.flatten(), last]),
-            torch.arange(times * rows, device=places.device),
-            self.lost,
-            self.terms,
+        return self._replace(
+            spots=places[:, self.spots].flatten(),
+            there=self.there.repeat(times),
+            members=self.members.repeat(times),
+            rowptr=torch.cat([starts.flatten(), starts.new_tensor([times * edges])]),
+            rows=torch.arange(times * rows, device=places.device),
         )
 
 
@@ -262,16 +259,14 @@ class _PartialExplanation:
         self._objective, self._copies, self._layers = objective, 1, []
         adjacency, touched = recompute.graph.adjacency, plan.start
         layers, members_of = clean.attention.layers, clean.members(objective.k)
-        for patch, ranks, before, (members, rows) in zip(
-            plan.patches, plan.ranks, layers, members_of, strict=True
-        ):
+        parts = zip(plan.patches, plan.ranks, layers, members_of, strict=True)
+        for patch, ranks, before, (members, rows) in parts:
             touched = torch.cat([touched, patch.constant[: patch.touched - patch.changed]])
             inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
             inside[touched[touched < adjacency.num_nodes]] = True
             ours, rest = rows[inside[rows]], rows[~inside[rows]]
             everything = torch.ones_like(members)
-            now = before.ranking()
-            lost, terms = objective.lost(now, everything, members, before.rowptr, rest)
+            lost, terms = objective.lost(before.ranking(), everything, members, before.rowptr, rest)
             edges, owner = incoming(adjacency, ours)
             order = torch.argsort(patch.positions)
             sorted_positions = patch.positions[order]
@@ -280,28 +275,21 @@ class _PartialExplanation:
             kept = _contenders(ranks, spot, there, members[edges], _pointers(owner, len(ours)), objective.k)
             rowptr = _pointers(owner[kept], len(ours))
             every = torch.arange(len(ours), device=ours.device)
-            parts = (spot[kept], there[kept], members[edges][kept], rowptr, every, lost.detach(), terms)
-            self._layers.append(_Layer(*parts))
+            edge_parts = spot[kept], there[kept], members[edges][kept]
+            self._layers.append(_Layer(*edge_parts, rowptr, every, lost.detach(), terms))
 
     def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
-        """Return the loss and the share of the top-k the touched rows lost, both [copies].
-
-        As in `Explanation.shares`, the share is the mean over layers that have such rows.
-        """
+        """Return the loss and the share of the top-k the touched rows lost, [copies]; see `Explanation`."""
         total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
         for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
                 now = chosen_rows(ranks, layer.spots)
-                margins, real = (
-                    part.view(self._copies, -1)
-                    for part in self._objective.margins(
-                        now, layer.there, layer.members, layer.rowptr, layer.rows
-                    )
-                )
+                each = self._objective.margins(now, layer.there, layer.members, layer.rowptr, layer.rows)
+                margins, real = (part.view(self._copies, -1) for part in each)
                 lost, terms = lost + (torch.sigmoid(margins) * real).sum(1), terms + real.sum(1)
-                each = len(layer.rows) // self._copies
-                gone = gone + ((margins.detach() > 0) & real).sum(1) / (self._objective.k * each)
+                shown = self._objective.k * (len(layer.rows) // self._copies)
+                gone = gone + ((margins.detach() > 0) & real).sum(1) / shown
             total = total + lost / terms.clamp(min=1)
         measured = sum(len(layer.rows) > 0 for layer in self._layers)
         return total / max(1, len(self._layers)), gone / max(1, measured)
@@ -310,7 +298,6 @@ class _PartialExplanation:
         """Return the same for several copies of the plan side by side."""
         other = copy(self)
         other._copies = repeated.times
-        other._layers = [
-            layer.repeated(places) for layer, places in zip(self._layers, repeated.places, strict=True)
-        ]
+        pairs = zip(self._layers, repeated.places, strict=True)
+        other._layers = [layer.repeated(places) for layer, places in pairs]
         return other

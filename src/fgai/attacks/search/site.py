@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -30,6 +30,7 @@ class _View(NamedTuple):
     touched: Touched | None
 
 
+@dataclass(eq=False)
 class _InjectionSite:
     """A change with fixed edges; only the features of new nodes, their values or changed rows move.
 
@@ -40,26 +41,22 @@ class _InjectionSite:
     passes, one for each set of values.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        graph: Graph,
-        change: GraphChange,
-        clean: Clean,
-        recompute: Recompute | None,
-        *,
-        reads: str,
-        moves: str = "features",
-    ) -> None:
-        self.model, self.graph, self.change, self.clean = model, graph, change, clean
-        self.recompute, self.reads, self.moves = recompute, reads, moves
+    model: nn.Module
+    graph: Graph
+    change: GraphChange
+    clean: Clean
+    recompute: Recompute | None
+    reads: str
+    moves: str = "features"
+
+    def __post_init__(self) -> None:
         self.passes = 0
         self._copies: dict[int, Repeated] = {}
         plan = None
-        if recompute is not None:
-            attends = reads != "logits"
-            wanted = None if attends else clean.nodes
-            plan = recompute.plan(Edit.of(change, graph), wanted, whole=attends)
+        if self.recompute is not None:
+            attends = self.reads != "logits"
+            wanted = None if attends else self.clean.nodes
+            plan = self.recompute.plan(Edit.of(self.change, self.graph), wanted, whole=attends)
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan | None) -> None:
