@@ -228,13 +228,6 @@ class Explanation:
         kept = mean_of_defined(kept_by_layer(clean.attention, attention, self.k, touched))
         return logits.new_tensor(1 - kept if kept == kept else 0.0, dtype=torch.float64)
 
-    def lost(
-        self, now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the sum of sigmoid(o_s - m_s) over `rows` [R] and all s, and the number of its terms."""
-        margins, real = self.margins(now, there, members, rowptr, rows)
-        return (torch.sigmoid(margins) * real).sum(), real.sum()
-
     def margins(
         self, now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor]:

@@ -64,9 +64,7 @@ def _overlaps(views: Views) -> dict[str, Any]:
     for rule, by_attack in views.by_rule.items():
         touched = {n: {"overlap": layers(v.compared)["overlap_touched"]} for n, v in by_attack.items()}
         out.setdefault("endpoints", {})[rule] = touched
-    if task_of(views.graph).row_per_node:
-        out["same_class"] = views.by_attack(lambda view: {"overlap": _overlap_in_class(views, view)})
-    else:
+    if not task_of(views.graph).row_per_node:
         compared = {name: attacked.worst.compared for name, attacked in views.attacks.items()}
         if views.similarity is not None:
             compared["similarity"] = views.similarity
@@ -75,10 +73,8 @@ def _overlaps(views: Views) -> dict[str, Any]:
 
 
 def _null_overlaps(views: Views) -> dict[str, Any]:
-    """Overlap of attention that explains nothing: it is not scored by class, link or small graph."""
-    out = _overlaps(views)
-    dropped = ("same_class", "explanations")
-    return {name: v.get("prediction", v) for name, v in out.items() if name not in dropped}
+    """Overlap of attention that explains nothing: it is not scored by link or small graph."""
+    return {name: v.get("prediction", v) for name, v in _overlaps(views).items() if name != "explanations"}
 
 
 def _overlap_chances(views: Views) -> dict[str, Any]:
@@ -135,30 +131,19 @@ def _by_kind(views: Views, values: Tensor) -> dict[str, Any]:
     }
 
 
-def _in_class(views: Views, view: View) -> tuple[Tensor, list[Tensor]]:
-    """The nodes that keep their predicted class, and per layer the scored ones within reach of the attack."""
-    before = views.logits["clean"]
-    stayed = before.argmax(1) == view.output.logits[: before.shape[0]].argmax(1)
-    scored = torch.zeros_like(stayed)
-    scored[views.rows] = True
-    return stayed, [scored & reached for reached in view.compared.touched or ()]
-
-
-def _overlap_in_class(views: Views, view: View) -> dict[str, Any]:
-    stayed, counted = _in_class(views, view)
-    rows = zip(view.compared.kept, counted, strict=True)
-    return views.layered([mean_over(row, nodes & stayed & ~row.isnan()) for row, nodes in rows])
-
-
 def _same_class(views: Views) -> dict[str, Any]:
-    """The share of nodes that keep their class, and of those whose explanation changes nevertheless."""
+    """Of the nodes that keep their class: their share, their overlap, and where the explanation changes."""
+    before = views.logits["clean"]
 
     def shares(view: View) -> dict[str, Any]:
-        stayed, counted = _in_class(views, view)
-        rows = zip(view.compared.kept, counted, strict=True)
-        changed = [same_class_changed(row, stayed, nodes=nodes) for row, nodes in rows]
-        kept = same_class_share(views.logits["clean"][views.rows], view.output.logits[views.rows])
-        return {"changed": views.layered(changed), "kept": kept}
+        stayed = before.argmax(1) == view.output.logits[: before.shape[0]].argmax(1)
+        scored = torch.zeros_like(stayed)
+        scored[views.rows] = True
+        rows = list(zip(view.compared.kept, view.compared.touched or (), strict=True))
+        kept = [mean_over(row, scored & near & stayed & ~row.isnan()) for row, near in rows]
+        changed = [same_class_changed(row, stayed, nodes=scored & near) for row, near in rows]
+        share = same_class_share(before[views.rows], view.output.logits[views.rows])
+        return {"overlap": views.layered(kept), "changed": views.layered(changed), "kept": share}
 
     return {"same_class": views.by_attack(shares)} if task_of(views.graph).row_per_node else {}
 

@@ -266,7 +266,8 @@ class _PartialExplanation:
             inside[touched[touched < adjacency.num_nodes]] = True
             ours, rest = rows[inside[rows]], rows[~inside[rows]]
             everything = torch.ones_like(members)
-            lost, terms = objective.lost(before.ranking(), everything, members, before.rowptr, rest)
+            margins, real = objective.margins(before.ranking(), everything, members, before.rowptr, rest)
+            lost, terms = (torch.sigmoid(margins) * real).sum(), real.sum()
             edges, owner = incoming(adjacency, ours)
             order = torch.argsort(patch.positions)
             sorted_positions = patch.positions[order]
