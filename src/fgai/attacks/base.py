@@ -97,7 +97,7 @@ class Ledger:
 
 
 @typed
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Judge:
     """Scores changes through the attacked model; every forward pass is noted in the ledger.
 

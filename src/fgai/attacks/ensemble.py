@@ -128,13 +128,10 @@ class EnsembleInjection(_ReportedAttack):
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
-            seed = f"{generator.initial_seed()} {rule}"
-            context = _StartContext(graph, endpoints, predicted, box, seed)
-            change = GraphChange(endpoints=endpoints)
-            site = self.site(judge, change)
+            context = _StartContext(graph, endpoints, predicted, box, f"{generator.initial_seed()} {rule}")
+            site = self.site(judge, GraphChange(endpoints=endpoints))
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
-                donated = self._donated(judge.vanilla, judge.clean, context)
-                context = replace(context, donated=donated)
+                context = replace(context, donated=self._donated(judge.vanilla, judge.clean, context))
             found: list[SearchResult] = []
             for batch in _batches(members):
                 began = perf_counter()

@@ -26,8 +26,8 @@ CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures"
 class NaturalInjection(_ReportedAttack):
     """New nodes whose features are those of real nodes of other classes, or mixtures of a few of them.
 
-    No detector that reads features can tell them apart: every new node lies in the convex hull of a few real
-    ones, x = Σ_c softmax(θ)_c x_c. Tried are copies, random mixtures, and mixtures whose weights θ climb by
+    Every new node lies in the convex hull of a few real ones, x = Σ_c softmax(θ)_c x_c, so a detector of
+    unusual features finds nothing. Tried are copies, random mixtures, and mixtures whose weights θ climb by
     Adam, with the budget's steps and step size; the one with most damage counts. Random noise, the first
     candidate, is made of copies of random nodes.
     """
@@ -49,8 +49,7 @@ class NaturalInjection(_ReportedAttack):
         drawn = torch.randint(graph.num_nodes, (endpoints.shape[0],), generator=generator)
         noise = graph.features.select(drawn.to(graph.device))
         yield GraphChange(endpoints=endpoints, features=noise)
-        change = GraphChange(endpoints=endpoints)
-        site = self.site(judge, change)
+        site = self.site(judge, GraphChange(endpoints=endpoints))
         context = _StartContext(graph, endpoints, self.predicted(judge), box)
         pool = graph.features.select(_strangers(context, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)

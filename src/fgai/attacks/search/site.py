@@ -30,7 +30,7 @@ class _View(NamedTuple):
     touched: Touched | None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _InjectionSite:
     """A change with fixed edges; only the features of new nodes, their values or changed rows move.
 
