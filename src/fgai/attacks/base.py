@@ -269,7 +269,7 @@ class Attack(ABC):
     Attributes:
         name: in tables and records.
         removes: whether edges of the graph go, too.
-        chooses: whether what a model says decides where it strikes.
+        chooses: whether a model's output decides which nodes it attacks.
         version: of the search; raised when a change of its code makes it find other numbers.
     """
 
@@ -314,7 +314,7 @@ class Attack(ABC):
 
     @property
     def aims(self) -> bool:
-        """Whether it may strike other places in another model; otherwise a seed says where, for all alike."""
+        """Whether it may attack other nodes of another model; otherwise the seed alone decides."""
         return self.chooses or self.budget.restarts > 1
 
     @property

@@ -1,4 +1,4 @@
-"""`EnsembleInjection`: every search we have at the same threat; the worst counts, by what is reported."""
+"""`EnsembleInjection`: every search at the same threat; the largest reported damage counts."""
 
 from __future__ import annotations
 

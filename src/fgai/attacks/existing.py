@@ -1,4 +1,4 @@
-"""Attacks on what is there: edges between existing nodes (random, DICE), and small changes of features."""
+"""Attacks without new nodes: edges between existing nodes (random, DICE), and small changes of features."""
 
 from __future__ import annotations
 

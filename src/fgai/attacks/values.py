@@ -1,4 +1,4 @@
-"""`ValueInjection`: new nodes that say anything a model's limits let a node say, whatever the features."""
+"""`ValueInjection`: new nodes with any values that a model's limits allow, whatever the features."""
 
 from __future__ import annotations
 
@@ -115,12 +115,12 @@ class ValueInjection(_ReportedAttack):
         ledger.note(found)
         ledger.add_member("features", "random", found, 0.0)
         yield worst
-        said = _said(judge, worst)
-        coins = torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said) < 0.5
+        values = _entry_values(judge, worst)
+        coins = torch.rand(values.shape, generator=generator, dtype=torch.float32).to(values) < 0.5
         starts = {
-            "contained": said,
-            "uniform": torch.rand(said.shape, generator=generator, dtype=torch.float32).to(said),
-            "corners": torch.where(coins, said.new_tensor(INSIDE), said.new_tensor(1 - INSIDE)),
+            "contained": values,
+            "uniform": torch.rand(values.shape, generator=generator, dtype=torch.float32).to(values),
+            "corners": torch.where(coins, values.new_tensor(INSIDE), values.new_tensor(1 - INSIDE)),
         }
         site = self.site(judge, worst, moves="entry_values")
         for name, one, seconds in self._climbs(site, starts):
@@ -146,13 +146,13 @@ class ValueInjection(_ReportedAttack):
                 yield f"{name} from {where}{more}", found, seconds
 
 
-def _said(judge: Judge, change: GraphChange) -> Tensor:
-    """Return what the first layer hears of new nodes, as points of the unit box [M, D]."""
+def _entry_values(judge: Judge, change: GraphChange) -> Tensor:
+    """Return the values of new nodes at the first layer, as points of the unit box [M, D]."""
     assert change.endpoints is not None
     count, entry = len(change.endpoints), entry_limits(judge.model)
-    with torch.no_grad(), recording_values(entry) as heard:
+    with torch.no_grad(), recording_values(entry) as recorded:
         call_model(judge.model, change.apply(judge.graph)[0])
-    return torch.cat([heard[limits][0][-count:].flatten(1) for limits in entry], dim=1)
+    return torch.cat([recorded[limits][0][-count:].flatten(1) for limits in entry], dim=1)
 
 
 register_threat(

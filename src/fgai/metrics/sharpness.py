@@ -1,4 +1,4 @@
-"""Whether attention says anything at all: its distance from uniform, and what its strongest edge gets."""
+"""How far attention is from uniform, and the share of its strongest edge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 from fgai.typed import typed
 
 NOTHING = 1e-6
-"""Sharpness up to which attention says nothing: what it ranks is rounding."""
+"""Sharpness up to which attention is uniform but for rounding."""
 
 
 @typed
@@ -89,7 +89,7 @@ def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
         KL(w_i ‖ uniform) / log(degree_i) = 1 - entropy(w_i) / log(degree_i)
 
-    0: the attention says nothing (1/degree everywhere). 1: every node attends to one neighbour only.
+    0: attention is uniform (1/degree everywhere). 1: every node attends to one neighbour only.
     Stability bought by flattening shows here. NaN if no node has two neighbours.
 
     Args:

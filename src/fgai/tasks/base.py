@@ -98,14 +98,14 @@ class Task(ABC):
 
     @abstractmethod
     def row_of(self, graph: Graph) -> Tensor:
-        """[N] the row that tells most about each node, -1 where there is none."""
+        """[N] the row that stands for each node, -1 where there is none."""
 
     def has_part(self, graph: Graph, targets: str) -> bool:
-        """Whether the graph says which rows a part of the split holds."""
+        """Whether the graph has this part of the split."""
         return _node_mask(graph, targets) is not None
 
     def out_channels(self, graph: Graph) -> int:
-        """Numbers a model gives for each node: its classes; below 2, too few to tell anything apart."""
+        """Width of a model's output for each node: by default the number of classes."""
         return graph.num_classes
 
     def read_out(
