@@ -48,6 +48,9 @@ def case(name: str) -> tuple[nn.Module, Graph]:
         model = GATv2.for_data(graph, hidden_channels=3, heads=2)
     elif name == "deep":
         model = GAT.for_data(graph, hidden_channels=3, heads=2, num_layers=3)
+    elif name.endswith("behind limits"):
+        model, graph = case(name.removesuffix(" behind limits"))
+        return fgai.limit(model, graph, 0.05, soften=0.3), graph
     elif name == "GT":
         model = GT.for_data(graph, hidden_channels=12, heads=(3, 2), encodings=5)
     else:
@@ -99,8 +102,9 @@ class Stack(nn.Module):
 LINEAR = ("GAT", "GATv2", "deep", "plain", "v2", "transformer", "supergat", "concat", "residual", "head")
 
 
+LIMITED = ("GAT behind limits", "GATv2 behind limits", "deep behind limits")
 PERTURBATIONS = given(
-    name=st.sampled_from([*LINEAR, "GT"]),
+    name=st.sampled_from([*LINEAR, *LIMITED, "GT"]),
     first=st.booleans(),
     norm=st.sampled_from(NORMS),
     radius=st.floats(1e-3, 0.5),

@@ -78,9 +78,9 @@ class Range:
 
     def loudness(self, rows: Tensor) -> Tensor:
         """[N]: distance of rows [N, ...] from the middle, in units of half the range."""
-        return self._size(rows - self.middle)
+        return self.norm(rows - self.middle)
 
-    def _size(self, apart: Tensor) -> Tensor:
+    def norm(self, apart: Tensor) -> Tensor:
         """[N]: length of rows [N, ...], in units of half the range."""
         return _root((apart * self.unit).flatten(1).square().sum(1))
 
@@ -90,7 +90,7 @@ class Range:
         if self.radius is None:
             return inside
         apart = inside - self.middle
-        share = (self.radius / self._size(apart)).clamp(max=1)  # a root is never 0
+        share = (self.radius / self.norm(apart)).clamp(max=1)  # a root is never 0
         return self.middle + apart * share[(...,) + (None,) * (rows.dim() - 1)]
 
     def moved(self, said: Tensor, by: Tensor) -> Tensor:
@@ -105,17 +105,11 @@ class Range:
             said: the clipped numbers now.
             by: before the limits.
         """
-        return by if self.radius is None else self._drawn(by, (said - self.middle).abs())
-
-    def moved_at_most(self, by: Tensor) -> Tensor:
-        """As `moved`, for any clipped numbers."""
-        return by if self.radius is None else self._drawn(by, self.half)
-
-    def _drawn(self, by: Tensor, away: Tensor) -> Tensor:
-        assert self.radius is not None
-        whole = self._size(by)[(...,) + (None,) * (by.dim() - 1)]
+        if self.radius is None:
+            return by
+        whole = self.norm(by)[(...,) + (None,) * (by.dim() - 1)]
         further = whole / self.radius.clamp(min=torch.finfo(by.dtype).tiny)
-        return _smaller(self.half * whole, by + away * further)
+        return _smaller(self.half * whole, by + (said - self.middle).abs() * further)
 
 
 Ranges = Mapping[str, Range]  # of a layer: `value`, and `source` and `destination`, or `right`

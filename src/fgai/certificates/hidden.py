@@ -1,12 +1,13 @@
 """Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
 
-The layers that follow mix nodes and recompute their attention, so nothing here is exact. We carry a radius
-per node and channel from the perturbed layer to the output (interval arithmetic around the clean states):
+The layers that follow mix nodes and recompute their attention, so nothing here is exact. We carry from the
+perturbed layer to the output how far the state of a node moves around its clean value:
 
-- the perturbed layer moves channel c of head h by at most `R ‖(z_jhc)_j‖_dual`, exactly;
-- ELU is monotone and convex, so it moves by at most `elu(x + r) - elu(x)`;
-- scores of the next layer are linear in its input up to a leaky ReLU of slope at most 1, so each moves by at
-  most ρ; then each attention w_j grows by at most the factor e^{2ρ}, and all of them move by at most
+- linear readings of the state after the perturbed layer move together, see `_State`; later states by a
+  radius per channel (interval arithmetic);
+- limits of a layer shrink what they clip, see `_Moving`; where none is active they change nothing;
+- scores of a layer are linear in its values up to a leaky ReLU of slope at most 1, so each moves by at most
+  ρ; then each attention w_j grows by at most the factor e^{2ρ}, and all of them move by at most
   `t = tanh(ρ / 2)` in total variation;
 - `Σ w'_j z'_j - Σ w_j z_j = Σ w'_j (z'_j - z_j) + Σ (w'_j - w_j) z_j`, where the first sum is at most
   `Σ w'_j r_j`, itself at most `e^{2ρ} Σ w_j r_j` and at most `Σ w_j r_j + t (max_j r_j - min_j r_j)`, and the
@@ -20,7 +21,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,13 @@ from torch.nn.functional import elu
 from fgai.attention import Limits, Observation
 from fgai.bounds.reading import Range
 from fgai.certificates.familiar import _alike, _layer_values, unfamiliar
-from fgai.certificates.kernels import channel_norms, margin_extent, mixed_margins, row_extent
+from fgai.certificates.kernels import (
+    channel_norms,
+    margin_extent,
+    mixed_margins,
+    reading_norms,
+    row_extent,
+)
 from fgai.certificates.layer import _BOUNDS, Prediction, _gaps, _probability_change
 from fgai.certificates.record import TABLE_RADII
 from fgai.models import AttentionLayer, body_of
@@ -50,13 +56,17 @@ _MANY_EDGES = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """One attention layer, float64 on the CPU: attention [E, H], values [N, H, C], output [N, D]."""
+    """One attention layer, float64 on the CPU: attention [E, H], values [N, H, C], output [N, D].
+
+    `input` [N, D] is None in the first layer, whose input does not move.
+    """
 
     layer: AttentionLayer
     attention: Tensor
     values: Tensor
     output: Tensor
     adjacency: Adjacency
+    input: Tensor | None
 
     @cached_property
     def extent(self) -> Tensor:
@@ -100,7 +110,8 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
             return f"layer {recorded.name!r} does not read the ELU of the layer before it"
         assert recorded.adjacency is not None
         attention, output = recorded.values.cpu().double(), run.output.cpu().double()
-        stages.append(_Stage(layer, attention, values, output, recorded.adjacency.to("cpu")))
+        before = stages[-1].activated if stages else None
+        stages.append(_Stage(layer, attention, values, output, recorded.adjacency.to("cpu"), before))
     return stages
 
 
@@ -132,7 +143,7 @@ def _hidden_prediction(
     """The first of `stages` is perturbed; `apart` as in `_margin_loss`."""
     stage, last = stages[0], stages[-1]
     top, lead = _gaps(logits)
-    rates = channel_norms(stage.adjacency.rowptr, stage.adjacency.source, stage.values, norm).flatten(1)
+    state = _State(stage, norm)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
     alive = torch.ones_like(top, dtype=torch.bool)
     progress = current()
@@ -140,7 +151,7 @@ def _hidden_prediction(
         progress.advance()
         if size != radius and not bool(alive.any()):
             continue
-        reached = _carried(stages, size * rates)
+        reached = _carried(stages, state.moved(size))
         # What broke at a smaller radius stays broken.
         lost = _margin_loss(last, reached, top if size == radius else torch.where(alive, top, -1), apart)
         if size == radius:
@@ -153,85 +164,245 @@ def _hidden_prediction(
     return Prediction(class_radius, moved.sum(1) / 2, change, *_BOUNDS, reason)
 
 
-def _carried(stages: Sequence[_Stage], radius: Tensor) -> Tensor:
-    """Radii [N, D] of the last layer's input, from those of the first layer's output."""
-    for here, after in pairwise(stages):
-        radius = elu(here.output + radius, inplace=True).sub_(here.activated)
-        if after is not stages[-1]:
-            radius = _through(after, radius)
-    return radius
+def _carried(stages: Sequence[_Stage], moved: _Moved) -> _Moved:
+    """How the last layer's input moves, from how that of the layer after the perturbed one does."""
+    for stage in stages[1:-1]:
+        radius = elu(stage.output + _through(stage, moved), inplace=True).sub_(stage.activated)
+        moved = _Moved(radius)
+    return moved
 
 
-def _through(stage: _Stage, radius: Tensor) -> Tensor:
-    """Radii of a layer's outputs from radii [N, D] of its inputs."""
-    moved = _values_moved(stage, radius)
-    growth, change = _softmax_change(stage, radius)
-    out = aggregate(stage.attention, moved, stage.adjacency).mul_(growth).addcmul_(change, stage.extent)
+class _Moved:
+    """How far the input of a layer moves: channel by channel, [N, D].
+
+    Args:
+        radius: of each channel.
+    """
+
+    def __init__(self, radius: Tensor) -> None:
+        self.radius = radius
+
+    def along(self, reading: Tensor) -> Tensor:
+        """How far linear readings move, [N, F], for the columns of [D, F]."""
+        return self.radius @ reading.abs()
+
+
+class _State:
+    """The ELU of the perturbed layer's output, and how far linear readings of it move.
+
+    A perturbation moves the output of head h at node i by `Σ_j δ_j z_jh`, all of its channels together. With
+    σ the slope of ELU at the clean output, a reading `⟨g, ·⟩` moves by at most
+
+        R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual  +  Σ_c |g_c| ε_c(R)
+
+    where ε is the largest distance of ELU from its tangent. Channel by channel, without σ and ε, is the
+    other bound; the smaller one counts.
+    """
+
+    def __init__(self, stage: _Stage, norm: str) -> None:
+        self.stage, self.norm = stage, norm
+        self.rates = channel_norms(*self._edges, stage.values, norm).flatten(1)
+        self.slope = torch.where(stage.output > 0, 1.0, stage.output.clamp(max=0).exp())
+        self.known: dict[bytes, Tensor] = {}
+
+    @property
+    def _edges(self) -> tuple[Tensor, Tensor]:
+        return self.stage.adjacency.rowptr, self.stage.adjacency.source
+
+    def unit(self, reading: Tensor) -> Tensor:
+        """The first sum at R = 1, [N, F], for the columns of [D, F]; computed once."""
+        key = reading.numpy().tobytes()
+        if key not in self.known:
+            values = self.stage.values
+            slope, parts = self.slope.view_as(values), reading.view(*values.shape[1:], -1)
+            self.known[key] = reading_norms(*self._edges, values, slope, parts, self.norm)
+        return self.known[key]
+
+    def moved(self, size: float) -> _Moved:
+        """How the state moves when the attention moves by `size`."""
+        output, clean = self.stage.output, self.stage.activated
+        far = size * self.rates
+        up, down = elu(output + far) - clean, clean - elu(output - far)
+        bent = torch.maximum(up - self.slope * far, self.slope * far - down).clamp(min=0)
+        return _StateMoved(torch.maximum(up, down), bent, size, self)
+
+
+class _StateMoved(_Moved):
+    """How far the state moves at one radius of the attention, see `_State`."""
+
+    def __init__(self, radius: Tensor, bent: Tensor, size: float, state: _State) -> None:
+        super().__init__(radius)
+        self.bent, self.size, self.state = bent, size, state
+
+    def along(self, reading: Tensor) -> Tensor:
+        together = self.size * self.state.unit(reading) + self.bent @ reading.abs()
+        return torch.minimum(super().along(reading), together)
+
+
+def _through(stage: _Stage, moved: _Moved) -> Tensor:
+    """Radii of a layer's outputs from how its input moves."""
+    values = _Moving.of(stage, "value", moved)
+    growth, change = _softmax_change(stage, values, moved)
+    out = aggregate(stage.attention, values.most(), stage.adjacency)
+    out = out.mul_(growth).addcmul_(change, stage.extent)
     return out.flatten(1) if stage.layer.concat else out.mean(1)
 
 
-def _margin_loss(stage: _Stage, radius: Tensor, top: Tensor, apart: Tensor) -> Tensor:
+def _margin_loss(stage: _Stage, moved: _Moved, top: Tensor, apart: Tensor) -> Tensor:
     """Most each class can gain on the top one, [N, C], 0 for itself: `_through` for differences of classes.
 
     `apart` [N, H, C] is from `margin_extent`. Nodes whose `top` is -1 are left out.
     """
-    layer, adjacency = stage.layer, stage.adjacency
-    if layer.limits is None:
-        # A common shift of all classes does not matter: taking out the middle one makes every radius smaller.
-        matrix = _matrix(layer).view(-1, layer.heads, layer.channels)
-        matrix = matrix - matrix.median(dim=2, keepdim=True).values
-        moved = (radius @ matrix.abs().flatten(1)).view_as(stage.values)
-    else:  # behind limits it does: one class may be clipped and the other not
-        moved = _values_moved(stage, radius)
-    growth, change = _softmax_change(stage, radius)
-    given = adjacency.rowptr, adjacency.source, stage.attention, moved, growth[:, :, 0], change[:, :, 0], top
-    lost = mixed_margins(*given).addcmul_(change, apart)
-    lost = lost[:, 0] if layer.heads == 1 else lost.mean(1)
+    adjacency = stage.adjacency
+    values = _Moving.of(stage, "value", moved)
+    growth, change = _softmax_change(stage, values, moved)
+    weights = stage.attention, values.differences(), growth[:, :, 0], change[:, :, 0]
+    lost = mixed_margins(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(change, apart)
+    lost = lost[:, 0] if stage.layer.heads == 1 else lost.mean(1)
     return lost.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
 
-def _softmax_change(stage: _Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
+def _softmax_change(stage: _Stage, values: _Moving, moved: _Moved) -> tuple[Tensor, Tensor]:
     """[N, H, 1] twice: largest growth of an attention weight, and their total variation."""
     layer, adjacency = stage.layer, stage.adjacency
-    left, right = _scores_moved(stage, radius)
+    left, right = _scores_moved(stage, values, moved)
     strongest = row_max(left[adjacency.source], adjacency.rowptr)
     alone = adjacency.degree < 2  # the softmax of one score is 1, whatever the score
-    moved = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
-    return torch.exp(2 * moved), torch.tanh(moved / 2)
+    most = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
+    return torch.exp(2 * most), torch.tanh(most / 2)
 
 
-def _scores_moved(stage: _Stage, radius: Tensor) -> tuple[Tensor, Tensor]:
+def _scores_moved(stage: _Stage, values: _Moving, moved: _Moved) -> tuple[Tensor, Tensor]:
     """[N, H] twice: how far a score moves by its source and by its destination."""
     layer = stage.layer
     if layer.score == "additive":
-        weights = [w.detach().cpu().double() for w in (layer.source_weight, layer.destination_weight)]
-        if layer.limits is not None:  # each channel may be clipped or not, so none makes up for another
-            moved = _values_moved(stage, radius)
-            left, right = ((moved * weight.abs()).sum(2) for weight in weights)
-            return left, right
-        value = _matrix(layer).view(-1, layer.heads, layer.channels)
-        left, right = (radius @ (value * weight).sum(2).abs() for weight in weights)
+        sides = {"source": layer.source_weight, "destination": layer.destination_weight}
+        left, right = (
+            values.reading(weight.detach().cpu().double(), _range(layer, name))
+            for name, weight in sides.items()
+        )
         return left, right
     assert layer.score == "dynamic"
     weight = layer.score_weight.detach().cpu().double().abs()
-    shown = (radius @ layer.right.weight.detach().cpu().double().abs()).view_as(stage.values)
-    if layer.limits is not None:
-        shown = _range(layer.limits["right"]).moved_at_most(shown)
-    return (_values_moved(stage, radius) * weight).sum(2), (shown * weight).sum(2)
+    other = _Moving.of(stage, "right", moved)
+    return (values.most() * weight).sum(2), (other.most() * weight).sum(2)
 
 
-def _values_moved(stage: _Stage, radius: Tensor) -> Tensor:
-    """[N, H, C]: how far the values move."""
-    moved = (radius @ _matrix(stage.layer).abs()).view_as(stage.values)
-    limits = stage.layer.limits
-    return moved if limits is None else _range(limits["value"]).moved(stage.values, moved)
+@dataclass(frozen=True, eq=False)
+class _Moving:
+    """A linear map z of a layer's input and its value v behind limits, while the input moves.
+
+    Limits give `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1
+    the factor that bounds the norm. So
+
+        v' − v = f' (y' − y) + (f' − f) (y − m).
+
+    A channel moves with z where its interval lies inside the range, not at all where it lies outside, and
+    by a share of z's movement in between. Without limits, or where none is active in the whole ball, v is z.
+
+    Attributes:
+        weight: of the map, [D, H, C].
+        input: how the input moves.
+        by: largest |z' − z|, [N, H, C].
+        clean: v, [N, H, C].
+        step: largest |y' − y|, [N, H, C].
+        inside: where y moves as z does, [N, H, C].
+        outside: where y does not move, [N, H, C].
+        factor: largest f', [N, 1, 1].
+        turn: largest |f' − f|, [N, 1, 1].
+        away: y − m, [N, H, C]; 0 without a bound on the norm.
+        joint: bound on |v' − v| by the norm of all channels, [N, H, C]; infinite without.
+    """
+
+    weight: Tensor
+    input: _Moved
+    by: Tensor
+    clean: Tensor
+    step: Tensor
+    inside: Tensor
+    outside: Tensor
+    factor: Tensor
+    turn: Tensor
+    away: Tensor
+    joint: Tensor
+
+    @classmethod
+    def of(cls, stage: _Stage, name: str, moved: _Moved) -> _Moving:
+        """Of the projection `name` of a layer, `value` or `right`."""
+        layer, projection = stage.layer, getattr(stage.layer, name)
+        assert stage.input is not None
+        weight = projection.weight.detach().cpu().double()
+        z = stage.input @ weight
+        z = z if projection.bias is None else z + projection.bias.detach().cpu().double()
+        shape = (-1, layer.heads, layer.channels)
+        z, by = z.view(shape), moved.along(weight).view(shape)
+        span = _range(layer, name)
+        y, low, high = (torch.clamp(end, span.low, span.high) for end in (z, z - by, z + by))
+        step = torch.maximum(high - y, y - low)
+        one = torch.ones(len(z), 1, 1, dtype=z.dtype)
+        factor, turn, away, joint = one, one * 0, torch.zeros_like(y), torch.full_like(y, torch.inf)
+        clean = y
+        if span.radius is not None:
+            away = y - span.middle
+            sizes = away.abs() + step, away, (away.abs() - step).clamp(min=0)  # largest, clean and least norm
+            least, now, factor = (
+                (span.radius / span.norm(size)).clamp(max=1)[:, None, None] for size in sizes
+            )
+            turn = torch.maximum(factor - now, now - least)
+            clean, joint = span.middle + now * away, span.half * span.norm(step)[:, None, None]
+        inside = (z - by >= span.low) & (z + by <= span.high)
+        outside = (z + by <= span.low) | (z - by >= span.high)
+        matrix = weight.view(-1, layer.heads, layer.channels)
+        return cls(matrix, moved, by, clean, step, inside, outside & ~inside, factor, turn, away, joint)
+
+    def most(self) -> Tensor:
+        """How far each value moves, [N, H, C]."""
+        return torch.minimum(self.factor * self.step + self.turn * self.away.abs(), self.joint)
+
+    def reading(self, weight: Tensor, span: Range) -> Tensor:
+        """How far `⟨weight, v⟩` moves behind the limits of the score, [N, H], for weights [H, C].
+
+        Channels that move with the input may cancel each other; the others may not.
+        """
+        heads = (self.weight * weight).sum(2)  # [D, H]
+        clipped = self.by.masked_fill(self.inside, 0.0)
+        cancelled = self.input.along(heads) + (clipped * weight.abs()).sum(2)
+        parts = zip(self.inside.double().unbind(1), self.weight.unbind(1), weight.unbind(0), strict=True)
+        linear = [(self.input.radius * (inside @ (map_ * w).t()).abs()).sum(1) for inside, map_, w in parts]
+        between = self.step.masked_fill(self.inside | self.outside, 0.0)
+        kept = torch.stack(linear, 1) + (between * weight.abs()).sum(2)
+        moved = torch.minimum(cancelled, kept)
+        turned = self.turn[:, :, 0] * (self.away * weight).sum(2).abs()
+        moved = self.factor[:, :, 0] * moved + turned
+        moved = torch.minimum(moved, (self.most() * weight.abs()).sum(2))
+        score = (self.clean * weight).sum(2)
+        low, now, high = (
+            torch.clamp(score + moved * sign, span.low, span.high) for sign in (-1, 0, 1)
+        )  # a clip of the score shrinks the interval
+        return torch.maximum(high - now, now - low)
+
+    def differences(self) -> Tensor:
+        """Radii [N, H, C] whose sum over two classes bounds how far the difference of their values moves.
+
+        A shift that all classes of a node share does not matter: taking out the middle one makes radii
+        smaller where channels are not clipped. Each node takes the better of both.
+        """
+        middle = self.weight.median(dim=2, keepdim=True).values
+        shifted = self.input.along((self.weight - middle).flatten(1)).view_as(self.step)
+        shift = self.input.along(middle.flatten(1))[:, :, None].expand_as(shifted)
+        between = torch.maximum(shifted, shift)
+        moved = torch.where(self.inside, shifted, torch.where(self.outside, shift, between))
+        turned = (self.away - self.away.median(dim=2, keepdim=True).values).abs()
+        relative, plain = self.factor * moved + self.turn * turned, self.most()
+        better = relative.sum(2, keepdim=True) < plain.sum(2, keepdim=True)
+        return torch.where(better, relative, plain)
 
 
-def _range(limits: nn.Module) -> Range:
-    """Of limits, in float64 on the CPU."""
+def _range(layer: AttentionLayer, name: str) -> Range:
+    """The limits of one thing a layer reads, in float64 on the CPU; infinite where it has none."""
+    if layer.limits is None:
+        end = torch.full((), torch.inf, dtype=torch.float64)
+        return Range(-end, end)
+    limits = layer.limits[name]
     assert isinstance(limits, Limits)
     return Range.of(copy.deepcopy(limits).cpu().double())
-
-
-def _matrix(layer: AttentionLayer) -> Tensor:
-    return layer.value.weight.detach().cpu().double()

@@ -38,6 +38,30 @@ def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> T
     return torch.from_numpy(out).view(-1, *values.shape[1:])
 
 
+def reading_norms(
+    rowptr: Tensor, index: Tensor, values: Tensor, slope: Tensor, reading: Tensor, norm: str
+) -> Tensor:
+    """What one unit of radius, in every head, can do to linear readings of a node's state.
+
+        out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · reading[h, c, f])_{e into i}‖_dual
+
+    Args:
+        rowptr: [N+1].
+        index: [E] int64, the row of `values` each edge reads.
+        values: [M, H, C].
+        slope: [N, H, C], of the activation.
+        reading: [H, C, F].
+        norm: of the perturbation.
+
+    Returns:
+        float64 [N, F], 0 for a node without edges.
+    """
+    out = np.zeros((rowptr.numel() - 1, reading.shape[2]))
+    given = _array(index), *(_array(t.double()) for t in (values, slope, reading)), NORMS.index(norm)
+    _over_rows(_reading_norms, rowptr, *given, out)
+    return torch.from_numpy(out)
+
+
 def class_norms(
     rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor, norm: str
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -133,6 +157,26 @@ def _channel_norms(start, stop, rowptr, index, values, norm, out):
             _collect(values[index[e]], 0.0, norm, out[i])
         if norm == 1:
             out[i] = np.sqrt(out[i])
+
+
+@compiled
+def _reading_norms(start, stop, rowptr, index, values, slope, reading, norm, out):
+    heads, channels, readings = reading.shape
+    scaled, read, into = np.empty((channels, readings)), np.empty(readings), np.empty(readings)
+    for i in range(start, stop):
+        for h in range(heads):
+            into[:] = 0.0
+            for c in range(channels):
+                for f in range(readings):
+                    scaled[c, f] = slope[i, h, c] * reading[h, c, f]
+            for e in range(rowptr[i], rowptr[i + 1]):
+                row = values[index[e], h]
+                read[:] = 0.0
+                for c in range(channels):
+                    for f in range(readings):
+                        read[f] += row[c] * scaled[c, f]
+                _collect(read, 0.0, norm, into)
+            out[i] += np.sqrt(into) if norm == 1 else into
 
 
 @compiled
