@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-_FIXED = 28
-"""Columns that bar, count and time left take at most when the bar is short."""
+_FIXED = 28  # columns that bar, count and time left take at most when the bar is short
 
 
 @dataclass
@@ -27,10 +26,10 @@ class Stage:
     """A piece of work that is under way.
 
     Attributes:
-        label: what is done, in a few words.
-        total: steps in all; None where nobody knows.
+        label: a few words.
+        total: number of steps; None if unknown.
         done: steps so far.
-        note: what else is worth a word: a loss, a part of the search.
+        note: for example a loss.
     """
 
     label: str
@@ -45,7 +44,7 @@ class Stage:
         _show()
 
     def tell(self, note: str) -> None:
-        """Say what comes next."""
+        """Show what comes next."""
         self.advance(0, note)
 
 
@@ -55,7 +54,7 @@ _display: ContextVar[_Display | None] = ContextVar("display", default=None)
 
 @contextmanager
 def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[Stage]:
-    """Open a stage for the work in the block; stages may lie in one another.
+    """Open a stage for the work in the block; stages may be nested.
 
     Example:
         >>> with stage("counting", 3) as counting:
@@ -74,16 +73,16 @@ def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[St
 
 
 def current() -> Stage:
-    """Return the innermost stage; one that nobody sees where there is none."""
+    """Return the innermost stage, or a hidden one if there is none."""
     return (_stages.get() or (Stage(""),))[-1]
 
 
 @contextmanager
 def shown(show: bool | None = None, console: Console | None = None) -> Iterator[None]:
-    """Show the stages of the block on standard error; where they are shown already, they go on there.
+    """Show the stages of the block on standard error, or on the display that is already open.
 
     Args:
-        show: None shows them only where standard error is a terminal; False never, whoever asked before.
+        show: None shows them only on a terminal, False never.
         console: to write to; one on standard error by default.
     """
     terminal = sys.stderr.isatty() if console is None else console.is_terminal
@@ -130,7 +129,6 @@ class _Display:
         self._bar.update(self._task, completed=done, note=inner.note)
 
     def stop(self) -> None:
-        """Take the line away."""
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._stage = self._task = None
@@ -145,18 +143,15 @@ def _bar(console: Console) -> Progress:
     def column(**options: Any) -> Column:
         return Column(no_wrap=True, overflow="ellipsis", **options)
 
-    return RichProgress(
+    columns = (
         TextColumn("{task.description}", markup=False, table_column=column()),
         BarColumn(8 if console.width < 80 else 24, table_column=column()),
         MofNCompleteColumn(table_column=column()),
         TimeRemainingColumn(compact=True, table_column=column(min_width=5)),
         TextColumn("{task.fields[note]}", markup=False, table_column=column(ratio=1)),
-        console=console,
-        transient=True,
-        expand=True,
-        redirect_stdout=False,  # results go where they belong, whatever is shown meanwhile
-        redirect_stderr=False,
     )
+    options: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}  # results go elsewhere
+    return RichProgress(*columns, console=console, transient=True, expand=True, **options)
 
 
 def _show() -> None:

@@ -52,7 +52,7 @@ class _Flags:
 
 
 class _Command(_Flags, TyperCommand):
-    """A command of the tree."""
+    pass
 
 
 class _LazyCommand(_Flags, TyperCommand):
@@ -76,8 +76,6 @@ class _LazyCommand(_Flags, TyperCommand):
 
 
 class _Group(_Flags, TyperGroup):
-    """A group of commands."""
-
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         if parent is None:
             _keep_words(args)
@@ -85,8 +83,6 @@ class _Group(_Flags, TyperGroup):
 
 
 class _Root(_Group):
-    """The group of all commands."""
-
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for panel, commands in _PANELS.items():

@@ -27,7 +27,6 @@ from fgai.tasks import task_of
 
 
 def _list_threats(wanted: bool) -> None:
-    """Print every threat by name and stop."""
     if not wanted:
         return
     rows = [[name, threat.attack.name, threat.about] for name, threat in THREATS.items()]
@@ -46,7 +45,6 @@ def _members_of(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def _show_members(console: Console, rows: list[dict[str, Any]]) -> None:
-    """Print the rows as a table, the winner marked."""
     if not rows:
         console.print("this attack has no members: it is one search", markup=False)
         return

@@ -23,7 +23,6 @@ def _checkout() -> Path | None:
 
 
 def _load() -> typer.Typer | None:
-    """Return the commands of the experiments, or None where there is no checkout."""
     root = _checkout()
     if root is None:
         return None

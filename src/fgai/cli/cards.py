@@ -139,7 +139,6 @@ def check(
 
 
 def _bars(words: list[str] | None, flag: str) -> dict[str, float]:
-    """Bars from `NAME=NUMBER` words."""
     bars: dict[str, float] = {}
     for word in words or ():
         name, equals, text = word.partition("=")

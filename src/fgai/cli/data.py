@@ -202,7 +202,6 @@ def _stored() -> str:
 
 
 def _end_to_end() -> str:
-    """Train, attack and certify a small model."""
     graph = datasets.planted(seed=1, num_nodes=60, num_classes=3)
     assert graph.y is not None
     split = datasets.random_split(graph.y, train=0.4, val=0.2)

@@ -144,7 +144,6 @@ def demo(
 
 
 def _page_in(out: Output, folder: Path) -> Path | None:
-    """The path of the report, or None if plotly is not installed."""
     try:
         return checked_page(folder / "report.html")
     except MissingExtraError as error:
@@ -153,7 +152,6 @@ def _page_in(out: Output, folder: Path) -> Path | None:
 
 
 def _notes_of(made: Report) -> list[str]:
-    """Explanations of the table and the attack."""
     return [
         attack_words(made.records[0]),
         f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
@@ -173,7 +171,6 @@ def _draw(
     attacks: dict[str, AttackResult],
     node: int,
 ) -> list[Path]:
-    """Draw the pictures of the node the report opens with, and return their paths."""
     from fgai.reports import figures  # matplotlib is slow to import
 
     histories: Any = {name: entry.history for name, entry in models.items()}

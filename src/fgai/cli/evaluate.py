@@ -99,7 +99,6 @@ def evaluate(
 
 
 def _finish(out: Output, record: Any, path: Path | None) -> None:
-    """Write a record if asked, and print it."""
     if path is not None:
         out.say(f"written to {record.save(path)}")
     out.result(record.to_dict(), record.show)

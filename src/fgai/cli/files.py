@@ -163,7 +163,6 @@ def _parsed_settings(words: Sequence[str] | None, model: str, method: str) -> di
 
 
 def _parsed_box(text: str | None) -> tuple[float, float] | None:
-    """Turn what `--box` was given into an interval."""
     if text is None:
         return None
     try:
@@ -200,7 +199,7 @@ P = ParamSpec("P")
 
 
 def _on_all_ranks(work: Callable[P, None]) -> Callable[P, None]:
-    """Join the other processes before a command, where torchrun has started some; the first one speaks."""
+    """Join the other processes before a command, where torchrun has started some; the first one prints."""
 
     @functools.wraps(work)
     def together(*args: P.args, **kwargs: P.kwargs) -> None:

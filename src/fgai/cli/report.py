@@ -104,7 +104,6 @@ def report(
 def _from_models(
     out: Output, line: list[str], page: Path, opened: dict[str, _Opened], options: dict[str, Any]
 ) -> Report:
-    """Measure the models, write the page, and say what is being done."""
     from fgai.reports import report as make_page
 
     graph, node = next(iter(opened.values())).graph, options["node"]

@@ -28,19 +28,19 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True)
 class BreakingPoint:
-    """Where explanations give way, as measured.
+    """The measured breaking point of explanations.
 
     Attributes:
-        nodes: smallest number of injected nodes measured whose overlap lies below the threshold while that of
-            one node less does not; None if the overlap never fell below it.
+        nodes: smallest number of injected nodes measured whose overlap is below the threshold while that of
+            one node less is not; None if the overlap never fell below it.
         threshold: of the overlap.
-        limit: most nodes that were tried.
+        limit: most nodes tried.
         edges: of each node.
-        overlap: touched-node overlap by number of nodes, wherever it was measured.
-        threat: name of the threat.
+        overlap: touched-node overlap by number of nodes, where measured.
+        threat: its name.
         k: size of a node's explanation.
         seed: of endpoints and starts.
-        seconds: all attacks together.
+        seconds: of all attacks.
     """
 
     nodes: int | None
@@ -62,13 +62,13 @@ class BreakingPoint:
     def show(self, console: Console | None = None) -> None:
         """Print what was measured."""
         where = "not reached" if self.nodes is None else f"{self.nodes} nodes × {self.edges} edges"
-        title = f"breaking point: {where}"
-        notes = [
+        note = (
             f"top-{self.k} overlap of touched nodes under the explanation attack ({self.threat}, seed"
             f" {self.seed}), threshold {self.threshold:g}, at most {self.limit} nodes; {self.seconds:.1f} s"
-        ]
+        )
         rows = [[n, value] for n, value in sorted(self.overlap.items())]
-        Table(title, [Column("nodes", "d"), Column("overlap")], rows, notes).show(console)
+        columns = [Column("nodes", "d"), Column("overlap")]
+        Table(f"breaking point: {where}", columns, rows, [note]).show(console)
 
 
 @typed
@@ -86,11 +86,10 @@ def breaking_point(
 ) -> BreakingPoint:
     """Find the smallest injection budget at which the touched-node overlap falls below a threshold.
 
-    The explanation attack is run with 1, 2, 4, ... nodes until the overlap (mean over layers, clean to
-    attacked, nodes in reach) is below the threshold, then the number is bisected. The budgets are nested: an
-    attack with n nodes has the first n nodes, and all their edges, of one with more. The overlap found by a
-    search need not fall with every node, so this is a measurement: the attack with `nodes` nodes broke the
-    threshold, the one with one node less did not; an unlucky smaller budget elsewhere is not ruled out.
+    The explanation attack is run with 1, 2, 4, ... nodes until the overlap (mean over layers, nodes in reach)
+    is below the threshold, then the number is bisected. Budgets are nested: an attack with n nodes has the
+    first n nodes, and all their edges, of one with more. The overlap need not fall with every node: `nodes`
+    nodes broke the threshold and one node less did not; a smaller budget that also breaks it is possible.
 
     Args:
         model: a node classifier.
@@ -109,8 +108,7 @@ def breaking_point(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=20, progress=False)
-        >>> found = breaking_point(model, data, "random", threshold=0.9, limit=4)
-        >>> sorted(found.overlap)[0]
+        >>> sorted(breaking_point(model, data, "random", threshold=0.9, limit=4).overlap)[0]
         1
     """
     check_k(k)
@@ -146,13 +144,9 @@ def breaking_point(
 def _smallest_below(
     measure: Callable[[int], float], threshold: float, limit: int
 ) -> tuple[int | None, dict[int, float]]:
-    """Return the first of 1..limit whose measure is below the threshold, by doubling and bisection.
+    """Return an n with measure(n) below the threshold and measure(n - 1) not, and all measures.
 
-    Where the measure does not fall throughout, it is one n with measure(n) below and measure(n - 1) not
-    (measure(0) counts as not below; NaN never is).
-
-    Returns:
-        That number, None if no number tried is below, and everything that was measured.
+    By doubling and bisection; None if no number tried is below. measure(0) and NaN count as not below.
 
     Example:
         >>> _smallest_below(lambda n: 1 / n, 0.3, 100)

@@ -14,7 +14,7 @@ from fgai.errors import InputError
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord, _class_table, _explanation_table, _prediction_table
 from fgai.progress import stage
-from fgai.records import Table, TabledDocument, data_frame
+from fgai.records import Table, TabledDocument, csv_text, data_frame
 from fgai.typed import typed
 from fgai.version import stating
 
@@ -28,7 +28,7 @@ class Comparison(TabledDocument):
     """Records of several models under one threat, on the same endpoints.
 
     Attributes:
-        records: one per model, in the order given.
+        records: one per model.
         reference: name of the model that ratios and similarity refer to and whose null rows are shown.
     """
 
@@ -38,10 +38,10 @@ class Comparison(TabledDocument):
     reference: str
 
     def __getitem__(self, name: str) -> EvaluationRecord:
-        for record in self.records:
-            if record.name == name:
-                return record
-        raise InputError(f"there is no row {name!r}; there are {', '.join(r.name for r in self.records)}")
+        names = [record.name for record in self.records]
+        if name not in names:
+            raise InputError(f"there is no row {name!r}; there are {', '.join(names)}")
+        return self.records[names.index(name)]
 
     def __iter__(self) -> Iterator[EvaluationRecord]:
         return iter(self.records)
@@ -56,7 +56,7 @@ class Comparison(TabledDocument):
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
-        """Return what a file of this kind holds; each record is one of `EvaluationRecord`."""
+        """Return the names and types of a file's values."""
         return {**super().layout(), "records": list[dict[str, Any]]}
 
     @classmethod
@@ -72,17 +72,11 @@ class Comparison(TabledDocument):
 
     def to_csv(self) -> str:
         """Return one CSV, a row per model and metric; full precision."""
-        lines = ["model,metric,value"]
-        for record in self.records:
-            lines += [f"{_quoted(record.name)},{line}" for line in record.to_csv().splitlines()[1:]]
-        return "\n".join(lines) + "\n"
+        rows = [(record.name, *item) for record in self.records for item in record.flat().items()]
+        return csv_text([("model", "metric", "value"), *rows])
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return every number as a `DataFrame`: a row per dotted metric, a column per model.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return every number as a `DataFrame` (needs pandas): a row per metric, a column per model."""
         return data_frame({record.name: record.flat() for record in self.records})
 
 
@@ -106,26 +100,19 @@ def compare(
         seed: of the attacks.
         **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`, `edges=2`.
 
-    Returns:
-        The comparison; `.show()` prints it with null rows, seconds and peak memory.
-
     Raises:
         InputError: no models, models without names, or `vanilla` names none of them.
     """
     if not isinstance(models, Mapping) or not models:
-        found = "none" if isinstance(models, Mapping) else type(models).__name__
-        raise InputError(f"`models` must hold at least one model by name, as {{'GAT': model}}, got {found}")
+        got = "none" if isinstance(models, Mapping) else type(models).__name__
+        raise InputError(f"`models` must hold at least one model by name, as {{'GAT': model}}, got {got}")
     reference = next(iter(models)) if vanilla is None else vanilla
     if reference not in models:
         raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")
     records = []
-    for place, (name, model) in enumerate(models.items(), start=1):
-        with stage(f"{name} {place}/{len(models)}"), stating(command="fgai.compare"):
+    for number, (name, model) in enumerate(models.items(), start=1):
+        with stage(f"{name} {number}/{len(models)}"), stating(command="fgai.compare"):
             records.append(
                 evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
             )
     return Comparison(records=records, reference=reference)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if any(c in text for c in ',"\n') else text

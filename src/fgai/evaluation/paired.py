@@ -9,18 +9,11 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 LEVEL = 0.95
-"""How often an interval holds the true difference, were the nodes drawn independently."""
+"""Coverage of an interval if nodes were independent."""
 
 
 class Interval(NamedTuple):
-    """A mean difference over nodes, and the interval it may lie in.
-
-    Attributes:
-        difference: second model minus first.
-        low: end of the interval.
-        high: the other end.
-        nodes: that count.
-    """
+    """A mean difference (second model minus first), its interval, and the number of nodes counted."""
 
     difference: float
     low: float
@@ -36,22 +29,18 @@ class Interval(NamedTuple):
 def paired_interval(
     first: NDArray[Any], second: NDArray[Any], counted: NDArray[np.bool_] | None = None
 ) -> Interval | None:
-    """Return the interval of the mean of `second - first` over the nodes that both have a value for.
+    """Return the interval of the mean of `second - first` over the nodes with both values, or None.
 
         d̄ ± t · s / √(n + 2),   d_i = second_i − first_i
 
-    Each node is compared with itself, so that what is hard for both models cancels. With layers a node's
-    values are joined, every layer counting the same. To the n nodes two are added, one that differs by 1 and
-    one by −1: without them a handful of nodes that happen to agree would prove a difference. For values of 0
-    and 1 that asks for six nodes on one side and none on the other, as the exact sign test does.
+    With layers a node's values are averaged, every layer counting the same. Two nodes are added that differ
+    by 1 and −1: without them a handful of nodes that happen to agree would prove a difference. For values of
+    0 and 1 that asks for six nodes on one side and none on the other, as the exact sign test does.
 
     Args:
         first: [N] or [L, N], in [0, 1]; NaN where a node has no value.
         second: the same of the other model.
         counted: the nodes that count, of the same shape; all by default.
-
-    Returns:
-        The interval, or None where nothing counts or the shapes differ.
 
     Example:
         >>> right = np.ones(140)

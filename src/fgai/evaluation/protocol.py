@@ -26,8 +26,6 @@ from fgai.tasks import task_of
 from fgai.typed import typed
 from fgai.version import versions
 
-TARGETS = ("test", "val")
-
 
 @typed
 @with_gradients
@@ -51,17 +49,16 @@ def evaluate(
 ) -> EvaluationRecord:
     """Attack a model and measure how its predictions and its attention hold, on original nodes and edges.
 
-    The model is attacked through its own gradients in eval mode and is left as it was. Every number follows
-    docs/metrics.md; endpoints of the attack depend on the seed and the targets alone, so every model gets the
-    same. Where a number may mislead, a `ReliabilityWarning` is given and kept in the record.
+    The model is attacked through its own gradients in eval mode and is left as it was. docs/metrics.md
+    defines the numbers. Endpoints of the attack depend on the seed and the targets alone, so every model gets
+    the same. Where a number may mislead, a `ReliabilityWarning` is given and kept in the record.
 
     Args:
         model: fgai's, or any PyG model the recorder supports, for the task of the data.
-        data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested. Links and batches
-            of small graphs are measured by their own scores (`fgai.tasks.Task.scores`).
+        data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested.
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own. `standard`, the paper's, is fast
             and weak: a claim needs `ensemble`, which takes minutes on a CPU.
-        vanilla: the model it was made from, which it should be similar to, or None.
+        vanilla: the model it was made from, to measure similarity to.
         seed: of the attacks and of the random null row.
         name: of the row; the model's class by default.
         k: neighbours in a node's explanation.
@@ -73,9 +70,6 @@ def evaluate(
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
         per_node: keep values of every node in the record.
         on_step: called with a few words before each long step of an attack.
-
-    Returns:
-        The record; `.show()` prints it, `.save(path)` writes it.
 
     Raises:
         InputError: a model for another task, no features, or the outputs do not fit the labels.
@@ -92,13 +86,13 @@ def evaluate(
     """
     checks.whole(k, "k", 1)
     checks.seed(seed)
-    one_of(targets, "targets", TARGETS)
+    one_of(targets, "targets", ("test", "val"))
     threat = threat_of(threat).sized(nodes, edges)
-    given = as_graph(data)
-    task = task_of(given)
+    whole = as_graph(data)
+    task = task_of(whole)
     if getattr(model, "task", task.name) != task.name:
-        raise InputError(f"{given.name!r} holds a {task.name} task, got a model for {model.task!r} tasks")
-    original = task.view(given.to(device_of(model, given)), targets)
+        raise InputError(f"{whole.name!r} holds a {task.name} task, got a model for {model.task!r} tasks")
+    original = task.view(whole.to(device_of(model, whole)), targets)
     graph = prepared(model, original)
     meter = Meter(graph.device)
     with collected() as notes:
@@ -106,7 +100,7 @@ def evaluate(
         body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
     for note in notes:
         warn(note)
-    about, config = describe(given), getattr(model, "config", None)
+    about, config = describe(whole), getattr(model, "config", None)
     return EvaluationRecord(
         name=name or model_name(model),
         model={
@@ -115,7 +109,7 @@ def evaluate(
             "parameters": sum(p.numel() for p in model.parameters()),
         },
         data=about,
-        threat={"name": threat.name, "budget": body.pop("budget")},
+        threat={"name": threat.name, "budget": body["budget"]},
         config={
             "k": k,
             "task": task.name,
@@ -131,10 +125,10 @@ def evaluate(
         device=torch.cuda.get_device_name(graph.device) if graph.device.type == "cuda" else str(graph.device),
         seconds=meter.seconds(),
         peak_memory=meter.peak_memory(),
-        metrics=plain(body.pop("metrics")),
-        ledgers=plain(body.pop("ledgers")),
+        metrics=plain(body["metrics"]),
+        ledgers=plain(body["ledgers"]),
         warnings=reliability.entries(notes),
-        per_node=body.pop("per_node"),
+        per_node=body["per_node"],
         provenance=provenance(model, about["fingerprint"], command="fgai.evaluate", seed=seed),
     )
 

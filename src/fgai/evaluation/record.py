@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,7 +11,17 @@ from numpy.typing import NDArray
 from fgai.attacks import THREATS, doubt
 from fgai.errors import InputError
 from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
-from fgai.records import Cell, Column, Table, TabledDocument, data_frame, look_up, plain, unpack_array
+from fgai.records import (
+    Cell,
+    Column,
+    Table,
+    TabledDocument,
+    csv_text,
+    data_frame,
+    look_up,
+    plain,
+    unpack_array,
+)
 from fgai.tasks import TASKS
 from fgai.typed import typed
 
@@ -43,8 +51,7 @@ class EvaluationRecord(TabledDocument):
         ledgers: what each attack spent and reached.
         warnings: code and message of everything raised on the way.
         per_node: packed arrays, or nothing; see `node_values`.
-        provenance: hashes of weights, data and code, date, command and seed, see `fgai.records.provenance`;
-            empty in records of before.
+        provenance: see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "evaluation"
@@ -69,18 +76,18 @@ class EvaluationRecord(TabledDocument):
         """Return one metric by its dotted name, e.g. `overlap_touched.prediction.all`.
 
         Raises:
-            InputError: there is no such metric; lists what there is at that level.
+            InputError: there is no such metric.
         """
-        found: Any = self.metrics
+        value: Any = self.metrics
         for part in path.split("."):
-            if isinstance(found, list) and part.lstrip("-").isdigit() and abs(int(part)) < len(found):
-                found = found[int(part)]
-            elif isinstance(found, Mapping) and part in found:
-                found = found[part]
+            if isinstance(value, list) and part.lstrip("-").isdigit() and abs(int(part)) < len(value):
+                value = value[int(part)]
+            elif isinstance(value, Mapping) and part in value:
+                value = value[part]
             else:
-                options = ", ".join(found) if isinstance(found, Mapping) else "nothing further"
+                options = ", ".join(value) if isinstance(value, Mapping) else "nothing further"
                 raise InputError(f"the record has no metric {path!r}: no {part!r} among {options}")
-        return found
+        return value
 
     def get(self, path: str) -> Any:
         """Return one metric by its dotted name, or None where the record lacks it."""
@@ -90,7 +97,7 @@ class EvaluationRecord(TabledDocument):
             return None
 
     def node_values(self, name: str) -> NDArray[Any]:
-        """Return one array of per-node values; only there when `evaluate(..., per_node=True)`.
+        """Return one array of per-node values, recorded by `evaluate(..., per_node=True)`.
 
         Raises:
             InputError: the record does not hold it.
@@ -106,22 +113,14 @@ class EvaluationRecord(TabledDocument):
 
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["metric", "value"])
-        writer.writerows(self.flat().items())
-        return out.getvalue()
+        return csv_text([("metric", "value"), *self.flat().items()])
 
     def flat(self) -> dict[str, Any]:
         """Return every number by its dotted metric, layers and curves by position."""
         return dict(_flat("", self.metrics))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return every number as a `DataFrame`: a row per dotted metric, one column of the record's name.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return every number as a `DataFrame` (needs pandas): a row per dotted metric, one column."""
         return data_frame({self.name: self.flat()})
 
 
@@ -134,13 +133,12 @@ def _flat(prefix: str, values: Any) -> list[tuple[str, Any]]:
 
 def shown_quantities(metrics: Mapping[str, Any]) -> list[Quantity]:
     """Return the numbers of a record's metrics that its tables show, in their order; they may be None."""
-    shown = [*shown_numbers([metrics], "prediction"), *shown_numbers([metrics], "explanation")]
-    return [quantity(entry.path) for entry in shown if _has(metrics, entry.path)]
-
-
-def _has(metrics: Mapping[str, Any], path: str) -> bool:
-    parent, _, name = path.rpartition(".")
-    return name in ((look_up(metrics, parent) if parent else metrics) or {})
+    shown = []
+    for entry in (*shown_numbers([metrics], "prediction"), *shown_numbers([metrics], "explanation")):
+        parent, _, name = entry.path.rpartition(".")
+        if name in ((look_up(metrics, parent) if parent else metrics) or {}):
+            shown.append(quantity(entry.path))
+    return shown
 
 
 def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
@@ -171,10 +169,7 @@ def threat_words(record: EvaluationRecord) -> str:
 
 
 def _sharpness_words(metrics: Mapping[str, Any]) -> str:
-    """Say what a sharpness means: what the strongest neighbour gets, beside its share if all got the same.
-
-    Args:
-        metrics: of a record; nothing is said where they lack it.
+    """The sharpness, and what the strongest neighbour gets, beside its share if all got the same.
 
     Example:
         >>> shares = {"clean": {"all": 0.26}, "uniform": {"all": 0.13}}
@@ -217,10 +212,7 @@ def _prediction_table(
 
 
 def _holds(record: EvaluationRecord, path: str) -> bool:
-    """Whether a column belongs in the table: every score of the record's task, and all the rest.
-
-    Only attacks with several sets of endpoints tell what they reached at each.
-    """
+    """Whether a column belongs in the table: every score of the record's task, and all the rest."""
     if path.endswith(("_random", "_chosen")):
         return look_up(record.metrics, path) is not None
     return path.split(".")[0] in record.metrics
@@ -237,19 +229,19 @@ def _with_ratio(
 
 def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
     """Recall of every class that was scored, for each model; no table where records do not hold it."""
-    held = [(record.name, record.metrics["recall"]) for record in records if record.metrics.get("recall")]
-    if not held:
+    recalls = [(record.name, record.metrics["recall"]) for record in records if record.metrics.get("recall")]
+    if not recalls:
         return []
     columns = [Column("class", "d"), Column("scored", "d")]
-    for name, _ in held:
-        whose = f"{name}, " if len(held) > 1 else ""
+    for name, _ in recalls:
+        whose = f"{name}, " if len(recalls) > 1 else ""
         columns += [Column(f"{whose}{view}", better="higher") for view in ("clean", "attacked")]
         columns.append(Column(f"{whose}missed under attack", "d", "lower"))
     rows: list[list[Cell]] = []
-    for number, count in enumerate(held[0][1]["support"]):
+    for number, count in enumerate(recalls[0][1]["support"]):
         if count:
             row: list[Cell] = [number, count]
-            for _, values in held:
+            for _, values in recalls:
                 shares = [values[view][number] for view in ("clean", "attacked")]
                 row += [*shares, round(count * (1 - shares[1]))]
             rows.append(row)
@@ -257,10 +249,8 @@ def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
 
 
 def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
-    """Explanation metrics of each model, and of attention that says nothing on the model `nulls` is of."""
-    shown_here = shown_numbers([record.metrics for record in records], "explanation")
-    possible = [quantity(entry.path) for entry in shown_here]
-    paths = [entry.path for entry in possible]
+    """Explanation metrics of each model, and of null attention on the model of `nulls`."""
+    paths = [entry.path for entry in shown_numbers([record.metrics for record in records], "explanation")]
     rows: list[list[Cell]] = [
         [record.name, *(look_up(record.metrics, path) for path in paths)] for record in records
     ]
@@ -269,8 +259,8 @@ def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRec
             name = "uniform (null)" if kind == "uniform" else "random (null)"
             rows.append([name, *(look_up(values, null_path(path)) for path in paths)])
         rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
-    shown = [i for i in range(1, len(possible) + 1) if any(row[i] is not None for row in rows)]
-    kept = [Column("model"), *(possible[i - 1].column for i in shown)]
+    shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
+    kept = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
     return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 

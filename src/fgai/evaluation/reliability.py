@@ -12,20 +12,14 @@ from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
 from fgai.tasks import task_of
 
-NOISE = 1e-4
-"""Largest difference of two equal forward passes, relative to the largest logit, that rounding explains."""
-OUTSIDE = 0.02
-"""Share of what nodes say that may lie outside a model's limits, beside twice the usual one."""
-FLAT = 5e-3
-"""Sharpness of every layer below which attention is called flat: untrained networks reach as much."""
-WEAK = 5e-2
-"""Likewise, below which two seeds were seen to rank neighbours no more alike than chance."""
-TIED = 0.1
-"""Share of the nodes whose top-k is cut within rounding, above which the ranking is called tied."""
+NOISE = 1e-4  # difference of two equal passes, relative to the largest logit, that rounding explains
+OUTSIDE = 0.02  # share of values that may lie outside a model's limits, beside twice the usual share
+FLAT = 5e-3  # sharpness below which attention is flat: untrained networks reach as much
+WEAK = 5e-2  # sharpness below which two seeds rank neighbours no more alike than chance
+TIED = 0.1  # share of the nodes whose top-k is cut within rounding, above which the ranking is tied
 
 
 def _warn(code: str, message: str) -> None:
-    """Give a reliability warning."""
     errors.warn(ReliabilityWarning(code, message))
 
 
@@ -36,12 +30,7 @@ def entries(notes: list[Warning]) -> list[dict[str, str]]:
 
 
 def check_split(graph: Graph, targets: str) -> None:
-    """Warn if there is no split (`no-split`), or if test nodes are not kept apart (`split-overlap`).
-
-    Args:
-        graph: with or without masks.
-        targets: the part that is scored.
-    """
+    """Warn if there is no split (`no-split`), or if test nodes are not kept apart (`split-overlap`)."""
     task = task_of(graph)
     if not task.has_part(graph, targets):
         _warn(
@@ -58,42 +47,28 @@ def check_split(graph: Graph, targets: str) -> None:
 
 
 def check_outputs(logits: Tensor, again: Tensor) -> None:
-    """Warn if two forward passes differ, or if the outputs are not logits.
-
-    Args:
-        logits: [N, C] of the first forward.
-        again: [N, C] of a second one on the same graph.
-    """
-    size = logits.abs().max().clamp(min=1e-30)
-    difference, sums = (logits - again).abs().max() / size, logits.sum(1)
-    near_one = (sums - 1).abs().max()
-    normalised = torch.logsumexp(logits, 1).abs().max()
-    lowest, highest = logits.min(), logits.max()
-    found = torch.stack([difference, near_one, normalised, lowest, highest]).double().tolist()
-    if not found[0] <= NOISE:
+    """Warn if the outputs [N, C] of two equal forward passes differ, or are not logits."""
+    noise = (logits - again).abs().max() / logits.abs().max().clamp(min=1e-30)
+    from_one = (logits.sum(1) - 1).abs().max()
+    from_zero = torch.logsumexp(logits, 1).abs().max()
+    if not float(noise) <= NOISE:
         _warn(
             "not-deterministic",
-            f"two forward passes in eval mode differ by {found[0]:.2g} of the largest logit;"
+            f"two forward passes in eval mode differ by {noise:.2g} of the largest logit;"
             " every difference below mixes this with the attack",
         )
-    if found[1] <= 1e-3 and found[3] >= 0:
+    if float(from_one) <= 1e-3 and float(logits.min()) >= 0:
         _warn("probabilities", "the model returns probabilities where logits are expected: gradients vanish")
-    elif found[2] <= 1e-3 and found[4] <= 1e-6:
+    elif float(from_zero) <= 1e-3 and float(logits.max()) <= 1e-6:
         _warn(
             "log-probabilities",
             "the model returns log-probabilities: g_tvd on logits and g_tvd_rel measure those",
         )
 
 
-def check_range(clipped: int, seen: int, usual: float) -> None:
-    """Warn if much more lies outside a model's limits than on the graph they come from (`out-of-range`).
-
-    Args:
-        clipped: numbers that nodes of the clean graph say and that are clipped or softened.
-        seen: numbers they say.
-        usual: share that was on the graph the limits were measured on.
-    """
-    share = clipped / seen if seen else 0.0
+def check_range(clipped: int, total: int, usual: float) -> None:
+    """Warn if limits clip more values than on the graph they were measured on (`out-of-range`)."""
+    share = clipped / total if total else 0.0
     if share > 2 * usual + OUTSIDE:
         _warn(
             "out-of-range",
@@ -103,13 +78,7 @@ def check_range(clipped: int, seen: int, usual: float) -> None:
 
 
 def check_score(score: float, chance: float, name: str = "f1") -> None:
-    """Warn if the clean score is no better than always naming one class, or guessing (`chance-level`).
-
-    Args:
-        score: the task's headline on the clean graph.
-        chance: what it is without looking, see `fgai.metrics.chance_score`; NaN where nothing is known.
-        name: of the score: `f1`, `balanced_accuracy`, `accuracy` or `roc_auc`.
-    """
+    """Warn if the clean score is no better than chance, see `fgai.metrics.chance_score` (`chance-level`)."""
     if chance != chance or score > chance:
         return
     label = {"f1": "F1", "roc_auc": "ROC-AUC"}.get(name, name.replace("_", " "))
@@ -118,10 +87,10 @@ def check_score(score: float, chance: float, name: str = "f1") -> None:
 
 
 def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> None:
-    """Warn if attention is flat in every layer (`flat-attention`, `weak-attention`) or means nothing.
+    """Warn if attention is flat in every layer (`flat-attention`, `weak-attention`) or cannot be ranked.
 
-    It means nothing where no node has more than `k` neighbours (`no-ranked-nodes`), and little where rounding
-    cuts the top-k of many nodes (`tied-ranking`).
+    It cannot where no node has more than `k` neighbours (`no-ranked-nodes`), or where rounding cuts the top-k
+    of many nodes (`tied-ranking`).
 
     Args:
         sharpness: of each layer, NaN where undefined.
@@ -165,21 +134,10 @@ def _in_words(sharpness: list[float], attention: AttentionMap) -> str:
 
 
 def check_reach(result: AttackResult, targets: Tensor, before: Tensor, after: Tensor) -> None:
-    """Warn if the budget reaches every attacked node, or changes every prediction.
-
-    Args:
-        result: of the attack.
-        targets: [T] the nodes that could be joined.
-        before: [R] predicted classes of what was attacked, on the clean graph.
-        after: [R] predicted classes on the attacked graph.
-    """
-    ends = result.change.endpoints
-    if ends is not None and torch.unique(ends).numel() >= targets.numel():
-        _warn(
-            "budget-hits-all", f"every one of the {targets.numel()} attacked nodes got an injected neighbour"
-        )
+    """Warn if the budget reaches every one of the targets [T], or changes every predicted class [R]."""
+    ends, count = result.change.endpoints, targets.numel()
+    if ends is not None and torch.unique(ends).numel() >= count:
+        _warn("budget-hits-all", f"every one of the {count} attacked nodes got an injected neighbour")
     if not bool((before == after).any()):
-        _warn(
-            "all-predictions-changed",
-            "no attacked node kept its prediction: the budget cannot tell models apart",
-        )
+        message = "no attacked node kept its prediction: the budget cannot tell models apart"
+        _warn("all-predictions-changed", message)

@@ -34,23 +34,12 @@ from fgai.records import Meter, pack_array, plain
 from fgai.tasks import check_logits, task_of
 from fgai.typed import typed
 
-_HEADLINE_RULE = "cover"
-"""Endpoints at which explanations are compared."""
+_HEADLINE_RULE = "cover"  # endpoints at which explanations are compared
 _RANDOM = "random"
 
 
 class _Run:
-    """One evaluation in progress.
-
-    Args:
-        model: evaluated.
-        original: the graph as given, on the model's device, as the task views it for these targets.
-        graph: the same, prepared for the model.
-        k: size of a node's explanation.
-        seed: of the attacks.
-        targets: which nodes, links or graphs are attacked and scored.
-        on_step: called with a few words before each long step of an attack.
-    """
+    """One evaluation; `original` is the graph as the task views it, `graph` is prepared for the model."""
 
     def __init__(
         self,
@@ -62,9 +51,8 @@ class _Run:
         targets: str,
         on_step: Callable[[str], None] | None = None,
     ) -> None:
-        self.on_step = on_step
         self.model, self.original, self.graph = model, original, graph
-        self.k, self.seed, self.targets = k, seed, targets
+        self.k, self.seed, self.targets, self.on_step = k, seed, targets, on_step
         self.task = task_of(graph)
         self.headline = self.task.headline_for(graph)
         self.results: dict[str, AttackResult] = {}
@@ -79,7 +67,6 @@ class _Run:
         per_node: bool,
         meter: Meter,
     ) -> dict[str, Any]:
-        """Attack and measure everything asked for."""
         attack = self._make(threat, "prediction")
         self.rows = self.task.rows(self.graph, self.targets)
         self.vanilla_model = None if vanilla is self.model else vanilla
@@ -100,10 +87,9 @@ class _Run:
         if nulls:
             out["null"] = {kind: _null_row(views.with_null(kind, self.seed)) for kind in metrics.NULLS}
             meter.lap("null rows")
-        results = {name: self.results.get(name, result) for name in attacked}
         return {
             "metrics": out,
-            "ledgers": {name: _ledger(result) for name, result in results.items()},
+            "ledgers": {name: _ledger(self.results.get(name, result)) for name in attacked},
             "per_node": _node_arrays(views) if per_node else {},
             "budget": plain(attack.budget.to_dict()),
         }
@@ -131,10 +117,8 @@ class _Run:
 
     def _vanilla(self, vanilla: nn.Module | None) -> AttentionMap | None:
         """Attention of the vanilla model on the clean graph, if there is one with as many layers."""
-        if vanilla is None:
-            return None
-        if vanilla is self.model:
-            return self.clean.attention
+        if vanilla is None or vanilla is self.model:
+            return None if vanilla is None else self.clean.attention
         theirs = observe(vanilla, prepared(vanilla, self.original)).averaged()
         attention = theirs.attention.to(self.graph.device)
         if len(attention) == len(self.clean.attention):
@@ -160,13 +144,9 @@ class _Run:
             for rule in SHARED_RULES
             if (change := result.by_rule.get(rule)) is not None
         }
-        first = next(iter(by_rule.values()), worst)
-        return Attacked(
-            worst=worst,
-            compared=by_rule.get(_HEADLINE_RULE, first),
-            by_rule=by_rule,
-            damage=by_endpoints(result.ledger),
-        )
+        compared = by_rule.get(_HEADLINE_RULE, next(iter(by_rule.values()), worst))
+        damage = by_endpoints(result.ledger)
+        return Attacked(worst=worst, compared=compared, by_rule=by_rule, damage=damage)
 
     def _view(self, attacked: Graph, changed: Tensor | None = None) -> View:
         output = observe(self.model, attacked).averaged()
@@ -175,8 +155,8 @@ class _Run:
 
     def _views(self, attacked: dict[str, Attacked], curves: bool) -> Views:
         observations = {"clean": self.clean}
-        for name, found in attacked.items():
-            observations["attacked" if name == "prediction" else f"attacked_{name}"] = found.worst.output
+        for name, result in attacked.items():
+            observations["attacked" if name == "prediction" else f"attacked_{name}"] = result.worst.output
         return Views(
             graph=self.original,
             observations=observations,
@@ -212,7 +192,7 @@ class _Run:
 
 
 def _null_row(views: Views) -> dict[str, Any]:
-    """Every metric with a null row, of attention that explains nothing."""
+    """Every metric with a null row, of uniform or random attention."""
     row: dict[str, Any] = {}
     for null, place in {spec.null: spec.place for spec in metrics.METRICS.values()}.items():
         if null is not None:
@@ -252,12 +232,9 @@ def logits_again(model: nn.Module, graph: Graph) -> Tensor:
 
 @typed
 def by_endpoints(ledger: Ledger) -> dict[str, float]:
-    """Return the most damage done by rule, and at `chosen` endpoints; nothing if there was one set only.
+    """Return the most damage by endpoint rule and at `chosen` endpoints; nothing if there was one set only.
 
-    Noise has random endpoints.
-
-    Args:
-        ledger: of an ensemble; other attacks name no members.
+    Noise has random endpoints; only ensembles name the members in their ledger.
 
     Example:
         >>> rows = [{"member": "sign", "endpoints": "random"}, {"member": "sign", "endpoints": "cover"}]
@@ -279,12 +256,9 @@ def _ledger(result: AttackResult) -> dict[str, Any]:
 
 
 def _node_arrays(views: Views) -> dict[str, Any]:
-    """Pack per-node values for a record.
+    """Pack per-node values for a record, [N] or [L, N], NaN where undefined.
 
-    Names: `degree`, `scored`, `label`, `predicted_clean`, `predicted_attacked`, `correct_clean`,
-    `correct_attacked`, `tvd` (probabilities), all [N]; `touched`, `sharpness`, `sharpness_attacked` and
-    `overlap_*`, all [L, N], NaN where undefined. For links and graphs, predictions have one entry per link or
-    graph instead, and `item_` before their names.
+    For links and graphs, predictions have one entry per link or graph, and `item_` before their names.
     """
     graph, task = views.graph, task_of(views.graph)
     first = views.attacks["prediction"]
@@ -303,16 +277,16 @@ def _node_arrays(views: Views) -> dict[str, Any]:
         predicted["correct_clean"] = (before.argmax(1) == labels, np.bool_)
         predicted["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
     prefix = "" if task.row_per_node else "item_"
-    clean_sharp, attacked_sharp = (
+    sharp = [
         torch.stack([metrics.sharpness_per_node(getattr(p, side), p.rowptr) for p in pairs])
         for side in ("before", "after")
-    )
+    ]
     values: dict[str, tuple[Tensor, type]] = {
         "degree": (graph.adjacency.degree, np.int32),
         **{f"{prefix}{name}": value for name, value in predicted.items()},
         "touched": (torch.stack(list(first.compared.compared.touched or ())), np.bool_),
-        "sharpness": (clean_sharp, np.float32),
-        "sharpness_attacked": (attacked_sharp, np.float32),
+        "sharpness": (sharp[0], np.float32),
+        "sharpness_attacked": (sharp[1], np.float32),
     }
     for name, kept in views.by_attack(lambda view: view.compared.kept).items():
         values[f"overlap_{name}"] = (kept, np.float32)

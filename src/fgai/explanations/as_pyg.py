@@ -175,7 +175,6 @@ def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module
 
 
 def _as_pyg(model: nn.Module, *, split_heads: bool = False) -> nn.Module:
-    """Return a model as PyG calls models, made of PyG's own layers if possible."""
     if _has_pyg_layers(model):
         return GATConvs(model, split_heads=split_heads)
     return AsPyG(model) if isinstance(model, AttentionModel) else duplicate(model).eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -66,8 +67,8 @@ class _RandomScores(EdgeExplainer):
 class _AttentionScores(EdgeExplainer):
     """The model's attention, reduced as `FaithfulAttention` or, with `paths`, `PropagatedAttention` does."""
 
-    def __init__(self, model: nn.Module, heads: str, *, paths: bool = False) -> None:
-        super().__init__(model)
+    def __init__(self, order: _Order, heads: str, *, paths: bool = False) -> None:
+        super().__init__(order.model)
         self.heads, self.paths = heads, paths
 
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
@@ -190,8 +191,6 @@ def _running(explainer: _SearchedScores) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Known:
-    """An explainer by name."""
-
     title: str
     make: Callable[[_Order], EdgeExplainer]
     epochs: int = 0  # of its search by default; 0 if it does not search
@@ -199,19 +198,12 @@ class _Known:
     needs: str = ""  # an optional package
 
     def check(self) -> None:
-        """Raise `MissingExtraError` unless the package it needs is installed."""
         if self.needs:
             extra(self.needs)
 
 
-def _attention(heads: str, **options: Any) -> Callable[[_Order], EdgeExplainer]:
-    return lambda order: _AttentionScores(order.model, heads, **options)
-
-
-def _searched(
-    algorithm: Callable[[int, int], ExplainerAlgorithm], **options: Any
-) -> Callable[[_Order], EdgeExplainer]:
-    return lambda order: _SearchedScores(order, algorithm, **options)
+def _searched(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_SearchedScores]:
+    return partial(_SearchedScores, make=make, **options)
 
 
 EDGE_EXPLAINERS: dict[str, _Known] = {
@@ -232,9 +224,11 @@ EDGE_EXPLAINERS: dict[str, _Known] = {
         needs="captum",
     ),
     "pyg-attention": _Known("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": _Known("attention along paths", _attention("mean", paths=True)),
-    "attention-mean": _Known("attention, mean", _attention("mean")),
-    "attention-log": _Known("attention, log", _attention("log")),
+    "propagated-attention": _Known(
+        "attention along paths", partial(_AttentionScores, heads="mean", paths=True)
+    ),
+    "attention-mean": _Known("attention, mean", partial(_AttentionScores, heads="mean")),
+    "attention-log": _Known("attention, log", partial(_AttentionScores, heads="log")),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 

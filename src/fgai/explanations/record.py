@@ -23,7 +23,6 @@ _LEAST = 4  # columns below which bars are left out
 
 
 def _show(values: dict[str, Any], console: Console) -> None:
-    """Print an explanation: the prediction, the neighbours as bars, the attack, the certificates."""
     node, rest = _heading(values)
     console.print(f"[bold]{escape(node)}[/]{escape(rest)}", highlight=False)
     if values["neighbours"]:
@@ -94,7 +93,6 @@ def _drawn(values: dict[str, Any], longest: int) -> RichTable:
 
 
 def _attack_sentences(values: dict[str, Any]) -> list[str]:
-    """What the attack did to the prediction and the neighbours."""
     attacked = values["attacked"]
     if not attacked:
         return []
@@ -116,7 +114,6 @@ def _attack_sentences(values: dict[str, Any]) -> list[str]:
 
 
 def _certified_sentences(values: dict[str, Any]) -> list[str]:
-    """What is proved about the node, layer by layer."""
     certified = values["certified"]
     if not certified:
         return []
@@ -147,7 +144,6 @@ def _radii(layer: dict[str, Any], values: dict[str, Any]) -> str:
 
 
 def _injection_words(proof: dict[str, Any]) -> list[str]:
-    """Say what is proved against injected nodes, a sentence each."""
     condition = f", {proof['condition']}" if proof.get("condition") else ""
     order = f"injected nodes cannot reorder its neighbours{condition}"
     lines = [f"{name}: {order}" for name in proof.get("invariant", ())]

@@ -41,11 +41,6 @@ class _Fields:
         self.source, self.destination = adjacency.source[kept], adjacency.destination[kept]
         self.keys, self.x, self.hops = adjacency.keys[kept], graph.features.to_dense(), hops
 
-    @property
-    def edge_index(self) -> Tensor:
-        """[2, E] of the whole graph, without self-loops."""
-        return torch.stack([self.source, self.destination])
-
     def edges(self, node: int) -> Tensor:
         """Bool [E]: the edges of the field, into nodes at most `hops - 1` steps away."""
         reached = torch.zeros(self.x.shape[0], dtype=torch.bool, device=self.x.device)
@@ -65,7 +60,8 @@ class _Fields:
 
     def whole(self, node: int) -> _Field:
         """The whole graph, for models in which more than messages joins nodes."""
-        return _Field(self.x, self.edge_index, self.keys, self.edges(node), node)
+        edge_index = torch.stack([self.source, self.destination])
+        return _Field(self.x, edge_index, self.keys, self.edges(node), node)
 
 
 @typed

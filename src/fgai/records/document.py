@@ -1,4 +1,4 @@
-"""`Document`: what all records share, a schema and whole files; `TabledDocument`: those that print."""
+"""`Document`, the base of all records: schema and files; `TabledDocument`: those that print."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What all records share: a schema, and files that are whole or not there."""
+    """Base of all records: a schema, and files written in one step."""
 
     SCHEMA: ClassVar[int] = 1
     KIND: ClassVar[str] = "document"
@@ -33,12 +33,11 @@ class Document:
         """Inverse of `to_dict`.
 
         Raises:
-            CheckpointError: another kind of record, a newer schema, or fields that are missing, unknown or
-                not what `layout` says.
+            CheckpointError: another kind of record, a newer schema, or fields that do not fit `layout`.
         """
-        if not isinstance(values, Mapping) or values.get("kind") != cls.KIND:
-            found = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
-            raise CheckpointError(f"expected a record of kind {cls.KIND!r}, got {found!r}")
+        kind = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
+        if not isinstance(values, Mapping) or kind != cls.KIND:
+            raise CheckpointError(f"expected a record of kind {cls.KIND!r}, got {kind!r}")
         schema = values.get("schema")
         if type(schema) is not int or schema < 1:
             raise CheckpointError(f"the record's schema version is damaged: {schema!r}")
@@ -47,17 +46,17 @@ class Document:
                 f"the record was written by a newer fgai (schema {schema}; this one reads up to"
                 f" {cls.SCHEMA}); update fgai"
             )
-        given = {key: value for key, value in values.items() if key not in ("kind", "schema")}
+        body = {key: value for key, value in values.items() if key not in ("kind", "schema")}
         fields = [f.name for f in dataclasses.fields(cls)]
         # All are written, empty ones too; records of before have no provenance.
         required = [name for name in fields if name != "provenance"]
-        check_items(given, cls.layout(), "the record", required=required)
-        check_arrays(given)
-        return cls._build({key: value for key, value in given.items() if key in fields})
+        check_items(body, cls.layout(), "the record", required=required)
+        check_arrays(body)
+        return cls._build({key: value for key, value in body.items() if key in fields})
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
-        """Return what a file of this kind holds: names, and annotations of their plain values."""
+        """Return the names in a file of this kind, and the types of their plain values."""
         hints = get_type_hints(cls)
         return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 
@@ -74,9 +73,8 @@ class Document:
 
     def save(self, path: Path | str) -> Path:
         """Write the record as JSON with a checksum, in one step; a crash leaves the old file as it was."""
-        path = Path(path)
-        write_atomic(path, self._text(add_checksum(self.to_dict())))
-        return path
+        write_atomic(Path(path), self._text(add_checksum(self.to_dict())))
+        return Path(path)
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
@@ -103,10 +101,10 @@ class TabledDocument(Document, Tabled):
 
 @typed
 def read_json(path: Path) -> Any:
-    """Return what a file of JSON holds, without its checksum; one that has none is read as it is.
+    """Return the values of a JSON file without its checksum, if it has one.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or not what its checksum says.
+        CheckpointError: the file is missing, damaged, or does not match its checksum.
     """
     try:
         return take_checksum(parse_json(regular(path).read_text(encoding="utf-8")))

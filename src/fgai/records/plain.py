@@ -16,12 +16,8 @@ from fgai.errors import CheckpointError, InputError
 from fgai.files import check, inflate, most_bytes
 from fgai.typed import typed
 
-WIDTH = 200
-"""Longest text, in characters, of a mapping or a list of lists that stands on one line of a record."""
-
-
-DTYPES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")
-"""Types an array in a record may have."""
+WIDTH = 200  # longest text of a mapping or a list of lists on one line of a record
+DTYPES = ("|b1", "|i1", "|u1", "<i2", "<i4", "<i8", "<f4", "<f8")  # of packed arrays
 
 
 class PackedArray(TypedDict):
@@ -48,10 +44,9 @@ def plain(value: Any) -> Any:
 
 @typed
 def to_text(values: Any, *, sort_keys: bool = False) -> str:
-    """Return plain values as JSON that is small and still compares line by line.
+    """Return plain values as JSON that is small and can be compared line by line.
 
-    A list of scalars stands on one line, however long, and so does whatever fits into `WIDTH` characters;
-    all else has one key or one item to a line.
+    Lists of scalars, and whatever fits into `WIDTH` characters, take one line; the rest one line per item.
 
     Example:
         >>> print(to_text({"name": "x" * 90, "curve": [1.0, 0.5], "about": {"k": "y" * 80}}))
@@ -71,17 +66,15 @@ def _text(value: Any, depth: int, sort_keys: bool) -> str:
     )
     if not nested or len(line) <= WIDTH:
         return line
-    inner = " " * (depth + 1)
     if isinstance(value, Mapping):
-        items = sorted(value.items()) if sort_keys else list(value.items())
+        brackets, items = "{}", sorted(value.items()) if sort_keys else list(value.items())
         rows = [
             f"{json.dumps(key, ensure_ascii=False)}: {_text(v, depth + 1, sort_keys)}" for key, v in items
         ]
     else:
-        rows = [_text(item, depth + 1, sort_keys) for item in value]
-    opened, closed = ("{", "}") if isinstance(value, Mapping) else ("[", "]")
-    body = ",\n".join(f"{inner}{row}" for row in rows)
-    return f"{opened}\n{body}\n{' ' * depth}{closed}"
+        brackets, rows = "[]", [_text(item, depth + 1, sort_keys) for item in value]
+    body = ",\n".join(f"{' ' * (depth + 1)}{row}" for row in rows)
+    return f"{brackets[0]}\n{body}\n{' ' * depth}{brackets[1]}"
 
 
 @typed
@@ -97,7 +90,7 @@ def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
     """Inverse of `pack_array`.
 
     Raises:
-        CheckpointError: it is damaged, or no packed array.
+        CheckpointError: it is damaged or not a packed array.
     """
     check(packed, PackedArray, "a packed array")
     size = _size(packed)
@@ -109,11 +102,7 @@ def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def check_arrays(values: Any) -> None:
-    """Raise if the packed arrays in nested values would need more memory than their text explains.
-
-    Raises:
-        CheckpointError: they would, or one is no packed array; nothing has been unpacked yet.
-    """
+    """Raise `CheckpointError` if packed arrays claim more memory than their text explains."""
     held = needed = 0
     left = [values]
     while left:
@@ -130,7 +119,7 @@ def check_arrays(values: Any) -> None:
 
 
 def _size(packed: Mapping[str, Any]) -> int:
-    """Bytes of a packed array, as it says itself."""
+    """Bytes that a packed array claims to have."""
     if packed["dtype"] not in DTYPES or any(length < 0 for length in packed["shape"]):
         raise CheckpointError(f"a packed array has type {packed['dtype']!r} and shape {packed['shape']}")
     return int(math.prod(packed["shape"]) * np.dtype(packed["dtype"]).itemsize)
@@ -139,9 +128,9 @@ def _size(packed: Mapping[str, Any]) -> int:
 @typed
 def look_up(values: Mapping[str, Any], path: str) -> Any:
     """Return a nested value by its dotted path, or None."""
-    found: Any = values
+    value: Any = values
     for part in path.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             return None
-        found = found[part]
-    return found
+        value = value[part]
+    return value

@@ -28,13 +28,12 @@ except ImportError:  # not on Windows
 def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = None) -> dict[str, Any]:
     """Return what identifies a result: hashes of weights, data and code, date, command and seed.
 
-    The date differs between two runs that agree in everything else, so comparisons of records leave the
-    block out.
+    Comparisons of records leave this block out, since the date differs between equal runs.
 
     Args:
         model: whose weights are hashed.
         data: fingerprint of the graph.
-        command: the function that was called; a command line in its place, see `fgai.version.stating`.
+        command: the function that was called, unless `fgai.version.stating` names a command line.
         seed: of random numbers, where any were drawn.
     """
     return {
@@ -51,9 +50,7 @@ def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = 
 
 @typed
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's `state_dict`: names, types, shapes and values, on any device.
-
-    Entries that are no tensors do not enter.
+    """Return the SHA-256 of the tensors in a model's `state_dict`: names, types, shapes and values.
 
     Example:
         >>> from torch import nn
@@ -77,7 +74,7 @@ def code_hash() -> str:
 
 @typed
 def provenance_line(block: Mapping[str, Any]) -> str:
-    """Return a block as one line of text; nothing for an empty one."""
+    """Return a provenance block as one line of text."""
     names = {"note": "", "weights": "weights ", "data": "data ", "code": "code ", "version": "fgai "}
     names |= {"date": "", "seed": "seed ", "command": "made by "}
     return "; ".join(f"{word}{block[name]}" for name, word in names.items() if block.get(name) is not None)
@@ -85,13 +82,10 @@ def provenance_line(block: Mapping[str, Any]) -> str:
 
 @typed
 class Meter:
-    """Counts wall-clock seconds by part, and peak memory.
+    """Counts wall-clock seconds by part, and peak memory of the work on a device.
 
-    On CUDA, memory is the peak of allocated bytes since the meter was made (the device's peak statistics are
-    reset); on the CPU it is the largest size the process ever had, which earlier work may have set.
-
-    Args:
-        device: where the work runs.
+    On CUDA, memory is the peak of allocated bytes since construction, which resets the device's statistics;
+    on the CPU it is the largest size the process ever had.
 
     Example:
         >>> meter = Meter(torch.device("cpu"))
@@ -120,10 +114,8 @@ class Meter:
     def peak_memory(self) -> dict[str, Any]:
         """Return peak bytes and how they were counted."""
         if self._device.type == "cuda":
-            return {
-                "bytes": torch.cuda.max_memory_allocated(self._device),
-                "counted": "allocated on the device",
-            }
+            peak = torch.cuda.max_memory_allocated(self._device)
+            return {"bytes": peak, "counted": "allocated on the device"}
         if resource is None:
             return {"bytes": None, "counted": "unknown on this system"}
         unit = 1 if sys.platform == "darwin" else 1024

@@ -6,9 +6,9 @@ import csv
 import html
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 Cell = str | float | int | None
 
 MISSING = "–"
-_PROSE = 40
-"""Characters from which on a column holds sentences, which are aligned at the left."""
+_PROSE = 40  # columns with longer texts are aligned left
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 """Which direction is better, as headings show it."""
 _LATEX = {
@@ -51,13 +50,7 @@ _LATEX = {
 @typed
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, how numbers print, and which direction is better.
-
-    Attributes:
-        title: heading.
-        form: format of numbers, e.g. `.3f` or `.2e`; text cells ignore it.
-        better: `higher`, `lower` or nothing.
-    """
+    """One column: title, format of numbers, and which direction is better (`higher`, `lower` or nothing)."""
 
     title: str
     form: str = ".3f"
@@ -78,13 +71,7 @@ class Column:
 @typed
 @dataclass(frozen=True)
 class Table:
-    """Columns, rows and notes.
-
-    Attributes:
-        title: printed above.
-        columns: headings and formats.
-        rows: one list of cells each.
-        notes: printed below: parameters, warnings.
+    """Columns, rows of cells, a title printed above and notes printed below.
 
     Example:
         >>> table = Table("Scores", (Column("model"), Column("F1", ".2f", "higher")), [["GAT", 0.925]])
@@ -121,15 +108,15 @@ class Table:
         return sum(width + 3 for width in self._longest_words()) + 1
 
     def show(self, console: Console | None = None) -> None:
-        """Print in a terminal: turned on its side, wrapped or as a list where it is too wide as it is."""
+        """Print in a terminal: transposed, wrapped or as a list where it is too wide."""
         console = console or Console()
-        ways, most = (self, self.transposed()), console.width
-        whole = [way for way in ways if way.width() <= most]
-        wrapped = sorted((way for way in ways if way.narrowest() <= most), key=Table.width)
-        for way in (whole or wrapped)[:1]:
-            console.print(way._drawn())
+        tables, most = (self, self.transposed()), console.width
+        fitting = [table for table in tables if table.width() <= most]
+        wrapped = sorted((table for table in tables if table.narrowest() <= most), key=Table.width)
+        for table in (fitting or wrapped)[:1]:
+            console.print(table._drawn())
         if not wrapped:
-            console.print(max(ways, key=lambda way: len(way.rows))._listed())
+            console.print(max(tables, key=lambda table: len(table.rows))._listed())
         for note in self.notes:
             console.print(note, style="dim", markup=False, highlight=False)
 
@@ -143,21 +130,16 @@ class Table:
         ]
 
     def _drawn(self) -> RichTable:
-        """The table with its lines; no word is broken."""
         out = RichTable(title=escape(self.title), title_justify="left")
         for index, (column, least) in enumerate(zip(self.columns, self._longest_words(), strict=True)):
-            out.add_column(
-                escape(column.heading),
-                justify="left" if index == 0 else "right",
-                overflow="fold",
-                min_width=least,
-            )
+            side: Literal["left", "right"] = "left" if index == 0 else "right"
+            out.add_column(escape(column.heading), justify=side, overflow="fold", min_width=least)
         for row in self.texts():
             out.add_row(*map(escape, row))
         return out
 
     def _listed(self) -> Text:
-        """Row by row, each value in a line of its own under the row's name."""
+        """Row by row, each value on a line under the row's name."""
         headings = [column.heading for column in self.columns[1:]]
         room = max(map(len, headings), default=0)
         lines = [Text(self.title, style="italic")]
@@ -170,13 +152,13 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return a Markdown table, notes below it."""
-        lines = [_line([column.heading for column in self.columns], _plain), "|" + "---|" * len(self.columns)]
-        lines += [_line(row, _plain) for row in self.texts()]
+        lines = [_line([column.heading for column in self.columns]), "|" + "---|" * len(self.columns)]
+        lines += [_line(row) for row in self.texts()]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
 
     def to_html(self) -> str:
         """Return an HTML table, notes below it; every text is escaped."""
-        left = [place == 0 or max(map(len, cells)) > _PROSE for place, cells in enumerate(self._cells())]
+        left = [index == 0 or max(map(len, cells)) > _PROSE for index, cells in enumerate(self._cells())]
         head = _html_row([column.heading for column in self.columns], left, "th")
         body = "".join(_html_row(row, left, "td") for row in self.texts())
         notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in self.notes)
@@ -185,15 +167,10 @@ class Table:
         return f'<div class="fgai-table" style="overflow-x:auto">{table}{notes}</div>'
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return self.to_html()
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with full precision; undefined values are missing.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
+        """Return a `DataFrame` (needs pandas) with full precision; undefined values are missing."""
         return data_frame(self.rows, [column.title for column in self.columns])
 
     def to_latex(self) -> str:
@@ -207,23 +184,21 @@ class Table:
 
     def to_csv(self) -> str:
         """Return CSV with full precision; undefined values are empty."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([column.title for column in self.columns])
-        for row in self.rows:
-            writer.writerow(["" if cell is None else cell for cell in row])
-        return out.getvalue()
+        return csv_text([[column.title for column in self.columns], *self.rows])
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Return rows as CSV with full precision; None is empty."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 @typed
 def data_frame(
     values: Mapping[str, Any] | Sequence[Any], columns: Sequence[str] | None = None
 ) -> pandas.DataFrame:
-    """Return a `DataFrame`.
-
-    Args:
-        values: columns by name, or rows.
-        columns: names, where rows are given.
+    """Return a `DataFrame` of columns by name, or of rows with the names of their `columns`.
 
     Raises:
         MissingExtraError: pandas is not installed.
@@ -235,8 +210,8 @@ def data_frame(
     return pandas.DataFrame(values, columns=columns)
 
 
-def _line(cells: Sequence[str], escape: Callable[[str], str]) -> str:
-    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _html_row(texts: Sequence[str], left: Sequence[bool], tag: str) -> str:
@@ -247,16 +222,12 @@ def _html_row(texts: Sequence[str], left: Sequence[bool], tag: str) -> str:
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _plain(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 def _escape(text: str) -> str:
     return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 class Tabled(ABC):
-    """A result that is shown as tables; a class says which, everything else follows."""
+    """A result that is shown as tables; a subclass defines `tables`."""
 
     @abstractmethod
     def tables(self) -> list[Table]:
@@ -280,5 +251,4 @@ class Tabled(ABC):
         return "\n".join(table.to_html() for table in self.tables())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return self.to_html()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fgai.attacks import THREATS, AttackResult, Threat, make_attack, threat_of
 from fgai.certificates import CertificateRecord
@@ -38,11 +38,11 @@ class Report(Document):
         records: evaluation records as plain values, without their per-node arrays.
         certificates: by model: norm, radius, k, promise, and shares over radii for each layer.
         injections: by model: shares of nodes that no injected neighbour can change, threat by threat.
-        intervals: by model: what its differences from the reference may be, see `fgai.reports.parts`.
+        intervals: by model: confidence intervals of differences, see `fgai.reports.parts`.
         histories: by model: loss terms per epoch, and the epoch kept.
         distribution: per-node overlap under each attack, counted in bins.
-        subgraph: places, edges and attention of one neighbourhood, before and after the attack.
-        explorer: the nodes the page carries, see `fgai.reports.nodes`.
+        subgraph: positions, edges and attention of one neighbourhood, before and after the attack.
+        explorer: single nodes, see `fgai.reports.nodes`.
         reproduce: commands that give the same report.
         notes: what is missing or was left out, in sentences.
     """
@@ -68,16 +68,12 @@ class Report(Document):
         return [str(record.get("name", "model")) for record in self.records]
 
     def _text(self, values: dict[str, Any]) -> str:
-        """In one line."""
         return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
-
-
-Records = Comparison | EvaluationRecord | Sequence[EvaluationRecord]
 
 
 @typed
 def make_report(
-    records: Records,
+    records: Comparison | EvaluationRecord | Sequence[EvaluationRecord],
     *,
     models: Mapping[str, nn.Module] | None = None,
     data: Any = None,
@@ -91,7 +87,7 @@ def make_report(
     title: str | None = None,
     reproduce: Sequence[str] = (),
 ) -> Report:
-    """Gather what the page shows. Every part that cannot be had is left out, and the page says so.
+    """Return the document of a page; parts that are not available are left out, and the page says so.
 
     Args:
         records: a `Comparison`, or one or more evaluation records; the first is the reference. With
@@ -102,95 +98,70 @@ def make_report(
         injections: certificates against injection, by the names of the rows.
         attacks: results of the prediction attack by the names of the rows, instead of running it again.
         threat: the attack to run; the records' own by default.
-        node: the page opens with; one that tells the story by default.
-        node_names: of the nodes, by number. Any text; it is shown as it is.
-        class_names: of the classes, by number.
+        node: that the page opens with; chosen by default.
+        node_names: by number, shown as plain text.
+        class_names: by number.
         title: of the page.
         reproduce: commands that give the same report.
-
-    Returns:
-        The document; `write_report` makes the page.
 
     Raises:
         InputError: no records, models without data, or a node the graph does not have.
     """
-    given = [records] if isinstance(records, EvaluationRecord) else list(records)
-    if not given:
+    rows = [records] if isinstance(records, EvaluationRecord) else list(records)
+    if not rows:
         raise InputError("`records` must hold at least one evaluation, got none")
     if models and data is None:
         raise InputError("`data` must be given with `models`: the graph they were evaluated on")
-    reference = records.reference if isinstance(records, Comparison) else given[0].name
+    reference = records.reference if isinstance(records, Comparison) else rows[0].name
     plain_certificates = {name: record.to_dict() for name, record in (certificates or {}).items()}
-    graph = None
+    graph, seen, notes = None, list[_Seen](), list[str]()
     if data is not None:
-        targets = str(given[0].config.get("targets", "test"))
         whole = as_graph(data)
-        graph = task_of(whole).view(whole, targets).to("cpu")
-    notes: list[str] = []
-    parts = _parts_of([record.to_dict() for record in given], plain_certificates, notes, injections)
-    seen: list[_Seen] = []
+        graph = task_of(whole).view(whole, str(rows[0].config.get("targets", "test"))).to("cpu")
+        if node is not None and not 0 <= node < graph.num_nodes:
+            raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    parts = _parts_of([record.to_dict() for record in rows], plain_certificates, notes, injections)
     if models and graph is not None:
         seen = _look(parts, models, graph, attacks or {}, threat, notes)
-    return _assemble(
-        parts,
-        reference=reference,
-        histories=_histories(models or {}),
-        graph=graph,
-        seen=seen,
-        node=node,
-        node_names=node_names,
-        class_names=class_names,
-        title=title,
-        reproduce=reproduce,
-        notes=notes,
-    )
-
-
-def _assemble(
-    parts: Sequence[_Part],
-    *,
-    reference: str,
-    histories: Mapping[str, dict[str, Any]],
-    graph: Graph | None = None,
-    seen: Sequence[_Seen] = (),
-    node: int | None = None,
-    node_names: Names | None = None,
-    class_names: Sequence[str] | None = None,
-    title: str | None = None,
-    reproduce: Sequence[str] = (),
-    notes: Sequence[str] = (),
-) -> Report:
-    """Put the document together from what is there."""
-    if node is not None and graph is not None and not 0 <= node < graph.num_nodes:
-        raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
-    names = [part.name for part in parts]
-    about = parts[0].record.get("data") or {}
+    fields: dict[str, Any] = {"histories": _histories(models or {}), "reproduce": list(reproduce)}
+    if title:
+        fields["title"] = title
     explorer: dict[str, Any] | None
     if seen and graph is not None:
         explorer = _nodes_of_models(parts, graph, seen, node, node_names)
+        fields["subgraph"] = subgraph(seen, graph, explorer["nodes"]["id"][0])
     else:
         explorer = _nodes_of_records(parts, node)
     if explorer is not None:
         explorer["classes"] = None if class_names is None else [_clipped(str(name)) for name in class_names]
-    drawn = None
-    if seen and graph is not None and explorer is not None:
-        drawn = subgraph(seen, graph, explorer["nodes"]["id"][0])
+    scored = None if graph is None else graph.test_mask
+    return _assemble(parts, reference, notes, explorer, scored, **fields)
+
+
+def _assemble(
+    parts: Sequence[_Part],
+    reference: str,
+    notes: Sequence[str] = (),
+    explorer: dict[str, Any] | None = None,
+    scored: Tensor | None = None,
+    **fields: Any,
+) -> Report:
+    """Put the document together; `fields` are those that come from models alone."""
+    names = " and ".join(dict.fromkeys(part.name for part in parts))
+    distribution = [
+        {"key": key, "models": models}
+        for key in ("explanation", "prediction")
+        if (models := [entry for part in parts if (entry := part.overlaps(key)) is not None])
+    ]
     return Report(
-        title=title or f"{' and '.join(dict.fromkeys(names))} on {about.get('name', 'a graph')}",
+        **{"title": f"{names} on {(parts[0].record.get('data') or {}).get('name', 'a graph')}", **fields},
         reference=reference,
         records=[part.record for part in parts],
         certificates={part.name: part.certificate for part in parts if part.certificate is not None},
-        injections={
-            part.name: summary(part.injections, None if graph is None else graph.test_mask)
-            for part in parts
-            if part.injections
-        },
+        injections={part.name: summary(part.injections, scored) for part in parts if part.injections},
         intervals=_intervals_of(parts, reference),
-        histories=dict(histories),
-        distribution=_distribution(parts),
-        subgraph=drawn,
+        distribution={"k": parts[0].k, "attacks": distribution} if distribution else None,
         explorer=explorer,
-        reproduce=list(reproduce),
         notes=[*(note for part in parts if (note := part.note) is not None), *notes],
     )
 
@@ -203,7 +174,6 @@ def _look(
     threat: str | Threat | None,
     notes: list[str],
 ) -> list[_Seen]:
-    """Attack every model that has a row and look at it before and after."""
     out = []
     for part in parts:
         if part.name not in models:
@@ -216,19 +186,16 @@ def _look(
                 notes.append(f"The attack {name!r} is not a named threat, so it could not be run again.")
                 continue
             config = part.record.get("config") or {}
-            attack = make_attack(
-                threat or _recorded(part.record, name),
-                targets=str(config.get("targets", "test")),
-                k=int(config.get("k", 5)),
-                task=task_of(graph).name,
-            )
+            targets, k = str(config.get("targets", "test")), int(config.get("k", 5))
+            chosen = threat or _recorded(part.record, name)
+            attack = make_attack(chosen, targets=targets, k=k, task=task_of(graph).name)
             result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
         out.append(_Seen.of(part.name, model, graph, result))
     return out
 
 
 def _recorded(record: Mapping[str, Any], name: str) -> Threat:
-    """Return the threat of a record with the size and the box that were used."""
+    """The threat of a record with the size and the box that were used."""
     budget = (record.get("threat") or {}).get("budget") or {}
     box = budget.get("box") if budget.get("nodes") or budget.get("radius") else None
     nodes, edges = (budget.get(part) or None for part in ("nodes", "edges"))
@@ -240,43 +207,25 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
     out = {}
     for name, model in models.items():
         history = getattr(model, "history", None)
-        if not isinstance(history, History) or not history.terms:
-            continue
-        step = max(1, len(history.terms) // 1000)
-        terms = {
-            term: [float(f"{entry.get(term, 0.0):.5g}") for entry in history.terms[::step]]
-            for term in history.terms[0]
-        }
-        out[name] = {
-            "terms": terms,
-            "step": step,
-            "epochs": len(history.terms),
-            "best_epoch": history.best_epoch,
-            "seconds": round(history.seconds, 3),
-            "stopped": history.stopped,
-            "ending": history.ending,
-        }
+        if isinstance(history, History) and history.terms:
+            step = max(1, len(history.terms) // 1000)
+            kept = history.terms[::step]
+            out[name] = {
+                "terms": {
+                    term: [float(f"{entry.get(term, 0.0):.5g}") for entry in kept]
+                    for term in history.terms[0]
+                },
+                "step": step,
+                "epochs": len(history.terms),
+                "best_epoch": history.best_epoch,
+                "seconds": round(history.seconds, 3),
+                "stopped": history.stopped,
+                "ending": history.ending,
+            }
     return out
 
 
-def _distribution(parts: Sequence[_Part]) -> dict[str, Any] | None:
-    """Shares of the nodes in reach of each attack, by how many of their top-k it left."""
-    attacks = []
-    for key in ("explanation", "prediction"):
-        models = [entry for part in parts if (entry := part.overlaps(key)) is not None]
-        if models:
-            attacks.append({"key": key, "models": models})
-    return {"k": parts[0].k, "attacks": attacks} if attacks else None
-
-
-KINDS = ("report", "comparison", "evaluation", "certificate")
-# What each kind of document must be for its parts to be used at all.
-_TYPES: dict[str, Any] = {
-    "title": str, "reference": str, "records": list, "certificates": dict, "injections": dict,
-    "intervals": dict,
-    "histories": dict, "distribution": dict | None, "subgraph": dict | None, "explorer": dict | None,
-    "reproduce": list, "notes": list,
-}  # fmt: skip
+_KINDS: tuple[type[Document], ...] = (Report, Comparison, EvaluationRecord, CertificateRecord)
 _RECORD = EvaluationRecord.layout()
 # Layers of a newer fgai may say more.
 _PROOF = {**CertificateRecord.layout(), "layers": list[dict[str, Any]]}
@@ -288,20 +237,22 @@ def read_report(
 ) -> Report:
     """Read a report document, or build one from records.
 
-    A document with a newer schema is read as far as it is understood; a record with parts missing gives a
-    report without them. Both are said in the notes, and on the page.
+    Parts that are missing, damaged or of a newer schema are left out, which the notes and the page say.
 
     Args:
         files: one report document; or any number of comparisons, evaluations and certificates. A certificate
             belongs to the row it is given as, in a mapping, or to the row its file is named after
             (`certificate-gat.json`).
-        node: the page opens with.
+        node: that the page opens with.
 
     Raises:
         CheckpointError: a file is missing, damaged, or none of these.
         InputError: no files, or certificates only.
     """
-    named = _named(files)
+    if isinstance(files, Mapping):
+        named: list[tuple[str | None, Path]] = [(name, Path(path)) for name, path in files.items()]
+    else:
+        named = [(None, Path(path)) for path in ([files] if isinstance(files, Path | str) else files)]
     if not named:
         raise InputError("`files` must name at least one record, got none")
     notes: list[str] = []
@@ -309,9 +260,8 @@ def read_report(
     proofs: dict[str, tuple[str | None, dict[str, Any]]] = {}
     reference = ""
     for label, path in named:
-        values = _json(path)
+        values = _read(path, notes)
         kind = values["kind"]
-        _tell_schema(values, path, notes)
         if kind == "report":
             if len(named) > 1:
                 raise InputError(f"{path} is a whole report; give it alone")
@@ -322,41 +272,26 @@ def read_report(
             reference = reference or str(values.get("reference") or "")
             records += _records(values.get("records"), path, notes)
         else:
-            found = _record(values, path.name, notes)
-            records.append({**found, "name": label or found.get("name", "model")})
+            record = _record(values, path.name, notes)
+            records.append({**record, "name": label or record.get("name", "model")})
     if not records:
         raise InputError("there is no evaluation in these files; give a comparison or an evaluation record")
     owners = {
         _owner(label, Path(path), [str(r.get("name")) for r in records], notes): values
         for path, (label, values) in proofs.items()
     }
-    names = [str(record.get("name", "model")) for record in records]
     parts = _parts_of(records, owners, notes)
-    return _assemble(parts, reference=reference or names[0], histories={}, node=node, notes=notes)
+    return _assemble(parts, reference or parts[0].name, notes, _nodes_of_records(parts, node))
 
 
-def _named(
-    files: Path | str | Sequence[Path | str] | Mapping[str, Path | str],
-) -> list[tuple[str | None, Path]]:
-    if isinstance(files, Mapping):
-        return [(name, Path(path)) for name, path in files.items()]
-    listed = [files] if isinstance(files, Path | str) else files
-    return [(None, Path(path)) for path in listed]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    values = read_json(path)
+def _read(path: Path, notes: list[str]) -> dict[str, Any]:
+    """The values of a file of a known kind; notes say if its schema is not."""
+    values, schemas = read_json(path), {kind.KIND: kind.SCHEMA for kind in _KINDS}
     kind = values.get("kind") if isinstance(values, dict) else type(values).__name__
-    if kind not in KINDS:
-        raise CheckpointError(f"{path} must hold a {', '.join(KINDS[:-1])} or {KINDS[-1]}, got {kind!r}")
-    assert isinstance(values, dict)
-    return values
-
-
-def _tell_schema(values: Mapping[str, Any], path: Path, notes: list[str]) -> None:
-    kinds: tuple[type[Document], ...] = (Report, Comparison, EvaluationRecord, CertificateRecord)
-    known = next(kind.SCHEMA for kind in kinds if values["kind"] == kind.KIND)
-    schema = values.get("schema")
+    if not isinstance(values, dict) or kind not in schemas:
+        *others, last = schemas
+        raise CheckpointError(f"{path} must hold a {', '.join(others)} or {last}, got {kind!r}")
+    schema, known = values.get("schema"), schemas[kind]
     if not isinstance(schema, int):
         notes.append(f"{path.name} does not say which schema it follows: it is read as schema {known}.")
     elif schema > known:
@@ -364,6 +299,7 @@ def _tell_schema(values: Mapping[str, Any], path: Path, notes: list[str]) -> Non
             f"{path.name} was written by a newer fgai (schema {schema}; this one knows {known}): what it adds"
             " is not shown, and what it changed may be missing. Update fgai to see all of it."
         )
+    return values
 
 
 def _records(values: Any, path: Path, notes: list[str]) -> list[dict[str, Any]]:
@@ -371,7 +307,7 @@ def _records(values: Any, path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
-    """An evaluation as far as it is sound; what it lacks is noted."""
+    """The valid parts of an evaluation; notes name what it lacks."""
     missing = [name for name in _RECORD if name not in values and name not in ("warnings", "per_node")]
     if missing:
         notes.append(f"{where[0].upper()}{where[1:]} lacks {', '.join(missing)}.")
@@ -379,7 +315,7 @@ def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str
 
 
 def _sound(values: Mapping[str, Any], layout: Schema, where: str, notes: list[str]) -> dict[str, Any]:
-    """The values without the parts that are not what such a file holds, which are noted."""
+    """The values that fit the layout; notes name the others."""
     sound: dict[str, Any] = {}
     for name, value in values.items():
         try:
@@ -393,7 +329,8 @@ def _sound(values: Mapping[str, Any], layout: Schema, where: str, notes: list[st
 
 def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
     fields: dict[str, Any] = {}
-    for name, kind in _TYPES.items():
+    for name, default in vars(Report()).items():
+        kind: Any = dict | None if default is None else type(default)
         if name not in values:
             notes.append(f"{path.name} lacks {name}.")
         elif isinstance(values[name], kind):

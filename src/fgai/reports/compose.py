@@ -23,7 +23,7 @@ from fgai.reports.parts import certify_injections
 from fgai.version import stating
 
 RADIUS = 0.01
-"""The radius that certificates on the page are about."""
+"""Radius of the certificates on the page."""
 
 
 @with_gradients
@@ -45,26 +45,23 @@ def report(
     reproduce: Sequence[str] = (),
     on_step: Callable[[str], None] | None = None,
 ) -> Report:
-    """Attack, measure and certify models equally, and show it all on one page.
+    """Attack, measure and certify models equally, write one page, and return the document it is made of.
 
     Args:
         models: by name, the reference first; or one model, called by the name of its class.
         data: the `Graph` or PyG `Data` they are for.
-        path: of the page; the document it is made of lies beside it. None writes nothing.
+        path: of the page; the document is written beside it. None writes nothing.
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
         nodes: that the attack injects, instead of the threat's own number: for small graphs.
         edges: of each of them, likewise.
         k: neighbours in a node's explanation.
         seed: of the attacks.
-        node: the page opens with; one that tells the story by default.
-        node_names: of the nodes, by number. Any text; it is shown as it is.
-        class_names: of the classes, by number.
+        node: that the page opens with; chosen by default.
+        node_names: by number, shown as plain text.
+        class_names: by number.
         title: of the page.
         reproduce: commands that give the same report.
         on_step: called with a word or two before each long step.
-
-    Returns:
-        The document; `fgai.reports.write_report` makes the page of it, `fgai.reports.render` its text.
 
     Raises:
         InputError: no models, or a node the graph does not have.
@@ -82,12 +79,12 @@ def report(
     if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)
-    say = _silent if on_step is None else on_step
+    say = on_step or (lambda step: None)
     comparison, certificates = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
     say("certifying against injection")
     injections = certify_injections(models, graph, k)
     say("making the page")
-    made = make_report(
+    document = make_report(
         comparison,
         models=models,
         data=graph,
@@ -101,8 +98,8 @@ def report(
         reproduce=reproduce,
     )
     if page is not None:
-        write_report(made, page)
-    return made
+        write_report(document, page)
+    return document
 
 
 def measure(
@@ -114,8 +111,8 @@ def measure(
     seed: int = 0,
     on_step: Callable[[str], None] | None = None,
 ) -> tuple[Comparison, dict[str, CertificateRecord]]:
-    """Return what the page tells of models: the comparison, and certificates against the first of them."""
-    say = _silent if on_step is None else on_step
+    """Return the comparison of models, and certificates with the first of them as the vanilla model."""
+    say = on_step or (lambda step: None)
     say("comparing")
     comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)
     say("certifying")
@@ -125,7 +122,3 @@ def measure(
         for name, model in models.items()
     }
     return comparison, certificates
-
-
-def _silent(step: str) -> None:
-    """Nobody asked."""

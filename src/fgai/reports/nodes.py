@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fgai.explanations.node import Names, name_of
 from fgai.graph import Graph
-from fgai.reports.figures.layout import Places, _between, _spring, _surroundings
+from fgai.reports.figures.layout import _between, _spring, _surroundings
 from fgai.reports.parts import _of_nodes, _over_layers, _Part
 from fgai.reports.views import (
     MOST_NEIGHBOURS,
@@ -27,12 +27,10 @@ from fgai.reports.views import (
 )
 
 LONGEST = 80
-ANY = -1
-"""Stands for a radius without end."""
+ANY = -1  # an unlimited radius
 
 
 def _facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
-    """Number, name, class and degree of each node."""
     index = np.asarray(nodes, dtype=np.int64)
     loops = (graph.adjacency.source == graph.adjacency.destination).cpu().numpy()
     degree = graph.adjacency.degree.cpu().numpy().copy()
@@ -46,7 +44,6 @@ def _facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str,
 
 
 def _clipped(text: str) -> str:
-    """A name of bearable length."""
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
@@ -54,28 +51,22 @@ def _neighbourhoods(seen: Sequence[_Seen], nodes: Sequence[int], k: int) -> dict
     """Neighbours of each node and the attention each model pays them, before and after.
 
     Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
-    added up. Neighbours are ordered by the first model's clean attention.
-
-    Returns:
-        `neighbours` [n][d], `rest` [n] (how many are not listed), and per model `before`, `after` [n][d] in
-        units (None where the edge is not there), `rest_before` and `rest_after` [n].
+    added up. Returns `neighbours` [n][d], `rest` [n], and per model `before`, `after` [n][d] in units,
+    `rest_before` and `rest_after` [n].
     """
-    out: dict[str, Any] = {"neighbours": [], "rest": [], "models": []}
-    models: list[dict[str, list[Any]]] = [
-        {"before": [], "after": [], "rest_before": [], "rest_after": []} for _ in seen
-    ]
+    keys = ("before", "after", "rest_before", "rest_after")
+    models: list[dict[str, list[Any]]] = [{key: [] for key in keys} for _ in seen]
+    out: dict[str, Any] = {"neighbours": [], "rest": [], "models": models}
     for node in nodes:
-        rows = [[_row(view, node) for view in (one.clean, one.attacked)] for one in seen]
+        rows = [[view.weights(node) for view in (one.clean, one.attacked)] for one in seen]
         strongest: dict[int, float] = {}
         kept: set[int] = set()
         for row in (row for pair in rows for row in pair):
             for neighbour, weight in row.items():
                 strongest[neighbour] = max(weight, strongest.get(neighbour, 0.0))
             kept |= set(sorted(row, key=lambda n: (-row[n], n))[:k])
-        for neighbour in sorted(strongest, key=lambda n: (-strongest[n], n)):
-            if len(kept) >= MOST_NEIGHBOURS:
-                break
-            kept.add(neighbour)
+        others = sorted(strongest.keys() - kept, key=lambda n: (-strongest[n], n))
+        kept |= set(others[: max(0, MOST_NEIGHBOURS - len(kept))])
         first = rows[0][0]
         listed = sorted(kept, key=lambda n: (-first.get(n, -1.0), n))
         out["neighbours"].append(listed)
@@ -84,13 +75,7 @@ def _neighbourhoods(seen: Sequence[_Seen], nodes: Sequence[int], k: int) -> dict
             for name, row in zip(("before", "after"), pair, strict=True):
                 entry[name].append([_coded(row.get(n)) for n in listed])
                 entry[f"rest_{name}"].append(_coded(sum(w for n, w in row.items() if n not in kept)))
-    out["models"] = models
     return out
-
-
-def _row(view: _View, node: int) -> dict[int, float]:
-    sources, weights = view.row(node)
-    return dict(zip(sources.tolist(), weights.tolist(), strict=True))
 
 
 def _predictions(seen: _Seen, nodes: Sequence[int]) -> dict[str, Any]:
@@ -104,10 +89,10 @@ def _predictions(seen: _Seen, nodes: Sequence[int]) -> dict[str, Any]:
 
 
 def _recorded(arrays: Mapping[str, NDArray[Any]], nodes: Sequence[int]) -> dict[str, Any]:
-    """What a record's per-node arrays say of each node, where they are there.
+    """Values of each node in a record's per-node arrays, as far as there are any.
 
-    `kept` and `kept_explanation` are percentages of the top-k kept under the two attacks, mean over layers;
-    `reach` is whether the attack can have moved the node's attention at all.
+    `kept` and `kept_explanation` are percentages of the top-k kept, mean over layers; `reach` is whether the
+    attack can have moved the node's attention.
     """
     index = np.asarray(nodes, dtype=np.int64)
     out: dict[str, Any] = {}
@@ -116,89 +101,66 @@ def _recorded(arrays: Mapping[str, NDArray[Any]], nodes: Sequence[int]) -> dict[
             out[ours] = arrays[theirs][index].tolist()
     for ours, theirs in (("kept", "overlap_prediction"), ("kept_explanation", "overlap_explanation")):
         if theirs in arrays:
-            out[ours] = [_percent(value) for value in _over_layers(arrays[theirs][:, index]).tolist()]
+            shares = _over_layers(arrays[theirs][:, index]).tolist()
+            out[ours] = [round(100 * share) if math.isfinite(share) else None for share in shares]
     if "touched" in arrays:
         out["reach"] = arrays["touched"][:, index].any(0).astype(int).tolist()
     return out
 
 
-def _percent(value: float) -> int | None:
-    return round(100 * value) if math.isfinite(value) else None
-
-
 def radii(layers: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> list[dict[str, Any]]:
-    """Certified radii of each node, layer by layer: None unknown, `ANY` without end.
+    """Certified radii of each node, layer by layer: None if unknown, `ANY` if unlimited."""
 
-    Args:
-        layers: unpacked per-node arrays of a certificate, with `name` and `class_status`.
-        nodes: which.
-    """
-    index = np.asarray(nodes, dtype=np.int64)
+    def rounded(values: NDArray[Any] | None) -> list[float | None] | None:
+        if values is None:
+            return None
+        taken = values[np.asarray(nodes, dtype=np.int64)].tolist()
+        return [None if math.isnan(v) else ANY if math.isinf(v) else float(f"{v:.3g}") for v in taken]
+
     out = []
     for layer in layers:
-        costs, kind = layer.get("costs"), layer.get("class_radius")
-        topk = None
+        costs = layer.get("costs")
         if costs is not None:
-            first = costs[:, 0] if costs.shape[1] else np.full(costs.shape[0], np.inf)
-            topk = [_radius(value) for value in first[index].tolist()]
-        out.append(
-            {
-                "name": str(layer.get("name", "")),
-                "topk": topk,
-                "class": None if kind is None else [_radius(value) for value in kind[index].tolist()],
-                "class_status": str(layer.get("class_status", "unknown")),
-            }
-        )
+            costs = costs[:, 0] if costs.shape[1] else np.full(costs.shape[0], np.inf)
+        words = {"name": str(layer.get("name", "")), "topk": rounded(costs)}
+        words |= {"class": rounded(layer.get("class_radius"))}
+        out.append({**words, "class_status": str(layer.get("class_status", "unknown"))})
     return out
 
 
-def _radius(value: float) -> float | None:
-    if math.isnan(value):
-        return None
-    return ANY if math.isinf(value) else float(f"{value:.3g}")
+SIZE = 36  # original nodes shown
+NEW = 6  # injected nodes shown
 
 
-SIZE = 36
-NEW = 6
-
-
-def subgraph(seen: Sequence[_Seen], graph: Graph, node: int, *, size: int = SIZE) -> dict[str, Any]:
+def subgraph(seen: Sequence[_Seen], graph: Graph, node: int) -> dict[str, Any]:
     """Lay out the surroundings of a node and give every edge its attention in every view.
 
     An edge shows the stronger of its two directions; self-loops are left out.
 
-    Args:
-        seen: the models.
-        graph: the clean one.
-        node: in the middle.
-        size: original nodes shown.
-
     Returns:
         `centre`, `nodes` (numbers, injected ones last), `x`, `y`, `edges` (pairs of positions) and per model
-        `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (bool
-        per node; of the class before the attack where no truth is known), all in the order of `nodes`.
+        `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (per
+        node; against the class before the attack where no truth is known).
     """
-    members = _surroundings(graph, node, size)
+    members = _surroundings(graph, node, SIZE)
     new = _new_nodes(seen, members, graph.num_nodes)
     shown = [*members, *new]
     index = {n: i for i, n in enumerate(shown)}
     views = [_weights(view, shown, index) for one in seen for view in (one.clean, one.attacked)]
     edges = sorted({pair for view in views for pair in view})
     known = [pair for pair in edges if max(pair) < len(members)]
-    places = _filled(_spring(len(members), np.array(known, dtype=np.int64).reshape(-1, 2)))
-    ends = [[a for a, b in edges if b == len(members) + i] for i in range(len(new))]
-    anchors = [[a for a in near if a < len(members)] for near in ends]
+    places = _spring(len(members), np.array(known, dtype=np.int64).reshape(-1, 2))
+    low, high = places.min(0), places.max(0)  # panels are wider than high: stretch each axis to [-1, 1]
+    places = np.asarray((places - (low + high) / 2) / np.maximum((high - low) / 2, 1e-9))
     if new:
+        count = len(members)
+        anchors = [[a for a, b in edges if b == count + i and a < count] for i in range(len(new))]
         places = np.concatenate([places, _between(places, anchors)])
     models = []
     for one, before, after in zip(seen, views[::2], views[1::2], strict=True):
-        models.append(
-            {
-                "before": [_coded(before.get(pair)) for pair in edges],
-                "after": [_coded(after.get(pair)) for pair in edges],
-                **_wrong(one, graph, members),
-            }
-        )
+        coded = {"before": [_coded(before.get(pair)) for pair in edges]}
+        coded["after"] = [_coded(after.get(pair)) for pair in edges]
+        models.append({**coded, **_wrong(one, graph, members)})
     return {
         "centre": node,
         "nodes": shown,
@@ -209,44 +171,35 @@ def subgraph(seen: Sequence[_Seen], graph: Graph, node: int, *, size: int = SIZE
     }
 
 
-def _filled(places: Places) -> Places:
-    """Stretch each axis to [-1, 1]: panels are wider than high."""
-    low, high = places.min(0), places.max(0)
-    return np.asarray((places - (low + high) / 2) / np.maximum((high - low) / 2, 1e-9))
-
-
 def _new_nodes(seen: Sequence[_Seen], members: list[int], original: int) -> list[int]:
-    """The injected nodes joined to most of the members."""
     inside, reach = set(members), dict[int, int]()
     for one in seen:
-        if one.new is not None:
-            for spot, ends in enumerate(one.new.tolist()):
-                joined = len(inside & set(ends))
-                if joined:
-                    reach[original + spot] = max(joined, reach.get(original + spot, 0))
-    return sorted(sorted(reach), key=lambda n: -reach[n])[:NEW]
+        for number, ends in enumerate([] if one.new is None else one.new.tolist(), start=original):
+            if joined := len(inside & set(ends)):
+                reach[number] = max(joined, reach.get(number, 0))
+    return sorted(reach, key=lambda n: (-reach[n], n))[:NEW]
 
 
 def _weights(view: _View, shown: list[int], index: dict[int, int]) -> dict[tuple[int, int], float]:
     """Attention of the edges among the shown nodes, by pair of positions."""
-    found: dict[tuple[int, int], float] = {}
+    out: dict[tuple[int, int], float] = {}
     for node in shown:
         if node + 1 >= view.rowptr.size:
             continue
         sources, weights = view.row(node)
         for source, weight in zip(sources.tolist(), weights.tolist(), strict=True):
             if source in index and source != node:
-                pair = (min(index[source], index[node]), max(index[source], index[node]))
-                found[pair] = max(weight, found.get(pair, 0.0))
-    return found
+                low, high = sorted((index[source], index[node]))
+                out[low, high] = max(weight, out.get((low, high), 0.0))
+    return out
 
 
 def _wrong(one: _Seen, graph: Graph, members: list[int]) -> dict[str, list[int]]:
-    truth = one.clean.predicted if graph.y is None else graph.y.cpu().numpy()
-    known = np.array([truth[n] >= 0 for n in members])
-    before = np.array([one.clean.predicted[n] != truth[n] for n in members]) & known
-    after = np.array([one.attacked.predicted[n] != truth[n] for n in members]) & known
-    return {"wrong": before.astype(int).tolist(), "wrong_after": after.astype(int).tolist()}
+    truth = (one.clean.predicted if graph.y is None else graph.y.cpu().numpy())[members]
+    pairs = (("wrong", one.clean), ("wrong_after", one.attacked))
+    return {
+        name: ((view.predicted[members] != truth) & (truth >= 0)).astype(int).tolist() for name, view in pairs
+    }
 
 
 def _nodes_of_models(
@@ -256,22 +209,14 @@ def _nodes_of_models(
     node: int | None,
     node_names: Names | None,
 ) -> dict[str, Any]:
-    """The nodes the page carries, with their neighbourhoods; the one it opens with comes first.
-
-    Args:
-        parts: records and certificates.
-        graph: the clean one.
-        seen: the models before and after the attack.
-        node: to open with; None picks one.
-        node_names: by number, or None.
-    """
+    """The nodes the page carries, with their neighbourhoods; the one it opens with comes first."""
     k = parts[0].k
     degree = graph.adjacency.degree.numpy()
     label = None if graph.y is None else graph.y.numpy()
     mask = graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
     centre = _telling_node(seen, degree, label, scored, k) if node is None else node
-    close = [int(n) for n in subgraph(seen, graph, centre)["nodes"] if n < graph.num_nodes]
+    close = _surroundings(graph, centre, SIZE)
     priorities: list[tuple[str, list[int]]] = [
         ("around the one drawn above", [centre, *close]),
         ("that the attack changed directly", _attacked_nodes(seen)),
@@ -284,19 +229,21 @@ def _nodes_of_models(
     models = []
     for spot, one in enumerate(seen):
         part = next(p for p in parts if p.name == one.name)
-        changed = np.isin(choice.nodes, one.changed).astype(int).tolist() if one.changed.size else None
         models.append(
             {
                 "name": one.name,
                 **_recorded(part.arrays, choice.nodes),
                 **_predictions(one, choice.nodes),
                 **around["models"][spot],
-                "changed": changed,
+                "changed": np.isin(choice.nodes, one.changed).astype(int).tolist()
+                if one.changed.size
+                else None,
                 "radii": radii(part.layers, choice.nodes) if part.layers else None,
                 "injections": _of_nodes(part.injections, choice.nodes),
             }
         )
     listed = {n for row in around["neighbours"] for n in row if n < graph.num_nodes}
+    mentioned = _facts(graph, sorted(listed | set(close)), node_names)
     return {
         "k": k,
         "unit": UNIT,
@@ -309,24 +256,21 @@ def _nodes_of_models(
             "truth": _truth(graph, choice.nodes, around["neighbours"]),
             "joined": [int(n in joined) for n in choice.nodes],
         },
-        "around": _around(graph, sorted(listed | set(close)), node_names),
+        "around": {key: mentioned[key] for key in ("id", "name", "label")},
         "models": models,
     }
 
 
 def _nodes_of_records(parts: Sequence[_Part], node: int | None) -> dict[str, Any] | None:
-    """What can be said of single nodes without models: predictions and overlaps, no neighbours.
-
-    None where the records carry no per-node values.
-    """
+    """Predictions and overlaps of single nodes without models; None without per-node values."""
     k = parts[0].k
-    told = [part for part in parts if "degree" in part.arrays]
-    if not told:
+    parts = [part for part in parts if "degree" in part.arrays]
+    if not parts:
         return None
-    first = told[0].arrays
+    first = parts[0].arrays
     degree = first["degree"].astype(np.int64)
     priorities: list[tuple[str, list[int]]] = [("asked for", [] if node is None else [node])]
-    priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in told]
+    priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in parts]
     choice = _choose(degree.size, priorities, np.zeros_like(degree))
     index = np.asarray(choice.nodes)
     return {
@@ -346,18 +290,9 @@ def _nodes_of_records(parts: Sequence[_Part], node: int | None) -> dict[str, Any
                 **_recorded(part.arrays, choice.nodes),
                 "radii": radii(part.layers, choice.nodes) if part.layers else None,
             }
-            for part in told
+            for part in parts
         ],
-    }
-
-
-def _around(graph: Graph, nodes: list[int], names: Names | None) -> dict[str, Any]:
-    """Names and classes of all nodes the page mentions, by number."""
-    known = _facts(graph, nodes, names)
-    return {
-        "id": nodes,
-        "name": known["name"],
-        "label": known["label"],
+        "classes": None,
     }
 
 

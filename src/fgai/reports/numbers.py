@@ -11,8 +11,6 @@ from fgai.records import look_up
 from fgai.tasks import TASKS, Task
 
 Record = Mapping[str, Any]
-
-
 _GROUPS = {
     "prediction": "Predictions",
     "explanation": "Explanations",
@@ -21,7 +19,7 @@ _GROUPS = {
 
 
 def _numbers_of(records: Sequence[Record]) -> dict[str, list[Shown]]:
-    """The rows of the table of all numbers by group: every number that its metric has plain words for."""
+    """Every number that its metric has words for, by group."""
     rows: dict[str, list[Shown]] = {group: [] for group in _GROUPS.values()}
     for entry in shown_numbers([record.get("metrics") or {} for record in records]):
         spec = metric_at(entry.path)
@@ -31,7 +29,6 @@ def _numbers_of(records: Sequence[Record]) -> dict[str, list[Shown]]:
 
 
 def _best_value(shown: Shown) -> str:
-    """Which value of a number is best, in words."""
     return "closest to clean is best" if shown.like else f"{quantity(shown.path).direction} is better"
 
 
@@ -62,29 +59,27 @@ SCORES = {
     "balanced_accuracy": "balanced accuracy",
 }
 """Headings of scores by their names in records."""
-SHARES = ("f1", "accuracy")
-"""Scores that are shares of what is classified right."""
+SHARES = ("f1", "accuracy")  # scores that are shares of what is classified right
 
 
 def _task_in(record: Record) -> Task:
-    """The task of a record; that of nodes where it does not say, or says one that is not registered."""
+    """The task of a record; nodes if it names none that is registered."""
     return TASKS.get((record.get("config") or {}).get("task", ""), TASKS["node"])
 
 
 def _score_of(record: Record) -> str:
-    """The name of a record's headline score: that it names, the task's own, or what there is; else `f1`."""
+    """Name of a record's headline score: its own, the task's, any that is there, or `f1`."""
     metrics, own = record.get("metrics") or {}, str((record.get("config") or {}).get("headline"))
     return next((name for name in (own, _task_in(record).headline, *SCORES) if name in metrics), "f1")
 
 
 def _heading_of(record: Record) -> str:
-    """The headline score as a heading."""
     name = _score_of(record)
     return SCORES.get(name, name)
 
 
 def _score_phrase(record: Record) -> str:
-    """What the headline score says of what was tested, in words: `tested nodes classified right`."""
+    """The headline score in words, e.g. `tested nodes classified right`."""
     rows = _task_in(record).rows_are
     if _score_of(record) in SHARES:
         return f"tested {rows} classified right"
@@ -92,22 +87,19 @@ def _score_phrase(record: Record) -> str:
 
 
 def _share_phrase(record: Record) -> str:
-    """The same behind a percentage: `of the tested nodes classified right`."""
+    """The same after a percentage, e.g. `of the tested nodes classified right`."""
     return f"of the {_score_phrase(record)}" if _score_of(record) in SHARES else _score_phrase(record)
 
 
 def _score(record: Record, when: str) -> float | None:
-    """The headline score, `clean` or `attacked`."""
     return _number(record, f"{_score_of(record)}.{when}")
 
 
 def _of_null(record: Record, kind: str, path: str) -> float | None:
-    """The same number for attention that says nothing."""
     return _number(record, f"null.{kind}.{null_path(path)}")
 
 
 def _percent(value: float | None, digits: int = 0) -> str:
-    """A share in percent."""
     return "–" if value is None else f"{100 * value:.{digits}f}\u00a0%"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,51 +29,51 @@ from fgai.reports.numbers import (
     _score_phrase,
     _signed,
 )
-from fgai.reports.words import RULE, _kind_of, _size_of, attack_words, changes_in, headline, meaning, missing
+from fgai.reports.words import (
+    RULE,
+    _kind_of,
+    _pair,
+    _size_of,
+    attack_words,
+    changes_in,
+    headline,
+    meaning,
+    missing,
+    proved_share,
+)
 from fgai.typed import typed
 
 
 def _esc(value: object) -> str:
-    """Text as HTML shows it, never as markup."""
+    """Text escaped for HTML."""
     return html.escape(str(value), quote=True)
 
 
 def header(report: Report) -> str:
-    """What this is, whether it helped, and what the attack was."""
+    """The title, the headline, its numbers, the data, the attack, and the provenance of each model."""
     lead = "".join(f"<p>{_esc(line)}</p>" for line in meaning(report))
     data: Mapping[str, Any] = report.records[0].get("data") or {}
-    sizes = [
-        f"{data[name]:,} {name}"
-        for name in ("nodes", "edges", "features", "classes")
-        if isinstance(data.get(name), int)
-    ]
+    names = ("nodes", "edges", "features", "classes")
+    sizes = [f"{data[name]:,} {name}" for name in names if isinstance(data.get(name), int)]
     about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
+    facts = {"Data": about, "Attack": attack_words(report.records[0])}
+    lines = [(f"{name}.", text) for name, text in facts.items()]
+    for name, record in zip(report.names, report.records, strict=True):
+        block = record.get("provenance")
+        if isinstance(block, Mapping) and (line := provenance_line(block)):
+            lines.append((f"{name}.", line))
+    listed = (f'<p class="facts"><strong>{_esc(name)}</strong> {_esc(text)}</p>' for name, text in lines)
     return (
-        f'<p class="kicker">{_esc(report.title)}</p>'
-        f"<h1>{_esc(headline(report))}</h1>"
-        f'<div class="lead">{lead}</div>'
-        f'<p class="facts"><strong>Data.</strong> {_esc(about)}</p>'
-        f'<p class="facts"><strong>Attack.</strong> {_esc(attack_words(report.records[0]))}</p>'
-        f"{''.join(map(_evidence, report.records))}"
+        f'<p class="kicker">{_esc(report.title)}</p><h1>{_esc(headline(report))}</h1>'
+        f'<div class="lead">{lead}</div>{"".join(listed)}'
     )
 
 
-def _evidence(record: Record) -> str:
-    """Weights, data, code, date, command and seed of one model in a line; nothing in records of before."""
-    block = record.get("provenance")
-    line = provenance_line(block) if isinstance(block, Mapping) else ""
-    name = f"{record.get('name', 'model')}."
-    return f'<p class="facts"><strong>{_esc(name)}</strong> {_esc(line)}</p>' if line else ""
-
-
 def _missing_box(report: Report) -> str:
-    """What the page cannot show, folded away unless something is odd."""
-    lines = missing(report)
-    if not lines:
-        return ""
-    listed = "".join(f"<li>{_esc(line)}</li>" for line in lines)
+    """What the page cannot show, folded unless something is odd."""
+    listed = "".join(f"<li>{_esc(line)}</li>" for line in missing(report))
     opened = " open" if report.notes else ""
-    return (
+    return listed and (
         f'<details class="notice" id="missing"{opened}><summary>What this page cannot show</summary>'
         f"<ul>{listed}</ul></details>"
     )
@@ -80,20 +81,20 @@ def _missing_box(report: Report) -> str:
 
 def _warnings_box(records: Sequence[Record]) -> str:
     """Reliability warnings, once each, with the models they concern."""
-    found: dict[str, list[str]] = {}
+    models: dict[str, list[str]] = {}
     for record in records:
         for entry in record.get("warnings") or []:
             message = str(entry.get("message", "")) if isinstance(entry, Mapping) else str(entry)
-            found.setdefault(message, []).append(str(record.get("name")))
-    if not found:
-        return ""
-    listed = "".join(f"<li>{_esc(', '.join(who))}: {_esc(what)}</li>" for what, who in found.items())
-    return f'<div class="notice"><p><strong>Read these numbers with care.</strong></p><ul>{listed}</ul></div>'
+            models.setdefault(message, []).append(str(record.get("name")))
+    listed = "".join(f"<li>{_esc(', '.join(who))}: {_esc(what)}</li>" for what, who in models.items())
+    return listed and (
+        f'<div class="notice"><p><strong>Read these numbers with care.</strong></p><ul>{listed}</ul></div>'
+    )
 
 
 def _all_numbers(report: Report) -> str:
-    """Every number as a table: metrics down, models across, attention that says nothing beside them."""
-    reference = next((r for r in report.records if r.get("name") == report.reference), report.records[0])
+    """Every number as a table: metrics down, models and null attention across."""
+    reference, _ = _pair(report.records, report.reference)
     nulls = [kind for kind in NULLS if isinstance((reference.get("metrics") or {}).get("null"), Mapping)]
     head = "".join(f'<th scope="col">{_esc(name)}</th>' for name in report.names)
     head += "".join(f'<th scope="col" class="null">{_esc(kind)}</th>' for kind in (*nulls, "chance"))
@@ -145,9 +146,11 @@ def _all_numbers(report: Report) -> str:
 def configuration(report: Report) -> str:
     """The exact settings, and how to get the same numbers again."""
     first = report.records[0]
+    threat = first.get("threat") or {}
+    budget = threat.get("budget")
     blocks = [
         _listing("Data", first.get("data")),
-        _listing("Attack", {"name": (first.get("threat") or {}).get("name"), **_budget(first)}),
+        _listing("Attack", {"name": threat.get("name"), **(budget if isinstance(budget, Mapping) else {})}),
         _listing("Evaluation", {**(first.get("config") or {}), "seed": first.get("seed")}),
         _listing("Versions", {**(first.get("version") or {}), "device": first.get("device")}),
     ]
@@ -156,13 +159,14 @@ def configuration(report: Report) -> str:
         settings = {"class": model.get("class"), **(model.get("config") or {})}
         settings["parameters"] = model.get("parameters")
         history = report.histories.get(str(record.get("name"))) or {}
-        settings |= _training(history)
-        seconds = history.get("seconds")
-        if isinstance(seconds, int | float):
-            settings["training seconds"] = f"{seconds:.1f}"
-        spent = (record.get("seconds") or {}).get("total")
-        if isinstance(spent, int | float):
-            settings["evaluation seconds"] = f"{spent:.1f}"
+        best, spent = history.get("best_epoch"), (record.get("seconds") or {}).get("total")
+        settings |= {
+            "training epochs": history.get("epochs"),
+            "training kept epoch": best + 1 if isinstance(best, int) else None,  # from 1, as the charts count
+            "training ended": history.get("ending", history["stopped"]) if "stopped" in history else None,
+            "training seconds": _seconds(history.get("seconds")),
+            "evaluation seconds": _seconds(spent),
+        }
         blocks.append(_listing(f"Model: {record.get('name')}", settings))
     commands = "\n".join(report.reproduce) or _snippet(report)
     return (
@@ -172,7 +176,6 @@ def configuration(report: Report) -> str:
 
 
 def _snippet(report: Report) -> str:
-    """Python that evaluates the same models in the same way."""
     first = report.records[0]
     config: Mapping[str, Any] = first.get("config") or {}
     name = (first.get("data") or {}).get("name", "planted")
@@ -187,21 +190,8 @@ def _snippet(report: Report) -> str:
     )
 
 
-def _training(history: Mapping[str, Any]) -> dict[str, Any]:
-    """What a training came to; the kept epoch counted from 1, as the charts do."""
-    found: dict[str, Any] = {}
-    if "epochs" in history:
-        found["training epochs"] = history["epochs"]
-    if isinstance(history.get("best_epoch"), int):
-        found["training kept epoch"] = history["best_epoch"] + 1
-    if "stopped" in history:
-        found["training ended"] = history.get("ending", history["stopped"])
-    return found
-
-
-def _budget(record: Record) -> dict[str, Any]:
-    budget = (record.get("threat") or {}).get("budget")
-    return dict(budget) if isinstance(budget, Mapping) else {}
+def _seconds(value: Any) -> str | None:
+    return f"{value:.1f}" if isinstance(value, int | float) else None
 
 
 def _listing(title: str, values: Any) -> str:
@@ -220,8 +210,7 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-LIMIT = 9_500_000
-"""Bytes a page has at most; nodes are dropped from the explorer until it fits."""
+LIMIT = 9_500_000  # bytes of a page; nodes are dropped from the explorer until it fits
 FEWEST = 50
 SCRIPTS = ("base", "charts", "network", "explorer", "node", "main")
 
@@ -234,7 +223,7 @@ def write_report(
     document: bool = True,
     **options: Any,
 ) -> Path:
-    """Write the page, and the document it is made of beside it (`.json`), so that it can be made again.
+    """Write the page, and the document it is made of beside it (`.json`); return the path of the page.
 
     Args:
         report: a document, or records to make one from.
@@ -242,21 +231,17 @@ def write_report(
         document: also write the document beside it.
         **options: of `make_report`, e.g. `models`, `data`, `certificates`.
 
-    Returns:
-        The path of the page.
-
     Raises:
         MissingExtraError: plotly is not installed.
         InputError: nothing to show, or options beside a document.
-        FgaiError: the folder cannot be written to.
 
     Example:
         >>> import fgai
         >>> from fgai.reports import write_report
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
-        >>> found = fgai.evaluate(model, data, "random", name="GAT", per_node=True, curves=False)
-        >>> write_report(found, "report.html", models={"GAT": model}, data=data).name
+        >>> record = fgai.evaluate(model, data, "random", name="GAT", per_node=True, curves=False)
+        >>> write_report(record, "report.html", models={"GAT": model}, data=data).name
         'report.html'
     """
     library, path = _plotly(), checked_page(path)
@@ -272,11 +257,7 @@ def write_report(
 
 
 def checked_page(path: Path | str) -> Path:
-    """Return where a page is written: `.html` is added where it is missing.
-
-    Raises:
-        MissingExtraError: plotly is not installed.
-    """
+    """Return the path of a page, with `.html` added where it is missing; raise if plotly is not installed."""
     _plotly()
     path = Path(path)
     return path if path.suffix.lower() in (".html", ".htm") else path.with_name(f"{path.name}.html")
@@ -301,36 +282,39 @@ def render(report: Report, library: str | None = None) -> str:
     room = LIMIT - len(script.encode())
     data = _embedded(values)
     while len(data.encode()) > room and (values.get("explorer") or {}).get("nodes", {}).get("id"):
-        count = len(values["explorer"]["nodes"]["id"])
-        if count <= FEWEST:
-            values["explorer"] = None
-        else:
-            values["explorer"] = _trimmed(values["explorer"], max(FEWEST, count // 2))
+        explorer = values["explorer"]
+        count = len(explorer["nodes"]["id"])
+        values["explorer"] = None if count <= FEWEST else _trimmed(explorer, max(FEWEST, count // 2))
         data = _embedded(values)
+    promises = (str(proof["promise"]) for proof in report.certificates.values() if proof.get("promise"))
     parts = {
         "title": _esc(report.title),
-        "style": _asset("style.css"),
+        "style": asset("style.css"),
         "header": header(report),
         "missing": _missing_box(report),
         "warnings": _warnings_box(report.records),
         "cards": cards(report),
         "rule": f'<p class="caption">{_esc(RULE)}</p>' if len(report.records) > 1 else "",
         "words": _esc((values.get("explorer") or {}).get("words", "")),
-        "promise": _esc(_promise(report)),
+        "promise": _esc(next(promises, "")),
         "numbers": _all_numbers(report),
         "configuration": configuration(report),
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
-        "script": "\n".join(_asset(f"{name}.js") for name in SCRIPTS),
+        "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
         "version": _esc((report.records[0].get("version") or {}).get("fgai", "")),
     }
-    page = _asset("page.html")
-    pieces = page.split("{{")
-    out = [pieces[0]]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition("}}")
-        out += [parts[name.strip()], rest]
-    return "".join(out)
+    return fill(asset("page.html"), parts)
+
+
+def fill(template: str, parts: Mapping[str, str]) -> str:
+    """Return a page with every `{{name}}` of the template replaced by its part."""
+    return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1].strip()], template)
+
+
+def asset(name: str, package: str = "fgai.reports") -> str:
+    """Return a file of a package's assets as text."""
+    return (files(package) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _embedded(values: Any) -> str:
@@ -359,24 +343,12 @@ def _trimmed(explorer: dict[str, Any], count: int) -> dict[str, Any]:
     return out
 
 
-def _promise(report: Report) -> str:
-    for proof in report.certificates.values():
-        if proof.get("promise"):
-            return str(proof["promise"])
-    return ""
-
-
-def _asset(name: str) -> str:
-    return (files("fgai.reports") / "assets" / name).read_text(encoding="utf-8")
-
-
 def _plotly() -> str:
-    """The script of plotly.js from the installed package."""
     return str(extra("plotly.offline").get_plotlyjs())
 
 
 class _Bar(NamedTuple):
-    """One model on a card: how long the bar is, where its tick stands (both 0 to 1), and the number."""
+    """One model on a card; `length` and `tick` are positions from 0 to 1."""
 
     name: str
     length: float | None
@@ -384,11 +356,8 @@ class _Bar(NamedTuple):
     tick: float | None = None
 
 
-class Card(NamedTuple):
-    """One question with an answer per model, and what chance would answer.
-
-    `key` names the measures whose change is marked.
-    """
+class _Card(NamedTuple):
+    """One question with a bar per model; `key` names the measures whose change is marked."""
 
     key: str
     title: str
@@ -399,157 +368,131 @@ class Card(NamedTuple):
 
 def cards(report: Report) -> str:
     """All cards that have an answer, as HTML."""
-    made = (
-        _predictions(report), _explanations(report), _output_shift(report), _same(report), _decides(report),
-        _proved(report), _injected(report),
-    )  # fmt: skip
-    found = changes_in(report)
+    makers = (_predictions, _explanations, _output_shift, _same, _decides, _proved, _injected)
+    changes = changes_in(report)
     shown = "".join(
-        _html(card, report.names, [_kind_of(found, key) for key in card.key.split()])
-        for card in made
-        if any(b.length is not None for b in card.bars)
+        _html(card, report.names, [_kind_of(changes, key) for key in card.key.split()])
+        for card in (make(report) for make in makers)
+        if any(bar.length is not None for bar in card.bars)
     )
     return f'<div class="cards">{shown}</div>'
 
 
-def _predictions(report: Report) -> Card:
-    bars = []
-    for record, name in zip(report.records, report.names, strict=True):
+def _of_k(share: float | None, k: int) -> str:
+    return "–" if share is None else f"{k * share:.1f} of {k}"
+
+
+def _predictions(report: Report) -> _Card:
+    first, bars = report.records[0], []
+    for name, record in zip(report.names, report.records, strict=True):
         before, after = _score(record, "clean"), _score(record, "attacked")
         bars.append(_Bar(name, after, f"{_percent(before)} → {_percent(after)}", before))
-    said = _score_phrase(report.records[0])
-    return Card(
-        "attacked",
-        "Predictions that survive",
-        f"{said[0].upper()}{said[1:]}: before the attack (tick) and after it (bar).",
-        bars,
-        _chance(_number(report.records[0], f"{_score_of(report.records[0])}.chance"), _percent),
-    )
+    phrase, level = _score_phrase(first), _number(first, f"{_score_of(first)}.chance")
+    about = f"{phrase[0].upper()}{phrase[1:]}: before the attack (tick) and after it (bar)."
+    chance = "" if level is None else f"chance: {_percent(level)}"
+    return _Card("attacked", "Predictions that survive", about, bars, chance)
 
 
-def _explanations(report: Report) -> Card:
-    k = _size_of(report.records[0])
-    bars = []
-    for record, name in zip(report.records, report.names, strict=True):
+def _explanations(report: Report) -> _Card:
+    k, bars = _size_of(report.records[0]), []
+    for name, record in zip(report.names, report.records, strict=True):
         kept, aimed = (_number(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation"))
         shown = [f"{k * share:.1f}" for share in (kept, aimed) if share is not None]
         value = f"{' and '.join(shown)} of {k}" if shown else "–"
         bars.append(_Bar(name, kept if aimed is None else aimed, value, kept))
-    return Card(
-        "kept aimed",
-        "Explanations that survive",
+    about = (
         f"Of the {k} neighbours a node attends to most, how many stay: when the attack aims at predictions"
-        " (tick), and when it aims at the explanation itself (bar). Nodes in its reach.",
-        bars,
-        _chance(
-            _number(report.records[0], "overlap_touched.chance.all"), lambda share: f"{k * share:.1f} of {k}"
-        ),
+        " (tick), and when it aims at the explanation itself (bar). Nodes in its reach."
     )
+    level = _number(report.records[0], "overlap_touched.chance.all")
+    chance = "" if level is None else f"chance: {_of_k(level, k)}"
+    return _Card("kept aimed", "Explanations that survive", about, bars, chance)
 
 
-def _output_shift(report: Report) -> Card:
+def _output_shift(report: Report) -> _Card:
     values = [_number(record, "g_tvd.rel") for record in report.records]
-    most = max(1.0, *(v for v in values if v is not None), 1.0)
-    return Card(
-        "moved",
-        "How far outputs move",
+    most = max([1.0, *(v for v in values if v is not None)])
+    tick = 1 / most if most > 1 else None
+    about = (
         "Change of the outputs under attack, in units of their own spread: at 1"
-        f" ({'tick' if most > 1 else 'a full bar'}) they move as far as classes differ. Shorter is better.",
-        [
-            _Bar(
-                name,
-                None if v is None else v / most,
-                _signed(v, "#.2g").rstrip("."),
-                1 / most if most > 1 else None,
-            )
-            for name, v in zip(report.names, values, strict=True)
-        ],
+        f" ({'tick' if most > 1 else 'a full bar'}) they move as far as classes differ. Shorter is better."
     )
-
-
-def _same(report: Report) -> Card:
-    k = _size_of(report.records[0])
-    bars = []
-    for record, name in zip(report.records, report.names, strict=True):
-        if name == report.reference:
-            continue
-        shared = _number(record, "similarity.overlap.all")
-        bars.append(_Bar(name, shared, "–" if shared is None else f"{k * shared:.1f} of {k}"))
-    return Card(
-        "same",
-        f"Same reasons as {report.reference}",
-        f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
-        f" {k} strongest here, without any attack.",
-        bars,
-        _chance(_number(report.records[0], "overlap.chance.all"), lambda share: f"{k * share:.1f} of {k}"),
-    )
-
-
-def _decides(report: Report) -> Card:
-    pairs = [
-        [_number(record, f"f_slope.node.{when}.gap") for when in ("clean", "attacked")]
-        for record in report.records
+    bars = [
+        _Bar(name, None if v is None else v / most, _signed(v, "#.2g").rstrip("."), tick)
+        for name, v in zip(report.names, values, strict=True)
     ]
-    most = max(1.0, *(v for p in pairs for v in p if v is not None), 1.0)
-    bars = []
-    for name, (before, after) in zip(report.names, pairs, strict=True):
-        length, tick = (None if v is None else max(0.0, v) / most for v in (after, before))
-        value = f"{_signed(before, '.2f')} → {_signed(after, '.2f')}"
-        bars.append(_Bar(name, length, value, tick))
-    return Card(
-        "slope_attacked",
-        "Attention that decides",
-        "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
-        f" attack (tick) and after it (bar). A full bar is {_signed(most, '.3g')}; a random order gets 0.",
-        bars,
+    return _Card("moved", "How far outputs move", about, bars)
+
+
+def _same(report: Report) -> _Card:
+    k, bars = _size_of(report.records[0]), []
+    for name, record in zip(report.names, report.records, strict=True):
+        if name != report.reference:
+            shared = _number(record, "similarity.overlap.all")
+            bars.append(_Bar(name, shared, _of_k(shared, k)))
+    about = (
+        f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
+        f" {k} strongest here, without any attack."
     )
+    level = _number(report.records[0], "overlap.chance.all")
+    chance = "" if level is None else f"chance: {_of_k(level, k)}"
+    return _Card("same", f"Same reasons as {report.reference}", about, bars, chance)
 
 
-def _proved(report: Report) -> Card:
-    bars, words = [], ""
+def _decides(report: Report) -> _Card:
+    whens = ("clean", "attacked")
+    pairs = [[_number(r, f"f_slope.node.{when}.gap") for when in whens] for r in report.records]
+    most = max([1.0, *(v for pair in pairs for v in pair if v is not None)])
+    bars = []
+    for name, pair in zip(report.names, pairs, strict=True):
+        tick, length = (None if v is None else max(0.0, v) / most for v in pair)
+        bars.append(_Bar(name, length, " → ".join(_signed(v, ".2f") for v in pair), tick))
+    about = (
+        "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
+        f" attack (tick) and after it (bar). A full bar is {_signed(most, '.3g')}; a random order gets 0."
+    )
+    return _Card("slope_attacked", "Attention that decides", about, bars)
+
+
+def _proved(report: Report) -> _Card:
+    bars, about = [], ""
     for name in report.names:
-        proof = report.certificates.get(name) or {}
-        layers: Sequence[dict[str, object]] = proof.get("layers") or []
-        share = layers[-1].get("topk_share") if layers else None
-        share = float(share) if isinstance(share, int | float) else None
+        proof, share = report.certificates.get(name) or {}, proved_share(report.certificates, name)
         bars.append(_Bar(name, share, _percent(share, 1)))
-        if layers:
-            words = (
+        if proof.get("layers"):
+            about = (
                 f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its explanation"
                 f" vector moves by at most {proof.get('radius')} ({proof.get('norm')}), its values fixed."
             )
-    return Card("proved", "Explanations that are proved", words, bars)
+    return _Card("proved", "Explanations that are proved", about, bars)
 
 
-def _injected(report: Report) -> Card:
-    bars, words = [], ""
+def _injected(report: Report) -> _Card:
+    bars, about = [], ""
     for name in report.names:
-        told = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
-        shares = [told[where]["share"] if where in told else None for where in ("direct", "any")]
+        known = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
+        shares = [known[where]["share"] if where in known else None for where in ("direct", "any")]
         shown = [_percent(share, 1) for share in shares if share is not None]
         bars.append(_Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
-        if told:
-            count = next(iter(told.values())).get("neighbours")
-            words = (
+        if known:
+            count = next(iter(known.values())).get("neighbours")
+            about = (
                 "Nodes whose class provably stays, whatever features new nodes have: if the node itself gains"
                 f" {count} injected neighbour (tick), and if every node does (bar)."
             )
-    return Card("injected", "Classes no injected node can change", words, bars)
+    return _Card("injected", "Classes no injected node can change", about, bars)
 
 
-def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:
+def _html(card: _Card, names: list[str], kinds: list[str | None]) -> str:
     rows = ""
     for bar in card.bars:
-        colour = names.index(bar.name) % 7
-        length = 100 * min(1.0, max(0.0, bar.length or 0.0))
-        tick = ""
-        if bar.tick is not None:
-            tick = f'<span class="tick" style="left:{100 * min(1.0, max(0.0, bar.tick)):.1f}%"></span>'
+        length, tick = (100 * min(1.0, max(0.0, value or 0.0)) for value in (bar.length, bar.tick))
+        mark = "" if bar.tick is None else f'<span class="tick" style="left:{tick:.1f}%"></span>'
+        fill = f'<span class="fill m{names.index(bar.name) % 7}" style="width:{length:.1f}%"></span>'
         rows += (
             f'<div class="bar"><span class="bar-name">{_esc(bar.name)}</span>'
             f'<span class="bar-value">{_esc(bar.value)}</span>'
-            f'<span class="track"><span class="fill m{colour}" style="width:{length:.1f}%"></span>{tick}'
-            "</span></div>"
+            f'<span class="track">{fill}{mark}</span></div>'
         )
     marks = "".join(
         f'<span class="mark {kind.partition(" ")[0]}">{kind}</span>'
@@ -559,8 +502,3 @@ def _html(card: Card, names: list[str], kinds: list[str | None]) -> str:
     head = f'<h3>{_esc(card.title)}<span class="marks">{marks}</span></h3>'
     level = f'<p class="chance">{_esc(card.chance)}</p>' if card.chance else ""
     return f'<article class="card">{head}<p>{_esc(card.about)}</p>{rows}{level}</article>'
-
-
-def _chance(level: float | None, words: Callable[[float], str]) -> str:
-    """What guessing would get, as a card says it."""
-    return "" if level is None else f"chance: {words(level)}"

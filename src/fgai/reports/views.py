@@ -17,8 +17,7 @@ from fgai.graph import Graph
 from fgai.metrics.removal import combined
 from fgai.tasks import task_of
 
-UNIT = 1e-6
-"""Attention is carried as whole multiples of this."""
+UNIT = 1e-6  # attention is carried as whole multiples of this
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -26,67 +25,49 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """One model on one graph.
+    """One model on one graph."""
 
-    Attributes:
-        rowptr: [N' + 1].
-        source: [E'].
-        weight: [E'] `LayerAttention.explanation`, mean over layers.
-        predicted: [N'] class: of the node, of a pair it is an end of, or of its graph.
-        confidence: [N'] its probability.
-    """
-
-    rowptr: Ints
-    source: Ints
-    weight: Floats
-    predicted: Ints
-    confidence: Floats
+    rowptr: Ints  # [N' + 1]
+    source: Ints  # [E']
+    weight: Floats  # [E'] `LayerAttention.explanation`, mean over layers
+    predicted: Ints  # [N'] class: of the node, of a pair it is an end of, or of its graph
+    confidence: Floats  # [N'] its probability
 
     @classmethod
     def of(cls, seen: Observation) -> Self:
-        """Make the view from what a model showed."""
         layer = combined(seen.attention.explanations()).to("cpu")
         confidence, predicted = seen.logits.double().softmax(1).max(1)
         row = task_of(seen.graph).row_of(seen.graph)
-        predicted = torch.where(row >= 0, predicted[row], 0)
-        confidence = torch.where(row >= 0, confidence[row], 0.0)
         return cls(
-            rowptr=layer.rowptr.numpy(),
-            source=layer.source.numpy(),
-            weight=layer.values[:, 0].numpy(),
-            predicted=predicted.cpu().numpy(),
-            confidence=confidence.cpu().numpy(),
+            layer.rowptr.numpy(),
+            layer.source.numpy(),
+            layer.values[:, 0].numpy(),
+            torch.where(row >= 0, predicted[row], 0).cpu().numpy(),
+            torch.where(row >= 0, confidence[row], 0.0).cpu().numpy(),
         )
 
     def row(self, node: int) -> tuple[Ints, Floats]:
-        """The neighbours of a node and the attention paid to each."""
         part = slice(int(self.rowptr[node]), int(self.rowptr[node + 1]))
         return self.source[part], self.weight[part]
+
+    def weights(self, node: int) -> dict[int, float]:
+        sources, weights = self.row(node)
+        return dict(zip(sources.tolist(), weights.tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """One model before and after the attack.
-
-    Attributes:
-        name: of the row.
-        clean: on the graph as given.
-        attacked: on the attacked graph; its first N nodes are the original ones.
-        new: [M, e] the nodes each injected node is joined to, or None.
-        changed: nodes whose features the attack changed.
-        ends: nodes the attack gave a new edge.
-    """
+    """One model before and after the attack."""
 
     name: str
     clean: _View
-    attacked: _View
-    new: Ints | None
-    changed: Ints
-    ends: Ints
+    attacked: _View  # the first N nodes are the original ones
+    new: Ints | None  # [M, e] the nodes each injected node is joined to
+    changed: Ints  # nodes whose features the attack changed
+    ends: Ints  # nodes the attack gave a new edge
 
     @classmethod
     def of(cls, name: str, model: nn.Module, graph: Graph, attack: AttackResult) -> Self:
-        """Run a model on the clean and on the attacked graph."""
         ends, rows, edges = attack.change.endpoints, attack.change.rows, attack.change.edges
         joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
         return cls(
@@ -105,8 +86,7 @@ def _coded(weight: float | None) -> int | None:
 
 
 MOST_NODES = 2000
-MOST_ENTRIES = 120_000
-"""Neighbour entries over all models; about 30 bytes each on the page."""
+MOST_ENTRIES = 120_000  # neighbour entries over all models; about 30 bytes each on the page
 MOST_NEIGHBOURS = 40
 WORST = 100
 CANDIDATES = 200
@@ -114,23 +94,14 @@ CANDIDATES = 200
 
 @dataclass
 class _Choice:
-    """The nodes the page carries and why.
-
-    Attributes:
-        nodes: in order of importance.
-        counts: how many came for which reason.
-        complete: whether these are all nodes of the graph.
-    """
-
     nodes: list[int] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     complete: bool = False
 
     def words(self, total: int) -> str:
-        """One sentence on what is carried and what is not."""
         if self.complete:
             return f"This page carries all {total:,} nodes."
-        parts = [f"{count:,} {reason}" for reason, count in self.counts.items() if count]
+        parts = [f"{count:,} {reason}" for reason, count in self.counts.items()]
         listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
         return (
             f"This page carries {len(self.nodes):,} of {total:,} nodes: {listed}."
@@ -139,31 +110,16 @@ class _Choice:
 
 
 def _choose(
-    total: int,
-    priorities: Sequence[tuple[str, Iterable[int]]],
-    cost: Ints,
-    *,
-    models: int = 1,
-    seed: int = 0,
-    most: int = MOST_NODES,
+    total: int, priorities: Sequence[tuple[str, Iterable[int]]], cost: Ints, *, models: int = 1
 ) -> _Choice:
-    """Take nodes group by group until the page is full; what is left is filled by a sample.
-
-    Args:
-        total: nodes of the graph.
-        priorities: reason and nodes, the most important first; a node counts for its first reason.
-        cost: [N] neighbour entries a node needs per model.
-        models: how many are shown.
-        seed: of the sample.
-        most: nodes at most.
-    """
+    """Take nodes group by group, then at random, until the page is full; `cost` [N] counts neighbours."""
     choice, taken = _Choice(), np.zeros(total, dtype=bool)
     left = MOST_ENTRIES // max(1, models)
-    sample = np.random.Generator(np.random.PCG64(seed)).permutation(total)
+    sample = np.random.Generator(np.random.PCG64(0)).permutation(total)
     for reason, nodes in (*priorities, ("drawn at random", sample.tolist())):
         for node in nodes:
             need = min(int(cost[node]), MOST_NEIGHBOURS) + 1
-            if taken[node] or need > left or len(choice.nodes) >= most:
+            if taken[node] or need > left or len(choice.nodes) >= MOST_NODES:
                 continue
             taken[node] = True
             left -= need
@@ -174,18 +130,7 @@ def _choose(
 
 
 def _telling_node(seen: Sequence[_Seen], degree: Ints, label: Ints | None, scored: Ints, k: int) -> int:
-    """Pick the node the page opens with: one the attack reached, that tells the models apart.
-
-    Best is an attacked node of middling degree that only the first model loses, and whose explanation the
-    last one keeps better; otherwise what comes nearest.
-
-    Args:
-        seen: the models, the reference first.
-        degree: [N].
-        label: [N] or None.
-        scored: the nodes that are tested.
-        k: neighbours in an explanation.
-    """
+    """Pick the node the page opens with: attacked, of middling degree, and lost by the first model alone."""
     first, last = seen[0], seen[-1]
     count = degree.size
     score = np.zeros(count)
@@ -215,10 +160,7 @@ def _kept(view: _Seen, node: int, k: int) -> float:
 
 def _attacked_nodes(seen: Sequence[_Seen]) -> list[int]:
     """Nodes the attack changed directly: with a new edge, or with changed features."""
-    found: set[int] = set()
-    for view in seen:
-        found |= set(view.changed.tolist()) | set(view.ends.tolist())
-    return sorted(found)
+    return sorted({int(node) for view in seen for node in (*view.changed, *view.ends)})
 
 
 def _flipped_nodes(view: _Seen, scored: Ints) -> list[int]:

@@ -23,10 +23,8 @@ from fgai.reports.numbers import (
 from fgai.reports.parts import FALL, Intervals, _interval_in
 from fgai.typed import typed
 
-SLIGHT = 0.02
-"""Slopes, and shares that are not known node by node, count as the same where they differ by no more."""
-RATIO = 1.1
-"""So do distances that differ by no more than this factor."""
+SLIGHT = 0.02  # slopes, and shares not known node by node, count as equal if they differ by no more
+RATIO = 1.1  # so do distances that differ by no more than this factor
 BETTER, SAME, WORSE = "better", "as before", "worse"
 RULE = (
     "As before: shares whose difference is within the noise over nodes (paired 95 % interval), slopes within"
@@ -36,17 +34,17 @@ RULE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One measure of two models.
+    """One measure of the reference (`before`) and of another model (`after`).
 
     Attributes:
         key: of the measure.
         name: as the tables call it.
         title: in plain words.
-        before: of the reference.
-        after: of the other model.
+        before: value of the reference.
+        after: value of the other model.
         texts: both, as printed.
         kind: `better`, `as before` or `worse`.
-        chance: what a random ranking or the most frequent class gets, None where there is no such level.
+        chance: what a random ranking or the most frequent class gets, or None.
     """
 
     key: str
@@ -85,7 +83,6 @@ class _Measure:
 
 
 def _kept(key: str, words: str, attack: str) -> _Measure:
-    """What stays of explanations under one attack."""
     path = "overlap_touched.{}.all"
     return _Measure(key, "overlap", words, path.format(attack), "share", path.format("chance"))
 
@@ -109,29 +106,17 @@ def _changes(
     certificates: Mapping[str, Mapping[str, Any]] | None = None,
     intervals: Intervals | None = None,
 ) -> list[Change]:
-    """Every measure both records hold; the certified share from the certificates, output layer.
-
-    Args:
-        reference: the record of the model the others are compared with.
-        other: the other model's.
-        certificates: by the names of the records, as the report's document carries them.
-        intervals: likewise; a share that has one is judged by it.
-    """
-    k = (reference.get("config") or {}).get("k", 5)
-    out = []
-
-    def scored(path: str) -> str:
-        return path.replace("f1.", f"{_score_of(reference)}.")
-
+    """Every measure both records hold; the certified share from the certificates, output layer."""
+    k, score, out = (reference.get("config") or {}).get("k", 5), f"{_score_of(reference)}.", []
     for measure in MEASURES:
-        path = scored(measure.path)
-        values = [
-            _number(record, path) if path else _proved(record, certificates or {})
+        path, chance = (text.replace("f1.", score) for text in (measure.path, measure.chance))
+        before, after = (
+            _number(record, path) if path else proved_share(certificates or {}, str(record.get("name")))
             for record in (reference, other)
-        ]
-        before, after = values
+        )
         if before is None or after is None:
             continue
+        interval = _interval_in(intervals, str(other.get("name")), measure.key)
         out.append(
             Change(
                 key=measure.key,
@@ -140,22 +125,18 @@ def _changes(
                 before=before,
                 after=after,
                 texts=(measure.text(before), measure.text(after)),
-                kind=measure.kind(
-                    before, after, _interval_in(intervals, str(other.get("name")), measure.key)
-                ),
-                chance=_number(reference, scored(measure.chance)) if measure.chance else None,
+                kind=measure.kind(before, after, interval),
+                chance=_number(reference, chance) if chance else None,
             )
         )
     return out
 
 
 def _kind_of(found: Sequence[Change], key: str) -> str | None:
-    """How one measure changed, None if it is not there."""
     return next((change.kind for change in found if change.key == key), None)
 
 
 def _verdict(found: Sequence[Change], reference: str, other: str) -> str:
-    """In a few words: did it help, with predictions and with explanations?"""
     attacked, clean = _kind_of(found, "attacked"), _kind_of(found, "clean")
     kept, aimed = _kind_of(found, "kept"), _kind_of(found, "aimed")
     if attacked is None:
@@ -175,9 +156,7 @@ def _verdict(found: Sequence[Change], reference: str, other: str) -> str:
 def _explanations(kept: str | None, aimed: str | None) -> str:
     """How explanations hold when predictions are attacked, and when they are the target themselves."""
     if WORSE in (kept, aimed):
-        return ", but its explanations hold less well" + (
-            " when they are the target" if kept != WORSE else ""
-        )
+        return f", but its explanations hold less well{' when they are the target' if kept != WORSE else ''}"
     if aimed == BETTER or (kept == BETTER and aimed is None):
         return ", and so do its explanations"
     if kept == BETTER:
@@ -200,19 +179,15 @@ def table(found: Sequence[Change], reference: str, other: str) -> Table:
     """The same as a table, one measure a row."""
     columns = [Column(""), Column(reference), Column(other), Column("chance"), Column("")]
     rows: list[list[Cell]] = [
-        [
-            f"{change.title} ({change.name})",
-            *change.texts,
-            None if change.chance is None else _percent(change.chance, 1),
-            change.kind,
-        ]
+        [f"{change.title} ({change.name})", *change.texts, _percent(change.chance, 1), change.kind]
         for change in found
     ]
     return Table(f"What changed from {reference} to {other}", columns, rows)
 
 
-def _proved(record: Record, certificates: Mapping[str, Mapping[str, Any]]) -> float | None:
-    layers = (certificates.get(str(record.get("name"))) or {}).get("layers") or []
+def proved_share(certificates: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+    """Share of the nodes whose top-k is proved to stay at a model's output layer, None if unknown."""
+    layers = (certificates.get(name) or {}).get("layers") or []
     share = layers[-1].get("topk_share") if layers else None
     return float(share) if isinstance(share, int | float) else None
 
@@ -226,7 +201,7 @@ def headline(report: Report) -> str:
 
 
 def changes_in(report: Report) -> list[Change]:
-    """What changed from the reference to the model compared with it; nothing where there is only one."""
+    """What changed from the reference to the model compared with it; empty if there is only one model."""
     reference, other = _pair(report.records, report.reference)
     return [] if other is None else _changes(reference, other, report.certificates, report.intervals)
 
@@ -274,7 +249,7 @@ def _missed(report: Report, records: Sequence[Record]) -> str:
 
 
 def _sharpness(records: Sequence[Record]) -> str:
-    """What the sharpness of models means: what the strongest neighbour gets, and if all got the same."""
+    """The share of the strongest neighbour, beside that of uniform attention."""
     uniform, parts = _number(records[0], "top_share.uniform.all"), []
     for record in records:
         top, sharp = _number(record, "top_share.clean.all"), _number(record, "sharpness.clean.all")
@@ -282,13 +257,12 @@ def _sharpness(records: Sequence[Record]) -> str:
             parts.append(f"{_percent(top)} of its attention in {record.get('name')} (sharpness {sharp:#.2g})")
     if not parts or uniform is None:
         return ""
-    return (
-        f"A node's strongest neighbour gets {' and '.join(parts)}; {_percent(uniform)} if all got the same."
-    )
+    gets = f"A node's strongest neighbour gets {' and '.join(parts)}"
+    return f"{gets}; {_percent(uniform)} if all got the same."
 
 
 def _fall(record: Record, intervals: Intervals) -> str:
-    """What becomes of a model's score under attack; a fall or rise within the noise is called none."""
+    """How a model's score changes under attack, and whether that may be noise."""
     before, after = _score(record, "clean"), _score(record, "attacked")
     if before is None or after is None:
         return ""
@@ -309,7 +283,6 @@ def _pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:
 
 
 def _size_of(record: Record) -> int:
-    """K, the neighbours in an explanation."""
     k = (record.get("config") or {}).get("k", 5)
     return k if isinstance(k, int) else 5
 
@@ -317,15 +290,16 @@ def _size_of(record: Record) -> int:
 def attack_words(record: Record) -> str:
     """What the attack may do, from its budget."""
     threat: Mapping[str, Any] = record.get("threat") or {}
-    found = threat.get("budget")
-    budget: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
+    budget = threat.get("budget")
+    budget = budget if isinstance(budget, Mapping) else {}
+    name = str(threat.get("name", ""))
     who = {"test": "test", "val": "validation"}.get(str(budget.get("targets")), "tested")
     nodes, edges, steps = (budget.get(name) or 0 for name in ("nodes", "edges", "steps"))
     did, what = [], "what it adds"
     if nodes:
         did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
     elif edges:
-        removes = _removes_edges(str(threat.get("name")))
+        removes = name not in THREATS or THREATS[name].attack.removes  # if unknown, suppose that it does
         did.append(f"{'adds or removes' if removes else 'adds'} {edges} edges between {who} nodes")
         what = "what it changes" if removes else what
     if budget.get("radius"):
@@ -334,10 +308,9 @@ def attack_words(record: Record) -> str:
         did.append(f"moves the features of {share} of the {who} nodes by at most {budget['radius']}")
     if not did:
         return "The record does not say what the attack may do."
-    restarts = budget.get("restarts") or 1
-    search = f"in {steps} steps" + (f", {restarts} times over" if restarts > 1 else "")
-    name = str(threat.get("name", ""))
     if steps:
+        restarts = budget.get("restarts") or 1
+        search = f"in {steps} steps" + (f", {restarts} times over" if restarts > 1 else "")
         tail = f" It knows the model and tunes {what} {search} to do the most harm."
     elif name in THREATS and make_attack(name).searches:
         tail = f" It knows the model and tunes {what} in every way there is; what does the most harm counts."
@@ -348,11 +321,6 @@ def attack_words(record: Record) -> str:
     return (
         f"The {name} attack {' and '.join(did)}.{tail} Every model gets the same budget{where}. {doubt(name)}"
     ).rstrip()
-
-
-def _removes_edges(threat: str) -> bool:
-    """Whether a threat removes edges, too; of one whose name is not known it must be supposed."""
-    return threat not in THREATS or THREATS[threat].attack.removes
 
 
 @typed
@@ -366,15 +334,10 @@ def missing(report: Report) -> list[str]:
         )
     if report.distribution is None:
         out.append("Per-node overlaps are not in this record. Evaluate with --per-node.")
-    if not any(_curves(record) for record in report.records):
+    if not any(look_up(record, "metrics.f_slope") is not None for record in report.records):
         out.append("F-curves are not in this record. Evaluate with --curves.")
     if not report.certificates:
         out.append("Nothing was certified. Add a record made by fgai certify -o.")
     if not report.histories:
         out.append("Loss curves are not in this record. Give the models too.")
     return out
-
-
-def _curves(record: Record) -> bool:
-    metrics = record.get("metrics")
-    return isinstance(metrics, Mapping) and "f_slope" in metrics

@@ -44,8 +44,7 @@ class Number(TypedDict):
     parameters: dict[str, Any]
 
 
-_NAMES = {"model": ("class",), "data": ("name", "fingerprint"), "threat": ("name", "words")}
-"""Words that every card has, by the part that has them."""
+_NAMES = {"model": ("class",), "data": ("name", "fingerprint"), "threat": ("name", "words")}  # on every card
 
 
 @typed
@@ -54,16 +53,15 @@ class Card(TabledDocument):
     """What was measured and certified of one model on one dataset under one threat.
 
     Attributes:
-        name: of the model, for readers.
+        name: of the model.
         model: class and settings.
         data: name, fingerprint and sizes of the dataset.
-        threat: name, budget, and its name with the size where that is not its own, in `words`.
+        threat: name, budget, and the name with a size that is not its own, in `words`.
         protocol: task, targets, k and seed.
-        numbers: by the names that records and `fgai.metrics` have for them. One that is not defined is None;
-            chance is what a random ranking or the most frequent class gets, None where chance has no say.
+        numbers: by their names in records; None if undefined, chance is None where there is no such level.
         limits: what the numbers do not say, a sentence each.
         warnings: code and message of everything raised while measuring.
-        version: of the fgai and torch that measured.
+        version: of fgai and torch.
         provenance: of the evaluation, see `fgai.records.provenance`.
     """
 
@@ -82,7 +80,7 @@ class Card(TabledDocument):
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
-        """Return what a file of this kind holds."""
+        """Return the names and types of a file's values."""
         return {**super().layout(), "numbers": dict[str, Number]}
 
     @classmethod
@@ -129,23 +127,23 @@ class Card(TabledDocument):
         return "\n".join(lines) + "\n"
 
     def write(self, path: Path | str) -> tuple[Path, Path]:
-        """Write the card as JSON, and as Markdown beside it; each whole or not at all."""
-        where = self.save(path)
-        beside = where.with_suffix(".md")
+        """Write the card as JSON, and as Markdown beside it."""
+        saved = self.save(path)
+        beside = saved.with_suffix(".md")
         write_atomic(beside, self.to_markdown())
-        return where, beside
+        return saved, beside
 
 
 @typed
 def card(
     record: EvaluationRecord | Comparison, certificates: Iterable[Proof] = (), *, name: str | None = None
 ) -> Card:
-    """Make the card of one model from what `evaluate`, `compare` and `certify` found.
+    """Make the card of one model from results of `evaluate`, `compare` and `certify`.
 
     Args:
         record: an evaluation, or a comparison of which `name` names the model.
         certificates: of the same model on the same data, by attention or against injection.
-        name: of the model in the comparison; of the card, where the record is one evaluation.
+        name: of the model in the comparison, or of the card.
 
     Raises:
         InputError: no such model, or a certificate of something else.
@@ -159,22 +157,22 @@ def card(
         'GAT on planted, threat random'
     """
     if isinstance(record, Comparison):
-        record = _chosen(record, name)
+        if name is None and len(record) > 1:
+            raise InputError(f"`name` must say whose card is made: {', '.join(r.name for r in record)}")
+        record = record.records[0] if name is None else record[name]
     numbers = {found.path: _measured(record, found) for found in shown_quantities(record.metrics)}
     limits = [ONE_RUN, doubt(str(record.threat.get("name")))]
     for proof in certificates:
         _check_same(record, proof)
         numbers |= _proved(proof)
         limits.append(proof.promise)
-    task: dict[str, Any] = {
-        part: record.config[part] for part in ("task", "targets", "k") if part in record.config
-    }
+    names = [name for name in ("task", "targets", "k") if name in record.config]
     return Card(
         name=record.name if name is None else name,
         model=record.model,
         data=record.data,
         threat={**record.threat, "words": threat_words(record)},
-        protocol={**task, "seed": record.seed},
+        protocol={**{name: record.config[name] for name in names}, "seed": record.seed},
         numbers=numbers,
         limits=[text for text in dict.fromkeys(limits) if text],
         warnings=record.warnings,
@@ -183,15 +181,8 @@ def card(
     )
 
 
-def _chosen(comparison: Comparison, name: str | None) -> EvaluationRecord:
-    if name is None and len(comparison) > 1:
-        names = ", ".join(record.name for record in comparison)
-        raise InputError(f"`name` must say whose card is made: {names}")
-    return comparison.records[0] if name is None else comparison[name]
-
-
 def _form_of(path: str) -> str:
-    """How a number prints; plainly where this fgai does not know it, or knows it as a count."""
+    """Format of a number; plain if this fgai does not know it, or if it is a count."""
     try:
         form = quantity(path).form
     except InputError:
@@ -199,28 +190,17 @@ def _form_of(path: str) -> str:
     return ".4g" if form.endswith("d") else form
 
 
-def _number(
-    found: Quantity, value: float | None, chance: float | None, parameters: dict[str, Any]
-) -> dict[str, Any]:
-    return {
-        "title": found.title,
-        "value": value,
-        "chance": chance,
-        "direction": found.direction,
-        "parameters": parameters,
-    }
+def _number(found: Quantity, value: Any, chance: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    values = {"title": found.title, "value": value, "chance": chance, "direction": found.direction}
+    return {**values, "parameters": parameters}
 
 
 def _measured(record: EvaluationRecord, found: Quantity) -> dict[str, Any]:
     spec, beside = metric_at(found.path), chance_path(found.path)
-    options = {} if spec is None else _parameters(spec.parameters, record.config)
+    defaults = {} if spec is None else spec.parameters
+    options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
     chance = look_up(record.metrics, beside) if beside else None
     return _number(found, look_up(record.metrics, found.path), chance, options)
-
-
-def _parameters(defaults: Mapping[str, object], used: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = plain({name: used.get(name, value) for name, value in defaults.items()})
-    return found
 
 
 def _proved(proof: Proof) -> dict[str, dict[str, Any]]:
@@ -246,15 +226,11 @@ def _proved(proof: Proof) -> dict[str, dict[str, Any]]:
 
 def _check_same(record: EvaluationRecord, proof: Proof) -> None:
     """Raise unless a certificate is about the model and the data of the record."""
-    for what, known, found in (
-        ("model", record.model, proof.model),
-        ("data", record.data, proof.data),
-    ):
-        parts = ("class", "config") if what == "model" else ("name", "nodes")
-        for part in parts:
-            if part in found and found[part] != known.get(part):
-                text = f"its {part} is {found[part]!r}, that of the record {known.get(part)!r}"
-                raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
+    for what, part in (("model", "class"), ("model", "config"), ("data", "name"), ("data", "nodes")):
+        ours, theirs = getattr(record, what), getattr(proof, what)
+        if part in theirs and theirs[part] != ours.get(part):
+            text = f"its {part} is {theirs[part]!r}, that of the record {ours.get(part)!r}"
+            raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
     for what in ("weights", "data"):
         ours, theirs = record.provenance.get(what), proof.provenance.get(what)
         if ours is None or theirs is None:
@@ -274,7 +250,7 @@ def _settings(values: Mapping[str, Any]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Text as Markdown shows it: one line, no tags, no emphasis, no links."""
+    """Text escaped for Markdown, on one line."""
     line = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for letter in "\\`*[]":
         line = line.replace(letter, f"\\{letter}")
@@ -316,19 +292,16 @@ def _read(path: Path) -> Document:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-SIDES = ("min", "max")
-
-
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What came of one number under one bar.
+    """One number of a card under one bar.
 
     Attributes:
         path: of the number on the card.
-        side: `min`, the least allowed, or `max`, the most.
-        bound: the bar.
-        value: the number; None where it is not defined, and then no bar is met.
+        side: `min` or `max`.
+        bound: the least or largest value allowed.
+        value: the number; None if it is undefined, which meets no bar.
     """
 
     path: str
@@ -337,7 +310,7 @@ class Finding:
     value: float | None
 
     def __post_init__(self) -> None:
-        one_of(self.side, "side", SIDES)
+        one_of(self.side, "side", ("min", "max"))
 
     @property
     def met(self) -> bool:
@@ -351,21 +324,18 @@ class Finding:
 def check_card(
     card: Card, minimum: Mapping[str, float] | None = None, maximum: Mapping[str, float] | None = None
 ) -> list[Finding]:
-    """Hold a card's numbers against bars.
+    """Compare a card's numbers with bars; return one finding for each number and bar.
 
     A bar on `f1` holds for every number below that name, `f1.clean` and `f1.attacked`; a bar on a metric's
-    name, such as `g_tvd_rel`, for every number that metric gave.
+    name, such as `g_tvd_rel`, for every number of that metric.
 
     Args:
         card: whose numbers.
         minimum: least values by name.
-        maximum: most values by name.
-
-    Returns:
-        One finding for each number and bar.
+        maximum: largest values by name.
 
     Raises:
-        InputError: no bars, a bar that is no finite number, or a name the card has nothing under.
+        InputError: no bars, a bar that is not finite, or a name that is not on the card.
 
     Example:
         >>> number = {"title": "F1", "value": 0.9, "chance": 0.2, "direction": "higher", "parameters": {}}
@@ -389,11 +359,7 @@ def check_card(
 
 
 def _paths(card: Card, name: str) -> list[str]:
-    """The numbers of a card that a name stands for.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The numbers of a card that a name stands for."""
     below = [path for path in card.numbers if path == name or path.startswith(f"{name}.")]
     if not below and name in METRICS:
         below = [path for path in card.numbers if (spec := metric_at(path)) and spec.name == name]

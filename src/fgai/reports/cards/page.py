@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,11 @@ from fgai.errors import CheckpointError, InputError
 from fgai.files import write_atomic
 from fgai.records import Column, provenance_line
 from fgai.reports.cards.card import Card, _form_of
-from fgai.reports.page import _esc
+from fgai.reports.page import _esc, asset, fill
 from fgai.typed import typed
 from fgai.version import __version__
+
+_PACKAGE = "fgai.reports.cards"
 
 
 @typed
@@ -60,37 +61,28 @@ def write_page(listing: Listing, path: Path | str, *, title: str = "Explanation 
 
     Numbers stand in one table only where they were measured alike: same data, threat, budget and protocol.
     """
-    path = Path(path)
-    write_atomic(path, render(listing, title))
-    return path
+    write_atomic(Path(path), _render(listing, title))
+    return Path(path)
 
 
-def render(listing: Listing, title: str) -> str:
-    """Return the page as text; whatever comes from a card is text on it, never markup."""
+def _render(listing: Listing, title: str) -> str:
+    """The page as text; whatever comes from a card is escaped."""
     groups: dict[str, dict[str, Card]] = {}
-    for name, found in listing.cards.items():
-        groups.setdefault(_measured_alike(found), {})[name] = found
+    for name, card in listing.cards.items():  # only cards that agree in these are compared
+        alike = [card.data["fingerprint"], card.threat["name"], card.threat.get("budget"), card.protocol]
+        groups.setdefault(json.dumps(alike, sort_keys=True), {})[name] = card
     ordered = sorted(groups.values(), key=lambda group: _heading(next(iter(group.values()))))
-    sections = [_section(group) for group in ordered]
     parts = {
         "title": _esc(title),
-        "style": (files("fgai.reports") / "assets" / "style.css").read_text(encoding="utf-8"),
-        "own_style": _asset("cards.css"),
+        "style": asset("style.css"),
+        "own_style": asset("cards.css", _PACKAGE),
         "count": str(len(listing.cards)),
         "unusable": _unusable(listing.unusable),
-        "sections": "\n".join(sections),
-        "script": _asset("cards.js"),
+        "sections": "\n".join(_section(group) for group in ordered),
+        "script": asset("cards.js", _PACKAGE),
         "version": _esc(__version__),
     }
-    first, *pieces = _asset("cards.html").split("{{")
-    filled = [piece.partition("}}") for piece in pieces]
-    return first + "".join(parts[name.strip()] + rest for name, _, rest in filled)
-
-
-def _measured_alike(card: Card) -> str:
-    """What two cards must share for their numbers to be compared."""
-    alike = [card.data["fingerprint"], card.threat["name"], card.threat.get("budget"), card.protocol]
-    return json.dumps(alike, sort_keys=True)
+    return fill(asset("cards.html", _PACKAGE), parts)
 
 
 def _heading(card: Card) -> str:
@@ -100,30 +92,31 @@ def _heading(card: Card) -> str:
 
 def _section(group: dict[str, Card]) -> str:
     """One table of cards that were measured alike, and below it what each says further."""
-    columns = _columns(group.values())
+    columns = {
+        path: Column(number["title"], _form_of(path), number["direction"])
+        for card in group.values()
+        for path, number in card.numbers.items()
+        if number["value"] is not None
+    }
+    first = next(iter(group.values()))
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button" data-best="{column.better}">'
         f"{_esc(column.heading)}</button></th>"
         for column in (Column("model"), Column("class"), *columns.values())
     )
-    rows = "".join(_row(file, card, columns) for file, card in _ranked(group, columns))
-    chance = _chance(next(iter(group.values())), columns)
-    said = "".join(_details(file, card) for file, card in group.items())
+    rows = ""
+    for file, card in _ranked(group, columns):
+        name = f'<th scope="row"><a href="#{_anchor(file)}">{_esc(card.name)}</a></th>'
+        cells = _cells(card, columns, "value")
+        rows += f"<tr>{name}<td>{_esc(card.model['class'])}</td>{cells}</tr>"
+    # chance is the same for all that were measured alike
+    chance = f'<th scope="row">chance</th><td></td>{_cells(first, columns, "chance")}'
+    details = "".join(_details(file, card) for file, card in group.items())
     return (
-        f"<section><h2>{_esc(_heading(next(iter(group.values()))))}</h2>"
+        f"<section><h2>{_esc(_heading(first))}</h2>"
         f'<div class="scroll"><table class="board"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody>{chance}</table></div>{said}</section>"
+        f"<tbody>{rows}</tbody><tfoot><tr>{chance}</tr></tfoot></table></div>{details}</section>"
     )
-
-
-def _columns(cards: Iterable[Card]) -> dict[str, Column]:
-    """What any card has a number for, in the order of the first that has it."""
-    return {
-        path: Column(number["title"], _form_of(path), number["direction"])
-        for card in cards
-        for path, number in card.numbers.items()
-        if number["value"] is not None
-    }
 
 
 def _ranked(group: dict[str, Card], columns: dict[str, Column]) -> Sequence[tuple[str, Card]]:
@@ -131,35 +124,20 @@ def _ranked(group: dict[str, Card], columns: dict[str, Column]) -> Sequence[tupl
     path = next((path for path in columns if path.endswith(".attacked")), next(iter(columns), ""))
     sign = -1.0 if columns and columns[path].better == "higher" else 1.0
 
-    def place(entry: tuple[str, Card]) -> tuple[bool, float, str]:
-        value = _value(entry[1], path)
+    def rank(entry: tuple[str, Card]) -> tuple[bool, float, str]:
+        value = entry[1].numbers.get(path, {}).get("value")
         return value is None, sign * (value or 0.0), entry[0]
 
-    return sorted(group.items(), key=place)
+    return sorted(group.items(), key=rank)
 
 
-def _value(card: Card, path: str) -> float | None:
-    return card.numbers[path]["value"] if path in card.numbers else None
-
-
-def _row(file: str, card: Card, columns: dict[str, Column]) -> str:
-    cells = "".join(_cell(column, _value(card, path)) for path, column in columns.items())
-    name = f'<th scope="row"><a href="#{_anchor(file)}">{_esc(card.name)}</a></th>'
-    return f"<tr>{name}<td>{_esc(card.model['class'])}</td>{cells}</tr>"
-
-
-def _chance(card: Card, columns: dict[str, Column]) -> str:
-    """What chance gets, below the models; it is the same for all that were measured alike."""
-    cells = "".join(
-        _cell(column, card.numbers[path]["chance"] if path in card.numbers else None)
-        for path, column in columns.items()
-    )
-    return f'<tfoot><tr><th scope="row">chance</th><td></td>{cells}</tr></tfoot>'
-
-
-def _cell(column: Column, value: float | None) -> str:
-    mark = "" if value is None else f' data-value="{value!r}"'
-    return f"<td{mark}>{_esc(column.text(value))}</td>"
+def _cells(card: Card, columns: dict[str, Column], part: str) -> str:
+    cells = ""
+    for path, column in columns.items():
+        value = card.numbers.get(path, {}).get(part)
+        mark = "" if value is None else f' data-value="{value!r}"'
+        cells += f"<td{mark}>{_esc(column.text(value))}</td>"
+    return cells
 
 
 def _details(file: str, card: Card) -> str:
@@ -180,18 +158,12 @@ def _details(file: str, card: Card) -> str:
 
 
 def _anchor(file: str) -> str:
-    """A name that addresses and attributes take as it is, another one for every file."""
+    """A unique name that is valid in addresses and attributes."""
     stem = file.removesuffix(".json")
     return "card-" + re.sub(r"[^A-Za-z0-9_-]", lambda found: f".{ord(found[0]):x}.", stem)
 
 
 def _unusable(reasons: dict[str, str]) -> str:
-    if not reasons:
-        return ""
     lines = "".join(f"<li>{_esc(name)}: {_esc(reason)}</li>" for name, reason in reasons.items())
     summary = f"<summary>{len(reasons)} files are no usable cards</summary>"
-    return f'<details class="notice">{summary}<ul>{lines}</ul></details>'
-
-
-def _asset(name: str) -> str:
-    return (files("fgai.reports.cards") / "assets" / name).read_text(encoding="utf-8")
+    return lines and f'<details class="notice">{summary}<ul>{lines}</ul></details>'

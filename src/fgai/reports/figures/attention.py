@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,13 +32,7 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One row of a before/after figure.
-
-    Attributes:
-        name: of the row, e.g. `GAT`.
-        model: attacked.
-        attack: the result of an attack on it.
-    """
+    """One row of a before/after figure: its name, a model, and the result of an attack on it."""
 
     name: str
     model: nn.Module
@@ -45,10 +41,11 @@ class Case:
 
 @typed
 def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
-    """Return what the model of a case says of the clean graph and of the attacked one."""
-    seen = observe(case.model, prepared(case.model, as_graph(data)))
-    after = observe(case.model, prepared(case.model, case.attack.graph))
-    clean = GraphView.of(seen, layer=layer)
+    """Return the attention and predictions of a case on the clean graph and on the attacked one."""
+    before, after = (
+        observe(case.model, prepared(case.model, graph)) for graph in (as_graph(data), case.attack.graph)
+    )
+    clean = GraphView.of(before, layer=layer)
     return clean, GraphView.of(after, layer=layer, original=clean.num_original)
 
 
@@ -58,15 +55,14 @@ def node_attention(
 ) -> Figure:
     """Show whom one node attends to: a star on the left, bars by falling attention on the right.
 
-    The dotted line is what each neighbour would get if attention were uniform. Where the true explanation is
-    known, its neighbours carry a tick.
+    The dotted line is uniform attention; neighbours of the true explanation, where known, carry a tick.
 
     Args:
         model: fgai's or any PyG model the recorder supports.
         data: a `Graph` or PyG `Data`.
         node: whose attention to show.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
-        most: neighbours shown at most; the others are counted in the last bar.
+        most: neighbours shown; the others share the last bar.
 
     Raises:
         InputError: no such node, or one without neighbours.
@@ -95,18 +91,17 @@ def node_before_after(
 ) -> Figure:
     """Show how the attention and the prediction of one node move under attack, one row per model.
 
-    Neighbours keep their places; injected nodes are diamonds. All panels share one colour scale.
+    Neighbours keep their positions; injected nodes are diamonds. All panels share one colour scale.
 
     Args:
         cases: models with the attacks on them.
         data: the clean graph.
         node: whose attention to show.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
-        most: neighbours drawn at most, the strongest before and after.
+        most: neighbours drawn, the strongest before and after.
     """
     at_least(most, "most", 1)
-    if not cases:
-        raise InputError("`cases` must hold at least one model with an attack on it")
+    _check_cases(cases)
     pairs = [[view.node(node) for view in before_after(case, data, layer)] for case in cases]
     highest = max([1e-9, *(w for pair in pairs for view in pair for w in view.weights[:most])])
     norm = Normalize(0.0, highest)
@@ -126,6 +121,18 @@ def node_before_after(
     return figure
 
 
+def _check_cases(cases: Sequence[Case]) -> None:
+    if not cases:
+        raise InputError("`cases` must hold at least one model with an attack on it")
+
+
+def _network_axes(axes: Axes, limit: float) -> None:
+    style.bare(axes)
+    axes.set_aspect("equal")
+    axes.set_xlim(-limit, limit)
+    axes.set_ylim(-limit, limit)
+
+
 def _draw_star(
     axes: Axes,
     view: NodeView,
@@ -133,48 +140,31 @@ def _draw_star(
     most: int,
     places: dict[int, tuple[float, float]] | None = None,
 ) -> None:
-    """Draw the node in the middle and its strongest neighbours around it."""
-    style.bare(axes)
-    axes.set_aspect("equal")
-    axes.set_xlim(-1.35, 1.35)
-    axes.set_ylim(-1.35, 1.35)
+    _network_axes(axes, 1.35)
     colours = style.attention_colours()
     spots = places if places is not None else _ring([view], most)
-    own = 0.0
-    for neighbour, weight in zip(view.neighbours, view.weights, strict=True):
-        if neighbour == view.node:
-            own = weight
-        if neighbour not in spots:
-            continue
-        x, y = spots[neighbour]
-        share = float(norm(weight))
-        injected = neighbour >= view.num_original
-        axes.plot(
-            [0, x],
-            [0, y],
-            color=colours(share),
-            linewidth=0.8 + 4.2 * share,
-            linestyle=(0, (2, 1)) if injected else "-",
-            zorder=1,
-        )
-    for neighbour in view.neighbours:
-        if neighbour in spots:
-            _disc(axes, view, neighbour, spots[neighbour])
+    pairs = list(zip(view.neighbours, view.weights, strict=True))
+    drawn = [(neighbour, weight) for neighbour, weight in pairs if neighbour in spots]
+    for neighbour, weight in drawn:
+        (x, y), share = spots[neighbour], float(norm(weight))
+        line = (0, (2, 1)) if neighbour >= view.num_original else "-"
+        axes.plot([0, x], [0, y], color=colours(share), linewidth=0.8 + 4.2 * share, linestyle=line, zorder=1)
+    for neighbour, _ in drawn:
+        _disc(axes, view, neighbour, spots[neighbour])
+    own = dict(pairs).get(view.node, 0.0)
     shade = colours(float(norm(own))) if own > 0 else style.PAPER
     axes.scatter([0], [0], s=470, color=shade, edgecolors=style.INK, linewidths=1.6, zorder=3)
-    dark = own > 0 and float(norm(own)) > 0.55
-    axes.text(
-        0, 0, str(view.node), ha="center", va="center", zorder=4, fontsize=8, fontweight="bold",
-        color=style.PAPER if dark else style.INK,
-    )  # fmt: skip
+    ink = style.PAPER if own > 0 and float(norm(own)) > 0.55 else style.INK
+    bold: dict[str, Any] = {"zorder": 4, "fontsize": 8, "fontweight": "bold"}
+    axes.text(0, 0, str(view.node), ha="center", va="center", color=ink, **bold)
 
 
 def _draw_bars(axes: Axes, view: NodeView, norm: Normalize, most: int) -> None:
     """Draw one bar per neighbour, strongest on top, and the uniform share as a dotted line."""
     colours = style.attention_colours()
     shown = list(zip(view.neighbours, view.weights, strict=True))[:most]
-    for place, (_, weight) in enumerate(shown):
-        axes.barh(place, weight, color=colours(float(norm(weight))), edgecolor=style.INK, linewidth=0.4)
+    for rank, (_, weight) in enumerate(shown):
+        axes.barh(rank, weight, color=colours(float(norm(weight))), edgecolor=style.INK, linewidth=0.4)
     labels = [view.name(neighbour) for neighbour, _ in shown]
     rest = len(view.neighbours) - len(shown)
     if rest:
@@ -192,35 +182,24 @@ def _draw_bars(axes: Axes, view: NodeView, norm: Normalize, most: int) -> None:
 
 
 def _colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label: str) -> None:
-    """Draw the shared scale of attention colours."""
     scale = ScalarMappable(norm, style.attention_colours())
     figure.colorbar(scale, ax=list(axes), label=label, shrink=0.75, aspect=30, pad=0.02)
 
 
 def _ring(views: Sequence[NodeView], most: int) -> dict[int, tuple[float, float]]:
-    """Places of the strongest neighbours of any view: originals in the order of the first, then new ones."""
-    wanted: list[int] = []
-    for view in views:
-        strongest = [n for n in view.neighbours if n != view.node][:most]
-        wanted += [n for n in strongest if n not in wanted]
-    wanted.sort(key=lambda n: n >= views[0].num_original)
-    spots = _around(len(wanted))
-    return {n: (float(x), float(y)) for n, (x, y) in zip(wanted, spots, strict=True)}
+    """Positions of the strongest neighbours of any view, injected ones last."""
+    strongest = [[n for n in view.neighbours if n != view.node][:most] for view in views]
+    shown = sorted(dict.fromkeys(chain(*strongest)), key=lambda n: n >= views[0].num_original)
+    return {n: (float(x), float(y)) for n, (x, y) in zip(shown, _around(len(shown)), strict=True)}
 
 
 def _disc(axes: Axes, view: NodeView, neighbour: int, place: tuple[float, float]) -> None:
-    injected = neighbour >= view.num_original
     x, y = place
-    axes.scatter(
-        [x],
-        [y],
-        s=430,
-        marker="D" if injected else "o",
-        color="#f6d9c6" if injected else style.PAPER,
-        edgecolors=style.INJECTED if injected else style.INK,
-        linewidths=0.9,
-        zorder=2,
-    )
+    if neighbour >= view.num_original:
+        marker, fill, edge = "D", "#f6d9c6", style.INJECTED
+    else:
+        marker, fill, edge = "o", style.PAPER, style.INK
+    axes.scatter([x], [y], s=430, marker=marker, color=fill, edgecolors=edge, linewidths=0.9, zorder=2)
     axes.text(x, y, view.name(neighbour).replace(" ", "\n"), ha="center", va="center", fontsize=7, zorder=4)
 
 
@@ -240,8 +219,7 @@ def top_neighbours(
 ) -> Figure:
     """List the k strongest neighbours of a node before and after the attack; lines join those in both lists.
 
-    One panel per model. Filled marks and lines: the neighbour is in both lists. Open marks: it is in one.
-    Diamonds: it was injected. With fewer than k neighbours all of them are listed.
+    One panel per model. Filled marks: in both lists. Open marks: in one. Diamonds: injected.
 
     Args:
         cases: models with the attacks on them.
@@ -254,18 +232,22 @@ def top_neighbours(
         InputError: no cases, k below 1 or no such node.
     """
     at_least(k, "k", 1)
-    if not cases:
-        raise InputError("`cases` must hold at least one model with an attack on it")
+    _check_cases(cases)
     with style.styled():
         figure = style.blank(3.1 * len(cases), 1.5 + 0.34 * k)
         panels = figure.subplots(1, len(cases), squeeze=False)[0]
         for axes, case in zip(panels, cases, strict=True):
             clean, attacked = (view.node(node) for view in before_after(case, data, layer))
             _list_panel(axes, case.name, clean, attacked, k)
-        figure.suptitle(
-            f"Strongest neighbours of node {node} ({_of_layer(layer)})", fontsize=9, x=0.01, ha="left"
-        )
-        figure.legend(handles=_legend(), loc="outside lower center", ncols=3, handletextpad=0.4)
+        title = f"Strongest neighbours of node {node} ({_of_layer(layer)})"
+        figure.suptitle(title, fontsize=9, x=0.01, ha="left")
+        hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": style.PAPER}
+        marks = [
+            Line2D([], [], color=_SHARED, marker="o", label="in both lists"),
+            Line2D([], [], color=_LOST, marker="o", label="in one list", **hollow),
+            Line2D([], [], color=style.INJECTED, marker="D", label="injected", **hollow),
+        ]
+        figure.legend(handles=marks, loc="outside lower center", ncols=3, handletextpad=0.4)
     return figure
 
 
@@ -281,33 +263,17 @@ def _list_panel(axes: Axes, name: str, clean: NodeView, attacked: NodeView, k: i
         axes.text(x, -0.75, f"{when}: class {view.predicted}", ha="center", fontsize=8, color="#555555")
         for rank, neighbour in enumerate(listed):
             shared, injected = neighbour in both, neighbour >= view.num_original
-            edge = style.INJECTED if injected else _SHARED if shared else _LOST
+            edge, marker = (style.INJECTED, "D") if injected else (_SHARED if shared else _LOST, "o")
             fill = _SHARED if shared else style.PAPER
             axes.scatter(
-                [x], [rank], s=46, color=fill, edgecolors=edge, marker="D" if injected else "o",
-                linewidths=1.3, zorder=3,
-            )  # fmt: skip
+                [x], [rank], s=46, color=fill, edgecolors=edge, marker=marker, linewidths=1.3, zorder=3
+            )
             label = f"{view.name(neighbour)}  {view.weights[rank]:.3f}"
-            axes.text(
-                x - 0.1 if side == "right" else x + 0.1, rank, label, ha=side, va="center",
-                color=style.INK if shared else "#555555", fontweight="bold" if shared else "normal",
-            )  # fmt: skip
+            ink, weight = (style.INK, "bold") if shared else ("#555555", "normal")
+            beside = x - 0.1 if side == "right" else x + 0.1
+            axes.text(beside, rank, label, ha=side, va="center", color=ink, fontweight=weight)
     for neighbour in both:
         axes.plot([0, 1], [first.index(neighbour), second.index(neighbour)], color=_SHARED, zorder=2)
-
-
-def _legend() -> list[Line2D]:
-    return [
-        Line2D([], [], color=_SHARED, marker="o", label="in both lists"),
-        Line2D(
-            [], [], color=_LOST, marker="o", linestyle="none", markerfacecolor=style.PAPER,
-            label="in one list",
-        ),
-        Line2D(
-            [], [], color=style.INJECTED, marker="D", linestyle="none", markerfacecolor=style.PAPER,
-            label="injected",
-        ),
-    ]  # fmt: skip
 
 
 @typed
@@ -322,23 +288,22 @@ def subgraph_attention(
 ) -> Figure:
     """Draw the surroundings of a node, edges by attention, before (left) and after (right) the attack.
 
-    One row per model; places and colours are the same everywhere, so what differs is attention. An edge shows
-    the stronger of its two directions; self-loops are left out. Injected nodes are diamonds outside.
+    One row per model; positions and colours are the same everywhere. An edge shows the stronger of its two
+    directions; self-loops are left out. Injected nodes are diamonds outside.
 
     Args:
         cases: models with the attacks on them.
         data: the clean graph.
-        node: in the middle of the piece.
+        node: in the middle.
         size: nodes shown, those reached first from `node`.
-        injected: new nodes shown at most, those joined to most of the shown ones.
+        injected: new nodes shown, those joined to most of the shown ones.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
 
     Raises:
         InputError: no cases, or no such node.
     """
     at_least(size, "size", 2)
-    if not cases:
-        raise InputError("`cases` must hold at least one model with an attack on it")
+    _check_cases(cases)
     graph = as_graph(data)
     members = _surroundings(graph, node, size)
     views = [before_after(case, graph, layer) for case in cases]
@@ -355,8 +320,7 @@ def subgraph_attention(
             for axes, view, part, when in zip(row, pair, parts, ("before", "after"), strict=True):
                 _draw(axes, view, members, part, places, norm, node)
                 axes.set_title(f"{case.name}, {when} the attack")
-        label = f"attention, {_of_layer(layer)}"
-        _colour_bar(figure, grid.ravel().tolist(), norm, label)
+        _colour_bar(figure, grid.ravel().tolist(), norm, f"attention, {_of_layer(layer)}")
     return figure
 
 
@@ -368,11 +332,9 @@ def _edges(view: GraphView, members: list[int], injected: int) -> _Edges:
     inside = set(members)
     source, destination = view.attention.source.tolist(), view.attention.destination.tolist()
     weights = view.attention.values[:, 0].tolist()
-    reach: dict[int, int] = {}
-    for a, b in zip(source, destination, strict=True):
-        if a >= view.num_original and b in inside:
-            reach[a] = reach.get(a, 0) + 1
-    new = sorted(sorted(reach), key=lambda n: -reach[n])[:injected]
+    ends = zip(source, destination, strict=True)
+    reach = Counter(a for a, b in ends if a >= view.num_original and b in inside)
+    new = sorted(reach, key=lambda n: (-reach[n], n))[:injected]
     shown = inside | set(new)
     strongest: dict[tuple[int, int], float] = {}
     for a, b, weight in zip(source, destination, weights, strict=True):
@@ -391,10 +353,7 @@ def _draw(
     norm: Normalize,
     centre: int,
 ) -> None:
-    style.bare(axes)
-    axes.set_aspect("equal")
-    axes.set_xlim(-1.4, 1.4)
-    axes.set_ylim(-1.4, 1.4)
+    _network_axes(axes, 1.4)
     edges, weights, new = part
     index = {n: i for i, n in enumerate(members)}
     anchors = [[index[min(e)] for e in edges if max(e) == n and min(e) in index] for n in new]
@@ -405,31 +364,23 @@ def _draw(
     for dashed in (False, True):
         chosen = [i for i in order if (max(edges[i]) >= view.num_original) == dashed]
         lines = [[tuple(spots[edges[i][0]]), tuple(spots[edges[i][1]])] for i in chosen]
-        axes.add_collection(
-            LineCollection(
-                lines,
-                colors=[colours(float(shares[i])) for i in chosen],
-                linewidths=[0.6 + 3.0 * float(shares[i]) for i in chosen],
-                linestyles=(0, (2, 1)) if dashed else "solid",
-                zorder=1,
-            )
-        )
+        look: dict[str, Any] = {
+            "colors": [colours(float(shares[i])) for i in chosen],
+            "linewidths": [0.6 + 3.0 * float(shares[i]) for i in chosen],
+            "linestyles": (0, (2, 1)) if dashed else "solid",
+        }
+        axes.add_collection(LineCollection(lines, zorder=1, **look))
     original = np.array([spots[n] for n in members])
     axes.scatter(original[:, 0], original[:, 1], s=26, color=style.PAPER, edgecolors=style.INK, zorder=2)
     x, y = (float(value) for value in spots[centre])
     axes.scatter([x], [y], s=70, color=style.INK, zorder=3)
     axes.text(x + 0.06, y + 0.06, str(centre), fontsize=8, fontweight="bold", zorder=4)
     if new:
-        extra = np.array([spots[n] for n in new])
-        axes.scatter(
-            extra[:, 0], extra[:, 1], s=44, marker="D", color="#f6d9c6", edgecolors=style.INJECTED, zorder=3
-        )
-        axes.text(
-            0.0, 0.0, "◇ injected", transform=axes.transAxes, color=style.INJECTED, fontsize=8, va="bottom"
-        )
+        red, extra = style.INJECTED, np.array([spots[n] for n in new])
+        axes.scatter(extra[:, 0], extra[:, 1], s=44, marker="D", color="#f6d9c6", edgecolors=red, zorder=3)
+        axes.text(0.0, 0.0, "◇ injected", transform=axes.transAxes, color=red, fontsize=8, va="bottom")
 
 
 def _of_layer(layer: str | int) -> str:
-    """Say in words which attention is shown."""
     words = {"mean": "mean over layers", "last": "output layer", "max": "maximum over layers"}
     return words[layer] if isinstance(layer, str) else f"layer {layer}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fgai.certificates import RADII, promised
+from fgai.certificates import RADII, CertificateRecord, promised
 from fgai.checks import number
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
@@ -46,8 +46,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
     epochs = range(1, len(history.terms) + 1)
     for index, term in enumerate(["total", *names] if len(names) > 1 else names):
         values = [max(terms.get(term, 0.0), 1e-12) for terms in history.terms]
-        colour = style.INK if term == "total" else style.COLOURS[index % len(style.COLOURS) - 1]
-        line = "-" if term == "total" else style.LINES[index % len(style.LINES)]
+        colour, line = (style.INK, "-") if term == "total" else (style.COLOURS[index % 7 - 1], _line(index))
         axes.plot(epochs, values, label=term.replace("_", " "), color=colour, linestyle=line)
     everything = [v for terms in history.terms for v in terms.values() if v > 1e-9]
     if everything and max(everything) > 30 * min(everything):
@@ -61,52 +60,18 @@ def _losses(axes: Axes, name: str, history: History) -> None:
     axes.set_title(name)
     axes.set_xlabel("epoch")
     axes.set_ylabel("loss")
-    if len(names) > 3:  # so many lines leave no room for a legend among them
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    else:
-        axes.legend()
-
-
-class _CertifiedLayer(Protocol):
-    """What `certified_curves` reads of a layer."""
-
-    def curve(self, kind: str) -> Sequence[float | None]:
-        """The share of nodes at each of `RADII`, None where nothing is known."""
-
-
-@runtime_checkable
-class _Certified(Protocol):
-    """What `certified_curves` reads: a `CertificateRecord`, or what stands for several."""
-
-    @property
-    def promise(self) -> str:
-        """What is certified, in words."""
-
-    @property
-    def explanation(self) -> str:
-        """The vector whose top-k is certified."""
-
-    @property
-    def k2(self) -> int | None:
-        """Size of the certified top-k."""
-
-    @property
-    def norm(self) -> str:
-        """Of the balls."""
-
-    def layer(self, index: int) -> _CertifiedLayer:
-        """One layer's shares."""
+    outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+    axes.legend(**(outside if len(names) > 3 else {}))  # so many lines leave no room for a legend
 
 
 @typed
-def certified_curves(records: _Certified | Mapping[str, _Certified], *, layer: int = -1) -> Figure:
+def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: int = -1) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, against the radius.
 
-    Only nodes with more than k2 neighbours count. A panel says so where nothing is known. What is promised,
-    and what is not, stands below.
+    Only nodes with more than k2 neighbours count. What is promised is written below.
 
     Args:
-        records: one certificate, or several by name.
+        records: one certificate, or several by name; means over seeds with the same attributes will do.
         layer: which layer's.
     """
     named = dict(records) if isinstance(records, Mapping) else {"": records}
@@ -118,17 +83,16 @@ def certified_curves(records: _Certified | Mapping[str, _Certified], *, layer: i
         panels = figure.subplots(1, 2, sharey=True)
         titles = (("topk", f"Top-{first.k2 or 'all'} cannot change"), ("class", "Class cannot change"))
         for axes, (kind, title) in zip(panels, titles, strict=True):
-            known = 0
             for index, (name, record) in enumerate(named.items()):
                 curve = record.layer(layer).curve(kind)
                 points = [(r, s) for r, s in zip(RADII, curve, strict=True) if s is not None]
                 if points:
-                    known += 1
-                    axes.plot(*zip(*points, strict=True), label=name, **_look(index))
+                    colour, line = style.COLOURS[index % 7], _line(index)
+                    axes.plot(*zip(*points, strict=True), label=name, color=colour, linestyle=line)
             axes.set_title(title)
             axes.set_xscale("log")
             axes.set_xlabel(f"radius R ({first.norm} ball)")
-            if not known:
+            if not axes.lines:
                 axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color="#555555")
         panels[0].set_ylim(-0.02, 1.02)
         panels[0].yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -144,8 +108,8 @@ def certified_curves(records: _Certified | Mapping[str, _Certified], *, layer: i
 def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Figure:
     """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
 
-    Solid: the strongest edges go first (a good explanation falls fast). Dashed: the weakest go first (it
-    stays up). The wider the gap between the two, the more the attention says about the prediction.
+    Solid: the strongest edges go first. Dashed: the weakest go first. The wider the gap between the two, the
+    more the attention says about the prediction.
 
     Args:
         records: from `evaluate(..., curves=True)`; a `Comparison` will do.
@@ -163,12 +127,10 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
         for axes, view in zip(panels, ("clean", "attacked"), strict=True):
             for index, record in enumerate(held):
                 curves: Mapping[str, Any] = record.value(f"f_slope.{scope}.{view}")
-                colour, marker = style.COLOURS[index % 7], style.MARKERS[index % 7]
-                axes.plot(FRACTIONS, curves["curve_plus"], color=colour, marker=marker, label=record.name)
-                axes.plot(
-                    FRACTIONS, curves["curve_minus"], color=colour, marker=marker, linestyle="--",
-                    markerfacecolor=style.PAPER,
-                )  # fmt: skip
+                look: dict[str, Any] = {"color": style.COLOURS[index % 7], "marker": style.MARKERS[index % 7]}
+                axes.plot(FRACTIONS, curves["curve_plus"], label=record.name, **look)
+                look |= {"linestyle": "--", "markerfacecolor": style.PAPER}
+                axes.plot(FRACTIONS, curves["curve_minus"], **look)
             axes.set_title(f"{view.capitalize()} graph")
             axes.set_xlabel("share of edges removed")
             axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -179,8 +141,8 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
     return figure
 
 
-def _look(index: int) -> dict[str, Any]:
-    return {"color": style.COLOURS[index % 7], "linestyle": style.LINES[index % 7]}
+def _line(index: int) -> Any:
+    return style.LINES[index % 7]
 
 
 @typed
@@ -191,9 +153,9 @@ class ExplainerDot:
     Attributes:
         name: of the explainer.
         kept: under attack, one per seed.
-        again: with another seed on the clean graph, the mean; None where nothing is drawn.
+        again: with another seed on the clean graph, the mean; None if the seed has no effect.
         chance: of a random ranking.
-        ours: whether it stands out.
+        ours: whether it is highlighted.
     """
 
     name: str
@@ -205,8 +167,7 @@ class ExplainerDot:
     def __post_init__(self) -> None:
         if not len(self.kept):
             raise InputError(f"`kept` of {self.name!r} must hold a share for at least one seed, got none")
-        shares = (*self.kept, self.chance, *(() if self.again is None else (self.again,)))
-        for share in shares:
+        for share in (*self.kept, self.chance, 0.0 if self.again is None else self.again):
             number(share, "kept, again and chance")
 
     @property
@@ -220,8 +181,7 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     """Draw how much of each explainer's top k stays, a panel per dataset and a line per explainer.
 
     Filled: under attack, mean over seeds, each seed as a small mark. Hollow: the same explainer with another
-    seed, nothing attacked. The short stroke is what a random ranking keeps: left of it, or on it, an
-    explanation says nothing that stays.
+    seed, without an attack. The short stroke is what a random ranking keeps.
 
     Args:
         panels: by dataset; the same explainers in the same order in each.
@@ -251,19 +211,19 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
 
 
 def _dots_panel(axes: Axes, title: str, dots: Sequence[ExplainerDot], k: int) -> None:
-    for place, dot in enumerate(dots):
+    for row, dot in enumerate(dots):
         colour = style.INJECTED if dot.ours else style.COLOURS[0]
-        axes.axhline(place, color=style.FAINT, linewidth=0.4, zorder=0)
+        axes.axhline(row, color=style.FAINT, linewidth=0.4, zorder=0)
+        disc = {"marker": "o", "markersize": 5.5, "color": colour}
         marks: list[tuple[str, Sequence[float], dict[str, Any]]] = [
             ("chance", [dot.chance], {"marker": "|", "markersize": 12, "color": style.INK}),
             ("one seed", dot.kept, {"marker": ".", "alpha": 0.45, "color": colour}),
-            ("kept under attack", [dot.mean], {"marker": "o", "markersize": 5.5, "color": colour}),
+            ("kept under attack", [dot.mean], disc),
         ]
         if dot.again is not None:
-            hollow = {"marker": "o", "markersize": 5.5, "color": colour, "markerfacecolor": "none"}
-            marks.append(("another seed, no attack", [dot.again], hollow))
+            marks.append(("another seed, no attack", [dot.again], {**disc, "markerfacecolor": "none"}))
         for label, shares, look in marks:
-            axes.plot(list(shares), [place] * len(shares), linestyle="", label=label, **look)
+            axes.plot(list(shares), [row] * len(shares), linestyle="", label=label, **look)
     axes.set_title(title)
     axes.set_xlabel(f"share of the top {k}")
     axes.set_xlim(0.0, 1.04)
@@ -277,12 +237,7 @@ _WORDS = {"any": "every node gains t", "direct": "the node itself gains t"}
 @typed
 @dataclass(frozen=True)
 class InjectedCurve:
-    """What is certified of one model.
-
-    Attributes:
-        neighbours: t, increasing.
-        shares: by `where`, of the nodes that count, one for each t.
-    """
+    """Certified shares of one model for each number of `neighbours` t, by `where` they are injected."""
 
     neighbours: Sequence[int]
     shares: Mapping[str, Sequence[float]]
@@ -294,7 +249,7 @@ def injected_curves(curves: Mapping[str, InjectedCurve], *, alone: float | None 
 
     Args:
         curves: by model.
-        alone: what features classify right without any edge; a line, below which nothing is protected.
+        alone: share that features classify right without any edge, drawn as a line.
 
     Raises:
         InputError: nothing to draw.
@@ -315,10 +270,8 @@ def _injected_panel(
     axes: Axes, where: str, words: str, curves: Mapping[str, InjectedCurve], alone: float | None
 ) -> None:
     for index, (name, curve) in enumerate(curves.items()):
-        axes.plot(
-            curve.neighbours, curve.shares[where], marker="o", markersize=3, label=name,
-            color=style.COLOURS[index % len(style.COLOURS)], linestyle=style.LINES[index % len(style.LINES)],
-        )  # fmt: skip
+        look = {"marker": "o", "markersize": 3, "color": style.COLOURS[index % 7], "linestyle": _line(index)}
+        axes.plot(curve.neighbours, curve.shares[where], label=name, **look)
     if alone is not None:
         axes.axhline(alone, color=style.INK, linewidth=0.8, linestyle=":", label="features alone")
     axes.set_title(words)
@@ -342,8 +295,7 @@ _HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
     """Draw one bar per model for each property: similarity, explanation stability, closeness, stability.
 
-    Every bar is between 0 and 1 and higher is better. A model without a value (no vanilla model to compare
-    with, no labels) gets a dash.
+    Every bar is between 0 and 1 and higher is better. A model without a value gets a dash.
 
     Args:
         records: from `evaluate`; a `Comparison` will do.
@@ -372,15 +324,9 @@ def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
 def _property_panel(axes: Axes, records: list[EvaluationRecord], path: str) -> None:
     for index, record in enumerate(records):
         value = record.get(path)
-        axes.bar(
-            index,
-            0.0 if value is None else value,
-            width=0.72,
-            color=style.COLOURS[index % 7],
-            edgecolor=style.PAPER,
-            hatch=_HATCHES[index % 7],
-            label=record.name,
-        )
+        look: dict[str, Any] = {"color": style.COLOURS[index % 7], "hatch": _HATCHES[index % 7]}
+        look |= {"edgecolor": style.PAPER, "label": record.name}
+        axes.bar(index, 0.0 if value is None else value, width=0.72, **look)
         text = "–" if value is None else f"{value:.2f}"
         axes.text(index, (value or 0.0) + 0.02, text, ha="center", fontsize=8)
     axes.set_xticks([])

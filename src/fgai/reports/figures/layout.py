@@ -12,21 +12,15 @@ Places = NDArray[np.float64]
 
 
 def _around(count: int) -> Places:
-    """Return [count, 2] places on a circle, clockwise from the top."""
+    """[count, 2] positions on a circle, clockwise from the top."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Places:
-    """Return [count, 2] places in the unit square: edges pull, all pairs push, cooled step by step.
+    """[count, 2] positions in the unit square: edges [E, 2] pull, all pairs push, cooled step by step.
 
-    Starts on a circle instead of at random, so equal graphs look equal. For at most a few hundred nodes:
-    each round looks at every pair.
-
-    Args:
-        count: nodes.
-        edges: [E, 2] pairs of node numbers; direction, loops and repeats do not matter.
-        rounds: steps.
+    Starts on a circle, so equal graphs look equal. Each round looks at every pair.
 
     Reference: Fruchterman, Reingold, Graph Drawing by Force-directed Placement, 1991.
     """
@@ -37,9 +31,7 @@ def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Place
     joined[pairs[:, 0], pairs[:, 1]] = joined[pairs[:, 1], pairs[:, 0]] = 1.0
     ideal = 1.0 / np.sqrt(count)
     places = _around(count) * 0.5
-    places *= (
-        0.75 + 0.25 * np.cos(7.0 * np.arange(count))[:, None]
-    )  # off the circle, or opposite forces cancel
+    places *= 0.75 + 0.25 * np.cos(7.0 * np.arange(count))[:, None]  # or opposite forces cancel
     for step in range(rounds):
         apart = places[:, None] - places[None]
         length = np.sqrt((apart**2).sum(-1)).clip(1e-3)
@@ -53,7 +45,7 @@ def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Place
 
 
 def _between(places: Places, anchors: list[list[int]]) -> Places:
-    """Return places for new nodes, outside the others, each in the direction of the nodes it is joined to."""
+    """Positions of new nodes, outside the others, each in the direction of the nodes it is joined to."""
     out = np.zeros((len(anchors), 2))
     for index, ends in enumerate(anchors):
         middle = places[ends].mean(0) if ends else np.zeros(2)
@@ -83,13 +75,10 @@ def _surroundings(graph: Graph, node: int, size: int) -> list[int]:
     if not 0 <= node < graph.num_nodes:
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     rowptr, source = graph.adjacency.rowptr.tolist(), graph.adjacency.source
-    found, spot = [node], 0
-    seen = {node}
-    while spot < len(found) and len(found) < size:
-        here = found[spot]
-        for neighbour in source[rowptr[here] : rowptr[here + 1]].tolist():
-            if neighbour not in seen and len(found) < size:
-                seen.add(neighbour)
-                found.append(neighbour)
-        spot += 1
-    return found
+    queue = [node]
+    for here in queue:
+        near = dict.fromkeys(source[rowptr[here] : rowptr[here + 1]].tolist())
+        queue += [n for n in near if n not in queue][: size - len(queue)]
+        if len(queue) >= size:
+            break
+    return queue

@@ -67,13 +67,13 @@ def attention_colours() -> Colormap:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw inside the block with the settings of this module; global settings come back afterwards."""
+    """Draw the block with the settings of this module."""
     with mpl.rc_context(_SETTINGS):
         yield
 
 
 def blank(width: float, height: float) -> Figure:
-    """Return an empty figure of the given inches that makes room for its labels itself."""
+    """Return an empty figure of the given inches."""
     return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
 
 
@@ -84,7 +84,7 @@ def footnote(figure: Figure, text: str) -> None:
 
 
 def bare(axes: Axes) -> None:
-    """Take ticks and frame away: the place for a network."""
+    """Remove ticks and frame."""
     axes.set_xticks([])
     axes.set_yticks([])
     for spine in axes.spines.values():
@@ -93,13 +93,10 @@ def bare(axes: Axes) -> None:
 
 @typed
 def save(figure: Figure, path: Path | str, *, dpi: int = 200) -> Path:
-    """Write a figure as PNG, PDF or SVG, by the ending of `path`; the file is whole or not there.
-
-    Nothing in the file depends on the time, so equal figures give equal bytes.
+    """Write a figure as PNG, PDF or SVG, by the ending of `path`; equal figures give equal bytes.
 
     Raises:
-        InputError: for another ending.
-        FgaiError: if the folder cannot be written to.
+        InputError: another ending.
     """
     path = Path(path)
     kind = path.suffix.removeprefix(".").lower()
