@@ -60,6 +60,7 @@ def row_tvd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     return row_sum((w - w_other).abs(), rowptr) / 2
 
 
+@typed
 def same_shape(a: Tensor, b: Tensor) -> None:
     """Raise unless both are floating-point tensors of one shape."""
     if not a.is_floating_point() or not b.is_floating_point() or not a.dim():
