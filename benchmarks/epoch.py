@@ -43,7 +43,7 @@ from fgai.training import history_of
 FAN_OUT, LABELLED = (10, 5), 0.1
 MODEL: dict[str, Any] = {"hidden_channels": 8, "heads": 8, "num_layers": 2}
 TRAINING: dict[str, Any] = {
-    "epochs": 1, "preset": None, "progress": False, "batch_size": SEEDS, "fan_out": FAN_OUT,
+    "epochs": 1, "progress": False, "batch_size": SEEDS, "fan_out": FAN_OUT,
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Faithful training against vanilla training: seconds and peak memory per epoch, side by side.
 
-Both run as `fgai.train` and `fgai.make_faithful` run them, with the preset of model and dataset; on the GPU
+Both run as `fgai.train` and `fgai.make_faithful` run them, with their defaults; on the GPU
 their steps are captured in CUDA graphs. Validation is not counted. Faithful epochs of different kinds (clean
 graph, attacked graph) take turns, so times are means over pairs of epochs, and medians over those. On the CPU
 each way runs in a process of its own. Run:
@@ -22,7 +22,7 @@ from common import PeakMemory, show
 
 import fgai
 from fgai.attention import add_limits, prepared
-from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit, preset, untrained
+from fgai.training import FaithfulSettings, TrainConfig, Vanilla, fit, untrained
 from fgai.training.faithful import Faithful
 
 WAYS = ("vanilla", "fgai")
@@ -41,10 +41,10 @@ def measure(way: str, dataset: str, model: str, epochs: int, device: str, thread
     else:
         graph = graph.to(device)
         vanilla = fgai.train(model, graph, epochs=TRAINED, progress=False).eval()
-        graph, changes = prepared(vanilla, graph), preset("fgai", model, dataset)
-        recipe = Faithful(vanilla, graph, FaithfulConfig().replace(**changes))
+        graph = prepared(vanilla, graph)
+        recipe = Faithful(vanilla, graph, FaithfulSettings())
         network = copy.deepcopy(vanilla)
-        if recipe.config.limits:
+        if recipe.settings.limits:
             add_limits(network)
     fit(network, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
     # On the GPU the first 32 epochs, with the captures among them, are read in one go.

@@ -26,7 +26,7 @@ from fgai.models import GAT
 from fgai.reports.figures import style
 from fgai.sparse import Adjacency, Features, edge_keys
 from fgai.trackers import Tracker
-from fgai.training import FaithfulConfig, TrainConfig, Vanilla, fit
+from fgai.training import FaithfulSettings, TrainConfig, Vanilla, fit
 from fgai.training.faithful import Faithful
 
 WAYS = ("vanilla", "fgai")
@@ -60,7 +60,7 @@ def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float
     recipe: object = Vanilla(graph)
     if way == "fgai":
         recipe = Faithful(
-            GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device).eval(), graph, FaithfulConfig()
+            GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device).eval(), graph, FaithfulSettings()
         )
     # Captured epochs are read 32 at a time; on large graphs after each one, which costs nothing there.
     large = graph.num_edges > 3e7

@@ -28,7 +28,7 @@ import fgai
 from fgai.attacks import draw_endpoints
 from fgai.attention import prepared
 from fgai.graph import Graph
-from fgai.training import FaithfulConfig, TrainConfig, fit, preset, untrained
+from fgai.training import FaithfulSettings, TrainConfig, fit, untrained
 from fgai.training.faithful import Faithful
 
 WAYS = ("usual", "fgai")
@@ -121,7 +121,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     graph = fgai.load_dataset(dataset)
     model = untrained(args.model, graph)
     graph = prepared(model, graph)
-    config = FaithfulConfig().replace(**preset("fgai", args.model, dataset))
+    config = FaithfulSettings()
     if args.way == "usual":
         training = UsualTraining(args.model, graph, config.nodes, config.edges)
         times = []

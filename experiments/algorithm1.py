@@ -3,48 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import pi
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fgai import Graph, InputError
+from experiments.terms import DIVERGENCES, prediction_distance
+from fgai import Graph
 from fgai.attacks import balls
 from fgai.attention import LayerAttention, evaluating, observe
+from fgai.checks import above, one_of, whole
+from fgai.tasks import task_of
 from fgai.topk import topk_l1, topk_mask
-from fgai.training import Drawn, Faithful, FaithfulConfig, prediction_distance
+from fgai.training import Drawn, Recipe, Targets, TrainConfig, epoch_seed
 
 NORM = "l1"
 """Of the balls around the attention of every node, as in the paper."""
 OVERSHOOT = 2.5
 """All steps together, in radii: enough to cross a ball from a random point and to turn on its surface."""
-OUTPUT_LAYER: dict[str, Any] = {"layers": "last", "scope": "graph", "limits": False}
-"""The paper explains by the output layer, and by the top K of the whole graph."""
-PRINTED: dict[str, Any] = {
-    "form": "paper",
-    "divergence": "logits",
-    "closeness_by": "logits",
-    "similarity": 1e5,
-    "prediction_stability": 1.0,
-    "explanation_stability": 1e5,
-    "ramp": 0.0,
-    "radius": 0.1,
-    "steps": 10,
-    "epochs": 200,
-    "lr": 0.01,
-    "weight_decay": 5e-4,
-    "decay": 0.0,
-    "validate_every": 10_000,
-}
-"""Algorithm 1 as printed: its weights, total variation of outputs, Adam's settings, the last weights kept.
-Radius and steps are not printed: these are the level and the steps of its attack on features."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AscentSettings:
+    """Algorithm 1 as printed: weights, total variation of outputs, Adam; the last weights are kept.
+
+    Attributes:
+        closeness: weight, as the next three.
+        similarity: of the attention to the vanilla model's.
+        prediction_stability: under δ.
+        explanation_stability: under ρ.
+        divergence: of predictions, see `prediction_distance`.
+        k: K of the graph-wide top-K; None for half the number of edges, as in all of its experiments.
+        radius: of the balls; not printed, this is the level of its attack on features.
+        steps: of the ascents; not printed, these are those of its attack on features.
+        epochs: of the training.
+        lr: Adam's learning rate.
+        weight_decay: l2 penalty.
+    """
+
+    closeness: float = 1.0
+    similarity: float = 1e5
+    prediction_stability: float = 1.0
+    explanation_stability: float = 1e5
+    divergence: str = "logits"
+    k: int | None = None
+    radius: float = 0.1
+    steps: int = 10
+    epochs: int = 200
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+
+    def __post_init__(self) -> None:
+        one_of(self.divergence, "divergence", DIVERGENCES)
+        above(self.radius, "radius", 0.0)
+        whole(self.steps, "steps", 1)
+
+    @property
+    def train(self) -> TrainConfig:
+        """Of the loop, which validates at the last epoch alone."""
+        return TrainConfig(
+            epochs=self.epochs,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            patience=self.epochs,
+            validate_every=self.epochs,
+        )
+
 
 Objective = Callable[[Sequence[Tensor]], Tensor]
 
 
-class Ascent(Faithful):
-    """The recipe of the paper's Algorithm 1.
+class Ascent(Recipe):
+    """The recipe of the paper's Algorithm 1, at the output layer.
 
         δ_p = Π(δ_{p−1} + γ ∇ D(y(w~), y(w~ + δ_{p−1})))      Π: nearest point with ‖δ_i‖₁ ≤ R at every node i
         ρ_q = Π(ρ_{q−1} + τ ∇ L(w~, w~ + ρ_{q−1}))
@@ -53,7 +85,8 @@ class Ascent(Faithful):
     Both start at random points of their balls in every epoch and take `steps` steps. γ and τ are such that
     every node moves by 2.5 R / steps along its own part of the gradient; the paper gives neither them nor the
     radius. Where it prints a minus sign (ρ in the algorithm) its text has a plus, and both climb here. δ has
-    every head of a layer in a ball of its own; ρ is on the mean over heads, which is what L reads.
+    every head of a layer in a ball of its own; ρ is on the mean over heads, which is what L reads. No nodes
+    are injected and there are no limits.
 
     L(w~, w~ + ρ) has no gradient in w~, for ρ is fixed when w~ moves: the term is shown and trains nothing
     (see docs/method.md).
@@ -61,57 +94,80 @@ class Ascent(Faithful):
     Args:
         vanilla: trained; only read.
         graph: prepared for it.
-        config: see `FaithfulConfig`; `steps` and `radius` are those of the ascents. No nodes are injected
-            and the margin is not trained.
-
-    Raises:
-        InputError: the config has limits, which Algorithm 1 does not know.
+        settings: see `AscentSettings`.
     """
 
     name = "fgai-ascent"
     capturable = True
 
-    def __init__(self, vanilla: nn.Module, graph: Graph, config: FaithfulConfig) -> None:
-        if config.limits:
-            raise InputError("Algorithm 1 trains without limits, give `limits=False`")
-        super().__init__(vanilla, graph, config.replace(adversary="attention", margin=0.0))
+    def __init__(self, vanilla: nn.Module, graph: Graph, settings: AscentSettings) -> None:
+        self.vanilla, self.graph, self.settings = vanilla, graph, settings
+        self.k = settings.k or max(1, graph.num_edges // 2)
+        self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Freeze the vanilla targets and see how many heads each layer has."""
-        super().start(model, seed)
+        """Compute the vanilla targets and see how many heads the output layer has."""
+        self.seed = seed
         with evaluating(self.vanilla, freeze=True):
+            self.targets = Targets.of(self.vanilla, self.graph)
             attention = observe(self.vanilla, self.graph, ranked=False).attention
-        self.layers = attention.select(self.config.layers).detach()
-        self.first = len(attention) - len(self.layers)
-        self.same = torch.tensor(self.stream(-2), device=self.graph.device)
+        self.layers = [attention.layers[-1].detach()]
+        self.rowptrs, self.first = self.targets.rowptrs[-1:], len(attention) - 1
+        self.same = torch.tensor(self._stream(-2), device=self.graph.device)
 
-    def drawn(self, epoch: int) -> Drawn:
-        """Return the draws of the clean terms, and the seed of the random points."""
-        drawn = super().drawn(epoch)
-        return Drawn(drawn.kind, {**drawn.tensors, "seed": torch.tensor(self.stream(epoch))})
+    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield the clean terms, then both stability terms at the ends of the ascents."""
+        return self.replayed(model, self._drawn(epoch).to(self.graph.device))
+
+    def draw(self, epoch: int) -> Drawn | None:
+        """Return the seed of the random points."""
+        return self._drawn(epoch) if task_of(self.graph).steady else None
+
+    def _drawn(self, epoch: int) -> Drawn:
+        return Drawn("step", {"seed": torch.tensor(self._stream(epoch))})
+
+    def _stream(self, epoch: int) -> int:
+        return epoch_seed(self.seed, epoch) ^ 0x5DEECE66D
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
-        """Yield the clean terms, then both stability terms at the ends of the ascents."""
-        yield from super().replayed(model, drawn)
+        """Yield the same from draws on the device."""
+        model.eval()
+        yield self._weighted(self.clean(model))
         delta, rho = self.climbed(model, Hashed(drawn.tensors["seed"]))
-        terms = self.stability(model, delta, rho)
-        yield {**terms, "total": self.lesson.total(terms) * drawn.tensors["rise"]}
+        yield self._weighted(self.stability(model, delta, rho))
+
+    def score(self, model: nn.Module) -> float:
+        """Return minus the total, its ascents from points that are the same in every epoch."""
+        return float(self.measure(model))
 
     def measure(self, model: nn.Module) -> Tensor:
-        """Return minus the total, its ascents from points that are the same in every epoch."""
-        clean = super().measure(model)
+        """Return the score as a tensor."""
         delta, rho = self.climbed(model, Hashed(self.same))
         with evaluating(model), torch.no_grad():
-            return clean - self.lesson.total(self.stability(model, delta, rho))
+            terms = {**self.clean(model), **self.stability(model, delta, rho)}
+            return -self._weighted(terms)["total"]
+
+    def _weighted(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        total = sum(getattr(self.settings, name) * value for name, value in terms.items())
+        return {**terms, "total": torch.as_tensor(total)}
+
+    def clean(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return closeness and similarity."""
+        seen = observe(model, self.graph, heads="mean", grad=True, ranked=False)
+        target, w = self.targets.attention[-1], seen.attention.layers[-1].heads()
+        return {
+            "closeness": prediction_distance(self.targets.logits, seen.logits, "logits"),
+            "similarity": topk_l1(target, w, self.rowptrs[0], self.k, "graph", form="paper"),
+        }
 
     def starts(self, generator: Any) -> tuple[list[Tensor], list[Tensor]]:
         """Return a random δ [E, H] and ρ [E] of every layer that counts, inside their balls."""
         delta = [self._random(layer, generator) for layer in self.layers]
-        rho = [self._random(layer, generator) for layer in self.lesson.targets.layers]
+        rho = [self._random(layer, generator) for layer in self.targets.layers[-1:]]
         return delta, [one[:, 0] for one in rho]
 
     def _random(self, layer: LayerAttention, generator: Any) -> Tensor:
-        values, radius = layer.values, self.config.radius
+        values, radius = layer.values, self.settings.radius
         options: dict[str, Any] = {"generator": generator, "dtype": values.dtype}
         heads = range(layer.num_heads)
         points = [balls.random_point(layer.rowptr, len(values), radius, NORM, **options) for _ in heads]
@@ -127,10 +183,10 @@ class Ascent(Faithful):
         delta, rho = self.starts(generator)
         with evaluating(model, freeze=True):
             clean = observe(model, self.graph, heads="mean", ranked=False)
-            attention = [layer.heads() for layer in clean.attention.select(self.config.layers)]
+            attention = [clean.attention.layers[-1].heads()]
             delta = self._ascended(lambda at: self._moved(clean.logits, self._logits(model, at)), delta)
-            rows = zip(attention, self.lesson.targets.rowptrs, strict=True)
-            known = [topk_mask(w, ptr, self.config.k2, self.config.scope) for w, ptr in rows]
+            rows = zip(attention, self.rowptrs, strict=True)
+            known = [topk_mask(w, ptr, self.k, "graph") for w, ptr in rows]
             rho = self._ascended(lambda at: self._reordered(attention, at, known), rho)
         return delta, rho
 
@@ -139,14 +195,14 @@ class Ascent(Faithful):
     ) -> dict[str, Tensor]:
         """Return D(y(w~), y(w~ + δ)) and L(w~, w~ + ρ); gradients flow through both sides, as printed."""
         seen = observe(model, self.graph, heads="mean", grad=True, ranked=False)
-        attention = [layer.heads() for layer in seen.attention.select(self.config.layers)]
+        attention = [seen.attention.layers[-1].heads()]
         return {
             "prediction_stability": self._moved(seen.logits, self._logits(model, delta)),
             "explanation_stability": self._reordered(attention, rho, [None] * len(rho)),
         }
 
     def _ascended(self, objective: Objective, points: Sequence[Tensor]) -> list[Tensor]:
-        return ascend(objective, points, self.lesson.targets.rowptrs, self.config.radius, self.config.steps)
+        return ascend(objective, points, self.rowptrs, self.settings.radius, self.settings.steps)
 
     def _logits(self, model: nn.Module, delta: Sequence[Tensor]) -> Tensor:
         """Return the model's logits with δ added to the attention of the layers that count."""
@@ -154,15 +210,15 @@ class Ascent(Faithful):
         return observe(model, self.graph, heads="mean", grad=True, ranked=False, perturb=perturb).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
-        return prediction_distance(clean, perturbed, self.config.divergence, self.lesson.targets.scale)
+        return prediction_distance(clean, perturbed, self.settings.divergence, self.targets.scale)
 
     def _reordered(
         self, attention: Sequence[Tensor], rho: Sequence[Tensor], known: Sequence[Tensor | None]
     ) -> Tensor:
         """Return L(w, w + ρ) summed over layers; `known` are the top-k of w, where they were found before."""
-        config, total = self.config, attention[0].new_zeros(())
-        for w, one, ptr, top in zip(attention, rho, self.lesson.targets.rowptrs, known, strict=True):
-            total = total + topk_l1(w, w + one, ptr, config.k2, config.scope, form=config.form, known=top)
+        total = attention[0].new_zeros(())
+        for w, one, ptr, top in zip(attention, rho, self.rowptrs, known, strict=True):
+            total = total + topk_l1(w, w + one, ptr, self.k, "graph", form="paper", known=top)
         return total
 
 

@@ -180,11 +180,13 @@ def _expand(table: dict[str, Any], source: str) -> list[Cell]:
 
 
 def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a stored record with the names that models use today.
+    """Return the settings of a stored record with the names that models and trainings use today.
 
-    `layers` of a training (`"all"`, `"last"`) is another setting and stays.
+    `layers` of a training (`"all"`, `"last"`) is an old setting and stays.
     """
     names = {"channels": "hidden_channels", "layers": "num_layers", "width": "hidden_channels"}
+    renamed = {"cut": "clip_share", "soften": "shrink", "k2": "k"}
+    settings = {renamed.get(name, name): value for name, value in settings.items()}
     out = {}
     for name, value in settings.items():
         known = names.get(name, name) if isinstance(value, int) else name

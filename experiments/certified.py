@@ -45,7 +45,9 @@ def features_alone(store: Store, model: str, dataset: str) -> Estimate | None:
 def _records(store: Store, model: str, dataset: str, row: str) -> Iterator[dict[str, Any]]:
     for record in store.records("inject"):
         cell = Cell.from_dict(record["cell"])
-        if (cell.model, cell.dataset, cell.row) == (model, dataset, row) and change_of(record, cell) is None:
+        if (cell.model, cell.dataset, cell.row) == (model, dataset, row) and change_of(
+            record, cell, earlier=True
+        ) is None:
             yield record
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments import methods
 from experiments.cells import Cell, current_names
 from experiments.fingerprint import change_of, other_searches
-from experiments.results import DATASETS, MODELS, ROWS, SHARING
+from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from experiments.trained import settings_of
 from fgai.errors import InputError
 from fgai.metrics import METRICS, Quantity
-from fgai.records import look_up
-from fgai.tasks import TASKS
-from fgai.training import METHODS
 
-TABLES = tuple(dict.fromkeys(task.presets for task in TASKS.values()))
+UNTUNED = ("fgai", "limits", "harden")
+"""Methods with one setting for every graph."""
+TABLES = ("", "link", "graph")
 """Searched one by one: nodes, links, graphs; their presets are `[...]`, `[link....]` and `[graph....]`."""
 
 CRITERION = Quantity(
@@ -34,23 +31,11 @@ CRITERION = Quantity(
 SEEDS = 2
 """A setting for nodes ships only if it holds on so many."""
 MOST_BELOW = 0.03
-"""How far a seed may lie below the mean of all in the criterion, and below what attention keeps at least. A
-trial whose criterion falls further may ship nevertheless, if its worst seed is above those of all others."""
+"""How far a seed may lie below the mean of all in the criterion. A trial whose criterion falls further ships
+if its worst seed is above those of all others."""
 NOISE = 0.01
 """Differences of the criterion that two seeds cannot tell apart (one standard error of F1 on the validation
 nodes of Photo is .009): within them the preset in use stays."""
-KEPT = {
-    "similarity.all": 0.85,
-    "similarity.sharpest": 0.9,
-    "sharpness.all": 0.9,
-    "sharpness.sharpest": 0.9,
-}
-"""What the attention of `fgai` keeps at least, see `experiments.validation.validate`."""
-
-
-SHARED = {("fgai", ""): ("GAT", "GATv2"), ("fgai", "GT"): ("GT",)}
-"""Tables for graphs that have none of their own, by method and model, and the models each is chosen with, on
-the graphs `SHARING` it together."""
 
 
 class Trial(NamedTuple):
@@ -80,7 +65,7 @@ class Trial(NamedTuple):
 
 
 Case = tuple[str, str, str]
-"""Method, model and dataset; for graphs that share a preset a key of `SHARED`, and no dataset."""
+"""Method, model and dataset."""
 
 
 def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, list[Trial]]:
@@ -90,8 +75,7 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     and graphs it is the clean score, for what they are there for is to be compared with. Trials are compared
     by their means over seeds or folds, those run on fewer seeds than others come last. Equal trials are
     ordered by the text of their settings, so the choice never depends on the order of files. Trials that
-    would be run otherwise now, because what they start from was chosen anew, are passed over. Trials on
-    graphs that share a preset are one, see `_shared`.
+    would be run otherwise now, because what they start from was chosen anew, are passed over.
 
     Args:
         store: with search records.
@@ -101,35 +85,20 @@ def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, l
     runs: dict[Case, dict[str, list[Run]]] = {}
     for record in store.records(Cell(kind="search", task=task).folder):
         cell = Cell.from_dict(record["cell"])
-        wanted = other_searches(record, cell) is not None if older else change_of(record, cell) is None
+        wanted = (
+            other_searches(record, cell) is not None
+            if older
+            else change_of(record, cell, earlier=True) is None
+        )
         if not wanted:
             continue
         text = json.dumps(cell.settings, sort_keys=True)
         runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(Run.of(record))
-    shared = {} if task or older else _shared(runs)
-    found = shared | {
-        case: [
-            _trial([held[text]], case[0], task)
-            for text in sorted(held, key=lambda one: _order(held[one], one))
-        ]
+    found = {
+        case: [_trial(held[text], task) for text in sorted(held, key=lambda one: _order(held[one], one))]
         for case, held in runs.items()
     }
     return dict(sorted(found.items(), key=lambda item: tuple(map(_rank, item[0]))))
-
-
-def _shared(runs: dict[Case, dict[str, list[Run]]]) -> dict[Case, list[Trial]]:
-    """Take the runs on graphs that share a preset out and put those of equal settings together."""
-    found: dict[Case, list[Trial]] = {}
-    for (method, table), models in SHARED.items():
-        pool: dict[str, list[list[Run]]] = {}
-        for model, dataset in itertools.product(models, SHARING):
-            for text, held in runs.pop((method, model, dataset), {}).items():
-                pool.setdefault(text, []).append(held)
-        whole = len(models) * len(SHARING)
-        made = [_trial(held, method, "", whole) for _, held in sorted(pool.items())]
-        if made:
-            found[method, table, ""] = sorted(made, key=lambda trial: (-trial.seeds, -trial.criterion))
-    return found
 
 
 class Run(NamedTuple):
@@ -154,43 +123,26 @@ def _order(runs: list[Run], text: str) -> tuple[int, float, str]:
     return (-len(runs), -fmean(run.criterion for run in runs), text)
 
 
-def _trial(held: list[list[Run]], method: str, task: str, whole: int = 1) -> Trial:
-    """One trial from its runs: on each pair of model and graph, of which there should be so many, every seed.
-
-    Attention must keep what it keeps at least on every pair. A fall of the criterion is one of its mean over
-    all pairs: on a small graph alone, two splits differ by more than settings do.
-    """
-    reasons = [f"run on {len(held)} of {whole} pairs of model and graph" if len(held) < whole else ""]
-    reasons += [_reason(runs, method) for runs in held]
-    seeds = set.intersection(*({run.seed for run in runs} for runs in held))
-    runs = list(itertools.chain.from_iterable(held))
-    pooled = {seed: fmean(run.criterion for run in runs if run.seed == seed) for seed in seeds}
+def _trial(runs: list[Run], task: str) -> Trial:
+    """One trial from its runs on every seed."""
+    scores = {run.seed: run.criterion for run in runs}
+    mean = fmean(run.criterion for run in runs)
     return Trial(
         runs[0].settings,
-        criterion=fmean(run.criterion for run in runs),
+        criterion=mean,
         clean=fmean(run.scores["clean"] for run in runs),
         attacked=fmean(run.scores["attacked"] for run in runs),
         key=runs[0].key,
-        seeds=len(seeds),
-        least=min(pooled.values(), default=0.0),
-        reason="" if task else next(filter(None, reasons), ""),
-        fell="" if task or not pooled else _low("criterion", pooled, fmean(pooled.values())),
+        seeds=len(scores),
+        least=min(scores.values()),
+        reason="" if task else _reason(runs),
+        fell="" if task else _low("criterion", scores, mean),
     )
 
 
-def _reason(runs: list[Run], method: str) -> str:
-    """Why a setting for nodes may not become a preset: it must hold on every seed, and on two at least."""
-    if len(runs) < SEEDS:
-        return f"run on {len(runs)} of {SEEDS} seeds"
-    for name, least in (KEPT if method == "fgai" else {}).items():
-        held = {run.seed: look_up(run.scores, name) for run in runs}
-        if None in held.values():
-            return f"`{name}` is not recorded"
-        if (mean := fmean(held.values())) < least:
-            return f"keeps {mean:.3f} of `{name}`, {least} are wanted"
-        if low := _low(name, held, least):
-            return low
-    return ""
+def _reason(runs: list[Run]) -> str:
+    """Why a setting for nodes may not become a preset: it must be run on two seeds."""
+    return f"run on {len(runs)} of {SEEDS} seeds" if len(runs) < SEEDS else ""
 
 
 def _low(name: str, held: Mapping[int, float], wanted: float) -> str:
@@ -201,39 +153,11 @@ def _low(name: str, held: Mapping[int, float], wanted: float) -> str:
     return f"seed {seed} has {held[seed]:.3f} of `{name}`, where the mean is {fmean(held.values()):.3f}"
 
 
-def least_regret(
-    store: Store, method: str, models: Collection[str], *, older: bool = False
-) -> dict[str, Any]:
-    """Return the settings for graphs that were not searched: their worst loss to a pair's best is smallest.
+def presets(store: Store) -> str:
+    """Return `experiments/presets.toml` with the best trials laid over it.
 
-    Args:
-        store: with search records of nodes.
-        method: e.g. `fgai`.
-        models: whose pairs with all graphs count; only trials run on every one of them are compared.
-        older: see `trials`.
-
-    Raises:
-        InputError: the folder holds no such trials.
-    """
-    losses: dict[str, list[float]] = {}
-    for case, held in trials(store, older=older).items():
-        if case[0] == method and case[1] in models:
-            for trial in held:
-                text = json.dumps(trial.settings, sort_keys=True)
-                losses.setdefault(text, []).append(held[0].criterion - trial.criterion)
-    if not losses:
-        raise InputError(f"no trials of {method!r} in {store.root}; run `fgai bench run search` first")
-    pairs = max(map(len, losses.values()))
-    best = min((max(found), text) for text, found in losses.items() if len(found) == pairs)
-    settings: dict[str, Any] = json.loads(best[1])
-    return settings
-
-
-def presets(store: Store, *, experiments: bool = False) -> str:
-    """Return the package's presets as TOML, the best trials laid over them.
-
-    Comments stay as they are, and so do general tables, but for those that `SHARED` graphs choose;
-    `[method.MODEL.dataset]`, and the same under `[link]` and `[graph]`, are replaced where a search was run.
+    Comments and general tables stay; `[method.MODEL.dataset]`, and the same under `[link]` and `[graph]`, are
+    replaced where a search was run. Methods with one setting for every graph (`UNTUNED`) are passed over.
 
     A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
     best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
@@ -241,18 +165,15 @@ def presets(store: Store, *, experiments: bool = False) -> str:
 
     Args:
         store: with search records.
-        experiments: those of the methods in `experiments.methods` instead.
 
     Raises:
         InputError: the folder holds no search, or of some method, model and dataset no setting holds.
     """
     made, refused = dict[str, dict[str, Any]](), list[str]()
-    known = {*methods.METHODS} - {*METHODS} if experiments else METHODS
-    source = methods.PRESETS if experiments else files("fgai.training").joinpath("presets.toml")
     for task in TABLES:
         for case, held in trials(store, task).items():
             name = ".".join(filter(None, (task, *case)))
-            if case[0] not in known:
+            if case[0] in UNTUNED:
                 continue
             good = chosen(case, held, task)
             if good is not None:
@@ -263,28 +184,12 @@ def presets(store: Store, *, experiments: bool = False) -> str:
         raise InputError(f"no setting holds on {SEEDS} seeds for {'; '.join(refused)}; add trials or seeds")
     if not made:
         raise InputError(f"there are no search records in {store.root}; run `fgai bench run search` first")
-    text = source.read_text(encoding="utf-8")
-    tables = {".".join(filter(None, key)) for key in SHARED}
-    shared = {name: settings for name, settings in made.items() if name in tables}
-    blocks = [
-        _renewed(block, shared) for block in _blocks(text) if block[0] in shared or block[0] not in made
-    ]
+    blocks = [block for block in _blocks(methods.PRESETS.read_text(encoding="utf-8")) if block[0] not in made]
     for name, settings in made.items():
-        if name in shared:
-            continue
         general = name.rsplit(".", 2)[0]
         same = [at for at, (other, _) in enumerate(blocks) if f"{other}.".startswith(f"{general}.")]
         blocks.insert(same[-1] + 1 if same else len(blocks), (name, _table(name, settings)))
     return "".join(body for _, body in blocks)
-
-
-def _renewed(block: tuple[str, str], made: Mapping[str, dict[str, Any]]) -> tuple[str, str]:
-    """A general table with new settings, below the comment it has."""
-    name, body = block
-    if name not in made:
-        return block
-    comment = body[: body.index(f"[{name}]")]
-    return name, comment + _table(name, made[name])
 
 
 def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
@@ -310,8 +215,6 @@ def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
 def is_in_use(case: Case, trial: Trial, task: str = "") -> bool:
     """Whether the presets of today give a method all that a trial sets."""
     method, model, dataset = case
-    if not dataset:
-        model, dataset = SHARED[method, model][0], SHARING[0]
     now = settings_of(Cell(method=method, model=model, dataset=dataset, task=task))
     given = {**now["defaults"], **now["settings"]}
     return all(given.get(name) == value for name, value in trial.settings.items())

@@ -172,16 +172,13 @@ def choose(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file instead of standard output.")
     ] = None,
-    experiments: Annotated[
-        bool, typer.Option("--experiments", help="Presets of the methods that the package does not have.")
-    ] = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Print the presets with the best settings of the search, by validation nodes alone, as TOML."""
     from experiments.choose import presets
 
-    out, text = Output(json, quiet), presets(Store(results), experiments=experiments)
+    out, text = Output(json, quiet), presets(Store(results))
     if output is not None:
         write_atomic(checked_output(output), text)
         out.say(f"written to {output}")

@@ -19,7 +19,7 @@ from fgai.certificates import ARITHMETIC, PROMISE, certify
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
-from fgai.training import TERMS, History
+from fgai.training import History
 
 ROWS = ("vanilla", "ln", "at", "fgai")
 RADIUS = 0.01
@@ -91,7 +91,7 @@ def history_of(record: dict[str, Any]) -> History:
     set_to = settings_in(record)
     if "closeness" in set_to:
         curve = [
-            {**point, "total": sum(set_to[name] * point[name] for name in TERMS if name in point)}
+            {**point, "total": sum(set_to[name] * point[name] for name in set_to if name in point)}
             for point in curve
         ]
     terms: list[dict[str, float]] = []

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments.cells import Cell, current_names
@@ -15,18 +16,21 @@ from experiments.trained import settings_of, training_code
 from experiments.validation import short_attack
 from fgai.attacks import Attack, make_attack
 from fgai.records import plain
+from fgai.training import FaithfulSettings, HardenSettings
 
 ATTACKED = ("evaluate", "attack", "search")
 """Kinds of cells whose numbers depend on a search."""
 LATER = {
-    "certified": 0.0,
     "sharpness": 0.0,
-    "neighbours": 1,
-    "closeness_by": "relative",
-    "form": "tv",
-    "lean": 0.0,
 }
 """Settings that records of before lack, with the values that change nothing."""
+
+OLD = (
+    "scope", "layers", "form", "k1", "divergence", "closeness_by", "contrast", "explanation_stability",
+    "certified", "neighbours", "adversary", "space", "ramp", "turns", "step_size", "dropout",
+)  # fmt: skip
+UNUSED = {*OLD, *FaithfulSettings.names()} - {*HardenSettings.names()}
+"""Old and new settings of faithful training alone."""
 
 
 def fingerprint(cell: Cell) -> dict[str, Any]:
@@ -43,30 +47,56 @@ def fingerprint(cell: Cell) -> dict[str, Any]:
     }
 
 
-def change_of(record: Mapping[str, Any], cell: Cell) -> str | None:
-    """Return the first thing that would be otherwise if a record were made now, in words, or None."""
-    return _other_settings(record, cell) or other_searches(record, cell)
+def change_of(record: Mapping[str, Any], cell: Cell, *, earlier: bool = False) -> str | None:
+    """Return the first thing that would be otherwise if a record were made now, in words, or None.
+
+    Args:
+        record: of the cell.
+        cell: as it would be run now.
+        earlier: records of earlier settings that nothing has replaced yet count as if they had today's.
+    """
+    settings = None if earlier and is_earlier(record) else _other_settings(record, cell)
+    return settings or other_searches(record, cell)
+
+
+@functools.cache
+def _earlier() -> frozenset[str]:
+    return frozenset(Path(__file__).with_name("earlier.txt").read_text(encoding="utf-8").split())
+
+
+def is_earlier(record: Mapping[str, Any]) -> bool:
+    """Whether a record has the settings of before there was one for every graph, and stands in its tables.
+
+    `earlier.txt` lists the last such record of each cell. A cell that is run again has today's settings.
+    """
+    training = record.get("training", {})
+    old = "ramp" in {**training.get("defaults", {}), **training.get("settings", {})}
+    return old and record.get("key") in _earlier()
 
 
 def is_older(record: Mapping[str, Any]) -> bool:
-    """Whether a record would be made otherwise now."""
-    return change_of(record, Cell.from_dict(record["cell"])) is not None
+    """Whether a record is left out of tables: it would be made otherwise now, and a later one may exist."""
+    return change_of(record, Cell.from_dict(record["cell"]), earlier=True) is not None
 
 
 def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
     """One sentence that tells how many cells have records of other settings or searches, or none."""
     held = [record for cell in cells if (record := store.read(cell)) is not None]
-    count = sum(record["status"] == "done" and is_older(record) for record in held)
-    said = f"{count} of {len(cells)} cells were trained with other settings than today's presets."
+    count = sum(record["status"] == "done" and (is_earlier(record) or is_older(record)) for record in held)
+    said = f"{count} of {len(cells)} cells were trained with other settings than today's."
     return [said] * bool(count)
 
 
 def _other_settings(record: Mapping[str, Any], cell: Cell) -> str | None:
     """The first setting that is another one now, of the training or of its parent's."""
     was, now = (_sides(values) for values in (record.get("training", {}), settings_of(cell)))
+    faithful = cell.method.startswith("fgai")
     for side, settings in now.items():
         then = current_names(was[side]) if was[side] else settings
         then = {**{name: value for name, value in LATER.items() if name in settings}, **then}
+        # Records of baselines also hold settings of faithful training, which they never used.
+        unused = set() if faithful else UNUSED - settings.keys()
+        then = {name: value for name, value in then.items() if name not in unused}
         for name in sorted({**then, **settings}):
             if then.get(name) != settings.get(name):
                 return f"another {name!r} ({side}: {then.get(name)!r}, now {settings.get(name)!r})"

@@ -15,27 +15,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.algorithm1 import OUTPUT_LAYER, PRINTED, Ascent
+from experiments.algorithm1 import Ascent, AscentSettings
 from experiments.defences import DEFENCES, Regularised
+from experiments.terms import paper_terms
 from fgai import Graph, make_faithful, train, training
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.models import MODELS
 from fgai.tasks import task_of
-from fgai.training import FaithfulConfig, TrainConfig, epoch_seed, seeded
+from fgai.training import CERTIFIED, FaithfulSettings, HardenSettings, TrainConfig, epoch_seed, seeded
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "fgai-paper": {**OUTPUT_LAYER, **PRINTED, "adversary": "ascent"},
-    "fgai-injection": OUTPUT_LAYER,
+VARIANTS = ("fgai-paper", "fgai-injection")
+"""Variants of faithful training: Algorithm 1 as printed, and the released code's."""
+RELEASED: dict[str, Any] = {
+    "closeness": 1.0,
+    "similarity": 7.0,
+    "prediction_stability": 1.0,
+    "margin": 0.0,
+    "sharpness": 0.0,
+    "limits": False,
 }
-"""Variants of faithful training, and the settings in which each differs from `FaithfulConfig`'s defaults."""
-FIXED = ("adversary", "limits", "margin")
-"""Settings of faithful training that Algorithm 1 does not have."""
-METHODS = (*training.METHODS, *VARIANTS, *DEFENCES)
+"""Settings of `fgai-injection` over those of `FaithfulSettings`."""
+RELEASED_TERMS: dict[str, Any] = {"divergence": "log", "explanation_stability": 1.0}
+"""Its settings of terms that the package does not have."""
+METHODS = (*training.METHODS, "at-limits", *VARIANTS, *DEFENCES)
 ALONE = (*training.ALONE, *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
+BELOW = {"at-limits": "at", **dict.fromkeys(DEFENCES, "vanilla")}
+"""The method whose tables a method's own are laid over."""
 PRESETS = Path(__file__).with_name("presets.toml")
-"""Settings of the methods here, by method, model and dataset."""
+"""Settings by method, model and dataset; links and small graphs in tables of their own."""
 
 
 @cache
@@ -43,37 +52,62 @@ def _presets() -> dict[str, Any]:
     return tomllib.loads(PRESETS.read_text(encoding="utf-8"))
 
 
+def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[str, Any]:
+    """Return the settings in `[method]`, `[method.MODEL]` and `[method.MODEL.dataset]`, later ones winning.
+
+    Links and small graphs have the same tables under `[link]` and `[graph]`. A method, model or dataset
+    without a table has no settings of its own.
+    """
+    found: dict[str, Any] = {}
+    level: Any = _presets().get(task, {}) if task in ("link", "graph") else _presets()
+    for name in (method, model, dataset):
+        level = level.get(name)
+        if not isinstance(level, dict):
+            break
+        found |= {key: value for key, value in level.items() if not isinstance(value, dict)}
+    return found
+
+
 def settings_for(
     method: str, model: str, dataset: str, task: str = "node", *, tuned: bool = True
 ) -> dict[str, Any]:
-    """Return the preset of a method; a defence takes the vanilla model's where it has none of its own."""
-    if method not in (*DEFENCES, *VARIANTS):
-        return training.settings_for(method, model, dataset, task, tuned=tuned)
-    found = training.preset("vanilla", model, dataset, task) if method in DEFENCES else {}
-    if tuned and task == "node":
-        found |= _presets().get(method, {}).get(model, {}).get(dataset, {})
-    return found
+    """Return the settings of a method, laid over those of the method it is a variant of.
+
+    Args:
+        method: one of `METHODS`; `fgai`, `limits` and `harden` have the package's defaults on every graph.
+        model: class name.
+        dataset: e.g. `amazon-photo`.
+        task: its name.
+        tuned: with the settings chosen for the method on this very dataset; the general ones otherwise.
+    """
+    below = preset(BELOW[method], model, dataset, task) if method in BELOW else {}
+    return {**below, **preset(method, model, dataset if tuned else "", task)}
 
 
 def setting_names(method: str, model: str) -> list[str]:
     """Return the names of the settings that a method takes: of the training, of the model, of the defence."""
     if method in DEFENCES:
         return sorted({*training.setting_names("vanilla", model), *DEFENCES[method].own})
-    if method == "fgai-paper":  # it injects nothing and has no limits
-        return [name for name in training.setting_names("fgai", model) if name not in FIXED]
-    return training.setting_names("fgai" if method in VARIANTS else method, model)
+    if method == "fgai-paper":
+        return sorted(each.name for each in dataclasses.fields(AscentSettings))
+    if method == "fgai-injection":
+        return sorted({*training.setting_names("fgai", model), *RELEASED_TERMS} - {"limits"})
+    return training.setting_names("harden" if method == "at-limits" else method, model)
 
 
 def defaults(method: str) -> dict[str, Any]:
-    """Return a method's settings where neither a preset nor the caller gives any."""
-    found = dataclasses.asdict(TrainConfig())
-    if method in DEFENCES:
-        found |= DEFENCES[method].defaults()
-    elif method not in ALONE:
-        faithful = dataclasses.asdict(FaithfulConfig())
-        nested = [faithful.pop(name) for name in ("weights", "train")]
-        found |= {**faithful, **nested[0], **nested[1], **VARIANTS.get(method, {})}
-    return found
+    """Return a method's settings where neither a table nor the caller gives any."""
+    if method in ALONE:
+        own = DEFENCES[method].defaults() if method in DEFENCES else {}
+        return {**dataclasses.asdict(TrainConfig()), **own}
+    if method == "limits":
+        return {"clip_share": 0.02, "shrink": 0.4}
+    if method == "fgai-paper":
+        return dataclasses.asdict(AscentSettings())
+    if method in ("at", "at-limits", "harden"):
+        return dataclasses.asdict(HardenSettings(limits=method != "at"))
+    special = {"fgai-injection": {**RELEASED, **RELEASED_TERMS}, "fgai-certified": CERTIFIED}
+    return {**dataclasses.asdict(FaithfulSettings()), **special.get(method, {})}
 
 
 def train_method(
@@ -88,16 +122,17 @@ def train_method(
     settings: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Train one method with its preset; see `fgai.training.train_method`.
+    """Train one method with the settings of its tables; see `fgai.training.train_method`.
 
     Args:
-        method: one of `METHODS`: also `gnnguard`, `gnn-svd` or `pro-gnn`, which train the named model behind
-            them from new weights as vanilla does; `fgai-paper`, Algorithm 1 of the paper as printed; or
-            `fgai-injection`, its released code's variant: injected nodes, output layer, graph scope.
+        method: one of `METHODS`: also `at-limits`, `harden` with settings tuned on each graph; `gnnguard`,
+            `gnn-svd` or `pro-gnn`, which train the named model behind them from new weights as vanilla does;
+            `fgai-paper`, Algorithm 1 of the paper as printed; or `fgai-injection`, its released code's
+            variant: injected nodes, output layer, graph-wide top-K.
         model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks.
         seed: of the weights, dropout and adversary.
-        vanilla: the trained vanilla model for variants of FGAI; trained here when None.
+        vanilla: the trained vanilla model; trained here when None.
         device: where to train.
         progress: show a bar.
         settings: settings of the training, arguments of the model or of its defence, by name.
@@ -105,17 +140,19 @@ def train_method(
             whatever `check` says.
     """
     one_of(method, "method", METHODS)
-    common: dict[str, Any] = {"seed": seed, "progress": progress}
-    if method not in (*DEFENCES, *VARIANTS):
-        return training.train_method(
-            method, model, graph, vanilla=vanilla, device=device, settings=settings, **common, **options
-        )
-    common |= options
-    if method != "fgai-injection":
-        common.pop("check", None)
     for name in settings or {}:
         one_of(name, "settings", setting_names(method, model))
-    chosen = {**settings_for(method, model, graph.name, task_of(graph).name), **(settings or {})}
+    task = task_of(graph).name if isinstance(graph, Graph) else "node"
+    chosen = {**settings_for(method, model, graph.name, task), **(settings or {})}
+    common: dict[str, Any] = {"seed": seed, "progress": progress, **options}
+    if vanilla is None and method not in ALONE:
+        vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
+    if method not in (*DEFENCES, *VARIANTS):
+        name = "harden" if method == "at-limits" else method
+        where: dict[str, Any] = {"vanilla": vanilla, "device": device}
+        return training.train_method(name, model, graph, settings=chosen, **where, **common)
+    if method != "fgai-injection":
+        common.pop("check", None)
     graph = graph.to(device)
     seen = task_of(graph).view(graph, "fit")
     if method in DEFENCES:
@@ -127,13 +164,13 @@ def train_method(
         fresh = fresh.to(device)
         recipe = Regularised(prepared(fresh, seen))
         return train(fresh, graph, config=schedule, recipe=recipe, **common)
-    if vanilla is None:
-        vanilla = training.train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
-    half = max(1, graph.num_edges // 2)  # K is about half the number of edges in all of its experiments
-    config = FaithfulConfig().replace(k1=half, k2=half, **OUTPUT_LAYER)
+    assert vanilla is not None
     if method == "fgai-injection":
-        return make_faithful(vanilla, graph, config, **common, **chosen)
-    config = config.replace(**{**PRINTED, **chosen})
+        divergence, weight = (chosen.pop(name, value) for name, value in RELEASED_TERMS.items())
+        half = max(1, graph.num_edges // 2)  # K is about half the number of edges in all of its experiments
+        terms = paper_terms(half, divergence, weight)
+        return make_faithful(vanilla, graph, terms=terms, **common, **{**RELEASED, **chosen})
+    config = AscentSettings(**chosen)
     generator = torch.Generator().manual_seed(epoch_seed(seed, -3))
     drawn = task_of(graph).epoch(prepared(vanilla, seen), generator)
     return train(vanilla, graph, config=config.train, recipe=Ascent(vanilla, drawn, config), **common)

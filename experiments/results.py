@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from experiments.cells import Cell, current_names, read_grid
-from experiments.fingerprint import change_of, is_older
+from experiments.fingerprint import change_of, is_earlier, is_older
 from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
@@ -62,11 +62,13 @@ class Results:
         self.older_rows: set[tuple[str, str, str]] = set()
         self._there: set[str] = set()
         settings: dict[tuple[str, str, str], tuple[Any, str]] = {}
-        for record in records:
+        for record in sorted(records, key=is_earlier):
             cell = Cell.from_dict(record["cell"])
             key = key_of(cell)
             held, name = settings.setdefault(key[:3], (_training(record), record["key"]))
             if held != _training(record):
+                if is_earlier(record):  # its row was run again
+                    continue
                 raise CheckpointError(
                     f"records {name} and {record['key']} of {cell.model}, {cell.dataset}, row {cell.row!r}"
                     " were run with different settings; label one of them, or move the old one away"
@@ -120,7 +122,7 @@ class Results:
         for record in records:
             cell = Cell.from_dict(record["cell"])
             current, older = rows.setdefault(key_of(cell)[:3], ([], []))
-            (current if change_of(record, cell) is None else older).append(record)
+            (current if change_of(record, cell, earlier=True) is None else older).append(record)
         found = cls((record for pair in rows.values() for record in (pair[0] or pair[1])), expected)
         found.older_rows = {row for row, (current, _) in rows.items() if not current}
         found.outdated = sum(len(older) for current, older in rows.values() if current)

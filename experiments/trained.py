@@ -24,11 +24,11 @@ import fgai
 from experiments import methods
 from experiments.cells import Cell, current_names
 from experiments.defences import DEFENCES
-from experiments.methods import ALONE, setting_names, settings_for, train_method
+from experiments.methods import ALONE, preset, setting_names, settings_for, train_method
 from experiments.threats import BOX
 from fgai import Graph
 from fgai.records import plain
-from fgai.training import load_model, preset, save_model
+from fgai.training import load_model, save_model
 
 ABOVE = ("certificates", "cli", "evaluation", "explanations", "figures", "reports")
 """The packages that no training imports; all others make a model what it is."""
@@ -68,7 +68,7 @@ def _defaults(method: str) -> dict[str, Any]:
     return {**found, "box": BOX} if "box" in found else found
 
 
-OWN = ("algorithm1.py", "defences.py", "methods.py")
+OWN = ("algorithm1.py", "defences.py", "methods.py", "terms.py")
 """The files of the experiments that train, too."""
 
 

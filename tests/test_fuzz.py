@@ -73,10 +73,7 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.limit, {"model": torch.ones(3), "data": small_data()}),
     (fgai.limit, {"model": fgai.GAT(5, 3), "data": small_data(), "nodes": torch.rand(30)}),
     (fgai.attacks.make_attack, {"threat": "standard", "objective": torch.ones(2)}),
-    (
-        fgai.training.Adversarial,
-        {"graph": fgai.models.as_graph(GRAPH), "budget": fgai.attacks.Budget(), "lean": -(2**70)},
-    ),
+    (fgai.training.HardenSettings, {"attack_weight": -(2**70)}),
     (fgai.ops.row_sum, {"values": torch.ones(3), "rowptr": torch.tensor([0, 2, 1])}),
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0.5, 1.0])}),
     (fgai.metrics.chance_score, {"name": "f1", "target": torch.tensor([0, 2 * 10**15])}),

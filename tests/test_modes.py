@@ -49,7 +49,7 @@ NEEDS: dict[str, Callable[[fgai.GAT, Graph], Any]] = {
     "certify": lambda model, graph: fgai.certify(model, graph, radius=0.1).layers[0].costs,
     "evaluate": lambda model, graph: fgai.evaluate(model, graph, SMALL).metrics["f1"],
     "explain": lambda model, graph: fgai.explain(model, graph, 3, threat=SMALL).attacked,
-    "limit": lambda model, graph: fgai.limit(model, graph)(graph).detach(),
+    "limit": lambda model, graph: fgai.limit(model, graph, 0.0, shrink=0.0)(graph).detach(),
     "make_faithful": lambda model, graph: weights(
         fgai.make_faithful(model, graph, epochs=2, nodes=3, edges=3, check=False, progress=False)
     ),

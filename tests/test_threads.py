@@ -29,7 +29,7 @@ THREADS = 4
 @cache
 def model_of(name: str) -> nn.Module:
     if name == "limited":
-        return fgai.limit(cases.trained("gat", "vanilla"), cases.tiny_graph(), 0.05)
+        return fgai.limit(cases.trained("gat", "vanilla"), cases.tiny_graph(), 0.05, shrink=0.0)
     return cases.trained(name, "vanilla")
 
 

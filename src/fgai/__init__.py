@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fgai.hub import from_pretrained, save_pretrained
     from fgai.models import GAT, GCN, GT, GATv2
     from fgai.reports import card, report
-    from fgai.training import limit, load_model, make_faithful, save_model
+    from fgai.training import harden, limit, load_model, make_faithful, save_model
     from fgai.training.train import train
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "evaluate",
     "explain",
     "from_pretrained",
+    "harden",
     "limit",
     "load_dataset",
     "load_graph",
@@ -89,7 +90,7 @@ _NAMES = {
     "hub": ("from_pretrained", "save_pretrained"),
     "models": ("GAT", "GCN", "GT", "GATv2"),
     "reports": ("card", "report"),
-    "training": ("limit", "load_model", "make_faithful", "save_model", "train"),
+    "training": ("harden", "limit", "load_model", "make_faithful", "save_model", "train"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _PACKAGES = (

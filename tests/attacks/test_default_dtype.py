@@ -45,7 +45,7 @@ def test_attacks_draw_the_same(kind: type[Attack]) -> None:
 
 def test_values_draw_the_same() -> None:
     graph = cases.tiny_graph()
-    model = fgai.limit(cases.trained("gat", "vanilla"), graph)
+    model = fgai.limit(cases.trained("gat", "vanilla"), graph, 0.0, shrink=0.0)
     budget = Budget(nodes=3, edges=4, steps=3)
     attack = ValueInjection(budget, k=cases.K, contained=cases.attack(PGDInjection))
     changes = []

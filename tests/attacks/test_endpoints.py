@@ -7,10 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fgai.attacks import Budget, draw_endpoints
+from fgai.attacks import draw_endpoints
 from fgai.errors import InputError
-from fgai.training.adversary import InjectionAdversary
-from support.graph_cases import small_data
 
 
 class TestEndpointsThatLean:
@@ -44,21 +42,3 @@ class TestEndpointsThatLean:
     def test_bad_weights(self, weights: torch.Tensor, match: str) -> None:
         with pytest.raises(InputError, match=match):
             draw_endpoints(torch.arange(3), 1, 2, torch.Generator(), weights=weights)
-
-
-def test_the_adversary_leans_towards_nodes_with_few_neighbours() -> None:
-    graph = small_data(nodes=150)
-    degree = graph.adjacency.rowptr.diff().double()
-    budget = Budget(nodes=200, edges=3, targets="fit")
-    drawn = [
-        InjectionAdversary(graph, budget, lean).draw(torch.Generator().manual_seed(0)).flatten()
-        for lean in (0.0, 1.0, 3.0)
-    ]
-    means = [float(degree[nodes].mean()) for nodes in drawn]
-    assert means[0] > means[1] > means[2]
-    plain = InjectionAdversary(graph, budget)
-    assert torch.equal(plain.draw(torch.Generator().manual_seed(0)).flatten(), drawn[0])
-    looped, _ = graph.add_self_loops()
-    for seen in (graph, looped):
-        weights = InjectionAdversary(seen, budget, 1.0).restarted().weights
-        assert weights is not None and torch.equal(weights, 1 / (1 + degree))

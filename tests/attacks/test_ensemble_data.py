@@ -26,7 +26,7 @@ def case(name: str, root: Path) -> tuple[Graph, nn.Module]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = fgai.GAT.for_data(graph)
-    return graph, fgai.train(fresh, graph, preset=None, epochs=30, validate_every=10, progress=False)
+    return graph, fgai.train(fresh, graph, epochs=30, validate_every=10, progress=False)
 
 
 def score(model: nn.Module, graph: Graph, attacked: Graph) -> float:

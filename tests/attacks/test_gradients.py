@@ -39,7 +39,7 @@ def test_a_softer_copy_is_not_saturated(name: str) -> None:
     soft = _softened(model, graph)
     assert soft is not None and soft is not model
     assert _saturated_layer(observe(soft, graph, heads="mean").attention) is None
-    limited = limit(model, graph)
+    limited = limit(model, graph, 0.0, shrink=0.0)
     cooled = _softened(limited, graph)
     assert cooled is not None and _saturated_layer(observe(cooled, graph, heads="mean").attention) is None
 
@@ -49,7 +49,7 @@ def test_members_serve_where_their_gradient_does() -> None:
     plain, sharp = cases.trained("gat", "vanilla"), sharpened("gat", 1e5)
     for model, kinds in (
         (plain, {"true"}),
-        (limit(plain, graph), {"true", "straight"}),
+        (limit(plain, graph, 0.0, shrink=0.0), {"true", "straight"}),
         (sharp, {"true", "smooth"}),
     ):
         attention = observe(model, graph).attention

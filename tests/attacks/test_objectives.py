@@ -74,7 +74,7 @@ class FirstClass:
 def test_a_users_objective_is_climbed_and_judged(kind: type, reads: str) -> None:
     graph, model = cases.tiny_graph(), cases.trained("gat", "vanilla")
     if kind is ValueInjection:
-        model = limit(model, graph)
+        model = limit(model, graph, 0.0, shrink=0.0)
     loss = FirstClass()
     with cases.quiet():
         result = attack_of(kind, Objective("first class", loss, reads)).run(model, graph, seed=0)

@@ -32,7 +32,7 @@ BUDGET = Budget(nodes=2, edges=3, steps=6)
 )
 def test_never_weaker_than_the_attack_by_features_it_contains(name: str, objective: str) -> None:
     graph = cases.tiny_graph()
-    model = limit(cases.trained(name, "vanilla"), graph)
+    model = limit(cases.trained(name, "vanilla"), graph, 0.0, shrink=0.0)
     inner = EnsembleInjection(BUDGET, objective, k=cases.K, rules=("random",), baselines=((4, 0.1, 1),))
     with cases.quiet():
         features = inner.run(model, graph, seed=2)
@@ -48,7 +48,7 @@ def test_never_weaker_than_the_attack_by_features_it_contains(name: str, objecti
 
 def test_what_is_reported_is_what_the_model_says() -> None:
     graph = cases.tiny_graph()
-    model = limit(cases.trained("gatv2", "vanilla"), graph)
+    model = limit(cases.trained("gatv2", "vanilla"), graph, 0.0, shrink=0.0)
     plain = PGDInjection(replace(BUDGET, steps=2, step_size=0.1))
     with cases.quiet():
         found = ValueInjection(BUDGET, contained=plain).run(model, graph, seed=0)
@@ -60,7 +60,7 @@ def test_what_is_reported_is_what_the_model_says() -> None:
 
 def test_a_voice_beats_features_in_a_tight_box() -> None:
     graph = cases.tiny_graph()
-    model = limit(cases.trained("gat", "vanilla"), graph)
+    model = limit(cases.trained("gat", "vanilla"), graph, 0.0, shrink=0.0)
     tight = replace(BUDGET, nodes=4, edges=6, box=(-1e-3, 1e-3), steps=20)
     inner = EnsembleInjection(tight, rules=("random",))
     with cases.quiet():
@@ -72,7 +72,7 @@ def test_a_voice_beats_features_in_a_tight_box() -> None:
 @pytest.mark.parametrize("name", ["gat", "gatv2", "gt"])
 def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
     graph = cases.tiny_graph()
-    model = limit(cases.trained(name, "vanilla"), graph)
+    model = limit(cases.trained(name, "vanilla"), graph, 0.0, shrink=0.0)
     ready, draws = prepared(model, graph), torch.Generator().manual_seed(3)
     features = torch.randn(2, ready.features.num_columns, generator=draws)  # type: ignore[union-attr]
     with evaluating(model, freeze=True):
@@ -110,7 +110,7 @@ def test_models_without_limits_are_refused() -> None:
 
 def test_evaluate_knows_it() -> None:
     graph = cases.tiny_graph()
-    model = limit(cases.trained("gat", "vanilla"), graph)
+    model = limit(cases.trained("gat", "vanilla"), graph, 0.0, shrink=0.0)
     threat = replace(THREATS["values"], name="few values", budget=BUDGET)
     with cases.quiet():
         record = evaluate(model, graph, threat, curves=False, nulls=False, explanation_attack=False)

@@ -135,12 +135,12 @@ def test_a_larger_cut_is_never_wider(rows: int, one: float, two: float, seed: in
 
 @given(st.integers(5, 60), st.floats(0, 0.95), st.floats(0, 0.95), st.floats(0, 0.2), st.integers(0, 5))
 def test_no_more_than_asked_are_softened_and_a_larger_share_is_never_louder(
-    rows: int, one: float, two: float, cut: float, seed: int
+    rows: int, one: float, two: float, clip_share: float, seed: int
 ) -> None:
     x = torch.randn(rows, 2, 3, generator=torch.Generator().manual_seed(seed))
     soft, softer = Limits(2, 3), Limits(2, 3)
-    soft.measure(x, cut, min(one, two))
-    softer.measure(x, cut, max(one, two))
+    soft.measure(x, clip_share, min(one, two))
+    softer.measure(x, clip_share, max(one, two))
     assert torch.equal(soft.low, softer.low) and float(softer.radius) <= float(soft.radius)
     inside = clip(x, softer.low, softer.high)
     moved = (softer(x.clone()) != inside).flatten(1).any(1)
@@ -151,9 +151,9 @@ def test_no_more_than_asked_are_softened_and_a_larger_share_is_never_louder(
 def test_what_is_derived_has_no_loudness_and_a_layer_that_ran_twice_that_of_both_runs() -> None:
     derived, own = Limits(2, derived=True), Limits(2)
     rows = torch.randn(9, 2)
-    derived.measure(rows, soften=0.3)
+    derived.measure(rows, shrink=0.3)
     assert torch.isinf(derived.radius)
-    own.measure(rows, soften=0.3)
+    own.measure(rows, shrink=0.3)
     assert torch.isfinite(own.radius)
     own.measure(rows)
     own.measure(3 * rows + 1, earlier=[rows])
@@ -168,16 +168,16 @@ def test_what_is_derived_has_no_loudness_and_a_layer_that_ran_twice_that_of_both
 
 @given(st.integers(3, 30), st.floats(0.01, 50), st.floats(-50, 50), st.floats(0, 0.4), st.integers(0, 9))
 def test_ranges_of_two_runs_hold_the_rows_of_both(
-    rows: int, size: float, away: float, soften: float, seed: int
+    rows: int, size: float, away: float, shrink: float, seed: int
 ) -> None:
     one, two = torch.randn(2, rows, 4, generator=torch.Generator().manual_seed(seed))
     two = size * two + away
     limits = Limits(4)
-    limits.measure(one, soften=soften)
+    limits.measure(one, shrink=shrink)
     said = limits(one.clone())
-    limits.measure(two, soften=soften, earlier=[said])
+    limits.measure(two, shrink=shrink, earlier=[said])
     assert torch.equal(limits(said.clone()), said) and float(limits.radius) <= 2.01
-    assert int((limits(two.clone()) != two).any(1).sum()) <= soften * rows
+    assert int((limits(two.clone()) != two).any(1).sum()) <= shrink * rows
 
 
 @pytest.mark.parametrize("kind", CONVS)

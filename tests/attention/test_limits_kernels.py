@@ -21,7 +21,7 @@ def test_no_bit_changes_whatever_kernels_run(kind, device: str) -> None:
     graph = load_dataset("planted").to(device)
     torch.manual_seed(0)
     model = kind.for_data(graph).to(device).eval()
-    limited, graph = limit(model, graph), model.prepare(graph)
+    limited, graph = limit(model, graph, 0.0, shrink=0.0), model.prepare(graph)
     for heads in ("each", "mean"):
         one, two = observe(model, graph, heads=heads), observe(limited, graph, heads=heads)
         assert torch.equal(one.logits, two.logits)

@@ -177,7 +177,7 @@ def test_no_injection_reorders_the_first_layer(
     data = cases.tiny_graph()
     torch.manual_seed(seed)
     model = kind.for_data(data).eval()
-    model = fgai.limit(model, data) if limited else model
+    model = fgai.limit(model, data, 0.0, shrink=0.0) if limited else model
     model = copy.deepcopy(model).to(dtype)
     exact = data.replace(features=Features.dense(data.features.to_dense().to(dtype)))
     graph = prepared(model, exact)

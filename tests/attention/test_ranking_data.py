@@ -26,7 +26,7 @@ def lost(kind: type[GAT] | type[GATv2], name: str, root: Path, dtype: torch.dtyp
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = kind.for_data(graph)
-    model = fgai.train(fresh, graph, preset=None, epochs=5, validate_every=5, progress=False).to(dtype)
+    model = fgai.train(fresh, graph, epochs=5, validate_every=5, progress=False).to(dtype)
     graph = prepared(model, graph.replace(features=graph.features.to("cpu", dtype)))
     budget = Budget(nodes=20, edges=20, steps=steps)
     with cases.quiet():

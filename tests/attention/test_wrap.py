@@ -61,7 +61,10 @@ def test_what_is_made_of_it_is_wrapped_and_leaves_it_alone() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     wrapped = fgai.wrap(model, odd_call)
     faithful = fgai.make_faithful(wrapped, data, epochs=2, nodes=2, edges=3, progress=False)
-    limited, trained = fgai.limit(wrapped, data), fgai.train(wrapped, data, epochs=2, progress=False)
+    limited, trained = (
+        fgai.limit(wrapped, data, 0.0, shrink=0.0),
+        fgai.train(wrapped, data, epochs=2, progress=False),
+    )
     for made in (faithful, limited, trained):
         assert made(data).shape == (40, 3) and type(made.model) is Odd and made.model is not model
     assert torch.equal(limited(data), wrapped(data)) and not torch.equal(faithful(data), wrapped(data))

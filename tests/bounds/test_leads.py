@@ -26,8 +26,8 @@ def trained(kind: type) -> torch.nn.Module:
     return fgai.train(kind.__name__, fgai.load_dataset("planted"), epochs=15, progress=False)
 
 
-def limited(kind: type, graph: Graph, cut: float, soften: float) -> torch.nn.Module:
-    return fgai.limit(trained(kind), graph, cut, soften=soften)
+def limited(kind: type, graph: Graph, clip_share: float, shrink: float) -> torch.nn.Module:
+    return fgai.limit(trained(kind), graph, clip_share, shrink=shrink)
 
 
 def precise(model: torch.nn.Module, graph: Graph) -> Graph:
@@ -36,15 +36,15 @@ def precise(model: torch.nn.Module, graph: Graph) -> Graph:
 
 
 @pytest.mark.parametrize("kind", [GAT, GATv2])
-@pytest.mark.parametrize(("cut", "soften"), [(0.0, 0.0), (0.05, 0.4), (0.3, 0.9)])
-def test_what_is_certified_leads(kind: type, cut: float, soften: float, planted: Graph) -> None:
-    model = limited(kind, planted, cut, soften)
+@pytest.mark.parametrize(("clip_share", "shrink"), [(0.0, 0.0), (0.05, 0.4), (0.3, 0.9)])
+def test_what_is_certified_leads(kind: type, clip_share: float, shrink: float, planted: Graph) -> None:
+    model = limited(kind, planted, clip_share, shrink)
     proof = certify_injection(model, planted, neighbours=1)
-    assert bool(proof.holds.any()) or soften < 0.9
+    assert bool(proof.holds.any()) or shrink < 0.9
     exact = model.double()
     graph = precise(exact, planted)
     with torch.no_grad():
-        leads = worst_leads(exact, graph, proof.classes, neighbours=1, cut=cut, soften=soften)
+        leads = worst_leads(exact, graph, proof.classes, neighbours=1, clip_share=clip_share, shrink=shrink)
     ahead = leads.amin(1) > 0
     assert bool(ahead[proof.holds].all())
     assert bool((leads.gather(1, proof.classes[:, None]) == torch.inf).all())
@@ -56,7 +56,8 @@ def test_more_neighbours_lead_less(planted: Graph) -> None:
     with torch.no_grad():
         classes = model(graph).argmax(1)
         one, two = (
-            worst_leads(model, graph, classes, neighbours=t, cut=0.05, soften=0.4).amin(1) for t in (1, 4)
+            worst_leads(model, graph, classes, neighbours=t, clip_share=0.05, shrink=0.4).amin(1)
+            for t in (1, 4)
         )
     assert bool((two <= one + 1e-4).all())
 
@@ -70,7 +71,7 @@ def test_gradients_are_those_of_differences(kind: type, planted: Graph) -> None:
     direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def value() -> torch.Tensor:
-        leads = worst_leads(model, graph, classes, neighbours=1, cut=0.0, soften=0.0)
+        leads = worst_leads(model, graph, classes, neighbours=1, clip_share=0.0, shrink=0.0)
         return leads[:, 1:].clamp(-50, 50).mean()
 
     value().backward()

@@ -16,11 +16,11 @@ def said(seed: int, rows: int = 40) -> torch.Tensor:
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 0.2), st.floats(0.0, 0.8))
-def test_measures_and_hears_what_limits_do(seed: int, cut: float, soften: float) -> None:
+def test_measures_and_hears_what_limits_do(seed: int, clip_share: float, shrink: float) -> None:
     x, later = said(seed), 3 * said(seed + 1)
     limits = Limits(2, 3).double()
-    limits.measure(x, cut, soften)
-    found = Range.measured(x, cut, soften)
+    limits.measure(x, clip_share, shrink)
+    found = Range.measured(x, clip_share, shrink)
     assert torch.equal(found.low, limits.low)
     assert torch.equal(found.high, limits.high)
     assert found.radius is not None

@@ -46,7 +46,7 @@ def exact_and_as_intervals(kind: Any, place: int) -> list[_Scores]:
     graph = fgai.load_dataset("planted")
     torch.manual_seed(0)
     few = {"hidden_channels": 3, "heads": 2}  # intervals hold a number for every edge, head and channel
-    model = fgai.limit(kind.for_data(graph, **few), graph, 0.02, soften=0.2).double()
+    model = fgai.limit(kind.for_data(graph, **few), graph, 0.02, shrink=0.2).double()
     assert graph.features is not None
     seen = prepared(model, graph.replace(features=graph.features.to("cpu", torch.float64)))
     layer, x = model.convs[place], seen.features

@@ -38,7 +38,7 @@ from support.altered_parts import CASES
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT, GNNGuard])
 def test_models_as_they_are_made_are_familiar(kind: type[nn.Module]) -> None:
     model, graph = own(kind)
-    assert unfamiliar(model) is None and unfamiliar(fgai.limit(model, graph)) is None
+    assert unfamiliar(model) is None and unfamiliar(fgai.limit(model, graph, 0.0, shrink=0.0)) is None
 
 
 class Outside(AttentionModel):
@@ -103,7 +103,7 @@ def test_a_false_declaration_is_seen() -> None:
     model = Wrong.for_data(data).double().eval()
     assert unfamiliar(model) is None
     assert "does not read the ELU" in certify(model, data, radius=0.01).layer(0).prediction.reason
-    assert certify_injection(fgai.limit(model, data), data, neighbours=0).share() == 0
+    assert certify_injection(fgai.limit(model, data, 0.0, shrink=0.0), data, neighbours=0).share() == 0
 
 
 @pytest.mark.parametrize("kind", [Undeclared, Squared])
@@ -180,7 +180,7 @@ def test_values_that_do_not_give_the_output_are_refused() -> None:
 
 def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_said() -> None:
     model, data = own(num_layers=1, heads=1)
-    limited = fgai.limit(model, data)
+    limited = fgai.limit(model, data, 0.0, shrink=0.0)
     width = sum(limits.low.numel() for limits in entry_limits(limited))
     entry_values = torch.zeros(4, width, dtype=torch.float64)
     with pytest.warns(ReliabilityWarning, match="run on its own"):
@@ -191,7 +191,7 @@ def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_sai
 def test_limits_do_not_hide_numbers_that_are_not_finite() -> None:
     # Limits turn NaN into a number, so the logits are fine while a hidden state is not.
     model, data = own(num_layers=3)
-    limited = fgai.limit(model, data)
+    limited = fgai.limit(model, data, 0.0, shrink=0.0)
     with torch.no_grad():
         limited.convs[1].bias[0] = torch.nan  # type: ignore[union-attr,index]
     found = certify(limited, data, radius=0.01)

@@ -45,7 +45,7 @@ def graph_of(kind: str) -> Graph:
     return Graph.from_edges(both[:, both[0] != both[1]], nodes, features)
 
 
-def model_of(kind: type[Any], graph: Graph, layers: int, soften: float) -> nn.Module:
+def model_of(kind: type[Any], graph: Graph, layers: int, shrink: float) -> nn.Module:
     """A model behind limits whose classes are apart by the bias, so that some can be certified."""
     torch.manual_seed(2)
     model = kind(graph.num_features, 3, hidden_channels=3, heads=2, num_layers=layers)
@@ -53,7 +53,7 @@ def model_of(kind: type[Any], graph: Graph, layers: int, soften: float) -> nn.Mo
         for parameter in model.parameters():
             parameter.mul_(0.6)
         model.convs[-1].bias.copy_(torch.tensor([0.6, 0.0, -0.2]))
-    return fgai.limit(model.eval(), graph, 0.05, soften=soften)
+    return fgai.limit(model.eval(), graph, 0.05, shrink=shrink)
 
 
 def injections(graph: Graph, model: nn.Module, t: int, node: int | None, seed: int) -> Graph:
@@ -155,7 +155,7 @@ def test_what_cannot_be_followed_is_unknown() -> None:
     model = model_of(GAT, given, 2, 0.0)
     hooked = model_of(GAT, given, 2, 0.0)
     hooked.convs[-1].register_forward_hook(lambda module, inputs, output: 3 * output)  # type: ignore[union-attr,index]
-    others = (GAT(6, 3), fgai.limit(GT.for_data(given, out_channels=3), given), hooked)
+    others = (GAT(6, 3), fgai.limit(GT.for_data(given, out_channels=3), given, 0.0, shrink=0.0), hooked)
     for other in others:
         found = certify_injection(other.eval(), given)
         assert not found.known and found.share() == 0.0 and found.reason
@@ -190,7 +190,7 @@ def test_no_injection_reorders_a_certified_explanation(kind: type[Any], where: s
     mine = first.destination == 48
     if int(first.source[mine][first.ranking()[mine].argmax()]) >= 24:
         weight.data.neg_()  # the smaller camp on top
-    model = fgai.limit(model, given)
+    model = fgai.limit(model, given, 0.0, shrink=0.0)
     graph = prepared(model, given)
     found = certify_injection(model, given, neighbours=1, where=where, k=k)
     assert [layer.status for layer in found.layers] == ["invariant", "bound"]

@@ -56,7 +56,7 @@ def _best_other(logits: Tensor, classes: Tensor) -> Tensor:
 def test_ten_thousand_attacks_break_no_certificate(name: str, kind: str, data_root: Path) -> None:
     data = fgai.load_dataset(name, root=None if name == "planted" else data_root)
     model = fgai.train(kind, data, epochs=60, progress=False)
-    model = fgai.limit(model, data, 0.3, soften=0.5)  # tight, so that there is something to break
+    model = fgai.limit(model, data, 0.3, shrink=0.5)  # tight, so that there is something to break
     graph, seed = prepared(model, data), 0
     every = torch.arange(graph.num_nodes)
     proofs = {where: fgai.certify(model, data, threat=Injection(1, where)) for where in ("any", "direct")}

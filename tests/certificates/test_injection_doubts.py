@@ -34,7 +34,7 @@ def limited(kind: type[Any] = GAT) -> Any:
     model = kind.for_data(graph(), hidden_channels=3, heads=2)
     with torch.no_grad():
         model.convs[-1].bias.copy_(torch.tensor([2.0, 0.0, -0.2]))
-    return fgai.limit(model.eval(), graph(), 0.05)
+    return fgai.limit(model.eval(), graph(), 0.05, shrink=0.0)
 
 
 def refused(model: nn.Module, word: str) -> None:
@@ -82,7 +82,7 @@ def test_limits_that_are_no_range_are_refused(
 
 
 def test_limits_not_measured_yet_are_loaded(tmp_path: Path) -> None:
-    model = fgai.limit(GAT.for_data(graph()), graph())
+    model = fgai.limit(GAT.for_data(graph()), graph(), 0.0, shrink=0.0)
     for limits in limits_of(model):
         limits.low.fill_(-torch.inf)
         limits.high.fill_(torch.inf)
@@ -211,7 +211,7 @@ def test_certified_classes_are_those_of_the_model_itself(kind: type[Any], offset
             for projection in [model.convs[0].value] + ([model.convs[0].right] if kind is GATv2 else []):
                 along = shift.double() @ projection.weight.double() / shift.double().square().sum()
                 projection.weight.sub_((shift.double()[:, None] * along).float())
-        model = fgai.limit(model, moved)
+        model = fgai.limit(model, moved, 0.0, shrink=0.0)
         own = call_model(model, prepared(model, moved)).argmax(1)
         for neighbours in (0, 1):
             certificate = certify_injection(model, moved, neighbours=neighbours, where="direct")
@@ -225,5 +225,5 @@ def test_nodes_whose_values_are_lost_in_rounding_are_not_certified() -> None:
     model = GAT.for_data(moved, hidden_channels=3, heads=2).eval()
     with torch.no_grad():
         model.convs[0].value.weight.sub_(model.convs[0].value.weight.double().mean(0).float())
-    certificate = certify_injection(fgai.limit(model, moved), moved, neighbours=0)
+    certificate = certify_injection(fgai.limit(model, moved, 0.0, shrink=0.0), moved, neighbours=0)
     assert certificate.known and not certificate.holds.any()

@@ -18,11 +18,11 @@ from fgai.sparse import Features
 
 
 @given(st.integers(0, 10_000), st.floats(0.0, 0.8), st.floats(0.0, 0.2), st.floats(1e-3, 3.0))
-def test_nothing_moves_further_than_said(seed: int, soften: float, cut: float, size: float) -> None:
+def test_nothing_moves_further_than_said(seed: int, shrink: float, clip_share: float, size: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(30, 2, 3, generator=generator, dtype=torch.float64)
     limits = Limits(2, 3).double()
-    limits.measure(x, cut, soften)
+    limits.measure(x, clip_share, shrink)
     moved = size * torch.rand(30, 2, 3, generator=generator, dtype=torch.float64)
     said = limits(x.clone())
     known = Range.of(limits).moved(said, moved)
@@ -45,7 +45,7 @@ def steps(radius: Tensor, seed: int, generator: torch.Generator) -> list[Tensor]
     st.floats(1e-3, 1.0),
 )
 def test_readings_of_a_layer_move_no_further(
-    score: str, seed: int, soften: float, cut: float, size: float
+    score: str, seed: int, shrink: float, clip_share: float, size: float
 ) -> None:
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -54,14 +54,14 @@ def test_readings_of_a_layer_move_no_further(
     layer.limits = torch.nn.ModuleDict(layer.new_limits()).double()
     with torch.no_grad():
         values = layer.value(x).view(-1, 2, 3)
-        layer.limits["value"].measure(values, cut, soften)
+        layer.limits["value"].measure(values, clip_share, shrink)
         if score == "additive":
             clean = layer.limits["value"](values.clone())
             for name in ("source", "destination"):
                 weight = getattr(layer, f"{name}_weight")
-                layer.limits[name].measure((clean * weight).sum(2), cut)
+                layer.limits[name].measure((clean * weight).sum(2), clip_share)
         else:
-            layer.limits["right"].measure(layer.right(x).view(-1, 2, 3), cut, soften)
+            layer.limits["right"].measure(layer.right(x).view(-1, 2, 3), clip_share, shrink)
         nothing = torch.zeros(0)
         stage = _Stage(layer, nothing, nothing, nothing, None, x)  # type: ignore[arg-type]
         moving = _Moving.of(stage, "value", _Moved(radius))
@@ -88,7 +88,7 @@ def test_inactive_limits_cost_nothing(kind: type[GAT]) -> None:
     model = kind.for_data(graph, hidden_channels=3, heads=2).double().eval()
     assert graph.features is not None
     graph = graph.replace(features=Features.dense(graph.features.to_dense().double()))
-    wide = limit(model, prepared(model, graph), 0.0, soften=0.0)
+    wide = limit(model, prepared(model, graph), 0.0, shrink=0.0)
     for limits in limits_of(wide):
         limits.low.sub_(100.0)
         limits.high.add_(100.0)
@@ -104,6 +104,6 @@ def test_limits_that_clip_lose_little(kind: type[GAT]) -> None:
     torch.manual_seed(0)
     graph = planted(seed=1, num_nodes=200, num_classes=4)
     model = kind.for_data(graph, hidden_channels=4, heads=2).eval()
-    limited = limit(model, graph, 0.02, soften=0.0)
+    limited = limit(model, graph, 0.02, shrink=0.0)
     shares = [certify(which, graph, radius=0.01).layers[0].share("class", 0.01) for which in (model, limited)]
     assert shares[0] is not None and shares[1] is not None and shares[1] >= shares[0] - 0.05

@@ -50,7 +50,7 @@ def case(name: str) -> tuple[nn.Module, Graph]:
         model = GAT.for_data(graph, hidden_channels=3, heads=2, num_layers=3)
     elif name.endswith("behind limits"):
         model, graph = case(name.removesuffix(" behind limits"))
-        return fgai.limit(model, graph, 0.05, soften=0.3), graph
+        return fgai.limit(model, graph, 0.05, shrink=0.3), graph
     elif name == "GT":
         model = GT.for_data(graph, hidden_channels=12, heads=(3, 2), encodings=5)
     else:

@@ -114,18 +114,22 @@ class TestSameAsPython:
         assert here("faithful", "one.safetensors", *few, cwd=tmp_path).exit_code == 0
         faithful = root.make_faithful(trained, data, seed=4, epochs=2, nodes=2, progress=False)
         assert_same(load_model(tmp_path / "two.safetensors"), faithful)
+        assert here("harden", "one.safetensors", *few[:-1], "three", cwd=tmp_path).exit_code == 0
+        hardened = root.harden(trained, data, seed=4, epochs=2, nodes=2, progress=False)
+        assert_same(load_model(tmp_path / "three.safetensors"), hardened)
 
     def test_limits(self, workshop: Path, tmp_path: Path) -> None:
-        words = ("limit", workshop / "gat.safetensors", "--soften", 0.1, "-o", tmp_path / "soft.safetensors")
+        words = ("limit", workshop / "gat.safetensors", "--shrink", 0.1, "-o", tmp_path / "soft.safetensors")
         said = json.loads(here(*words, "--json", "-q", cwd=tmp_path).stdout)
         assert said["clipped"] > 0 and said["f1"].keys() == said["f1_before"].keys()
         model = load_model(workshop / "gat.safetensors")
-        expected = root.limit(model, root.load_dataset("planted"), soften=0.1)
+        expected = root.limit(model, root.load_dataset("planted"), shrink=0.1)
         assert_same(load_model(tmp_path / "soft.safetensors"), expected)
-        plain = here("limit", workshop / "gat.safetensors", "-o", "same.safetensors", cwd=tmp_path)
+        whole = ("--clip-share", 0, "--shrink", 0)
+        plain = here("limit", workshop / "gat.safetensors", *whole, "-o", "same.safetensors", cwd=tmp_path)
         assert plain.exit_code == 0 and "\n0 of " in plain.stdout
-        assert "`--cut` must be a number" in refused(
-            "limit", workshop / "gat.safetensors", "--cut", "much", cwd=tmp_path
+        assert "`--clip-share` must be a number" in refused(
+            "limit", workshop / "gat.safetensors", "--clip-share", "much", cwd=tmp_path
         )
 
     def test_an_existing_model_trains_alike(self, workshop: Path) -> None:

@@ -34,7 +34,8 @@ GOOD: dict[str, Words | None] = {
     "audit": None,
     "train": ("--epochs", "1", "-o", "new.safetensors"),
     "faithful": ("gat.safetensors", "--epochs", "1", "--set", "nodes=2", "-o", "new.safetensors"),
-    "limit": ("gat.safetensors", "--soften", "0.1", "-o", "new.safetensors"),
+    "harden": ("gat.safetensors", "--epochs", "1", "--set", "nodes=2", "-o", "new.safetensors"),
+    "limit": ("gat.safetensors", "--shrink", "0.1", "-o", "new.safetensors"),
     "attack": ("gat.safetensors", "-t", "random"),
     "evaluate": ("gat.safetensors", *FAST),
     "compare": ("gat.safetensors", "faithful.safetensors", *FAST),
@@ -55,7 +56,7 @@ GOOD: dict[str, Words | None] = {
     "data convert": ("planted", "stored", "--overwrite"),
     "doctor": None,
 }
-SLOW = ("demo", "audit", "doctor", "train", "faithful", "bench run")
+SLOW = ("demo", "audit", "doctor", "train", "faithful", "harden", "bench run")
 # Command → words with one bad value, and a part of what is said.
 BAD: dict[str, tuple[Words, str]] = {
     "demo": (("--model", "GCM"), "`--model` must be one of"),
@@ -64,7 +65,8 @@ BAD: dict[str, tuple[Words, str]] = {
     "audit": (("-m", "a:b", "--data", "a.npz", "-t", "weird"), "`--threat` must be one of"),
     "train": (("--epochs", "0"), "--epochs"),
     "faithful": (("gat.safetensors", "--set", "similarity"), "NAME=VALUE"),
-    "limit": (("gat.safetensors", "--cut", "much"), "`--cut` must be a number"),
+    "harden": (("gat.safetensors", "--set", "cut=0.1"), "`cut` is called `clip_share` now"),
+    "limit": (("gat.safetensors", "--clip-share", "much"), "`--clip-share` must be a number"),
     "attack": (("gat.safetensors", "--objective", "mood"), "`--objective` must be one of"),
     "evaluate": (("gat.safetensors", "-k", "0"), "--k"),
     "compare": (("gat.safetensors", "--format", "word"), "`--format` must be one of"),
@@ -93,6 +95,7 @@ MISSING: dict[str, tuple[Words, str]] = {
     "audit": (("-m", "a:b", "--data", "nowhere.npz"), "there is no file nowhere.npz"),
     "train": (("-d", "cora", "--root", "nowhere"), "not a folder"),
     "faithful": (("nowhere",), "no checkpoint at nowhere"),
+    "harden": (("nowhere",), "no checkpoint at nowhere"),
     "limit": (("nowhere",), "no checkpoint at nowhere"),
     "attack": (("nowhere",), "no checkpoint at nowhere"),
     "evaluate": (("gat.safetensors", "--vanilla", "nowhere"), "no checkpoint at nowhere"),
@@ -122,6 +125,7 @@ UNWRITABLE: dict[str, Words] = {
     "audit": ("-m", "a:b", "--data", "a.npz", "-o", "file/page.html"),
     "train": (*LONG, "-o", "file/model.safetensors"),
     "faithful": ("gat.safetensors", *LONG, "-o", "file/model.safetensors"),
+    "harden": ("gat.safetensors", *LONG, "-o", "file/model.safetensors"),
     "limit": ("gat.safetensors", "-o", "file/model.safetensors"),
     "attack": ("gat.safetensors", "-t", "strong", "-o", "file/attack.json"),
     "evaluate": ("gat.safetensors", "-t", "strong", "-o", "file/record.json"),
@@ -142,6 +146,7 @@ INTERRUPTED: dict[str, tuple[Words, str]] = {
     "report": (("gat.safetensors", "-t", "strong"), "comparing"),
     "train": (LONG, "training"),
     "faithful": (("gat.safetensors", *LONG), "making"),
+    "harden": (("gat.safetensors", *LONG), "hardening"),
     "attack": (("gat.safetensors", "-t", "strong"), "attacking"),
     "evaluate": (("gat.safetensors", "-t", "strong"), "evaluating"),
     "compare": (("gat.safetensors", "faithful.safetensors", "-t", "strong"), "comparing"),

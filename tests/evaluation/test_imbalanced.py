@@ -62,7 +62,7 @@ def fraud(share: float = 0.08) -> Graph:
 
 @cache
 def model() -> nn.Module:
-    return fgai.train("GAT", fraud(), epochs=60, progress=False, preset=None)
+    return fgai.train("GAT", fraud(), epochs=60, progress=False)
 
 
 @cache

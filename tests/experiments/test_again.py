@@ -26,7 +26,7 @@ def test_a_cell_compares_with_the_next_seed(tmp_path: Path) -> None:
 
 def test_a_model_is_like_itself() -> None:
     data = fgai.load_dataset("planted")
-    model = fgai.train("GAT", data, epochs=2, preset=None, progress=False)
+    model = fgai.train("GAT", data, epochs=2, progress=False)
     held = compared((model, model), data, model)[ANOTHER]["metrics"]
     assert held["similarity"]["overlap"]["layers"] == [1.0, 1.0]
     assert held["similarity"]["rank_correlation"]["all"] == pytest.approx(1.0)

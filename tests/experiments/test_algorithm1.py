@@ -13,26 +13,21 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv
 
-from experiments.algorithm1 import Ascent, ascend
+from experiments.algorithm1 import Ascent, AscentSettings, ascend
 from experiments.methods import setting_names, train_method
 from fgai.attacks.balls import _norms
 from fgai.attention import evaluating, observe, prepared
 from fgai.errors import InputError
-from fgai.training import FaithfulConfig, TrainConfig, fit
+from fgai.training import TrainConfig, fit
 from support.training_cases import GRAPH, Calling, assert_same_weights, fresh
 
 RADIUS = 0.07
 KINDS = ("GAT", "GATv2", "GT")
 
 
-def config(**changes: Any) -> FaithfulConfig:
-    """The paper's setting on a small graph: output layer, K over all edges, its form of L."""
-    values: dict[str, Any] = {
-        "layers": "last", "scope": "graph", "form": "paper", "k1": 60, "k2": 60,
-        "divergence": "logits", "closeness_by": "logits", "limits": False, "ramp": 0.0, "radius": RADIUS,
-        "steps": 6,
-    }  # fmt: skip
-    return FaithfulConfig(**{**values, **changes})
+def config(**changes: Any) -> AscentSettings:
+    """The paper's setting on a small graph."""
+    return AscentSettings(**{"k": 60, "radius": RADIUS, "steps": 6, **changes})
 
 
 def started(kind: str = "GAT", model: nn.Module | None = None, **changes: Any) -> tuple[Ascent, nn.Module]:
@@ -68,17 +63,16 @@ class TestAscend:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layers", ["last", "all"])
-def test_both_stay_in_their_balls_and_climb(kind: str, layers: str) -> None:
-    recipe, model = started(kind, layers=layers)
+def test_both_stay_in_their_balls_and_climb(kind: str) -> None:
+    recipe, model = started(kind)
     starts, ends = recipe.starts(draws()), recipe.climbed(model, draws())
     with evaluating(model), torch.no_grad():
         found, before = recipe.stability(model, *ends), recipe.stability(model, *starts)
     for points in (*starts, *ends):
-        for rows, point in zip(recipe.lesson.targets.rowptrs, points, strict=True):
+        for rows, point in zip(recipe.rowptrs, points, strict=True):
             assert bool((_norms(point, rows, "l1") <= RADIUS * (1 + 1e-5)).all())
     assert [tuple(point.shape) for point in ends[0]] == [
-        tuple(layer.values.shape) for layer in observe(model, recipe.graph).attention.select(layers)
+        tuple(layer.values.shape) for layer in observe(model, recipe.graph).attention.layers[-1:]
     ]
     assert found["prediction_stability"] > 1.05 * before["prediction_stability"] > 0
     assert found["explanation_stability"] >= before["explanation_stability"] > 0
@@ -86,7 +80,7 @@ def test_both_stay_in_their_balls_and_climb(kind: str, layers: str) -> None:
 
 def test_ends_are_beyond_random_points_of_the_surface() -> None:
     recipe, model = started()
-    (rows,), (_, rho) = recipe.lesson.targets.rowptrs, recipe.starts(draws())
+    (rows,), (_, rho) = recipe.rowptrs, recipe.starts(draws())
     ends = recipe.climbed(model, draws())
     with evaluating(model), torch.no_grad():
         found = recipe.stability(model, *ends)
@@ -200,15 +194,8 @@ def test_killed_and_resumed_is_bit_equal(after: int, tmp_path: Path) -> None:
 
 
 def test_has_no_limits_and_no_other_adversary() -> None:
-    with pytest.raises(InputError, match="Algorithm 1 trains without limits"):
-        started(limits=True)
     assert not {"adversary", "limits", "margin"} & {*setting_names("fgai-paper", "GAT")}
     with pytest.raises(InputError, match="`settings` must be one of"):
         train_method("fgai-paper", "GAT", GRAPH, vanilla=fresh(), settings={"limits": True})
-
-
-def test_the_published_form_needs_k() -> None:
-    with pytest.raises(InputError, match='`k1` must be given for form "paper"'):
-        FaithfulConfig(form="paper", k2=5)
-    with pytest.raises(InputError, match="`form` must be one of tv, paper"):
-        FaithfulConfig(form="tvd")
+    with pytest.raises(InputError, match="`divergence` must be one of"):
+        AscentSettings(divergence="tvd")

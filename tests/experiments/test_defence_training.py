@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from experiments.defences import DEFENCES, ProGNN, Regularised
-from experiments.methods import settings_for, train_method
+from experiments.methods import preset, settings_for, train_method
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.evaluation import evaluate
-from fgai.training import TrainConfig, fit, load_model, preset, save_model
+from fgai.training import TrainConfig, fit, load_model, save_model
 from support.graph_cases import small_data
 from support.training_cases import Calling
 

@@ -26,7 +26,7 @@ from experiments import (
     status,
     trained,
 )
-from experiments.fingerprint import change_of, fingerprint, searches
+from experiments.fingerprint import change_of, fingerprint, is_earlier, is_older, searches
 from experiments.grid import Pace, _spread
 from experiments.run import INJECTED, winners
 from experiments.validation import short_attack
@@ -206,7 +206,7 @@ class TestRun:
         assert len(layers) == 2 and len(layers[0]["topk"]["curve"]) == len(made["certificate"]["radii"])
 
     def test_injection_cells(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("fgai.training.methods.settings_for", brief)  # of the vanilla parent
+        monkeypatch.setattr("experiments.methods.settings_for", brief)  # of the vanilla parent
         made = run_cell(cases.tiny(kind="inject", method="limits", settings={}), Store(tmp_path))
         assert made["status"] == "done", made.get("trace")
         assert len(made["injection"]) == 2 * len(INJECTED)
@@ -254,24 +254,31 @@ class TestRun:
     def test_a_default_that_is_said_is_the_same_setting(self, tmp_path: Path) -> None:
         store, cell = Store(tmp_path), cases.tiny(method="fgai")
         body = cases.body_of(cell)
-        body["training"]["settings"]["neighbours"] = body["training"]["defaults"].pop("neighbours")
+        body["training"]["settings"]["margin"] = body["training"]["defaults"].pop("margin")
         store.write(cell, body)
         record = store.read(cell)
         assert record is not None and change_of(record, cell) is None
-        record["training"]["settings"]["neighbours"] = 2
-        assert change_of(record, cell) == "another 'neighbours' (settings: 2, now 1)"
+        record["training"]["settings"]["margin"] = 2.0
+        assert change_of(record, cell) == "another 'margin' (settings: 2.0, now 20.0)"
 
-    def test_records_of_before_lack_settings_that_change_nothing(self, tmp_path: Path) -> None:
-        store, cell = Store(tmp_path), cases.tiny(method="fgai")
+    def test_records_of_earlier_settings_stand_until_they_are_run_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cell = cases.tiny(method="fgai")
+        body = {**cases.body_of(cell), "key": cell.key, "cell": cell.to_dict()}
+        body["training"]["defaults"] |= {"ramp": 0.5, "cut": 0.01}
+        assert "clip_share" in str(change_of(body, cell)) and is_older(body)
+        monkeypatch.setattr("experiments.fingerprint._earlier", lambda: frozenset({cell.key}))
+        assert not is_older(body) and is_earlier(body)
+        assert change_of(body, cell) is not None, "`fgai bench run --redo` runs it again"
+
+    def test_baselines_never_used_the_settings_of_faithful_training(self) -> None:
+        cell = cases.tiny(method="at")
         body = cases.body_of(cell)
-        for name in ("certified", "neighbours", "closeness_by", "form", "lean"):
-            for said in ("settings", "defaults"):
-                body["training"][said].pop(name, None)
-        store.write(cell, body)
-        record = store.read(cell)
-        assert record is not None and change_of(record, cell) is None
-        body["training"]["defaults"]["certified"] = 1.0
-        assert "certified" in str(change_of(body, cell))
+        body["training"]["defaults"] |= {"ramp": 0.5, "similarity": 7.0, "divergence": "log"}
+        assert change_of(body, cell) is None
+        body["training"]["defaults"]["lean"] = 1.0
+        assert "lean" in str(change_of(body, cell))
 
     @pytest.mark.parametrize("method", ["vanilla", "ln"])
     def test_certificates_take_the_models_of_evaluations(

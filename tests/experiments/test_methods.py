@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fgai
 from experiments import read_grid
 from experiments.defences import DEFENCES
-from experiments.methods import METHODS, VARIANTS, setting_names, settings_for, train_method
+from experiments.methods import METHODS, VARIANTS, _presets, setting_names, settings_for, train_method
 from fgai import training
 from fgai.cli import app
 from fgai.errors import CheckpointError, InputError
@@ -26,7 +26,7 @@ OWN = (*VARIANTS, *DEFENCES)
     ("method", "settings", "terms"),
     [
         ("fgai-paper", {"steps": 3}, {"prediction_stability", "explanation_stability"}),
-        ("fgai-injection", {"nodes": 5, "edges": 5}, {"margin", "prediction_stability"}),
+        ("fgai-injection", {"nodes": 5, "edges": 5}, {"explanation_stability", "prediction_stability"}),
     ],
 )
 def test_both_methods_of_the_paper_train_on_planted(
@@ -49,7 +49,7 @@ def test_both_methods_of_the_paper_train_on_planted(
 @pytest.mark.parametrize("method", VARIANTS)
 @pytest.mark.parametrize("task", ["link", "graph"])
 def test_variants_train_on_every_task(task: str, method: str) -> None:
-    small: dict[str, Any] = {"epochs": 2, "nodes": 2, "edges": 3}
+    small: dict[str, Any] = {"epochs": 2, "steps": 2} | ({"edges": 3} if method == "fgai-injection" else {})
     made = train_method(
         method, "GAT", cases.data(task), vanilla=cases.trained(task), settings=small, progress=False
     )
@@ -67,13 +67,39 @@ def test_the_package_names_the_command_that_runs_them(method: str) -> None:
 
 
 def test_the_packages_own_methods_are_passed_on() -> None:
-    assert set(METHODS) == {*training.METHODS, *OWN}
+    assert set(METHODS) == {*training.METHODS, "at-limits", *OWN}
     for method in training.METHODS:
-        where = (method, "GAT", "amazon-photo")
-        assert settings_for(*where) == training.settings_for(*where)
-        assert setting_names(*where[:2]) == training.setting_names(*where[:2])
+        assert setting_names(method, "GAT") == training.setting_names(method, "GAT")
     with pytest.raises(InputError, match="`method` must be one of"):
         train_method("gnn-guard", "GAT", fgai.load_dataset("planted"))
+
+
+def test_tables_lay_special_over_general() -> None:
+    assert settings_for("at", "GAT", "amazon-photo") != settings_for("at", "GAT", "unknown")
+    assert settings_for("at-limits", "GAT", "amazon-photo")["weight_decay"] == 0.005, "that of `at`"
+    assert settings_for("vanilla", "GT", "unknown")["lr"] == 0.001
+    for method in ("fgai", "limits", "harden"):  # one setting for every graph
+        assert settings_for(method, "GAT", "amazon-photo") == {}
+
+
+def test_every_table_has_settings_of_its_method() -> None:
+    for task, tables in (("node", _presets()), ("link", _presets()["link"]), ("graph", _presets()["graph"])):
+        for method, models in tables.items():
+            if method in ("link", "graph", "fgai-features"):
+                continue
+            for model in ("GAT", "GATv2", "GT"):
+                for dataset in ("", *models.get(model, {})):
+                    assert {*settings_for(method, model, dataset, task)} <= {*setting_names(method, model)}
+
+
+def test_tuned_hardening_is_a_method_of_the_tables() -> None:
+    data = fgai.load_dataset("planted")
+    vanilla = fgai.train("GAT", data, epochs=2, progress=False)
+    small: dict[str, Any] = {"epochs": 2, "nodes": 3, "edges": 3}
+    one = train_method("at-limits", "GAT", data, vanilla=vanilla, settings=small, progress=False)
+    two = fgai.harden(vanilla, data, attack_weight=0.5, progress=False, **small)
+    for ours, theirs in zip(one.parameters(), two.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_a_defence_saved_by_its_class_name_is_loaded_by_its_factory(tmp_path: Path) -> None:

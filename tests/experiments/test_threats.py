@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from experiments.cells import Cell
+from experiments.methods import setting_names
 from experiments.threats import BOX, FROM_DATA, grid_threat
 from experiments.trained import settings_of, trained
-from fgai import training
 from fgai.attacks import THREATS, make_attack
 from fgai.errors import InputError
 from support.graph_cases import small_data
@@ -33,7 +33,7 @@ def test_trainings_of_the_grids_have_it_too(method: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("experiments.trained.train_method", lambda *args, **options: told.update(options))
     cell = Cell(dataset="planted", method=method)
     trained(cell, small_data(), None, "cpu", None)
-    adversary = "box" in training.setting_names(method, "GAT")
+    adversary = "box" in setting_names(method, "GAT")
     assert told["settings"].get("box") == (BOX if adversary else None)
     if adversary:
         values = settings_of(cell)

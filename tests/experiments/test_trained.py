@@ -14,10 +14,11 @@ import pytest
 
 import fgai
 from experiments import Cell, Store, run_cell, trained
+from experiments.methods import preset
 from experiments.subjects import Source
 from experiments.threats import BOX
 from experiments.trained import model_path, settings_of, training_code, training_sources, vanilla_of
-from fgai.training import FaithfulConfig, preset, train_method
+from fgai.training import train_method
 from support import bench_cases as cases
 
 PACKAGE = Path(fgai.__file__).parent
@@ -59,7 +60,7 @@ def test_other_code_is_another_fingerprint(tmp_path: Path, changed: str) -> None
 def test_a_parent_of_other_code_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, cell = tmp_path / "cache", cases.tiny(settings={}, kind="certify")
     monkeypatch.setattr(trained, "preset", lambda *_: {"epochs": 2})
-    for place in ("experiments.trained", "fgai.training.methods"):
+    for place in ("experiments.trained", "experiments.methods"):
         monkeypatch.setattr(f"{place}.settings_for", lambda *_: {"epochs": 2})
     assert run_cell(cell, Store(tmp_path / "a"), cache=cache)["status"] == "done"
     monkeypatch.setattr(trained, "training_code", lambda: "other")
@@ -103,8 +104,8 @@ def test_records_tell_what_the_papers_methods_start_from() -> None:
     printed, released = (
         settings_of(Cell(method=name))["defaults"] for name in ("fgai-paper", "fgai-injection")
     )
-    assert (printed["adversary"], printed["form"], printed["similarity"]) == ("ascent", "paper", 1e5)
-    assert printed["layers"] == released["layers"] == "last" and released["adversary"] == "hybrid"
+    assert (printed["divergence"], printed["similarity"]) == ("logits", 1e5)
+    assert released["limits"] is False and released["explanation_stability"] == 1.0
 
 
 def test_figures_take_models_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +120,11 @@ def test_figures_take_models_from_the_cache(tmp_path: Path, monkeypatch: pytest.
 
 class TestTrials:
     def test_what_was_chosen_before_has_no_say(self) -> None:
-        """A preset sets `certified` on Photo; a trial that leaves it open trains with the default."""
-        cell = Cell(method="fgai", model="GAT", dataset="amazon-photo")
-        assert settings_of(cell)["settings"]["certified"] > 0
+        """A table sets `weight_decay` on Photo; a trial that leaves it open trains with the general one."""
+        cell = Cell(method="at", model="GAT", dataset="amazon-photo")
+        assert settings_of(cell)["settings"]["weight_decay"] == 0.005
         trial = settings_of(replace(cell, kind="search", settings={"lr": 0.1}))["settings"]
-        assert trial["certified"] == FaithfulConfig().weights.certified and trial["lr"] == 0.1
-        assert trial["epochs"] == preset("fgai", "GAT", "a graph nobody tuned")["epochs"]
+        assert trial["weight_decay"] == 0.0005 and trial["lr"] == 0.1
 
     def test_a_variant_stands_on_what_was_chosen_for_its_parent(self) -> None:
         where = ("GAT", "coauthor-cs")
@@ -137,11 +137,13 @@ class TestTrials:
         given: dict[str, Any] = {}
         monkeypatch.setattr(trained, "train_method", lambda *_, **options: given.update(options))
         graph = fgai.load_dataset("planted")
-        trial = Cell(kind="search", method="fgai", dataset="amazon-photo", settings={"cut": 0.1})
+        trial = Cell(
+            kind="search", method="fgai", dataset="amazon-photo", settings={"cut": 0.1}
+        )  # as old records have it
         trained.trained(trial, graph, None, "cpu", None)
         recorded = settings_of(trial)
         assert tuple(recorded["defaults"]["box"]) == BOX
-        assert given["settings"] == {"box": BOX, **recorded["settings"]}
+        assert given["settings"] == {"box": BOX, **recorded["settings"]} == {"box": BOX, "clip_share": 0.1}
         vanilla_of(trial, graph, "cpu", None)
         chosen = preset("vanilla", "GAT", "amazon-photo")
         assert given["settings"] == chosen != preset("vanilla", "GAT", ""), "its parent is today's"

@@ -61,7 +61,7 @@ def test_refusals() -> None:
         untrained("GAT", GRAPH, hidden_channels=2, heads=2, norm="layer"),
         untrained("GT", GRAPH, hidden_channels=8, heads=(2, 1)),
         GAT(6, 4, task="link"),
-        fgai.limit(plain, GRAPH),
+        fgai.limit(plain, GRAPH, 0.0, shrink=0.0),
         type("Mine", (GAT,), {})(6, 3),
         torch.nn.Linear(2, 3),
     ]

@@ -29,17 +29,22 @@ def limited(name: str) -> Any:
     return model
 
 
-def in_memory(model: Any, graph: Graph, cut: float, soften: float, sampled: bool) -> None:
-    taken = measuring(model, cut, soften=soften, sampled=sampled)
+def in_memory(model: Any, graph: Graph, clip_share: float, shrink: float, sampled: bool) -> None:
+    taken = measuring(model, clip_share, shrink=shrink, sampled=sampled)
     with evaluating(model), torch.no_grad(), taken:
         call_model(model, prepared(model, graph))
 
 
-@pytest.mark.parametrize(("cut", "soften"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.05, 0.3)])
+@pytest.mark.parametrize(("clip_share", "shrink"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.05, 0.3)])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_are_those_of_a_pass_in_memory(
-    name: str, cut: float, soften: float, sampled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    clip_share: float,
+    shrink: float,
+    sampled: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streaming, "NUMBERS", 40)  # blocks of a few rows, channels one by one
     monkeypatch.setattr(streaming, "SAMPLE", 30)
@@ -47,8 +52,10 @@ def test_are_those_of_a_pass_in_memory(
     graph = small_data(nodes=70, width=5)
     stored = write_store(graph, tmp_path / "graph")
     one, two = limited(name), limited(name)
-    in_memory(one, graph, cut, soften, sampled)
-    measure_store(two, stored, cut=cut, soften=soften, sampled=sampled, folder=tmp_path, block_edges=50)
+    in_memory(one, graph, clip_share, shrink, sampled)
+    measure_store(
+        two, stored, clip_share=clip_share, shrink=shrink, sampled=sampled, folder=tmp_path, block_edges=50
+    )
     for mine, theirs in zip(limits_of(two), limits_of(one), strict=True):
         for part in ("low", "high", "radius"):
             torch.testing.assert_close(getattr(mine, part), getattr(theirs, part), atol=1e-5, rtol=1e-5)

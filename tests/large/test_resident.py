@@ -15,7 +15,6 @@ from fgai.graph import Graph
 from fgai.large import StoredGraph, measure_store, observe_store, resident, write_store
 from fgai.large.resident import _Resident
 from fgai.large.source import _StoredSource
-from fgai.training.settings import Tightness
 from support.graph_cases import small_data
 
 MODELS: dict[str, Any] = {
@@ -63,14 +62,14 @@ def test_sparse_features_and_edge_weights_are_read(tmp_path: Path) -> None:
     compare("GAT", stored, tmp_path)
 
 
-@pytest.mark.parametrize(("cut", "soften"), [(0.0, 0.0), (0.05, 0.3)])
+@pytest.mark.parametrize(("clip_share", "shrink"), [(0.0, 0.0), (0.05, 0.3)])
 @pytest.mark.parametrize("name", MODELS)
-def test_ranges_are_those_from_disk(name: str, cut: float, soften: float, tmp_path: Path) -> None:
+def test_ranges_are_those_from_disk(name: str, clip_share: float, shrink: float, tmp_path: Path) -> None:
     stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
     one, two = model_of(name), model_of(name)
     add_limits(one), add_limits(two)
-    measure_store(one, stored, cut=cut, soften=soften)
-    _Resident(two, stored, tmp_path).measure(two, cut, soften)
+    measure_store(one, stored, clip_share=clip_share, shrink=shrink)
+    _Resident(two, stored, tmp_path).measure(two, clip_share, shrink)
     for mine, theirs in zip(limits_of(two), limits_of(one), strict=True):
         for part in ("low", "high", "radius"):
             torch.testing.assert_close(getattr(mine, part), getattr(theirs, part), atol=1e-5, rtol=1e-5)
@@ -119,7 +118,7 @@ class TestRoom:
             _Resident, "__init__", lambda self, *given: built.append(self) or load(self, *given)
         )
         whole = _StoredSource(stored, tmp_path, 0)
-        whole.set_ranges(model, Tightness())
+        whole.set_ranges(model, 0.0, 0.0)
         found = whole.observe(model)
         assert len(built) == 1 and len(found.layers) == 3
         whole.observe(model_of("GT"))
@@ -144,7 +143,7 @@ class TestRoom:
             monkeypatch.setattr(_Resident, name, full(name))
         whole = _StoredSource(stored, tmp_path, 0)
         assert len(whole.observe(model).layers) == 3
-        whole.set_ranges(model, Tightness())
+        whole.set_ranges(model, 0.0, 0.0)
         assert tried == ["observe"] and all(bool(limits.high.isfinite().all()) for limits in limits_of(model))
 
 

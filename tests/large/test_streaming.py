@@ -97,7 +97,7 @@ def test_weights_and_averaged_heads(name: str, block_edges: int, tmp_path: Path)
 
 def test_sparse_features_and_limits(tmp_path: Path) -> None:
     graph = fgai.load_dataset("planted")
-    model = fgai.limit(fgai.GAT.for_data(graph).eval(), graph)
+    model = fgai.limit(fgai.GAT.for_data(graph).eval(), graph, 0.0, shrink=0.0)
     stored = write_store(graph, tmp_path / "graph")
     same(observe_store(model, stored, tmp_path / "seen", block_edges=999), model, graph)
 

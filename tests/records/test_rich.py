@@ -69,7 +69,9 @@ def results(graph: Graph) -> dict[str, Tabled]:
             "comparison": compared,
             "evaluation": compared[EVIL],
             "certificate": fgai.certify(model, graph, vanilla=models["other"], radius=0.01, k1=2, k2=2),
-            "injection": fgai.certify(fgai.limit(model, graph), graph, threat=Injection(1, "direct")),
+            "injection": fgai.certify(
+                fgai.limit(model, graph, 0.0, shrink=0.0), graph, threat=Injection(1, "direct")
+            ),
             "votes": vote(model, graph, groups=5),
             "explanation": fgai.explain(model, graph, 7, names=names, threat="random", nodes=2, edges=3),
             "attention": recording.attention,

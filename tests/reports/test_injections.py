@@ -26,7 +26,7 @@ def planted() -> Graph:
 @cache
 def models() -> dict[str, nn.Module]:
     vanilla = fgai.train("GAT", planted(), epochs=10, progress=False)
-    return {"GAT": vanilla, "limited": fgai.limit(vanilla, planted(), 0.2, soften=0.9)}
+    return {"GAT": vanilla, "limited": fgai.limit(vanilla, planted(), 0.2, shrink=0.9)}
 
 
 def test_every_number_is_a_certificate_s() -> None:

@@ -286,25 +286,25 @@ def batch_norm_that_keeps_training() -> Built:
 @case(EXACT)
 def limited() -> Built:
     model, graph = own()
-    return fgai.limit(model, graph), graph
+    return fgai.limit(model, graph, 0.0, shrink=0.0), graph
 
 
 @case(EXACT)
 def limited_softly() -> Built:
     model, graph = own(GATv2)
-    return fgai.limit(model, graph, 0.05, soften=0.4), graph
+    return fgai.limit(model, graph, 0.05, shrink=0.4), graph
 
 
 @case(EXACT)
 def limited_pyg() -> Built:
     model, graph = pyg()
-    return fgai.limit(model, graph), graph
+    return fgai.limit(model, graph, 0.0, shrink=0.0), graph
 
 
 @case(UNKNOWN)
 def limited_and_hooked() -> Built:
     model, graph = own()
-    limited = fgai.limit(model, graph)
+    limited = fgai.limit(model, graph, 0.0, shrink=0.0)
     limited.convs[-1].register_forward_hook(lambda module, inputs, output: output.tanh())  # type: ignore[union-attr,index]
     return limited, graph
 

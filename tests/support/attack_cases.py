@@ -37,7 +37,7 @@ from fgai.attention import prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, GATv2
-from fgai.training import Adversarial, make_faithful, train
+from fgai.training import Adversarial, HardenSettings, make_faithful, train
 from support.graph_cases import small_data
 
 K = 2
@@ -147,8 +147,7 @@ def trained(model: str, recipe: str) -> nn.Module:
     vanilla = trained(model, "vanilla")
     if recipe == "faithful":
         return make_faithful(vanilla, graph, nodes=3, edges=4, epochs=2, progress=False)
-    budget = Budget(nodes=3, edges=4, step_size=0.1, targets="fit")
-    against = Adversarial(prepared(vanilla, graph), budget)
+    against = Adversarial(prepared(vanilla, graph), HardenSettings(nodes=3, edges=4, attack_weight=0.5))
     return train(vanilla, graph, recipe=against, epochs=2, progress=False)
 
 

@@ -35,7 +35,7 @@ from fgai.training import load_model, untrained
 from fgai.training.capture import _run_parts
 
 MODEL: dict[str, Any] = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
-TRAIN: dict[str, Any] = {"preset": None, "progress": False, "lr": 0.02, **MODEL}
+TRAIN: dict[str, Any] = {"progress": False, "lr": 0.02, **MODEL}
 SHORT: dict[str, Any] = {**TRAIN, "epochs": 4}
 LONG: dict[str, Any] = {**TRAIN, "epochs": 30, "batch_size": 2, "fan_out": 3, "dropout": 0.4}
 """Saved once, after 25 epochs."""
@@ -45,7 +45,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "GT": {"hidden_channels": 8, "heads": (4, 1), "encodings": 0, "norm": "layer"},
 }
 STEADY: dict[str, Any] = {
-    "epochs": 3, "preset": None, "progress": False, "nodes": 3, "edges": 2, "steps": 3, "batch_size": 7,
+    "epochs": 3, "progress": False, "nodes": 3, "edges": 2, "steps": 3, "batch_size": 7,
     "fan_out": 4,
 }  # fmt: skip
 

@@ -52,7 +52,7 @@ def certificates() -> dict[str, CertificateRecord]:
 
 @cache
 def injection_certificate() -> InjectionCertificate:
-    return certify(limit(models()["GAT"], GRAPH), GRAPH, threat=Injection(), k2=K)
+    return certify(limit(models()["GAT"], GRAPH, 0.0, shrink=0.0), GRAPH, threat=Injection(), k2=K)
 
 
 def report(**options: Any) -> Report:

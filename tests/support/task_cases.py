@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, global_mean_pool
 
-from fgai.attacks import Budget
 from fgai.attention import prepared
 from fgai.datasets import fold_split, link_split
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.tasks import task_of
-from fgai.training import Adversarial, make_faithful, train
+from fgai.training import Adversarial, HardenSettings, make_faithful, train
 from support import attack_cases as cases
 from support.graph_cases import small_data
 
@@ -97,6 +96,6 @@ def trained(task: str, recipe: str = "vanilla", model: str = "gat") -> nn.Module
     vanilla = trained(task, "vanilla", model)
     if recipe == "faithful":
         return make_faithful(vanilla, graph, nodes=2, edges=3, epochs=3, progress=False)
-    budget = Budget(nodes=2, edges=3, step_size=0.1, targets="fit")
-    against = Adversarial(prepared(vanilla, task_of(graph).view(graph, "fit")), budget)
+    settings = HardenSettings(nodes=2, edges=3, attack_weight=0.5)
+    against = Adversarial(prepared(vanilla, task_of(graph).view(graph, "fit")), settings)
     return train(vanilla, graph, recipe=against, epochs=3, progress=False)

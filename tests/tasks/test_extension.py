@@ -34,7 +34,7 @@ from fgai.tasks import (
     task_of,
     unregister_task,
 )
-from fgai.training import make_faithful, preset, train
+from fgai.training import make_faithful, train
 from support import attack_cases
 from support.cli_cases import here
 from support.graph_cases import small_data
@@ -66,7 +66,6 @@ class SignTask(LinkTask):
     scores: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "roc_auc": "link_auc"}
     selected_by: ClassVar[str | None] = None
     steady: ClassVar[bool] = True
-    presets: ClassVar[str] = ""
 
     def fits(self, graph: Graph) -> bool:
         return graph.links is not None and graph.name == "signed"
@@ -151,7 +150,6 @@ class TestRegistry:
         for ask in (
             lambda: GAT(3, 2, task="core"),
             lambda: task_scores("core", torch.ones(2, 2), torch.zeros(2).long()),
-            lambda: preset("vanilla", "GAT", "cora", "core"),
             lambda: make_attack("standard", task="core"),
             lambda: unregister_task("core"),
             lambda: unregister_task_split("core"),

@@ -21,7 +21,7 @@ from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.sparse import edge_keys
 from fgai.tasks import TASKS, link_logits, negative_pairs, take_graphs, task_of
-from fgai.training import FaithfulConfig, labelled
+from fgai.training import FaithfulSettings, labelled
 from fgai.training.faithful import Faithful
 from support import task_cases as cases
 from support.graph_cases import small_data
@@ -297,20 +297,20 @@ def test_a_users_model_is_called_for_the_task(task: str) -> None:
 def test_score_of_faithful_training_counts_the_attacked_graphs_alone() -> None:
     vanilla, data = cases.untrained("graph"), cases.data("graph")
     graph = prepared(vanilla, task_of(data).view(data, "fit"))
-    config = FaithfulConfig(nodes=1, edges=2, k2=2).replace(
-        closeness=0.0, similarity=0.0, explanation_stability=0.0, margin=0.0, divergence="probabilities"
+    settings = FaithfulSettings(
+        nodes=1, edges=2, closeness=0.0, similarity=0.0, prediction_stability=1.0, margin=0.0, sharpness=0.0
     )
-    recipe = Faithful(vanilla, graph, config)
+    recipe = Faithful(vanilla, graph, settings)
     recipe.start(vanilla, 3)
     rows = task_of(graph).rows(graph, "val")
     assert 1 < rows.numel() < graph.num_graphs == task_of(graph).rows(graph, "fit").numel()
-    assert recipe.shares.predictions == 1.0
-    assert recipe.probe.shares.predictions == pytest.approx(rows.numel() / graph.num_graphs)
+    assert recipe.reach.predictions == 1.0
+    assert recipe.probe.reach.predictions == pytest.approx(rows.numel() / graph.num_graphs)
     score = recipe.score(vanilla)
     attacked, _ = graph.inject(recipe.probe.endpoints, recipe.probe.adversary.features.detach())
     with evaluating(vanilla), torch.no_grad():
-        before, after = (call_model(vanilla, where).softmax(1) for where in (graph, attacked))
-    moved = (before - after).abs().sum(1) / 2
+        before, after = (call_model(vanilla, where).log_softmax(1) for where in (graph, attacked))
+    moved = (before.exp() * (before - after)).sum(1)
     others = torch.ones(graph.num_graphs, dtype=torch.bool)
     others[rows] = False
     assert float(moved[others].max()) < 1e-6 < float(moved[rows].min())
@@ -321,6 +321,6 @@ def test_score_of_faithful_training_on_nodes_and_links_is_measured_as_its_terms(
     for task in ("node", "link"):
         vanilla, data = cases.untrained(task), cases.data(task)
         graph = prepared(vanilla, task_of(data).view(data, "fit"))
-        recipe = Faithful(vanilla, graph, FaithfulConfig(nodes=2, edges=3))
+        recipe = Faithful(vanilla, graph, FaithfulSettings(nodes=2, edges=3))
         recipe.start(vanilla, 3)
-        assert recipe.probe.shares == recipe.shares
+        assert recipe.probe.reach == recipe.reach

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from experiments.algorithm1 import OUTPUT_LAYER, PRINTED, Ascent
+from experiments.algorithm1 import Ascent, AscentSettings
 from experiments.defences import Regularised
 from fgai.attacks import Budget
 from fgai.attacks.injection import PGDInjection
@@ -18,7 +18,16 @@ from fgai.errors import FgaiWarning
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.ops.capture import Replay
-from fgai.training import Adversarial, FaithfulConfig, TrainConfig, Vanilla, fit
+from fgai.training import (
+    Adversarial,
+    FaithfulSettings,
+    HardenSettings,
+    StepContext,
+    TrainConfig,
+    Vanilla,
+    fit,
+    term,
+)
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import RING, _summed, can_replay
@@ -27,21 +36,27 @@ from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
 
 BUDGET = Budget(nodes=3, edges=4, step_size=0.1, targets="fit")
-KINDS = ("vanilla", "adversarial", "fgai", "fgai in turns", "ascent")
+KINDS = ("vanilla", "adversarial", "fgai", "own term", "ascent")
+
+
+@term(on="attacked", needs_attention=True)
+def moved(context: StepContext) -> Tensor:
+    """Attention on old edges of the last layer."""
+    assert context.attacked_attention is not None
+    return (context.attacked_attention[-1] - context.attention[-1]).square().sum()
 
 
 def recipe_for(kind: str, model: nn.Module, graph: Graph) -> Any:
     if kind == "vanilla":
         return Vanilla(graph)
     if kind == "adversarial":
-        return Adversarial(graph, BUDGET)
+        return Adversarial(graph, HardenSettings(nodes=3, edges=4))
     torch.manual_seed(5)
     vanilla = type(model)(**model.config).to(graph.device).eval()
     if kind == "ascent":
-        settings = {**OUTPUT_LAYER, **PRINTED, "steps": 2, "epochs": 40, "validate_every": 5, "edges": 4}
-        return Ascent(vanilla, graph, FaithfulConfig().replace(**settings, k1=60, k2=60))
-    config = FaithfulConfig(nodes=3, edges=4, steps=2, turns=kind.endswith("turns"))
-    return Faithful(vanilla, graph, config.replace(epochs=40))
+        return Ascent(vanilla, graph, AscentSettings(steps=2, epochs=40, k=60))
+    settings = FaithfulSettings(nodes=3, edges=4, steps=2, epochs=40)
+    return Faithful(vanilla, graph, settings, [moved] if kind == "own term" else [])
 
 
 def model_for(cls: type[nn.Module], graph: Graph) -> nn.Module:

@@ -17,12 +17,15 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import GT
-from fgai.training.terms import _shortfall, spread
+from fgai.training import certified, history_of, train_method
+from fgai.training.targets import spread
+from fgai.training.terms.certified import _shortfall
 
-TIGHT = {"cut": 0.05, "soften": 0.4}
+TIGHT = {"clip_share": 0.05, "shrink": 0.4}
+TOWARDS = certified._replace(weight=2.0)
 PLAIN: dict[str, Any] = {
-    "adversary": "attention", "epochs": 40, "margin": 0.0, "closeness_by": "kl", "k1": 3, "similarity": 1.0,
-    "validate_every": 40, "preset": None, "progress": False, **TIGHT,
+    "epochs": 40, "prediction_stability": 0.0, "margin": 0.0, "similarity": 1.0, "closeness": 1.0,
+    "clip_share": 0.05, "shrink": 0.4, "progress": False,
 }  # fmt: skip
 
 
@@ -50,14 +53,15 @@ def falls_short(model: nn.Module, kind: str) -> float:
 @pytest.mark.parametrize("kind", ["GAT", "GATv2"])
 def test_it_comes_nearer_to_a_certificate(kind: str) -> None:
     without, towards = (
-        fgai.make_faithful(vanilla(kind), graph(), certified=weight, **PLAIN) for weight in (0.0, 2.0)
+        fgai.make_faithful(vanilla(kind), graph(), terms=terms, sharpness=0.0, **PLAIN)
+        for terms in ([], [TOWARDS])
     )
     assert falls_short(towards, kind) < 0.9 * falls_short(without, kind)
 
 
 def test_sharpness_is_held() -> None:
     flat, held = (
-        fgai.make_faithful(vanilla("GAT"), graph(), certified=2.0, sharpness=weight, **PLAIN)
+        fgai.make_faithful(vanilla("GAT"), graph(), terms=[TOWARDS], sharpness=weight, **PLAIN)
         for weight in (0.0, 5.0)
     )
     found = [
@@ -77,8 +81,13 @@ def test_sharpness_is_held() -> None:
 
 def test_what_cannot_be_followed_is_refused() -> None:
     with pytest.raises(InputError, match="`certified` needs limits"):
-        fgai.make_faithful(vanilla("GAT"), graph(), certified=1.0, limits=False)
+        fgai.make_faithful(vanilla("GAT"), graph(), terms=[certified], limits=False)
     with pytest.raises(InputError, match="GAT or GATv2"):
-        fgai.make_faithful(GT.for_data(graph()), graph(), certified=1.0)
-    with pytest.raises(InputError, match="`closeness_by` must be one of"):
-        fgai.make_faithful(vanilla("GAT"), graph(), closeness_by="near")
+        fgai.make_faithful(GT.for_data(graph()), graph(), terms=[certified])
+    with pytest.raises(InputError, match="`certified` is not a setting any more: use `terms="):
+        fgai.make_faithful(vanilla("GAT"), graph(), certified=4.0)
+
+
+def test_the_method_by_name() -> None:
+    made = train_method("fgai-certified", "GAT", graph(), vanilla=vanilla("GAT"), settings={"epochs": 2})
+    assert set(history_of(made).terms[-1]) == {"closeness", "similarity", "sharpness", "certified", "total"}

@@ -7,26 +7,29 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv
 
-from fgai.attacks import Budget
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.datasets import planted, random_split
-from fgai.errors import AttentionError, CheckpointError, DivergenceError, InputError
+from fgai.errors import AttentionError, CheckpointError, InputError
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
+from fgai.topk import swap_margin
 from fgai.training import (
     Adversarial,
-    FaithfulConfig,
+    Faithful,
+    FaithfulSettings,
+    HardenSettings,
+    StepContext,
     faithful,
-    lesson,
+    harden,
     make_faithful,
-    preset,
+    term,
     train,
     train_method,
 )
-from fgai.training.adversary import InjectionAdversary
-from fgai.training.terms import _attention_distance, _margin_loss
+from fgai.training.loss import InjectedNodes
+from fgai.training.terms.base import add_up
 
-QUICK = {"epochs": 6, "validate_every": 3, "nodes": 3, "edges": 4}
+QUICK = {"epochs": 6, "nodes": 3, "edges": 4}
 
 
 class Mine(nn.Module):
@@ -60,7 +63,7 @@ def test_returns_another_model_and_leaves_the_vanilla_one(kind: type[nn.Module],
     model = train(fresh, graph, epochs=5, progress=False)
     before, mode = weights(model), model.training
     state = torch.random.get_rng_state()
-    faithful = make_faithful(model, graph, progress=False, cut=0.0, soften=0.0, **QUICK)
+    faithful = make_faithful(model, graph, progress=False, clip_share=0.0, shrink=0.0, **QUICK)
     assert type(faithful) is type(model) and faithful is not model and not faithful.training
     assert model.training == mode
     assert torch.equal(state, torch.random.get_rng_state())
@@ -70,8 +73,7 @@ def test_returns_another_model_and_leaves_the_vanilla_one(kind: type[nn.Module],
     assert [name for name, value in before.items() if not torch.equal(value, after[name])]
     assert all(".limits." in name for name in set(after) - set(before))
     assert set(faithful.history.terms[0]) == {
-        "closeness", "similarity", "margin", "sharpness",
-        "prediction_stability", "explanation_stability", "total",
+        "closeness", "similarity", "margin", "sharpness", "prediction_stability", "total",
     }  # fmt: skip
     assert faithful.history.terms[0]["closeness"] == pytest.approx(0.0, abs=1e-6)
     assert faithful.history.terms[0]["similarity"] == pytest.approx(0.0, abs=1e-6)
@@ -85,12 +87,16 @@ def test_the_margin_is_that_of_the_explanation_vector(kind: type[nn.Module], gra
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)  # so that heads differ
-    options = {**QUICK, "cut": 0.0, "soften": 0.0, "dropout": False, "epochs": 1, "validate_every": 1}
+    options = {**QUICK, "clip_share": 0.0, "shrink": 0.0, "epochs": 1}
     told = make_faithful(model, graph, progress=False, radius=0.3, **options).history.terms[0]["margin"]
     layers = observe(model, prepared(model, graph)).attention.layers
     rowptrs = [layer.rowptr for layer in layers]
-    shown = _margin_loss([layer.explanation() for layer in layers], rowptrs, 5, 0.3)
-    averaged = _margin_loss([layer.values.double().mean(1) for layer in layers], rowptrs, 5, 0.3)
+
+    def summed(values: list[torch.Tensor]) -> torch.Tensor:
+        return add_up([swap_margin(w, rowptr, 5, 0.3) for w, rowptr in zip(values, rowptrs, strict=True)])
+
+    shown = summed([layer.explanation() for layer in layers])
+    averaged = summed([layer.values.double().mean(1) for layer in layers])
     assert told == pytest.approx(float(shown), rel=1e-5)
     assert told != pytest.approx(float(averaged), rel=1e-4)
 
@@ -138,36 +144,44 @@ def test_graphs_take_turns_and_every_epoch_has_every_term(graph: Graph) -> None:
     assert all(set(values) == set(terms[0]) for values in terms)
     for epoch in range(1, len(terms)):
         moved = {name for name in terms[0] if terms[epoch][name] != terms[epoch - 1][name]}
-        clean, attacked = {"closeness", "similarity"}, {"prediction_stability", "explanation_stability"}
+        clean, attacked = {"closeness", "similarity"}, {"prediction_stability"}
         assert moved.isdisjoint(clean if epoch % 2 else attacked)
         assert moved >= (attacked if epoch % 2 else clean)
-    both = make_faithful(model, graph, progress=False, turns=False, **QUICK).history.terms
-    assert both[1]["closeness"] > 0
 
 
-def test_rows_are_compared_in_place_as_if_matched_edge_by_edge(graph: Graph) -> None:
+@pytest.mark.parametrize("kind", [GAT, Mine])
+def test_attention_under_attack_is_that_of_the_clean_edges(kind: type[nn.Module], graph: Graph) -> None:
     torch.manual_seed(2)
-    model = GAT.for_data(graph).eval()
-    ready = prepared(model, graph)
-    adversary = InjectionAdversary(ready, Budget(nodes=5, edges=7, targets="fit"))
-    adversary.start(torch.Generator().manual_seed(1))
-    attacked, edge_map = adversary.attacked(torch.Generator().manual_seed(2))
-    before, after = (observe(model, shown, heads="mean").attention for shown in (ready, attacked))
-    old, new, grown = lesson._paired(before.layers, after, ready, attacked, edge_map)
-    assert grown is not None and all(len(w) == attacked.num_edges for w in new)
-    matched = [w.index_select(0, edge_map.after) for w in new]
-    for k in (None, 2):
-        rows = [layer.rowptr for layer in before]
-        ours = _attention_distance(old, new, rows, k, "node", grown=grown)
-        assert ours.item() == pytest.approx(
-            _attention_distance(old, matched, rows, k, "node").item(), rel=1e-6
-        )
+    model = Mine(graph.num_features, graph.num_classes) if kind is Mine else GAT.for_data(graph)
+    model, seen = model.eval(), []
+
+    @term(on="attacked", needs_attention=True)
+    def noted(context: StepContext) -> torch.Tensor:
+        seen.append(context)
+        return context.attacked_attention[-1].sum()  # type: ignore[index]
+
+    settings = FaithfulSettings(nodes=5, edges=7, limits=False)
+    recipe = Faithful(model, prepared(model, graph), settings, [noted])
+    recipe.start(model, 0)
+    nodes = InjectedNodes(
+        recipe.adversary, recipe.adversary.draw(torch.Generator().manual_seed(2)), recipe.reach
+    )
+    recipe.loss.attacked(model, nodes, recipe.loss.vanilla_context(model))
+    attacked, _ = nodes.join(recipe.graph)
+    before, after = (observe(model, each, heads="mean").attention for each in (recipe.graph, attacked))
+    for one, two, found in zip(before, after, seen[-1].attacked_attention, strict=True):
+        values = {
+            (int(s), int(d)): float(w)
+            for s, d, w in zip(two.source, two.destination, two.heads(), strict=True)
+        }
+        wanted = [values[int(s), int(d)] for s, d in zip(one.source, one.destination, strict=True)]
+        assert found.tolist() == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize("limits", [False, True])
 def test_it_lowers_what_it_minimises(graph: Graph, limits: bool) -> None:
     model = train(GAT.for_data(graph), graph, epochs=30, progress=False)
-    settings = {**QUICK, "epochs": 60, "lr": 0.01, "ramp": 0.1, "limits": limits}
+    settings = {**QUICK, "epochs": 60, "lr": 0.01, "limits": limits}
     faithful = make_faithful(model, graph, check=False, progress=False, **settings)
     first, last = faithful.history.terms[0], faithful.history.terms[-1]
     if not limits:  # behind limits little moves from the start, and the adversary gets stronger
@@ -175,20 +189,47 @@ def test_it_lowers_what_it_minimises(graph: Graph, limits: bool) -> None:
     assert faithful.history.scores[-1][1] > faithful.history.scores[0][1]
 
 
-def test_refuses_bad_settings(graph: Graph) -> None:
-    for change, word in (
-        ({"k1": 0}, "k1"), ({"k2": -3}, "k2"), ({"radius": -0.1}, "radius"), ({"scope": "edge"}, "scope"),
-        ({"layers": "first"}, "layers"), ({"adversary": "none"}, "adversary"),
-        ({"divergence": "wasserstein"}, "divergence"),
-        ({"steps": 0}, "steps"), ({"nodes": -1}, "nodes"),
+def test_every_setting_changes_the_result(graph: Graph) -> None:
+    model = train(GAT.for_data(graph), graph, epochs=5, progress=False)
+    changes: dict[str, object] = {
+        "closeness": 1.0, "similarity": 1.0, "prediction_stability": 1.0, "margin": 1.0, "sharpness": 50.0,
+        "limits": False, "clip_share": 0.1, "shrink": 0.1, "nodes": 4, "edges": 5, "box": (-9.0, 9.0),
+        "steps": 3, "k": 2, "radius": 0.2, "epochs": 7, "lr": 0.01,
+    }  # fmt: skip
+    assert sorted(changes) == sorted(FaithfulSettings.names()) and len(changes) == 16
+    base = weights(make_faithful(model, graph, progress=False, **QUICK))
+    for name, value in changes.items():
+        other = weights(make_faithful(model, graph, progress=False, **{**QUICK, name: value}))
+        assert any(not torch.equal(base[key], other[key]) for key in other if key in base), name
+
+
+def test_the_name_of_a_graph_changes_nothing(graph: Graph) -> None:
+    for verb in (make_faithful, harden):
+        model = train("GAT", graph, epochs=3, progress=False)
+        renamed = graph.replace(name="amazon-photo")
+        one, two = (weights(verb(model, each, progress=False, **QUICK)) for each in (graph, renamed))
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    same = weights(train("GAT", renamed, epochs=3, progress=False))
+    assert all(torch.equal(value, same[name]) for name, value in weights(model).items())
+
+
+def test_refuses_bad_settings() -> None:
+    for change, message in (
+        ({"k": 0}, "`k` must be at least 1, .* got 0"), ({"radius": -0.1}, "`radius` must be above 0"),
+        ({"steps": 0}, "`steps`"), ({"nodes": -1}, "`nodes`"), ({"edges": 0}, "`edges`"),
+        ({"box": (1.0, 0.0)}, "`box` must be"), ({"lr": 0.0}, "`lr`"), ({"epochs": 0}, "`epochs`"),
+        ({"clip_share": 0.5}, "`clip_share` must be at least 0 and below 0.5, got 0.5"),
+        ({"shrink": 1.0}, "`shrink`"), ({"margin": -1.0}, "`margin`"),
+        ({"cut": 0.1}, "`cut` is called `clip_share` now"),
+        ({"soften": 0.1}, "`soften` is called `shrink` now"),
+        ({"k2": 3}, "`k2` is called `k` now"), ({"preset": None}, "`preset` is not a setting any more"),
+        ({"divergence": "kl"}, "write it as a loss term"), ({"similarty": 1.0}, "did you mean 'similarity'"),
     ):  # fmt: skip
-        with pytest.raises(InputError, match=word):
-            FaithfulConfig().replace(**change)
-    zero = dict.fromkeys(
-        ("closeness", "similarity", "prediction_stability", "explanation_stability", "margin"), 0.0
-    )
-    with pytest.raises(InputError, match="all weights are zero"):
-        FaithfulConfig().replace(**zero)
+        with pytest.raises(InputError, match=message):
+            FaithfulSettings().replace(**change)
+    for bad in (0.0, 1.0):
+        with pytest.raises(InputError, match="`attack_weight` must be above 0 and below 1"):
+            HardenSettings(attack_weight=bad)
 
 
 def test_refuses_models_and_graphs_that_do_not_fit(graph: Graph) -> None:
@@ -206,40 +247,30 @@ def test_refuses_models_and_graphs_that_do_not_fit(graph: Graph) -> None:
         make_faithful(GAT(graph.num_features + 1, 3), graph, progress=False, **QUICK)
 
 
-def test_divergence_names_the_term_and_keeps_the_weights(graph: Graph) -> None:
-    model = train(GAT.for_data(graph), graph, epochs=3, progress=False)
-    original = lesson.Lesson.clean
-
-    def broken(self: lesson.Lesson, *args: object) -> dict[str, torch.Tensor]:
-        terms = original(self, *args)  # type: ignore[arg-type]
-        return {**terms, "similarity": terms["similarity"] * float("nan")}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lesson.Lesson, "clean", broken)
-        with pytest.raises(DivergenceError, match="similarity"):
-            make_faithful(model, graph, progress=False, **QUICK)
-
-
 def test_adversarial_training_runs_through_the_same_loop(graph: Graph) -> None:
     model = train(GAT.for_data(graph), graph, epochs=5, progress=False)
-    budget = Budget(nodes=3, edges=4, step_size=0.1, targets="fit")
-    recipe = Adversarial(prepared(model, graph), budget)
+    recipe = Adversarial(prepared(model, graph), HardenSettings(nodes=3, edges=4))
     hardened = train(model, graph, recipe=recipe, epochs=4, progress=False)
     assert set(hardened.history.terms[0]) == {"clean", "attacked", "total"}
     assert len(hardened.history.terms) == 4
 
 
-@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "fgai"])
+def test_hardening_needs_labels(graph: Graph) -> None:
+    model = GAT.for_data(graph)
+    with pytest.raises(InputError, match="no labels"):
+        harden(model, graph.replace(y=None), progress=False)
+    with pytest.raises(InputError, match="`train_mask`"):
+        harden(model, graph.replace(train_mask=None), progress=False)
+    own = harden(Mine(graph.num_features, graph.num_classes), graph, progress=False, **QUICK)
+    assert isinstance(own, Mine) and len(own.history.terms) == 6
+
+
+@pytest.mark.parametrize("method", ["vanilla", "ln", "at", "harden", "fgai"])
 def test_every_method_by_name(method: str, graph: Graph) -> None:
     vanilla = train(GAT.for_data(graph), graph, epochs=3, progress=False)
-    small = {"epochs": 2, "validate_every": 1}
+    small = {"epochs": 2}
     if method not in ("vanilla", "ln"):
         small |= {"nodes": 3, "edges": 4}
     model = train_method(method, "GAT", graph, vanilla=vanilla, progress=False, settings=small)
     with evaluating(model), torch.no_grad():
         assert call_model(model, graph).shape == (graph.num_nodes, graph.num_classes)
-
-
-def test_presets_lay_special_over_general() -> None:
-    assert preset("vanilla", "GAT", "unknown")["epochs"] == preset("vanilla", "X", "unknown")["epochs"]
-    assert preset("nothing", "GAT", "unknown") == {}

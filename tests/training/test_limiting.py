@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from pathlib import Path
@@ -20,18 +21,17 @@ from fgai.graph import Graph
 from fgai.metrics import rank_correlation
 from fgai.training import (
     Faithful,
-    FaithfulConfig,
+    FaithfulSettings,
     clipped,
     fit,
     limit,
     load_model,
     make_faithful,
-    preset,
     save_model,
     train,
     train_method,
 )
-from fgai.training.settings import set_ranges
+from fgai.training.limiting import set_ranges
 from fgai.training.train import copied
 from support.graph_cases import small_data
 
@@ -60,9 +60,14 @@ def model(data: Graph) -> GAT:
     return train(GAT.for_data(data), data, epochs=10, progress=False)
 
 
+def whole_ranges(model: nn.Module, data: Graph, **options: Any) -> Any:
+    """Limits that leave no node out."""
+    return limit(model, data, 0.0, shrink=0.0, **options)
+
+
 def test_returns_a_copy_that_says_the_same(model: GAT, data: Graph) -> None:
     before = copy.deepcopy(model.state_dict())
-    limited = limit(model, data)
+    limited = whole_ranges(model, data)
     assert type(limited) is GAT and limited is not model and not limits_of(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     ready = prepared(model, data)
@@ -73,16 +78,16 @@ def test_returns_a_copy_that_says_the_same(model: GAT, data: Graph) -> None:
 def test_a_users_model(data: Graph) -> None:
     torch.manual_seed(0)
     model = Mine(data.num_features, data.num_classes).eval()
-    limited = limit(model, data)
+    limited = whole_ranges(model, data)
     seen = (data.features.to_dense(), data.edge_index)  # type: ignore[union-attr]
     assert torch.equal(model(*seen), limited(*seen))
     assert not torch.equal(model(1e4 * seen[0], seen[1]), limited(1e4 * seen[0], seen[1]))
 
 
-def test_cuts(model: GAT, data: Graph) -> None:
-    shares = [clipped(limit(model, data, cut), data).share for cut in (0.0, 0.02, 0.1, 0.3)]
+def test_clip_shares(model: GAT, data: Graph) -> None:
+    shares = [clipped(limit(model, data, share, shrink=0.0), data).share for share in (0.0, 0.02, 0.1, 0.3)]
     assert shares[0] == 0.0 and sorted(shares) == shares and shares[-1] > shares[1]
-    chosen = limit(model, data, "auto")
+    chosen = limit(model, data, "auto", shrink=0.0)
     assert data.val_mask is not None and data.y is not None
     right = [
         float((observe(m, prepared(m, data)).logits.argmax(1) == data.y)[data.val_mask].double().mean())
@@ -91,10 +96,10 @@ def test_cuts(model: GAT, data: Graph) -> None:
     assert right[1] >= right[0] - 0.002
 
 
-def test_softening_moves_the_loudest_and_keeps_what_they_point_at(model: GAT, data: Graph) -> None:
-    shares = [clipped(limit(model, data, soften=soften), data).share for soften in (0.0, 0.1, 0.4)]
+def test_shrinking_moves_large_vectors_and_keeps_their_direction(model: GAT, data: Graph) -> None:
+    shares = [clipped(limit(model, data, 0.0, shrink=shrink), data).share for shrink in (0.0, 0.1, 0.4)]
     assert shares[0] == 0.0 < shares[1] < shares[2]
-    soft = limit(model, data, soften=0.1)
+    soft = limit(model, data, 0.0, shrink=0.1)
     found = clipped(soft, data)
     assert found.share == pytest.approx(found.usual, abs=0.02)
     ready = prepared(model, data)
@@ -103,7 +108,7 @@ def test_softening_moves_the_loudest_and_keeps_what_they_point_at(model: GAT, da
 
 
 def test_another_graph_is_out_of_range(model: GAT, data: Graph) -> None:
-    limited = limit(model, data, 0.01, soften=0.05)
+    limited = limit(model, data, 0.01, shrink=0.05)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         evaluate(limited, data, threat="random")
@@ -115,34 +120,36 @@ def test_another_graph_is_out_of_range(model: GAT, data: Graph) -> None:
 
 
 def test_ranges_of_some_nodes(model: GAT, data: Graph) -> None:
-    few = limit(model, data, nodes=data.train_mask)
-    whole = limit(model, data)
+    few = whole_ranges(model, data, nodes=data.train_mask)
+    whole = whole_ranges(model, data)
     for some, every in zip(limits_of(few), limits_of(whole), strict=True):
         assert bool((some.high - some.low <= every.high - every.low + 1e-6).all())
     assert clipped(few, data).count > 0
 
 
 def test_limits_are_measured_anew(model: GAT, data: Graph) -> None:
-    again = limit(limit(model, data, 0.2), data)
-    for one, two in zip(limits_of(again), limits_of(limit(model, data)), strict=True):
+    again = whole_ranges(limit(model, data, 0.2), data)
+    for one, two in zip(limits_of(again), limits_of(whole_ranges(model, data)), strict=True):
         assert torch.equal(one.low, two.low) and torch.equal(one.high, two.high)
 
 
 def test_a_graph_of_one_node(model: GAT) -> None:
     torch.manual_seed(0)
     lonely = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), 1, torch.ones(1, 6))
-    limited = limit(GAT(6, 3), lonely)
+    limited = whole_ranges(GAT(6, 3), lonely)
     assert clipped(limited, lonely).count == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"soften": 1.0}, "`soften` must be"),
-        ({"soften": -0.1}, "`soften` must be"),
-        ({"cut": 0.5}, "below 0.5"),
-        ({"cut": -0.1}, "at least 0"),
-        ({"cut": "some"}, "or 'auto'"),
+        ({"shrink": 1.0}, "`shrink` must be"),
+        ({"shrink": -0.1}, "`shrink` must be"),
+        ({"clip_share": 0.5}, "below 0.5"),
+        ({"clip_share": -0.1}, "at least 0"),
+        ({"clip_share": "some"}, "or 'auto'"),
+        ({"cut": 0.1}, "`cut` is called `clip_share` now"),
+        ({"soften": 0.1}, "`soften` is called `shrink` now"),
         ({"nodes": torch.zeros(80, dtype=torch.bool)}, "empty"),
         ({"nodes": torch.zeros(7, dtype=torch.bool)}, r"shape \[80\]"),
         ({"nodes": torch.tensor([99])}, r"0\.\.79"),
@@ -178,44 +185,51 @@ def test_a_limited_model_of_another_width_is_refused(model: GAT, data: Graph) ->
 
 
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT, Mine])
-@pytest.mark.parametrize("space", ["mixed", "values", "features"])
-def test_faithful_models_have_the_ranges_of_their_own_weights(kind: Any, space: str, data: Graph) -> None:
+def test_faithful_models_have_the_ranges_of_their_own_weights(kind: Any, data: Graph) -> None:
     torch.manual_seed(0)
     fresh = Mine(data.num_features, data.num_classes) if kind is Mine else kind.for_data(data)
     vanilla = train(fresh, data, epochs=5, progress=False)
-    faithful = make_faithful(vanilla, data, cut=0.05, soften=0.1, space=space, **QUICK)
+    faithful = make_faithful(vanilla, data, clip_share=0.05, shrink=0.1, **QUICK)
     kept = [limits.high.clone() for limits in limits_of(faithful)]
     assert kept and all(bool(high.isfinite().all()) for high in kept)
     graph = prepared(faithful, data)
-    with measuring(faithful, 0.05, soften=0.1):
+    with measuring(faithful, 0.05, shrink=0.1):
         observe(faithful, graph)
     assert all(torch.equal(high, limits.high) for high, limits in zip(kept, limits_of(faithful), strict=True))
     assert not limits_of(make_faithful(vanilla, data, limits=False, **QUICK))
 
 
 def test_resumed_equals_uninterrupted(model: GAT, data: Graph, tmp_path: Path) -> None:
-    settings = {"nodes": 4, "edges": 3, "epochs": 10, "cut": 0.02, "soften": 0.1, "decay": 0.0, "ramp": 0.0,
-                "validate_every": 1}  # fmt: skip
-    whole = make_faithful(model, data, seed=3, preset=None, progress=False, **settings)
-    config = FaithfulConfig().replace(**settings)
-    graph = prepared(model, data)
-    label = "the same run"
-    for last in (4, 10):  # stopped after four epochs, as if killed, and taken up again
-        other, recipe = copied(model), Faithful(model, graph, config)
+    settings = FaithfulSettings(nodes=4, edges=3, epochs=10, shrink=0.1, lr=0.005)
+    whole = make_faithful(model, data, settings, seed=3, progress=False)
+    graph, label = prepared(model, data), "the same run"
+
+    class KilledError(Exception):
+        pass
+
+    class Killed(Faithful):
+        def parts(self, net: nn.Module, epoch: int) -> Any:
+            if epoch == 4:
+                raise KilledError
+            yield from super().parts(net, epoch)
+
+    for kind in (Killed, Faithful):
+        other = copied(model)
         add_limits(other)
-        fit(
-            other, recipe, config.train.replace(epochs=last), seed=3, progress=False, checkpoint=tmp_path,
-            checkpoint_every=2, fingerprint=label,
-        )  # fmt: skip
-    set_ranges(other, graph, config.tightness)
+        with contextlib.suppress(KilledError):
+            fit(
+                other, kind(model, graph, settings), settings.train, seed=3, progress=False,
+                checkpoint=tmp_path, checkpoint_every=2, fingerprint=label,
+            )  # fmt: skip
+    set_ranges(other, graph, settings.clip_share, settings.shrink)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, other.state_dict()[name]), name
 
 
 def test_adversarial_training_with_limits(model: GAT, data: Graph) -> None:
     made = train_method(
-        "at-limits", "GAT", data, vanilla=model, progress=False,
-        settings={"epochs": 6, "nodes": 4, "edges": 3, "cut": 0.02},
+        "harden", "GAT", data, vanilla=model, progress=False,
+        settings={"epochs": 6, "nodes": 4, "edges": 3, "shrink": 0.0},
     )  # fmt: skip
     assert limits_of(made) and 0 < clipped(made, data).share < 0.06
     assert entry_limits(made) and not limits_of(model)
@@ -223,21 +237,7 @@ def test_adversarial_training_with_limits(model: GAT, data: Graph) -> None:
 
 def test_layers_without_limits_are_trained_without(data: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     vanilla = train(GAT.for_data(data), data, epochs=2, progress=False)
-    monkeypatch.setattr("fgai.training.attempts.can_be_limited", lambda model: False)
+    monkeypatch.setattr("fgai.training.faithful.can_be_limited", lambda model: False)
     with pytest.warns(FgaiWarning, match="cannot be limited"):
         faithful = make_faithful(vanilla, data, **QUICK)
     assert not limits_of(faithful)
-
-
-def test_without_limits_the_settings_are_those_chosen_without() -> None:
-    assert "cut" not in preset("fgai-features", "GAT", "amazon-photo")
-    assert preset("fgai-features", "GAT", "amazon-photo")["prediction_stability"] == 20.0
-    assert preset("fgai", "GAT", "amazon-photo")["cut"] > 0
-    data = small_data(nodes=60)
-    vanilla = train(GAT.for_data(data), data, epochs=3, progress=False)
-    one = make_faithful(vanilla, data, limits=False, **QUICK)
-    config = FaithfulConfig().replace(
-        **{**preset("fgai-features", "GAT", "small"), "epochs": 6}, limits=False, nodes=4, edges=3
-    )
-    two = make_faithful(vanilla, data, config, progress=False)
-    assert all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())

@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import save as pack_tensors
 from torch import Tensor, nn
 
-from fgai.attacks import Budget
 from fgai.attention import prepared
 from fgai.errors import CheckpointError
 from fgai.training import (
     Adversarial,
     Faithful,
-    FaithfulConfig,
+    FaithfulSettings,
+    HardenSettings,
     TrainConfig,
     Vanilla,
     fit,
@@ -42,9 +42,9 @@ def recipes(kind: str) -> tuple[nn.Module, Any]:
         case "vanilla":
             return vanilla, Vanilla(graph)
         case "adversarial":
-            return vanilla, Adversarial(graph, Budget(**budget, step_size=0.1, targets="fit"))
+            return vanilla, Adversarial(graph, HardenSettings(**budget))
         case _:
-            return fresh(), Faithful(vanilla, graph, FaithfulConfig(**budget))
+            return fresh(), Faithful(vanilla, graph, FaithfulSettings(**budget))
 
 
 class KilledError(Exception):

@@ -18,8 +18,16 @@ from fgai.errors import DivergenceError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.metrics import overlap, sharpness
 from fgai.models import GAT
-from fgai.training import FaithfulConfig, History, attempts, history_of, retry, train_method
-from fgai.training.adversarial import _HardenedConfig
+from fgai.training import (
+    FaithfulSettings,
+    HardenSettings,
+    History,
+    faithful,
+    hardening,
+    history_of,
+    retry,
+    train_method,
+)
 from fgai.training.resume import set_history
 from fgai.training.retry import (
     CHECK_MEMBERS,
@@ -226,28 +234,21 @@ class TestRetry:
 
 class TestTightened:
     def test_faithful_training_presses_on_what_failed(self) -> None:
-        first = FaithfulConfig(divergence="probabilities").replace(epochs=200, prediction_stability=6.0)
+        first = FaithfulSettings(shrink=0.1)
         moved, lost = first.tightened(MOVED), first.tightened(LOST)
-        assert moved.divergence == "log" and moved.weights.prediction_stability == 12.0 and moved.soften > 0
-        assert lost.weights.closeness == 5 * first.weights.closeness and lost.train.lr < first.train.lr
-        assert lost.divergence == first.divergence and moved.weights.closeness == first.weights.closeness
-        for other in (moved, lost):
-            assert (other.train.epochs, other.nodes, other.steps) == (200, first.nodes, first.steps)
-        assert first.replace(limits=False).tightened(MOVED).soften == 0
-        assert first.slower().train.lr == first.train.lr / 2
+        assert moved == first.replace(prediction_stability=120.0, shrink=0.4)
+        assert lost == first.replace(closeness=40.0, lr=0.0025)
+        assert first.slower().lr == 0.0025
 
     def test_lost_explanations_are_clipped_less(self) -> None:
-        first = FaithfulConfig(cut=0.02, soften=0.4)
+        first = FaithfulSettings(clip_share=0.02, shrink=0.4)
         again = first.tightened(replace(PASSED, overlap=0.3))
-        assert (again.cut, again.soften) == (0.01, 0.2)
-        assert again.weights.similarity == 2 * first.weights.similarity
+        assert again == first.replace(clip_share=0.01, shrink=0.2, similarity=240.0)
         assert first.tightened(replace(MOVED, overlap=0.3)) == first.tightened(MOVED)
 
     def test_adversarial_training_gives_more_weight_to_the_attack(self) -> None:
-        first = _HardenedConfig.of({"attack_weight": 0.4, "soften": 0.1}, limits=True)
-        again = first.tightened(MOVED)
-        assert (again.weight, again.tightness.soften) == (0.7, 0.4) and again.budget == first.budget
-        assert not replace(first, limits=False).tightened(MOVED).tightness.soften > 0.1
+        first = HardenSettings(attack_weight=0.4, shrink=0.1)
+        assert first.tightened(MOVED) == first.replace(attack_weight=0.7, shrink=0.4)
 
 
 class TestTrainings:
@@ -266,7 +267,7 @@ class TestTrainings:
             return (0.6, 0.5, 0.1)[len(seen) - 1]
 
         monkeypatch.setattr(retry, "_prediction_shift", measured)
-        for module in (attempts, fgai.training.adversarial):
+        for module in (faithful, hardening):
             monkeypatch.setattr(module, "MIN_EPOCHS", 3)
         for bar in ("MIN_AGREEMENT", "MIN_OVERLAP"):
             monkeypatch.setattr(retry, bar, 0.0)  # a few epochs keep nothing
@@ -276,16 +277,16 @@ class TestTrainings:
         self, checked: list[Any], tmp_path: Path
     ) -> None:
         vanilla = vanilla_of(self.GRAPH)
-        faithful = fgai.make_faithful(
+        model = fgai.make_faithful(
             vanilla, self.GRAPH, checkpoint=tmp_path / "run", progress=False, **self.SMALL
         )
         first, second = checked[1:]
-        assert checked[0] is vanilla and faithful is second and history_of(faithful).attempts == 2
+        assert checked[0] is vanilla and model is second and history_of(model).attempts == 2
         pairs = zip(first.parameters(), second.parameters(), strict=True)
         assert any(not torch.equal(one, two) for one, two in pairs)
         assert (tmp_path / "run" / "attempt-2").is_dir()
 
-    @pytest.mark.parametrize("method", ["at", "at-limits"])
+    @pytest.mark.parametrize("method", ["at", "harden"])
     def test_adversarial_training_keeps_no_explanations(
         self, method: str, checked: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -296,7 +297,7 @@ class TestTrainings:
         model = train_method(
             method, "GAT", self.GRAPH, vanilla=vanilla_of(self.GRAPH), settings=self.SMALL, progress=False
         )
-        assert model is checked[2] and bool(limits_of(model)) == (method == "at-limits")
+        assert model is checked[2] and bool(limits_of(model)) == (method == "harden")
 
     @pytest.mark.parametrize("given", [{"epochs": 2}, {"prediction_stability": 0.0}, {"check": False}])
     def test_trials_and_trainings_without_the_term_are_not_checked(

@@ -1,8 +1,7 @@
-"""Settings: single ones win over `config`, `config` over the preset; unknown ones are refused."""
+"""Settings: single ones win over `config`, that over the defaults; unknown ones are refused."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,29 +10,29 @@ import pytest
 import torch
 from torch import nn
 
-from fgai.attacks import Budget
-from fgai.attention import limits_of, prepared
+from fgai.attention import limits_of
 from fgai.errors import InputError
 from fgai.models import GAT, GT
 from fgai.training import (
     METHODS,
-    Adversarial,
-    FaithfulConfig,
+    FaithfulSettings,
+    HardenSettings,
     Recipe,
     TrainConfig,
     Vanilla,
-    adversarial,
-    attempts,
+    faithful,
+    harden,
+    hardening,
     history_of,
     make_faithful,
-    preset,
     setting_names,
     train,
     train_method,
     untrained,
 )
-from fgai.training.settings import _preset_named
 from support.graph_cases import small_data
+from support.task_cases import data
+from support.task_cases import untrained as task_model
 
 GRAPH = small_data()
 PHOTO = GRAPH.replace(name="amazon-photo")
@@ -57,8 +56,8 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
         raise PlannedError(model, recipe, config)
 
     monkeypatch.setattr(sys.modules["fgai.training.train"], "fit", stop)
-    monkeypatch.setattr(attempts, "fit", stop)
-    monkeypatch.setattr(adversarial, "fit", stop)
+    monkeypatch.setattr(faithful, "fit", stop)
+    monkeypatch.setattr(hardening, "fit", stop)
 
     def ask(work: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         with pytest.raises(PlannedError) as found:
@@ -78,12 +77,10 @@ class TestMerging:
         assert plan(train, fresh(), GRAPH, config=given, epochs=2)[2] == given.replace(epochs=2)
 
     def test_in_faithful_training(self, plan: Plan) -> None:
-        given = FaithfulConfig(k2=3, nodes=2).replace(similarity=4.0, epochs=9, lr=0.5)
+        given = FaithfulSettings(k=3, nodes=2, similarity=4.0, epochs=9, lr=0.5)
         _, recipe, config = plan(make_faithful, fresh(), GRAPH, given, epochs=2, nodes=3)
         assert (config.epochs, config.lr) == (2, 0.5)
-        assert (recipe.config.k2, recipe.config.nodes, recipe.config.weights.similarity) == (3, 3, 4.0)
-        whole = given.replace(train=TrainConfig(epochs=8), patience=5)
-        assert whole.train == TrainConfig(epochs=8, patience=5)
+        assert recipe.settings == given.replace(epochs=2, nodes=3)
 
     @pytest.mark.parametrize("given", [None, TrainConfig(epochs=2)])
     def test_unknown_ones_are_refused_and_the_nearest_is_named(self, given: TrainConfig | None) -> None:
@@ -95,11 +92,11 @@ class TestMerging:
             train("GAT", GRAPH, config=given, drop_out=0.3)
 
     def test_limits_alone_train_nothing(self) -> None:
-        assert setting_names("limits", "GAT") == ["cut", "soften"]
-        with pytest.raises(InputError, match="`settings` must be one of cut, soften"):
+        assert setting_names("limits", "GAT") == ["clip_share", "shrink"]
+        with pytest.raises(InputError, match="`settings` must be one of clip_share, shrink"):
             train_method("limits", "GAT", GRAPH, settings={"epochs": 3})
         vanilla = train(fresh(), GRAPH, epochs=1)
-        made = train_method("limits", "GAT", GRAPH, vanilla=vanilla, settings={"soften": 0.1})
+        made = train_method("limits", "GAT", GRAPH, vanilla=vanilla, settings={"shrink": 0.1})
         assert limits_of(made) and not limits_of(vanilla) and history_of(made) == history_of(vanilla)
 
     @pytest.mark.parametrize("method", [method for method in METHODS if method != "limits"])
@@ -107,64 +104,56 @@ class TestMerging:
         assert {"epochs", "lr"} <= set(setting_names(method, "GAT"))
         with pytest.raises(InputError, match="did you mean 'epochs'"):
             train_method(method, "GAT", GRAPH, settings={"epoch": 3})
-        known = {"at": "nodes", "at-limits": "cut", "fgai": "similarity"}
+        known = {"at": "nodes", "harden": "clip_share", "fgai": "similarity", "fgai-certified": "similarity"}
         taken = known.get(method, "dropout")
-        refused = {"at": "dropout", "at-limits": "dropout"}
+        refused = {"at": "clip_share", "harden": "dropout"}
         other = refused.get(method, "hidden_channels" if method.startswith("fgai") else "similarity")
         assert taken in setting_names(method, "GAT") and other not in setting_names(method, "GAT")
 
 
-class TestPresets:
-    def test_train_takes_that_of_the_data(self, plan: Plan) -> None:
-        tuned = preset("vanilla", "GAT", "amazon-photo")
-        model, recipe, config = plan(train, fresh(), PHOTO)
-        assert isinstance(recipe, Vanilla)
-        assert (config.lr, config.weight_decay) == (tuned["lr"], tuned["weight_decay"])
-        assert model.config["dropout"] == 0.6 != tuned["dropout"], (
-            "a model that exists keeps its architecture"
-        )
-        assert plan(train, fresh(), PHOTO, epochs=5)[2] == config.replace(epochs=5)
+class TestDefaults:
+    """Every graph has the same; a model and a task may have their own."""
 
-    def test_a_model_built_by_name_takes_the_rest_too(self, plan: Plan) -> None:
-        tuned = preset("vanilla", "GAT", "amazon-photo")
-        model, _, config = plan(train, "GAT", PHOTO, seed=3)
-        assert isinstance(model, GAT) and model.config["dropout"] == tuned["dropout"] == 0.3
-        assert config.weight_decay == tuned["weight_decay"]
-        again = untrained("GAT", PHOTO, seed=3, dropout=0.3)
+    def test_of_a_vanilla_model(self, plan: Plan) -> None:
+        model, recipe, config = plan(train, "GAT", PHOTO, seed=3)
+        assert isinstance(recipe, Vanilla) and config == TrainConfig() and isinstance(model, GAT)
+        again = untrained("GAT", PHOTO, seed=3)
         for one, two in zip(model.parameters(), again.parameters(), strict=True):
             assert torch.equal(one, two)
         assert plan(train, "GAT", PHOTO, dropout=0.1)[0].config["dropout"] == 0.1
 
-    def test_none_takes_the_defaults(self, plan: Plan) -> None:
-        model, _, config = plan(train, "GT", PHOTO, preset=None)
-        assert isinstance(model, GT) and config == TrainConfig()
-        assert model.config == untrained("GT", PHOTO).config
-        assert plan(make_faithful, fresh(), PHOTO, preset=None)[1].config == FaithfulConfig()
-
-    def test_another_dataset_by_name(self, plan: Plan) -> None:
-        wanted = preset("fgai", "GAT", "coauthor-physics")
-        recipe = plan(make_faithful, fresh(), PHOTO, preset="coauthor-physics")[1]
-        assert recipe.config == FaithfulConfig().replace(**wanted)
-        assert recipe.config != plan(make_faithful, fresh(), PHOTO, edges=5)[1].config
-        with pytest.raises(InputError, match="did you mean 'coauthor-cs'"):
-            make_faithful(fresh(), GRAPH, preset="coauthor-c")
-
-    def test_a_model_nobody_tuned_has_the_general_one_alone(self) -> None:
-        general = preset("vanilla", "Net", "amazon-photo")
-        assert _preset_named("auto", "vanilla", "Net", "amazon-photo", "node") == general
-        with pytest.raises(InputError, match="`preset` must be one of auto, got 'GAT'"):
-            _preset_named("GAT", "vanilla", "Net", "amazon-photo", "node")
-
-    def test_config_takes_the_place_of_the_training_half(self, plan: Plan) -> None:
-        model, _, config = plan(train, "GAT", PHOTO, config=TrainConfig(lr=0.5))
-        assert config == TrainConfig(lr=0.5) and model.config["dropout"] == 0.3
-
-    def test_recipes_have_their_own(self, plan: Plan) -> None:
+    def test_of_faithful_and_adversarial_training(self, plan: Plan) -> None:
         model = fresh()
-        recipe = Adversarial(prepared(model, PHOTO), Budget(nodes=2, edges=3, targets="fit"))
-        # What is the recipe's own is given with it.
-        known = {
-            field.name for field in dataclasses.fields(TrainConfig)
-        }  # the recipe's own are given with it
-        wanted = {k: v for k, v in preset("at", "GAT", "amazon-photo").items() if k in known}
-        assert plan(train, model, PHOTO, recipe=recipe)[2] == TrainConfig(**wanted)
+        recipe = plan(make_faithful, model, PHOTO)[1]
+        assert recipe.settings == FaithfulSettings(lr=0.005)
+        assert plan(harden, model, PHOTO)[1].settings == HardenSettings(lr=0.005)
+        config = recipe.settings.train
+        assert (config.patience, config.validate_every, config.decay, config.weight_decay) == (
+            200,
+            20,
+            1.0,
+            0.0,
+        )
+        assert HardenSettings().train.weight_decay == 5e-4
+
+    def test_gt_has_its_own_learning_rate(self, plan: Plan) -> None:
+        model = untrained("GT", GRAPH, hidden_channels=4, heads=(2, 1))
+        assert isinstance(model, GT)
+        assert plan(train, model, GRAPH)[2].lr == 0.001
+        assert plan(make_faithful, model, GRAPH)[2].lr == plan(harden, model, GRAPH)[2].lr == 0.001
+        assert plan(make_faithful, model, GRAPH, lr=0.3)[2].lr == 0.3
+
+    def test_small_graphs_have_few_nodes(self, plan: Plan) -> None:
+        graphs, model = data("graph"), task_model("graph")
+        settings = plan(make_faithful, model, graphs)[1].settings
+        assert (settings.nodes, settings.edges, settings.k) == (1, 3, 2)
+        assert plan(make_faithful, model, graphs, nodes=2)[1].settings.nodes == 2
+        given = FaithfulSettings(nodes=4, edges=2)
+        assert plan(make_faithful, model, graphs, given)[1].settings.k == 5, "given settings stay as they are"
+
+    def test_presets_are_gone(self) -> None:
+        for verb in (train, make_faithful, harden):
+            with pytest.raises(
+                InputError, match="`preset` is not a setting any more: every graph has the same"
+            ):
+                verb(fresh(), GRAPH, preset="auto")

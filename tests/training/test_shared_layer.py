@@ -12,12 +12,11 @@ from torch_geometric.nn import GATConv
 from fgai.attention import limits_of
 from fgai.evaluation import evaluate
 from fgai.graph import Graph
-from fgai.training import clipped, limit, load_model, make_faithful, save_model, train
-from fgai.training.adversarial import _harden, _HardenedConfig
+from fgai.training import clipped, harden, limit, load_model, make_faithful, save_model, train
 from support.attack_cases import quiet
 from support.graph_cases import small_data
 
-SIZE = {"epochs": 4, "nodes": 3, "edges": 3, "cut": 0.05, "soften": 0.1}
+SIZE = {"epochs": 4, "nodes": 3, "edges": 3, "clip_share": 0.05, "shrink": 0.1}
 
 
 class Tied(nn.Module):
@@ -45,7 +44,7 @@ def model(data: Graph) -> Tied:
 
 
 def test_limits_change_nothing_on_their_own_graph(model: Tied, data: Graph) -> None:
-    limited = limit(model, data)
+    limited = limit(model, data, 0.0, shrink=0.0)
     fields = data.features.to_dense(), data.edge_index  # type: ignore[union-attr]
     assert torch.equal(model(*fields), limited(*fields)) and clipped(limited, data).count == 0
     assert all(bool(limits.radius.isfinite()) for limits in limits_of(limited))
@@ -53,19 +52,21 @@ def test_limits_change_nothing_on_their_own_graph(model: Tied, data: Graph) -> N
     assert not torch.equal(model(loud, fields[1]), limited(loud, fields[1]))
 
 
-def test_cut_and_soften_tighten_them(model: Tied, data: Graph) -> None:
-    (whole,), (cut,) = limits_of(limit(model, data)), limits_of(limit(model, data, 0.05, soften=0.1))
+def test_shares_tighten_them(model: Tied, data: Graph) -> None:
+    (whole,), (cut,) = (
+        limits_of(limit(model, data, 0.0, shrink=0.0)),
+        limits_of(limit(model, data, 0.05, shrink=0.1)),
+    )
     assert bool((cut.low >= whole.low).all() & (cut.high <= whole.high).all())
     assert float(cut.radius) < 8**0.5  # a corner of the range
     assert 0 < float(cut.usual) < 0.4
 
 
 def test_faithful_and_hardened_models(model: Tied, data: Graph, tmp_path: Path) -> None:
-    config = _HardenedConfig.of(dict(SIZE), limits=True)
     with quiet():
         made = (
             make_faithful(model, data, progress=False, **SIZE),
-            _harden(model, data, config, check=False, seed=0, progress=False, checkpoint=None),
+            harden(model, data, progress=False, **SIZE),
         )
         record = evaluate(made[0], data, "standard", vanilla=model, curves=False, nulls=False, nodes=2)
     assert len(record.metrics["overlap"]["prediction"]["layers"]) == 2

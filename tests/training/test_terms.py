@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,22 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.errors import InputError
+from experiments.terms import prediction_distance
+from fgai.errors import DivergenceError, InputError
 from fgai.metrics import sharpness
 from fgai.ops import aggregate, edge_softmax
 from fgai.sparse import Adjacency
-from fgai.topk import topk_l1
-from fgai.training.terms import (
-    Weights,
-    _attention_distance,
-    _flattening,
-    _margin_loss,
-    _shortfall,
-    contrast,
-    prediction_distance,
-    sharp,
-    spread,
-)
+from fgai.topk import swap_margin, topk_l1
+from fgai.training import StepContext, make_faithful, term
+from fgai.training.settings import FaithfulSettings
+from fgai.training.targets import contrast, layer_sharpness, spread
+from fgai.training.terms import BUILT_IN, weighted_terms
+from fgai.training.terms.base import add_up
+from fgai.training.terms.certified import _shortfall
+from fgai.training.terms.sharpness import _flattening
+from support.training_cases import GRAPH, fresh
 
 
 def small(
@@ -92,7 +91,7 @@ def test_margin_equals_a_loop(seed: int, k: int) -> None:
             cost += row[k - m] - row[k + m - 1]
             expected += max(0.0, radius - cost / m) / radius
             count += 1
-    got = float(_margin_loss([w], [adjacency.rowptr], k, radius))
+    got = float(swap_margin(w, adjacency.rowptr, k, radius))
     assert got == pytest.approx(expected / max(1, count), abs=1e-12)
 
 
@@ -118,7 +117,7 @@ def test_literal_terms_give_the_attention_no_gradient_and_the_margin_does() -> N
     (gradient,) = torch.autograd.grad(literal, moving)
     assert float(gradient.abs().max()) < 1e-12
     moving = w.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(_margin_loss([moving], [adjacency.rowptr], 2, 0.5), moving)
+    (gradient,) = torch.autograd.grad(swap_margin(moving, adjacency.rowptr, 2, 0.5), moving)
     assert float(gradient.abs().max()) > 1e-3
 
 
@@ -147,10 +146,8 @@ def test_losses_pass_gradcheck() -> None:
     other = small(11)[1][: w.numel()]
     other = torch.cat([other, w[other.numel() :]]).clone()
     moving = w.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda a: _margin_loss([a], [adjacency.rowptr], 2, 0.37), (moving,))
-    assert torch.autograd.gradcheck(
-        lambda a: _attention_distance([other], [a], [adjacency.rowptr], None, "node"), (moving,)
-    )
+    assert torch.autograd.gradcheck(lambda a: swap_margin(a, adjacency.rowptr, 2, 0.37), (moving,))
+    assert torch.autograd.gradcheck(lambda a: topk_l1(other, a, adjacency.rowptr, None), (moving,))
     logits = values.clone().requires_grad_()
     assert torch.autograd.gradcheck(
         lambda y: prediction_distance(y, values.flip(0), "probabilities"), (logits,)
@@ -158,10 +155,89 @@ def test_losses_pass_gradcheck() -> None:
 
 
 def test_weights_refuse_nothing_to_train() -> None:
+    zero = dict.fromkeys(("closeness", "similarity", "prediction_stability", "margin", "sharpness"), 0.0)
     with pytest.raises(InputError, match="all weights are zero"):
-        Weights(closeness=0, similarity=0, prediction_stability=0, explanation_stability=0, margin=0)
+        weighted_terms(FaithfulSettings(**zero))
     with pytest.raises(InputError, match="similarity"):
-        Weights(similarity=-1.0)
+        FaithfulSettings(similarity=-1.0)
+
+
+@term(on="clean", weight=0.5)
+def small_logits(context: StepContext) -> Tensor:
+    """Mean square of the logits."""
+    return context.logits.square().mean()
+
+
+@term(on="attacked", weight=2.0, needs_attention=True)
+def explanation_stability(context: StepContext) -> Tensor:
+    """Total variation of the attention on old edges."""
+    assert context.attacked_attention is not None
+    pairs = zip(context.attention, context.attacked_attention, strict=True)
+    return add_up([(before - after).abs().sum() / 2 for before, after in pairs])
+
+
+class TestOwnTerms:
+    QUICK: ClassVar[dict[str, Any]] = {"epochs": 3, "nodes": 3, "edges": 4, "progress": False}
+
+    @pytest.mark.parametrize("batches", [{}, {"batch_size": 20, "fan_out": 3}])
+    def test_they_train(self, batches: dict[str, Any]) -> None:
+        model = fresh().eval()
+        plain = make_faithful(model, GRAPH, **self.QUICK, **batches)
+        for own in (small_logits, explanation_stability):
+            made = make_faithful(model, GRAPH, terms=[own], **self.QUICK, **batches)
+            assert own.name in made.history.terms[-1] and own.name not in plain.history.terms[-1]
+            pairs = zip(made.parameters(), plain.parameters(), strict=True)
+            assert any(not torch.equal(one, two) for one, two in pairs)
+
+    def test_one_of_a_built_in_name_replaces_it(self) -> None:
+        @term(on="clean")
+        def similarity(context: StepContext) -> Tensor:
+            return context.attention[-1].sum() * 0 + 3.0
+
+        made = make_faithful(fresh().eval(), GRAPH, terms=[similarity], **self.QUICK)
+        assert made.history.terms[-1]["similarity"] == 3.0
+        weights = weighted_terms(FaithfulSettings(similarity=7.0), [similarity]).weights
+        assert weights[similarity] == 7.0 and len(weights) == len(BUILT_IN)
+
+    def test_attention_under_attack_is_recorded_only_if_needed(self) -> None:
+        assert not weighted_terms(FaithfulSettings()).needs("needs_attention")
+        assert weighted_terms(FaithfulSettings(), [explanation_stability]).needs("needs_attention")
+        unused = explanation_stability._replace(weight=0.0)
+        assert not weighted_terms(FaithfulSettings(), [unused]).needs("needs_attention")
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (lambda context: context.logits, "`wrong` must return a scalar tensor, got a tensor of shape"),
+            (lambda context: 3.0, "must return a scalar tensor, got 3.0"),
+            (lambda context: context.logits.detach().mean(), "`wrong` must depend on the model's outputs"),
+        ],
+    )
+    def test_a_wrong_one_is_refused(self, value: Any, message: str) -> None:
+        @term(on="clean")
+        def wrong(context: StepContext) -> Tensor:
+            return value(context)  # type: ignore[no-any-return]
+
+        with pytest.raises(InputError, match=message):
+            make_faithful(fresh().eval(), GRAPH, terms=[wrong], **self.QUICK)
+
+    def test_one_that_is_not_finite_is_named(self) -> None:
+        @term(on="clean")
+        def endless(context: StepContext) -> Tensor:
+            return context.logits.sum() * float("inf")
+
+        with pytest.raises(DivergenceError, match="endless"):
+            make_faithful(fresh().eval(), GRAPH, terms=[endless], **self.QUICK)
+
+    def test_bad_declarations(self) -> None:
+        with pytest.raises(InputError, match="`on` must be one of clean, attacked"):
+            term(on="dirty")
+        with pytest.raises(InputError, match="`weight` must be at least 0"):
+            term(on="clean", weight=-1.0)
+        with pytest.raises(InputError, match="different names"):
+            weighted_terms(FaithfulSettings(), [small_logits, small_logits])
+        with pytest.raises(InputError, match=r"decorated with `fgai\.training\.term`"):
+            weighted_terms(FaithfulSettings(), [lambda context: 0])  # type: ignore[list-item]
 
 
 class TestSharpnessKept:
@@ -170,7 +246,9 @@ class TestSharpnessKept:
         w = torch.rand(9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         destination = torch.repeat_interleave(torch.arange(4), rowptr.diff())
         w = w / torch.zeros(4, dtype=torch.float64).index_add(0, destination, w)[destination]
-        assert float(sharp(w, rowptr, destination)) == pytest.approx(sharpness(w, rowptr), abs=1e-12)
+        assert float(layer_sharpness(w, rowptr, destination)) == pytest.approx(
+            sharpness(w, rowptr), abs=1e-12
+        )
 
     def test_only_what_is_flatter_counts(self) -> None:
         now = [torch.tensor(0.4), torch.tensor(0.1)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATConv, SuperGATConv
 
 from fgai.errors import InputError
-from fgai.training import FaithfulConfig, make_faithful, train
+from fgai.training import make_faithful, train
 from support.training_cases import GRAPH, SHORT, assert_same_weights, fresh
 
 
@@ -110,17 +110,15 @@ class TestFaithful:
     def test_first_epoch_starts_at_the_vanilla_model(self) -> None:
         vanilla = train(fresh(), GRAPH, epochs=10, progress=False)
         faithful = make_faithful(
-            vanilla, GRAPH, nodes=3, edges=4, epochs=1, cut=0.0, soften=0.0, progress=False
+            vanilla, GRAPH, nodes=3, edges=4, epochs=1, clip_share=0.0, shrink=0.0, progress=False
         )
         first = faithful.history.terms[0]
         assert first["closeness"] == pytest.approx(0.0, abs=1e-6)
         assert first["similarity"] == pytest.approx(0.0, abs=1e-5)
-        assert first["explanation_stability"] > 0
+        assert first["prediction_stability"] > 0
 
     def test_unknown_settings_are_refused(self) -> None:
         with pytest.raises(InputError, match=r"`settings` must be one of .* got 'warmth'"):
             make_faithful(fresh(), GRAPH, warmth=3)
         with pytest.raises(InputError, match="did you mean 'similarity'"):
             make_faithful(fresh(), GRAPH, similarty=3)
-        with pytest.raises(InputError, match="did you mean 'hybrid'"):
-            FaithfulConfig(adversary="hybird")

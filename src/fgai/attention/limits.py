@@ -112,8 +112,8 @@ class Limits(nn.Module):
     def measure(
         self,
         x: Tensor,
-        cut: float = 0.0,
-        soften: float = 0.0,
+        clip_share: float = 0.0,
+        shrink: float = 0.0,
         *,
         every: int = 1,
         earlier: Sequence[Tensor] = (),
@@ -122,20 +122,20 @@ class Limits(nn.Module):
 
         Args:
             x: values of nodes.
-            cut: share of the rows left out at either end of each channel.
-            soften: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
+            clip_share: share of the rows left out at either end of each channel.
+            shrink: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
             every: take order statistics from one row in so many.
             earlier: values from earlier runs of the layer; range and radius are widened to contain them.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
-        low, high = own = ranges(rows[::every] if cut else rows, cut)
+        low, high = own = ranges(rows[::every] if clip_share else rows, clip_share)
         if earlier:
             low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
         self.low.copy_(low)
         self.high.copy_(high)
         if not self.derived:
-            counted = rows[::every].contiguous() if soften else rows
-            radii = [largest(loudness(clip(counted, *own), low, high), soften)]
+            counted = rows[::every].contiguous() if shrink else rows
+            radii = [largest(loudness(clip(counted, *own), low, high), shrink)]
             radii += [loudness(one.reshape(-1, *low.shape), low, high).max() for one in earlier]
             self.radius.copy_(torch.stack(radii).max() * (1 + SLACK))
         if every == 1:
@@ -172,8 +172,8 @@ class Limits(nn.Module):
         return {**self.__dict__, "_measuring": None, "_points": None, "_record": None, "_count": None}
 
 
-def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
-    """Return the lowest and highest of the rows of `x`, a share `cut` left out at either end.
+def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
+    """Return the lowest and highest of the rows of `x`, a share `clip_share` left out at either end.
 
     Where nothing is left out, each end is further out by `SLACK` of the range.
 
@@ -182,7 +182,7 @@ def ranges(x: Tensor, cut: float) -> tuple[Tensor, Tensor]:
         >>> low, high
         (tensor([1.]), tensor([8.]))
     """
-    count = int(cut * x.shape[0])
+    count = int(clip_share * x.shape[0])
     if count == 0:
         low, high = x.amin(0), x.amax(0)
         more = SLACK * (high - low).detach()
@@ -201,8 +201,8 @@ def largest(x: Tensor, share: float) -> Tensor:
 class _Measuring:
     """One block of `measuring`: its settings, and the rows of each run."""
 
-    def __init__(self, cut: float, soften: float, nodes: Tensor | None, sampled: bool) -> None:
-        self.cut, self.soften, self.nodes, self.sampled = cut, soften, nodes, sampled
+    def __init__(self, clip_share: float, shrink: float, nodes: Tensor | None, sampled: bool) -> None:
+        self.clip_share, self.shrink, self.nodes, self.sampled = clip_share, shrink, nodes, sampled
         self.earlier: dict[Limits, list[Tensor]] = {}
 
     def take(self, limits: Limits, x: Tensor) -> bool:
@@ -211,8 +211,8 @@ class _Measuring:
         every = max(1, rows.shape[0] // SAMPLE) if self.sampled else 1
         # A layer that runs twice has one range for both.
         earlier = self.earlier.setdefault(limits, [])
-        limits.measure(rows, self.cut, self.soften, every=every, earlier=earlier)
-        inside = self.cut == self.soften == 0 and self.nodes is None
+        limits.measure(rows, self.clip_share, self.shrink, every=every, earlier=earlier)
+        inside = self.clip_share == self.shrink == 0 and self.nodes is None
         if inside:
             self.keep(limits, x)
         return inside
@@ -242,22 +242,22 @@ def limits_of(model: nn.Module) -> list[Limits]:
 @contextmanager
 def measuring(
     model: nn.Module,
-    cut: float = 0.0,
+    clip_share: float = 0.0,
     nodes: Tensor | None = None,
     *,
-    soften: float = 0.0,
+    shrink: float = 0.0,
     sampled: bool = False,
 ) -> Iterator[None]:
     """Take the ranges of a model's limits from every forward pass in the block; of all runs of a layer.
 
     Args:
         model: with limits.
-        cut: share of the nodes left out at either end of each channel; they are clipped in the same pass.
-        nodes: bool [N] or indices of the nodes that count; all by default.
-        soften: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
-        sampled: take order statistics from at most `SAMPLE` nodes, evenly spread.
+        clip_share: share of the nodes left out, and clipped, at either end of each channel.
+        nodes: bool [N] or indices of those whose ranges count; all by default.
+        shrink: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
+        sampled: take order statistics from at most a few thousand nodes, evenly spread.
     """
-    block = _Measuring(cut, soften, nodes, sampled)
+    block = _Measuring(clip_share, shrink, nodes, sampled)
     with _set((limits, "_measuring", block) for limits in limits_of(model)):
         yield
 

@@ -42,24 +42,24 @@ class Range:
 
     @classmethod
     def measured(
-        cls, rows: Tensor, cut: float, soften: float, *, every: int = 1, whole: bool = True
+        cls, rows: Tensor, clip_share: float, shrink: float, *, every: int = 1, whole: bool = True
     ) -> Range:
         """From rows [N, ...], as `Limits.measure` takes it; gradients reach those at the ends.
 
         Args:
             rows: one per node.
-            cut: share of the rows left out at either end of each channel.
-            soften: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
+            clip_share: share of the rows left out at either end of each channel.
+            shrink: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
             every: take order statistics from one row in so many.
             whole: bound the norm, too.
         """
-        low, high = ranges(rows[::every] if cut else rows, cut)
+        low, high = ranges(rows[::every] if clip_share else rows, clip_share)
         found = cls(low, high)
         if not whole:
             return found
-        counted = rows[::every] if soften else rows
+        counted = rows[::every] if shrink else rows
         loud = found.loudness(torch.clamp(counted, low, high))
-        return cls(low, high, largest(loud, soften) * (1 + SLACK))
+        return cls(low, high, largest(loud, shrink) * (1 + SLACK))
 
     @cached_property
     def middle(self) -> Tensor:

@@ -267,8 +267,8 @@ def worst_leads(
     classes: Tensor,
     *,
     neighbours: int,
-    cut: float,
-    soften: float,
+    clip_share: float,
+    shrink: float,
     heard: Tensor | float = 1.0,
 ) -> Tensor:
     """Least lead of a node's class over every other one when all nodes gain new neighbours.
@@ -284,8 +284,8 @@ def worst_leads(
         graph: prepared for it.
         classes: [N] that shall stay.
         neighbours: new ones of every node.
-        cut: see `fgai.limit`.
-        soften: see `fgai.limit`.
+        clip_share: see `fgai.limit`.
+        shrink: see `fgai.limit`.
         heard: share of the new neighbours' mass that counts, for trainings that begin with little of it.
 
     Returns:
@@ -295,22 +295,24 @@ def worst_leads(
     adjacency = graph.adjacency
     first, last = model.convs
     assert isinstance(first, AttentionLayer) and isinstance(last, AttentionLayer)
-    read, ranges = _read(first, graph.features, cut, soften)
+    read, ranges = _read(first, graph.features, clip_share, shrink)
     (scores,) = scores_of(first, ranges, read, read, adjacency)
     state = first_layer(first, ranges["value"], scores, read.low, adjacency, neighbours, heard)
     assert state.clean is not None
-    _, ranges = _read(last, state.clean, cut, soften)
+    _, ranges = _read(last, state.clean, clip_share, shrink)
     around = Reading.around(last, ranges, state).centred()
     (scores,) = scores_of(last, ranges, around, around, adjacency)
     return _leads(adjacency, scores, around.lead(last), classes, heard * neighbours)
 
 
-def _read(layer: AttentionLayer, x: Tensor | Features, cut: float, soften: float) -> tuple[Reading, Ranges]:
+def _read(
+    layer: AttentionLayer, x: Tensor | Features, clip_share: float, shrink: float
+) -> tuple[Reading, Ranges]:
     """What a layer reads behind limits of its own input, and those limits."""
 
     def behind(name: str, raw: Tensor, *, whole: bool = True) -> Tensor:
         every = max(1, raw.shape[0] // SAMPLE)
-        ranges[name] = Range.measured(raw, cut, soften, every=every, whole=whole)
+        ranges[name] = Range.measured(raw, clip_share, shrink, every=every, whole=whole)
         return ranges[name].heard(raw)
 
     ranges: dict[str, Range] = {}

@@ -18,7 +18,7 @@ from fgai.version import __version__
 
 _PANELS = {
     "See it": {"demo": "demo", "explain": "evaluate", "report": "report", "audit": "report"},
-    "Make models": {"train": "train", "faithful": "train", "limit": "train"},
+    "Make models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
     "Judge models": {
         "attack": "attack",
         "evaluate": "evaluate",

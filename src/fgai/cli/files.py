@@ -20,7 +20,6 @@ from torch import nn
 from fgai import datasets, metrics
 from fgai.attention import prepared
 from fgai.checks import device as checked_device
-from fgai.checks import one_of
 from fgai.cli.output import Output
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
@@ -33,6 +32,7 @@ from fgai.processes import current
 from fgai.tasks import task_of
 from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, read_header, save_model, setting_names
+from fgai.training.settings import check_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ def _parsed_settings(words: Sequence[str] | None, model: str, method: str) -> di
         name, equals, value = word.partition("=")
         if not equals:
             raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
-        one_of(name, "--set", names)
+        check_names([name], names, "--set")
         try:
             out[name] = json.loads(value)
         except ValueError:

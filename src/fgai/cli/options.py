@@ -76,9 +76,11 @@ Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
 PageNode = Annotated[int | None, typer.Option("--node", "-n", min=0, help="Node the page opens with.")]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
 Epochs = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Training epochs; the preset's by default.")
+    int | None, typer.Option("--epochs", min=1, help="Training epochs; the default of the method otherwise.")
 ]
-Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate; the preset's by default.")]
+Rate = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate; the default of the method otherwise.")
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(

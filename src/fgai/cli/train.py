@@ -1,4 +1,4 @@
-"""`fgai train`, `faithful` and `limit`: models from a dataset, and from other models."""
+"""`fgai train`, `faithful`, `harden` and `limit`: models from a dataset, and from other models."""
 
 from __future__ import annotations
 
@@ -33,8 +33,16 @@ from fgai.models import MODELS
 from fgai.processes import current
 from fgai.tasks import get_task, task_of
 from fgai.training import METHODS, check_method, clipped, make_faithful, setting_names, train_method
+from fgai.training import harden as hardened_copy
 from fgai.training import limit as with_limits
 
+Nodes = Annotated[
+    int | None, typer.Option("--nodes", min=1, help="Nodes the adversary injects; 60 by default.")
+]
+Edges = Annotated[int | None, typer.Option("--edges", min=1, help="Edges of each of them; 20 by default.")]
+Check = Annotated[
+    bool, typer.Option(help="Attack the result on validation nodes; train once more if it is not stable.")
+]
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
 
@@ -47,7 +55,9 @@ def train(
     model: options.Model = "GAT",
     method: Annotated[
         str,
-        typer.Option(help=f"{options.listed(METHODS)}; ln is layer norm, at adversarial training."),
+        typer.Option(
+            help=f"{options.listed(METHODS)}; ln is layer norm, at adversarial training without limits."
+        ),
     ] = "vanilla",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; METHOD-MODEL-DATASET by default.")
@@ -158,17 +168,13 @@ def faithful(
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, help="Nodes its adversary injects; the preset's otherwise."),
-    ] = None,
-    edges: Annotated[
-        int | None, typer.Option("--edges", min=1, help="Edges of each of them; the preset's otherwise.")
-    ] = None,
+    nodes: Nodes = None,
+    edges: Edges = None,
     box: options.Box = None,
     batch_size: options.BatchSize = None,
     fan_out: options.FanOut = None,
     epoch_size: options.EpochSize = None,
+    check: Check = True,
     set_: options.Settings = None,
     log: options.Log = None,
     root: options.Root = None,
@@ -202,6 +208,7 @@ def faithful(
             opened.model,
             opened.graph,
             seed=seed,
+            check=check,
             progress=out.progress,
             checkpoint=folder,
             tracker=tracker,
@@ -219,15 +226,71 @@ def faithful(
 
 
 @command
+def harden(
+    model: options.ModelFile,
+    *,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; hardened-NAME by default.")
+    ] = None,
+    seed: options.Seed = 0,
+    epochs: options.Epochs = None,
+    lr: options.Rate = None,
+    nodes: Nodes = None,
+    edges: Edges = None,
+    box: options.Box = None,
+    check: Check = True,
+    set_: options.Settings = None,
+    log: options.Log = None,
+    root: options.Root = None,
+    device: options.Device = "cpu",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Harden a model: adversarial training behind limits, for predictions that stay the same under attack.
+
+    Needs labels. Explanations may change; `fgai faithful` keeps them. Ctrl-C saves the training; the same
+    command goes on with it.
+
+    Examples:
+    - `fgai harden gat.safetensors`
+    - `fgai harden gat.safetensors --epochs 100 --set attack_weight=0.9 --output hard.safetensors`
+    """
+    out = Output(json, quiet)
+    opened = _open_model(model, None, root, device)
+    settings = _parsed_settings(set_, opened.kind, "harden")
+    given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": _parsed_box(box)}
+    settings |= {name: value for name, value in given.items() if value is not None}
+    path = checked_output(output or model.with_name(f"hardened-{model.name}"))
+    tracker = _opened_log(log)
+    out.say(f"hardening {model} on {opened.graph!r}")
+    with _resumable(out, path) as folder:
+        hardened = hardened_copy(
+            opened.model,
+            opened.graph,
+            seed=seed,
+            check=check,
+            progress=out.progress,
+            checkpoint=folder,
+            tracker=tracker,
+            **settings,
+        )
+        about = {**opened.about, "method": "harden", "seed": seed, "settings": settings}
+        about["vanilla"] = str(model)
+        path = _write_model(hardened, path, opened.graph, about)
+    _report(out, "harden", hardened, _scores(hardened, opened.graph, seed), path, about)
+
+
+@command
 def limit(
     model: options.ModelFile,
     *,
-    cut: Annotated[
+    clip_share: Annotated[
         str, typer.Option(help="Share of the nodes left out at either end of each range, or `auto`.")
-    ] = "0",
-    soften: Annotated[
-        float, typer.Option(help="Share of the nodes, the loudest, drawn to the loudness of the rest.")
-    ] = 0.0,
+    ] = "0.02",
+    shrink: Annotated[
+        float,
+        typer.Option(help="Share of the nodes, those of largest norm, shrunk to the norm of the rest."),
+    ] = 0.4,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; limited-NAME by default.")
     ] = None,
@@ -236,22 +299,22 @@ def limit(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Limit what nodes can say to a model to what they said on the graph it was made for; no training.
+    """Clip values in a model's attention layers to those seen on the graph it was trained for; no training.
 
-    With the defaults nothing changes on that graph. Nodes that are added later are heard no louder than
-    honest ones.
+    An injected node then contributes no more than an ordinary one could. It costs part of the explanation:
+    `fgai faithful` restores it. With `--clip-share 0 --shrink 0` nothing changes on that graph.
 
     Examples:
     - `fgai limit gat.safetensors`
-    - `fgai limit gat.safetensors --cut auto --soften 0.1 --output limited.safetensors`
+    - `fgai limit gat.safetensors --clip-share auto --shrink 0.1 --output limited.safetensors`
     """
     out = Output(json, quiet)
     opened = _open_model(model, None, root, device)
     path = checked_output(output or model.with_name(f"limited-{model.name}"))
-    share = _share(cut)
-    limited = with_limits(opened.model, opened.graph, share, soften=soften)
+    share = _share(clip_share)
+    limited = with_limits(opened.model, opened.graph, share, shrink=shrink)
     moved = clipped(limited, opened.graph)
-    about = {**opened.about, "settings": {"cut": share, "soften": soften}, "vanilla": str(model)}
+    about = {**opened.about, "settings": {"clip_share": share, "shrink": shrink}, "vanilla": str(model)}
     path = _write_model(limited, path, opened.graph, about)
     found, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
@@ -281,7 +344,7 @@ def _share(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
-        raise InputError(f"`cut` must be a number or `auto`, got {text!r}") from None
+        raise InputError(f"`clip_share` must be a number or `auto`, got {text!r}") from None
 
 
 def _check_split(opened: _Opened, seed: int) -> None:

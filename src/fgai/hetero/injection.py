@@ -31,7 +31,7 @@ from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled, plain
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training import FaithfulConfig, history_of
+from fgai.training import FaithfulSettings, history_of
 from fgai.training.resume import set_history
 from fgai.typed import typed
 
@@ -155,14 +155,14 @@ def make_faithful(
     model: M,
     data: HeteroData,
     edge_type: EdgeType,
-    config: FaithfulConfig | None = None,
+    settings: FaithfulSettings | None = None,
     *,
     seed: int = 0,
     progress: bool | None = None,
     check: bool = True,
     tracker: Tracker | None = None,
     call: HeteroCall | None = None,
-    **settings: Any,
+    **overrides: Any,
 ) -> M:
     """Return a faithful version of a trained heterogeneous model; the given one is untouched.
 
@@ -174,13 +174,13 @@ def make_faithful(
         model: trained; made by `to_hetero` or `HeteroConv` of layers with attention.
         data: what it was trained on, with labels and masks of the nodes that `edge_type` ends at.
         edge_type: of the edges of injected nodes.
-        config: see `FaithfulConfig`.
+        settings: see `FaithfulSettings`.
         seed: of the adversary's draws.
         progress: show a bar; None shows it on a terminal only.
         check: attack the result on validation nodes, and train once more if it is not stable.
         tracker: called every epoch, see `fgai.trackers`.
         call: how the model is called, see `HeteroView.wrap`.
-        **settings: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
+        **overrides: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
 
     Returns:
         A model of the same class, called as yours, in eval mode, with its `history`.
@@ -193,12 +193,12 @@ def make_faithful(
     wrapped = training.make_faithful(
         view.wrap(model, call),
         view.graph,
-        config,
+        settings,
         seed=seed,
         progress=progress,
         check=check,
         tracker=tracker,
-        **settings,
+        **overrides,
     )
     faithful: M = wrapped.model  # type: ignore[assignment]
     set_history(faithful, history_of(wrapped))

@@ -67,11 +67,15 @@ class _Resident:
             _write_manifest(work.folder, model_name(model), self._stored.fingerprint, layers)
         return StoredObservation(path)
 
-    def measure(self, model: nn.Module, cut: float, soften: float, *, sampled: bool = False) -> int:
+    def measure(self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False) -> int:
         """Take the ranges of a model's limits from all nodes, see `measure_store`; return how many it has."""
         found = limits_of(model)
         if found:
-            with evaluating(model), torch.no_grad(), measuring(model, cut, soften=soften, sampled=sampled):
+            with (
+                evaluating(model),
+                torch.no_grad(),
+                measuring(model, clip_share, shrink=shrink, sampled=sampled),
+            ):
                 call_model(model, self.graph)
         return len(found)
 

@@ -24,7 +24,6 @@ from fgai.large.write import _feature_blocks
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import check_logits
 from fgai.training.resume import run_label
-from fgai.training.settings import Tightness
 from fgai.version import versions
 
 T = TypeVar("T")
@@ -121,13 +120,16 @@ class _StoredSource:
         options: dict[str, Any] = {"heads": "mean", "ranked": ranked, "ranks": ranks}
         return observe_store(_on_cpu(model), self.stored, place, **options)
 
-    def set_ranges(self, model: nn.Module, tightness: Tightness, *, sampled: bool = False) -> None:
-        sizes = tightness.cut, tightness.soften
+    def set_ranges(
+        self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
+    ) -> None:
+        """Take the ranges of a model's limits from all nodes."""
+        sizes = clip_share, shrink
         if self._on_device(model, lambda there: there.measure(model, *sizes, sampled=sampled)) is not None:
             return
         here = _on_cpu(model)
         measure_store(
-            here, self.stored, cut=tightness.cut, soften=tightness.soften, sampled=sampled, folder=self.folder
+            here, self.stored, clip_share=clip_share, shrink=shrink, sampled=sampled, folder=self.folder
         )
         if here is not model:
             for mine, found in zip(limits_of(model), limits_of(here), strict=True):

@@ -50,8 +50,8 @@ NUMBERS = 1 << 22
 class _LeftOut(NamedTuple):
     """How many honest nodes limits leave out."""
 
-    cut: float  # share of the nodes at either end of each channel
-    soften: float  # share of the nodes, the loudest as a whole
+    clip_share: float  # share of the nodes at either end of each channel
+    shrink: float  # share of the nodes, the loudest as a whole
     sampled: bool  # take order statistics from a few thousand nodes, evenly spread
 
 
@@ -60,10 +60,10 @@ def _measure_layer(
 ) -> None:
     """Take the ranges of a layer's limits from all rows it reads.
 
-    Without `cut` and `soften` limits change nothing and are measured together; else one after the other.
+    Without `clip_share` and `shrink` limits change nothing and are measured together, else in order.
     """
     found = limits_of(layer)
-    together = left_out.cut == left_out.soften == 0
+    together = left_out.clip_share == left_out.shrink == 0
     for group in [found] if together and found else [[limits] for limits in found]:
         for limits, path in _written(layer, blocks(), group, folder).items():
             _measure(limits, map_array(path), left_out)
@@ -89,13 +89,13 @@ def _written(
 def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
     """As `Limits.measure`, from rows on disk."""
     every = max(1, len(rows) // SAMPLE) if left_out.sampled else 1
-    cut, soften = left_out.cut, left_out.soften
-    low, high = _ends(rows, 0.0) if cut == 0 else _ends(rows[::every], cut)
+    clip_share, shrink = left_out.clip_share, left_out.shrink
+    low, high = _ends(rows, 0.0) if clip_share == 0 else _ends(rows[::every], clip_share)
     radius = limits.radius
     if not limits.derived:
-        counted = rows[::every] if soften else rows
+        counted = rows[::every] if shrink else rows
         loud = [loudness(clip(block, low, high), low, high) for block in _blocks(counted)]
-        radius = largest(torch.cat(loud), soften) * (1 + SLACK)
+        radius = largest(torch.cat(loud), shrink) * (1 + SLACK)
     usual = limits.usual
     if every == 1:
         moved = sum(int((clip(block, low, high, radius) != block).sum()) for block in _blocks(rows))
@@ -103,14 +103,14 @@ def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
     limits.set(low, high, radius, usual)
 
 
-def _ends(rows: Array, cut: float) -> tuple[Tensor, Tensor]:
-    if cut == 0:
+def _ends(rows: Array, clip_share: float) -> tuple[Tensor, Tensor]:
+    if clip_share == 0:
         ends = [torch.stack([block.amin(0), block.amax(0)]) for block in _blocks(rows)]
         return ranges(torch.cat(ends), 0.0)
     shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)
     step = max(1, NUMBERS // max(1, len(flat)))
     columns = range(0, flat.shape[1], step)
-    parts = [ranges(torch.from_numpy(np.array(flat[:, at : at + step])), cut) for at in columns]
+    parts = [ranges(torch.from_numpy(np.array(flat[:, at : at + step])), clip_share) for at in columns]
     low, high = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
     return low, high
 
@@ -197,8 +197,8 @@ def measure_store(
     model: nn.Module,
     stored: StoredGraph,
     *,
-    cut: float = 0.0,
-    soften: float = 0.0,
+    clip_share: float = 0.0,
+    shrink: float = 0.0,
     sampled: bool = False,
     folder: Path | str | None = None,
     block_edges: int = 1 << 18,
@@ -210,8 +210,8 @@ def measure_store(
     Args:
         model: with limits; otherwise as of `observe_store`.
         stored: the graph, with features.
-        cut: share of the nodes left out at either end of each channel.
-        soften: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
+        clip_share: share of the nodes left out at either end of each channel.
+        shrink: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
         sampled: take order statistics from at most a few thousand nodes, evenly spread.
         folder: for intermediate files; that of temporary files by default.
         block_edges: edges that are in memory together.
@@ -223,7 +223,7 @@ def measure_store(
     checks.whole(block_edges, "block_edges", 1, 2**30)
     bare, stages = _readable(model, stored)
     stored.verify()
-    left_out = _LeftOut(cut, soften, sampled)
+    left_out = _LeftOut(clip_share, shrink, sampled)
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
         _building(Path(scratch) / "pass") as work,

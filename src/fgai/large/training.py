@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
@@ -26,14 +26,14 @@ from fgai.large.stored import StoredGraph, open_store
 from fgai.large.write import write_store
 from fgai.models import as_graph
 from fgai.tasks import task_of
-from fgai.topk import frozen_topk
-from fgai.training.adversary import InjectionAdversary, leaning
+from fgai.training.adversary import InjectionAdversary
 from fgai.training.faithful import FaithfulRecipe
-from fgai.training.lesson import Injection, Lesson, Shares, Targets, relative
 from fgai.training.loop import PROBE, Recipe, Step
+from fgai.training.loss import FaithfulLoss, InjectedNodes
 from fgai.training.recipes import Vanilla, labelled, supervised
-from fgai.training.settings import FaithfulConfig
-from fgai.training.terms import contrast, sharp, spread
+from fgai.training.settings import FaithfulSettings
+from fgai.training.targets import Reach, Targets, contrast, layer_sharpness, relative_contrasts, spread
+from fgai.training.terms import Term
 
 BLOCK = 1 << 18  # edges and nodes that are in memory together
 
@@ -41,10 +41,9 @@ BLOCK = 1 << 18  # edges and nodes that are in memory together
 class _StoredTargets:
     """Logits and attention of the vanilla model on the whole graph, frozen, and the scales of the terms."""
 
-    def __init__(self, found: StoredObservation, config: FaithfulConfig) -> None:
-        self.found, self.config = found, config
-        count = len(found.layers)
-        self.layers = range(count) if config.layers == "all" else range(count - 1, count)
+    def __init__(self, found: StoredObservation) -> None:
+        self.found = found
+        self.layers = range(len(found.layers))
         nodes, many = 0, 0
         total, contrasts, sharpness = 0.0, [0.0] * len(self.layers), [0.0] * len(self.layers)
         for logits, rowptr, attention in self._blocks():
@@ -53,10 +52,10 @@ class _StoredTargets:
             total += rows * float(spread(logits))
             for index, w in enumerate(attention):
                 contrasts[index] += rows * contrast(w, rowptr)
-                sharpness[index] += several * float(sharp(w, rowptr, destination))
+                sharpness[index] += several * float(layer_sharpness(w, rowptr, destination))
             nodes, many = nodes + rows, many + several
         self.scale = total / nodes
-        self.contrasts = relative([value / nodes for value in contrasts], config.contrast)
+        self.contrasts = relative_contrasts([value / nodes for value in contrasts])
         self.sharpness = [value / max(1, many) for value in sharpness]
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
@@ -73,7 +72,7 @@ class _StoredTargets:
 
     def of(self, part: _PreparedBatch) -> Targets:
         """Return the targets of a mini-batch; attention is divided by its sum over the neighbours drawn."""
-        graph, seeds, config = part.graph, part.seeds, self.config
+        graph, seeds = part.graph, part.seeds
         logits = torch.from_numpy(self.found.logits[part.nodes.numpy()]).to(graph.device)
         layers = self._attention(part)
         rowptr = graph.adjacency.rowptr
@@ -86,7 +85,6 @@ class _StoredTargets:
             layers=layers,
             attention=values,
             rowptrs=rowptrs,
-            leaders=[frozen_topk(w, rowptrs[0], config.k2, config.scope) for w in values],
             contrasts=self.contrasts,
             sharpness=self.sharpness,
             scale=self.scale,
@@ -167,45 +165,45 @@ class _FaithfulBatches(FaithfulRecipe):
 
     Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
     epoch. One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds
-    alone. The share of seeds they reach, measured on the first batches, divides both stability terms.
+    alone. The share of seeds they reach, measured on the first batches, divides the attacked terms.
     """
 
     batched = True
 
-    def __init__(self, vanilla: nn.Module, whole: _StoredSource, config: FaithfulConfig) -> None:
-        if config.scope == "graph":
-            raise InputError('`scope="graph"` ranks all edges together, which no batch holds; use "node"')
+    def __init__(
+        self,
+        vanilla: nn.Module,
+        whole: _StoredSource,
+        settings: FaithfulSettings,
+        terms: Sequence[Term] = (),
+    ) -> None:
         nodes = whole.nodes.to(device_of(vanilla, whole.nodes))
-        super().__init__(vanilla, nodes, config, whole.feature_range)
+        super().__init__(vanilla, nodes, settings, terms, whole.feature_range)
         self.whole, self.count = whole, whole.stored.num_nodes
         self.val_nodes = task_of(whole.nodes).nodes(whole.nodes, "val")
         self.fit, self.val = (_mask(each, self.count) for each in (self.adversary.nodes, self.val_nodes))
-        self.weights: Tensor | None = None
-        if config.lean:
-            neighbours = torch.from_numpy(np.diff(whole.stored.rows().rowptr))
-            self.weights = leaning(neighbours, config.lean)
         self.measured = False
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        self.targets = _StoredTargets(self.whole.observe(self.vanilla), self.config)
+        self.targets = _StoredTargets(self.whole.observe(self.vanilla))
         self._measure(model)
         if self.injects:
             with evaluating(model, freeze=True):
                 self._start_adversary(model, self._generator(-1))
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
-        self.adversary.start(generator, entry_limits(model), self.config.space)
+        self.adversary.start(generator, entry_limits(model))
         parts = list(islice(self.whole.parts(model, None, 0), FEW))
-        self.shares = self._reach(self.adversary, parts, self.fit, generator)
+        self.reach = self._reach(self.adversary, parts, self.fit, generator)
         self.probe = self.adversary.restarted()
         few = list(islice(self.whole.parts(model, self.val_nodes, 0, shuffle=False), FEW))
-        self.probe_shares = self._reach(self.probe, few, self.val, self._generator(-2))
+        self.probe_reach = self._reach(self.probe, few, self.val, self._generator(-2))
         for part in islice(cycle(parts), PROBE):
             attack = self._attack(part, generator)
             if attack is not None:
-                self._lesson(part).climb(model, attack)
+                self._loss(part).ascend(model, attack)
 
     def _reach(
         self,
@@ -213,18 +211,18 @@ class _FaithfulBatches(FaithfulRecipe):
         parts: list[_PreparedBatch],
         pool: Tensor,
         generator: torch.Generator,
-    ) -> Shares:
+    ) -> Reach:
         """Which shares of the seeds an adversary reaches, over some batches."""
         layers, predictions, seeds = torch.zeros(len(self.targets.layers)), 0.0, 0
         for part in parts:
-            attack = self._injection(adversary, part, pool, Shares([], 1.0), generator)
+            attack = self._injection(adversary, part, pool, Reach([], 1.0), generator)
             if attack is not None:
-                found = self.targets.of(part).shares(part.graph, attack.join(part.graph)[0])
+                found = self.targets.of(part).reach(part.graph, attack.join(part.graph)[0])
                 layers += part.seeds * torch.tensor(found.layers)
                 predictions += part.seeds * found.predictions
             seeds += part.seeds
         least = 1.0 / seeds
-        return Shares([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
+        return Reach([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -241,15 +239,15 @@ class _FaithfulBatches(FaithfulRecipe):
     def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
         due, rise = self._due(step, self.steps_per_epoch)
-        climbs, ranks = self.config.steps if due != "clean" else 0, self.whole.ranks
+        climbs, ranks = self.settings.steps if due != "clean" else 0, self.whole.ranks
         generator = self._generator(step * ranks.size + ranks.rank)
-        attacks: list[Injection] = []
+        attacks: list[InjectedNodes] = []
         if part is not None:
             found = [self._attack(part, generator) for _ in range(climbs)]
             attacks = [attack for attack in found if attack is not None]
-            lesson = self._lesson(part)
-            risen = lesson.targets.logits.new_tensor(rise)
-            yield from lesson.parts(model, due if attacks else "clean", attacks, risen)
+            loss = self._loss(part)
+            risen = loss.targets.logits.new_tensor(rise)
+            yield from loss.parts(model, due if attacks else "clean", attacks, risen)
         if attacks:
             self.adversary.add_up()
         for _ in range(0 if attacks else climbs):
@@ -263,8 +261,8 @@ class _FaithfulBatches(FaithfulRecipe):
         for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
             probe = None
             if self.injects:
-                probe = self._injection(self.probe, part, self.val, self.probe_shares, generator)
-            total += part.seeds * float(self._lesson(part).score(model, probe))
+                probe = self._injection(self.probe, part, self.val, self.probe_reach, generator)
+            total += part.seeds * float(self._loss(part).score(model, probe))
         return total / len(self.val_nodes)
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -274,25 +272,25 @@ class _FaithfulBatches(FaithfulRecipe):
 
     def _measure(self, model: nn.Module) -> None:
         """Take the ranges of limits from all nodes, where the weights have changed since the last time."""
-        if self.config.limits and not self.measured:
-            self.whole.set_ranges(model, self.config.tightness, sampled=True)
+        if self.settings.limits and not self.measured:
+            self.whole.set_ranges(model, self.settings.clip_share, self.settings.shrink, sampled=True)
             self.measured = True
 
-    def _lesson(self, part: _PreparedBatch) -> Lesson:
-        return Lesson(part.graph, self.targets.of(part), self.config, measures=False)
+    def _loss(self, part: _PreparedBatch) -> FaithfulLoss:
+        return FaithfulLoss(part.graph, self.targets.of(part), self.settings, self.terms, measures=False)
 
-    def _attack(self, part: _PreparedBatch, generator: torch.Generator) -> Injection | None:
+    def _attack(self, part: _PreparedBatch, generator: torch.Generator) -> InjectedNodes | None:
         """Return the training's own adversary at fresh endpoints; None in a batch it cannot join."""
-        return self._injection(self.adversary, part, self.fit, self.shares, generator)
+        return self._injection(self.adversary, part, self.fit, self.reach, generator)
 
     def _injection(
         self,
         adversary: InjectionAdversary,
         part: _PreparedBatch,
         pool: Tensor,
-        shares: Shares,
+        reach: Reach,
         generator: torch.Generator,
-    ) -> Injection | None:
+    ) -> InjectedNodes | None:
         seeds = part.nodes[: part.seeds]
         order = seeds.argsort()  # draws depend on which nodes there are, not on their order
         joined = order[pool[seeds[order]]]
@@ -304,9 +302,8 @@ class _FaithfulBatches(FaithfulRecipe):
         if count < nodes:
             some = torch.randperm(nodes, generator=generator)[:count].sort().values
         each = min(adversary.budget.edges, joined.numel())
-        weights = None if self.weights is None else self.weights[part.nodes.cpu()]
-        endpoints = draw_endpoints(joined, count, each, generator, weights=weights)
-        return Injection(adversary, endpoints.to(device), shares, some.to(device))
+        endpoints = draw_endpoints(joined, count, each, generator)
+        return InjectedNodes(adversary, endpoints.to(device), reach, some.to(device))
 
 
 def _mask(nodes: Tensor, count: int) -> Tensor:
@@ -321,8 +318,11 @@ class _TrainingSource(_StoredSource):
     def vanilla(self) -> _VanillaBatches:
         return _VanillaBatches(self)
 
-    def faithful(self, model: nn.Module, config: FaithfulConfig) -> _FaithfulBatches:
-        return _FaithfulBatches(model, self, config)
+    def faithful(
+        self, model: nn.Module, settings: FaithfulSettings, terms: Sequence[Term] = ()
+    ) -> _FaithfulBatches:
+        """Return faithful training in mini-batches."""
+        return _FaithfulBatches(model, self, settings, terms)
 
 
 @contextmanager

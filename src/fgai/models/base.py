@@ -98,7 +98,8 @@ class AttentionModel(GraphModel, ABC):
     def for_data(cls, data: Any, **overrides: Any) -> Self:
         """Build a model whose sizes and task fit `data` (a `Graph` or PyG `Data`); `overrides` win.
 
-        No preset is looked up: `fgai.train("GAT", data)` builds a model with what was chosen for the data.
+        Raises:
+            InputError: if the data has no features or, for node and graph tasks, no labels.
         """
         graph = as_graph(data)
         cls.check_edges(graph)

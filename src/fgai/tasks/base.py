@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class Task(ABC):
         linear_read_out: `product` or `mean`, where the logits are products of two ends' vectors or means over
             nodes, so that certificates can follow them; empty otherwise.
         checks_stability: faithful training attacks the validation rows before and after, and compares.
-        presets: the table of `presets.toml` with its settings; empty for the one at the top.
+        training: defaults of `FaithfulSettings` and `HardenSettings` in which the task differs.
         split_function: what makes a split, for error messages.
     """
 
@@ -52,7 +52,7 @@ class Task(ABC):
     needs_links: ClassVar[bool] = False
     linear_read_out: ClassVar[str] = ""
     checks_stability: ClassVar[bool] = False
-    presets: ClassVar[str] = ""
+    training: ClassVar[Mapping[str, Any]] = {}
     split_function: ClassVar[str] = "fgai.datasets.random_split"
 
     @property

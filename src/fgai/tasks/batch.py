@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class GraphTask(Task):
     scores: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "roc_auc": "class_auc"}
     row_per_graph: ClassVar[bool] = True
     linear_read_out: ClassVar[str] = "mean"
-    presets: ClassVar[str] = "graph"
+    training: ClassVar[Mapping[str, Any]] = {"nodes": 1, "edges": 3, "k": 2}  # a graph has few nodes
     split_function: ClassVar[str] = "fgai.datasets.fold_split"
 
     def fits(self, graph: Graph) -> bool:

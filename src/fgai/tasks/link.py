@@ -36,7 +36,6 @@ class LinkTask(Task):
     steady: ClassVar[bool] = False
     needs_links: ClassVar[bool] = True
     linear_read_out: ClassVar[str] = "product"
-    presets: ClassVar[str] = "link"
     split_function: ClassVar[str] = "fgai.datasets.link_split"
 
     def fits(self, graph: Graph) -> bool:

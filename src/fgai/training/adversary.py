@@ -14,7 +14,6 @@ from fgai.attacks import Budget, draw_endpoints, draw_features
 from fgai.attacks.budget import Box, data_range, smallest_pool, warn_if_narrow
 from fgai.attacks.search.climb import OPTIMISERS
 from fgai.attention import Limits, replacing_values
-from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.processes import current
@@ -30,15 +29,12 @@ class InjectionAdversary:
     features should raise, and the next call of `attacked` takes the step first. The features stay in one
     place in memory and move there, so that a captured CUDA graph can hold the whole.
 
-    Where the model has limits, new nodes may also speak from value space: a point of the unit box stands for
-    what the first layer reads of a node, whatever its features, and climbs in their place. Behind the limits
-    that is more than any features can do.
+    Behind limits every second node climbs in value space instead: a point of the unit box stands for the
+    values that the first layer reads of a node, whatever its features. No features can do more.
 
     Args:
         graph: prepared for the model.
         budget: nodes, edges, box and step size; endpoints come from its targets.
-        lean: how much endpoints lean towards nodes with few neighbours, where a new one weighs most: they are
-            drawn by `leaning`.
         feature_range: smallest and largest value of each feature of the data, [F] each; the graph's own by
             default.
     """
@@ -47,13 +43,11 @@ class InjectionAdversary:
         self,
         graph: Graph,
         budget: Budget,
-        lean: float = 0.0,
         feature_range: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to inject")
-        self.graph, self.budget, self.lean = graph, budget, at_least(lean, "lean", 0.0)
-        self.weights = leaning(_neighbours(graph), lean) if lean else None
+        self.graph = graph
         low, high = feature_range or data_range(graph)
         stored = graph.features.stored
         self.feature_range = low.to(stored), high.to(stored)
@@ -80,47 +74,42 @@ class InjectionAdversary:
         _ = self.step
         warn_if_narrow(self.budget.box, *self.feature_range)
 
-    def start(
-        self, generator: torch.Generator, entry: Sequence[Limits] = (), space: str = "features"
-    ) -> None:
-        """Draw the first features, and points for the new nodes that speak from value space.
+    def start(self, generator: torch.Generator, entry: Sequence[Limits] = ()) -> None:
+        """Draw the first features; behind limits every second node gets points of value space instead.
 
         Args:
             generator: of the draws.
-            entry: limits of what the first layer reads.
-            space: `features`, `values`, or `mixed` for every second node of either kind.
+            entry: limits on the inputs of the first layer; without them all nodes climb by features.
         """
         groups = 1 if self.batch is None else torch.unique(self.batch[self.nodes]).numel()
         drawn = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
         self.features = drawn.requires_grad_()
-        if space == "features" or not entry:
+        if not entry:
             return
         count = drawn.shape[0]
-        self.chosen = torch.arange(count, device=drawn.device) % 2 == 1 if space == "mixed" else (
-            torch.ones(count, dtype=torch.bool, device=drawn.device)
-        )  # fmt: skip
+        self.chosen = torch.arange(count, device=drawn.device) % 2 == 1
         for limits in entry:
             uniform = torch.rand((count, *limits.low.shape), generator=generator, dtype=torch.float32)
             self.points[limits] = uniform.to(drawn).requires_grad_()
 
-    def speaking(self, some: Tensor | None = None) -> AbstractContextManager[None]:
-        """A block in which the new nodes of value space speak; open it around the forward pass.
+    def sending_values(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
+        """A block in which the nodes of value space send their points; open it around the forward pass.
 
         Args:
-            some: [m] which of the new nodes are there; all by default.
+            subset: [m] the injected nodes that are present; all by default.
         """
         if not self.points:
             return nullcontext()
-        if some is None:
+        if subset is None:
             return replacing_values(self.points, self.chosen)
-        points = {limits: place.index_select(0, some) for limits, place in self.points.items()}
-        return replacing_values(points, self.chosen[some])
+        points = {limits: values.index_select(0, subset) for limits, values in self.points.items()}
+        return replacing_values(points, self.chosen[subset])
 
     def draw(self, generator: torch.Generator, nodes: Tensor | None = None) -> Tensor:
         """Return fresh endpoints [M, e], on the CPU; from `nodes`, if given, not the targets."""
         pool = self.nodes if nodes is None else nodes.cpu()
         each = min(self.budget.edges, int(pool.numel()))
-        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch, self.weights)
+        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch)
 
     def attacked(self, generator: torch.Generator, nodes: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
@@ -177,7 +166,7 @@ class InjectionAdversary:
 
     def restarted(self) -> InjectionAdversary:
         """Return an adversary of the same budget that begins at the middle of the box."""
-        other = InjectionAdversary(self.graph, self.budget, self.lean, self.feature_range)
+        other = InjectionAdversary(self.graph, self.budget, self.feature_range)
         other.features = torch.empty_like(self.features.detach()).requires_grad_()
         other.chosen = self.chosen
         other.points = {
@@ -211,22 +200,6 @@ class InjectionAdversary:
             self.points[limits] = state[f"points.{index}"].to(device, copy=True).requires_grad_()
 
 
-def leaning(neighbours: Tensor, lean: float) -> Tensor:
-    """How likely each node is to be drawn: (1 + its neighbours) to the power of `-lean`.
-
-    Args:
-        neighbours: [N] how many each node has besides itself.
-        lean: 0 for all alike.
-    """
-    return (1.0 + neighbours.cpu().double()) ** -lean
-
-
-def _neighbours(graph: Graph) -> Tensor:
-    adjacency = graph.adjacency
-    loops = adjacency.destination[adjacency.source == adjacency.destination]
-    return adjacency.rowptr.diff() - torch.bincount(loops, minlength=graph.num_nodes)
-
-
 def _reach_shares(
     graph: Graph, attacked: Graph, depths: Sequence[int], count: int | None = None
 ) -> tuple[list[float], float]:
@@ -235,15 +208,6 @@ def _reach_shares(
     Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
     Averages over all nodes are divided by it to become averages over the nodes in reach, so that the weight
     of a term does not depend on how much larger the graph is than the attack.
-
-    Args:
-        graph: before the injection.
-        attacked: after it.
-        depths: of each entry of the model's attention, see `AttentionMap.depths`.
-        count: of the first nodes alone, the seeds of a mini-batch; of all by default.
-
-    Returns:
-        The shares of nodes by entry, and the share of predictions (of nodes, links or small graphs) in reach.
     """
     source, destination = attacked.adjacency.source, attacked.adjacency.destination
     reached = torch.zeros(attacked.num_nodes, dtype=torch.bool, device=attacked.device)

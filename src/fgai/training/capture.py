@@ -92,14 +92,7 @@ def _run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
 
 
 class _Replays:
-    """The steps and the score of one training, captured kind by kind.
-
-    Args:
-        recipe: capturable, see `Recipe`.
-        model: on a GPU.
-        update: clips the gradients and takes the optimizer's step.
-        seed_of: epoch → seed of its random numbers.
-    """
+    """The steps and the score of one training, captured kind by kind."""
 
     def __init__(
         self,

@@ -26,11 +26,7 @@ _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
 def _factory_name(factory: Factory) -> str:
-    """Return `package.module:name` of a factory, without importing anything.
-
-    Raises:
-        InputError: a text of another form, or nothing that can be called.
-    """
+    """Return `package.module:name` of a factory, without importing anything."""
     if isinstance(factory, str):
         if _NAME.fullmatch(factory) is None:
             raise InputError(f"`factory` must be of the form package.module:name, got {factory!r}")

@@ -1,34 +1,186 @@
-"""The recipe of faithful training: predictions and attention of the vanilla model that stay put."""
+"""`make_faithful`: from a trained attention model to one whose attention and predictions are stable."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks import Budget
-from fgai.attention import entry_limits, evaluating
+from fgai.alone import with_gradients
+from fgai.attention import (
+    add_limits,
+    can_be_limited,
+    entry_limits,
+    evaluating,
+    model_name,
+    prepared,
+    unwrapped,
+)
 from fgai.bounds.scores import check_followed
+from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
+from fgai.progress import shown
 from fgai.tasks import task_of
+from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn
-from fgai.training.lesson import Injection, Lesson, Targets
-from fgai.training.loop import PROBE, Recipe, epoch_seed
-from fgai.training.settings import FaithfulConfig, set_ranges
+from fgai.training.limiting import set_ranges
+from fgai.training.loop import PROBE, Recipe, epoch_seed, fit
+from fgai.training.loss import FaithfulLoss, InjectedNodes
+from fgai.training.resume import run_label, set_history
+from fgai.training.retry import MIN_EPOCHS, StabilityCheck, attempt_options, retry
+from fgai.training.settings import FaithfulSettings, resolve
+from fgai.training.source import open_source
+from fgai.training.targets import Targets
+from fgai.training.terms import Term, certified, weighted_terms
+from fgai.training.train import _in_memory, copied
 from fgai.typed import typed
+
+M = TypeVar("M", bound=nn.Module)
+RAMP = 0.5
+"""Share of the epochs over which attacked terms rise to their weight: a vanilla model is so unstable that the
+full terms would move the copy far from it at once."""
+
+
+@typed
+@with_gradients
+def make_faithful(
+    model: M,
+    data: Any,
+    settings: FaithfulSettings | None = None,
+    *,
+    seed: int = 0,
+    terms: Sequence[Term] = (),
+    check: bool = True,
+    progress: bool | None = None,
+    checkpoint: Path | str | None = None,
+    checkpoint_every: int = 25,
+    tracker: Tracker | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
+    epoch_size: int | None = None,
+    **overrides: Any,
+) -> M:
+    """Return a faithful version of a trained attention model; the given one is untouched.
+
+    A copy of the model gets limits (see `fgai.limit`) and is fine-tuned with the loss terms of
+    `fgai.training.terms`; the weights of the best validation epoch are kept. Labels are not used.
+
+    With `check` both models are attacked on the validation nodes for a few steps. If the faithful model's
+    predictions shift by more than half of the vanilla model's shift, or its predictions or explanations
+    differ from the vanilla model's, it is trained once more with tightened settings and the better model is
+    returned; a `ReliabilityWarning` names what is still missing. A training that diverges is repeated with
+    half the learning rate. There is one retry at most. Trainings of fewer than 60 epochs, of mini-batches,
+    without `prediction_stability`, and other tasks than node classification are not checked.
+
+    With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
+    loaded whole: an epoch is then a pass over all nodes (`epoch_size`), a step for each batch. The vanilla
+    model's outputs and the ranges of limits come from exact passes over the whole graph. Several processes
+    share the batches inside `fgai.large.joined`.
+
+    Args:
+        model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
+        data: the graph it was trained on, a `Graph` or PyG `Data`; with `batch_size` also a stored graph or
+            its folder.
+        settings: see `FaithfulSettings`; every graph has the same defaults.
+        seed: of the adversary's draws.
+        terms: loss terms of your own, see `fgai.training.term`; one with the name of a built-in replaces it.
+        check: attack the result on validation nodes, and train once more if it is not stable.
+        progress: show a bar; None shows it on a terminal only.
+        checkpoint: folder to save the training in and to resume from.
+        checkpoint_every: epochs between saves.
+        tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `fgai-2`.
+        batch_size: nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT without
+            encodings.
+        fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
+        epoch_size: nodes of an epoch of mini-batches, drawn anew for each; all of them by default.
+        **overrides: single settings by name, e.g. `epochs=50`, `similarity=4.0`; these win over `settings`.
+
+    Returns:
+        A model of the same class, in eval mode, with its `history` (`history.attempts`: trainings it took).
+
+    Raises:
+        InputError: a setting that is not known or not allowed, or a term that is none.
+        AttentionError: the model has no attention that can be recorded.
+    """
+    options: dict[str, Any] = {
+        "progress": progress,
+        "checkpoint_every": checkpoint_every,
+        "tracker": tracker,
+    }
+    terms = tuple(terms)
+    if batch_size is not None:
+        with shown(progress), open_source(data, seed) as source:
+            source.batched_for(model, batch_size, fan_out, epoch_size)
+            settings = _settings(model, source.nodes, settings, overrides)
+            batches, shares = source.faithful(model, settings, terms), (settings.clip_share, settings.shrink)
+            about = batches.name, settings, _described(terms), seed
+            source.agree(model, *about)
+            label = source.label(model, *about, weights=True)
+            options |= {"seed": seed, "checkpoint": checkpoint}
+            return _fine_tune(model, batches, label, lambda one: source.set_ranges(one, *shares), **options)
+    graph = _in_memory(data, fan_out, epoch_size)
+    task = task_of(graph)
+    settings = _settings(model, graph, settings, overrides)
+    graph = prepared(model, task.view(graph, "fit"))
+    graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
+
+    def train(settings: FaithfulSettings, count: int) -> M:
+        recipe = Faithful(model, graph, settings, terms)
+        own = attempt_options(recipe.name, count, seed, checkpoint, options)
+        about = recipe.name, settings, _described(terms), own["seed"]
+        label = run_label(model, graph, *about, weights=True) if checkpoint else ""
+        shares = settings.clip_share, settings.shrink
+        return _fine_tune(model, recipe, label, lambda one: set_ranges(one, graph, *shares), **own)
+
+    check = check and settings.epochs >= MIN_EPOCHS and settings.prediction_stability > 0
+    with shown(progress):
+        return retry(train, StabilityCheck(model, graph, seed, settings.box) if check else None, settings)
+
+
+def _settings(
+    model: nn.Module, graph: Graph, settings: FaithfulSettings | None, overrides: dict[str, Any]
+) -> FaithfulSettings:
+    """The settings of a training, without limits for a model that cannot have them."""
+    kind = type(unwrapped(model)).__name__
+    settings = resolve(FaithfulSettings, settings, overrides, kind, task_of(graph).training)
+    if settings.limits and not can_be_limited(model):
+        text = "has a layer that cannot be limited, so it is trained without limits; see"
+        warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
+        settings = settings.replace(limits=False)
+    return settings
+
+
+def _described(terms: Sequence[Term]) -> tuple[tuple[str, str, float], ...]:
+    """Names, graphs and weights of a user's terms, for the label of a checkpoint."""
+    return tuple((term.name, term.on, term.weight) for term in terms)
+
+
+def _fine_tune(
+    model: M, recipe: FaithfulRecipe, label: str, measure: Callable[[M], None], **options: Any
+) -> M:
+    """Train a copy of a model; the ranges of its limits are measured again at the end."""
+    faithful, settings = copied(model), recipe.settings
+    if settings.limits:
+        add_limits(faithful)
+    set_history(faithful, fit(faithful, recipe, settings.train, fingerprint=label, **options))
+    if settings.limits:
+        measure(faithful)
+    return faithful
 
 
 class FaithfulRecipe(Recipe):
-    """What faithful training is on the whole graph and in mini-batches: its adversary and its schedule.
+    """Adversary and schedule of faithful training, on the whole graph or in mini-batches.
 
     Args:
         vanilla: trained; only read.
         graph: whose nodes the adversary joins.
-        config: see `FaithfulConfig`.
-        feature_range: smallest and largest value of each feature, [F] each, where the graph at hand does not
-            hold them.
+        settings: see `FaithfulSettings`.
+        terms: of the user.
+        feature_range: smallest and largest value of each feature, [F] each, if the graph does not hold them.
     """
 
     name = "fgai"
@@ -37,17 +189,18 @@ class FaithfulRecipe(Recipe):
         self,
         vanilla: nn.Module,
         graph: Graph,
-        config: FaithfulConfig,
+        settings: FaithfulSettings,
+        terms: Sequence[Term] = (),
         feature_range: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        self.vanilla, self.graph, self.config = vanilla, graph, config
-        if config.weights.certified:
+        self.vanilla, self.graph, self.settings = vanilla, graph, settings
+        self.terms = weighted_terms(settings, terms)
+        if certified in self.terms.weights:
+            if not settings.limits:
+                raise InputError("the term `certified` needs limits, give `limits=True`")
             check_followed(vanilla)
-        self.injects = config.injects
-        budget = Budget(
-            nodes=config.nodes, edges=config.edges, box=config.box, step_size=config.step_size, targets="fit"
-        )
-        self.adversary = InjectionAdversary(graph, budget, config.lean, feature_range)
+        self.injects = bool(self.terms.select("attacked"))
+        self.adversary = InjectionAdversary(graph, settings.budget, feature_range)
         if self.injects:
             self.adversary.check_box()
         self.seed = 0
@@ -57,105 +210,98 @@ class FaithfulRecipe(Recipe):
         return self.adversary.state() if self.injects else {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the adversary's features back."""
+        """Restore the adversary's features."""
         if state:
             self.adversary.load_state(state)
 
     def _due(self, step: int, steps_per_epoch: int = 1) -> tuple[str, float]:
-        """Which terms are due in a step, and how far stability has risen."""
-        config = self.config
-        alone = config.turns and self.injects and step > 0
-        rising = config.ramp * config.train.epochs * steps_per_epoch
-        rise = min(1.0, (step + 1) / max(1.0, rising))
-        if not self.injects or (alone and step % 2 == 0):
-            return "clean", rise
-        return "attacked" if alone else "both", rise
-
-    def stream(self, step: int) -> int:
-        """Return the seed of what a step draws."""
-        # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
-        return epoch_seed(self.seed, step) ^ 0x5DEECE66D
+        """Terms that are due in a step, and the ramp: the graphs take turns after a first step on both."""
+        ramp = min(1.0, (step + 1) / max(1.0, RAMP * self.settings.epochs * steps_per_epoch))
+        if not self.injects:
+            return "clean", ramp
+        if step == 0:
+            return "both", ramp
+        return "clean" if step % 2 == 0 else "attacked", ramp
 
     def _generator(self, step: int) -> torch.Generator:
-        return torch.Generator().manual_seed(self.stream(step))
+        # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
+        return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x5DEECE66D)
 
 
 @typed
 class Faithful(FaithfulRecipe):
-    """The recipe: closeness, similarity and stability against frozen vanilla targets.
-
-    Terms mean the same on every graph: predictions are compared in units of the vanilla logits' spread,
-    attentions by total variation, and both stabilities are averages over the nodes the adversary can reach.
+    """Faithful training on a whole graph.
 
     Args:
         vanilla: trained; only read.
         graph: prepared for it.
-        config: see `FaithfulConfig`.
+        settings: see `FaithfulSettings`.
+        terms: of the user, see `fgai.training.term`.
     """
 
     capturable = True
 
-    def __init__(self, vanilla: nn.Module, graph: Graph, config: FaithfulConfig) -> None:
-        super().__init__(vanilla, graph, config)
+    def __init__(
+        self, vanilla: nn.Module, graph: Graph, settings: FaithfulSettings, terms: Sequence[Term] = ()
+    ) -> None:
+        super().__init__(vanilla, graph, settings, terms)
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
+        """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        self.probe: Injection | None = None
+        self.probe: InjectedNodes | None = None
         with evaluating(self.vanilla, freeze=True):
-            targets = Targets.of(self.vanilla, self.graph, self.config)
-        self.lesson = Lesson(self.graph, targets, self.config)
+            targets = Targets.of(self.vanilla, self.graph)
+        self.loss = FaithfulLoss(self.graph, targets, self.settings, self.terms)
         if self.injects:
             with evaluating(model, freeze=True):
                 self._start_adversary(model, self._generator(-1))
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
         """Draw the first features, set up the probe, and climb against the model, which is still vanilla."""
-        targets, graph, config = self.lesson.targets, self.graph, self.config
-        if config.limits:
-            set_ranges(model, graph, config.tightness)
-        self.adversary.start(generator, entry_limits(model), config.space)
-        self.shares = shares = targets.shares(graph, self.adversary.attacked(generator)[0])
+        targets, graph, settings = self.loss.targets, self.graph, self.settings
+        if settings.limits:
+            set_ranges(model, graph, settings.clip_share, settings.shrink)
+        self.adversary.start(generator, entry_limits(model))
+        self.reach = reach = targets.reach(graph, self.adversary.attacked(generator)[0])
         adversary, endpoints = self.adversary.probe(self._generator(-2))
         if graph.batch is not None:  # the probe joins the validation graphs alone, a few of all
-            shares = targets.shares(graph, adversary.joined(endpoints)[0])
-        self.probe = Injection(adversary, endpoints, shares)
+            reach = targets.reach(graph, adversary.joined(endpoints)[0])
+        self.probe = InjectedNodes(adversary, endpoints, reach)
         for _ in range(PROBE):
             endpoints = self.adversary.draw(generator).to(graph.device)
-            self.lesson.climb(model, self._attack(endpoints))
+            self.loss.ascend(model, InjectedNodes(self.adversary, endpoints, self.reach))
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
-        """Yield what `replayed` does, from the epoch's own draws."""
-        return self.replayed(model, self.drawn(epoch).to(self.graph.device))
+        """Yield the terms that are due, see `FaithfulLoss.parts`."""
+        return self.replayed(model, self._drawn(epoch).to(self.graph.device))
 
     def draw(self, epoch: int) -> Drawn | None:
-        """Return which terms are due, the endpoints of every step and how far stability has risen."""
-        return self.drawn(epoch) if task_of(self.graph).steady else None
+        """Return the endpoints of every ascent step and the ramp; the kind says which terms are due."""
+        return self._drawn(epoch) if task_of(self.graph).steady else None
 
-    def drawn(self, epoch: int) -> Drawn:
-        """Return the draws of an epoch, on the CPU; a recipe built on this one may add its own."""
+    def _drawn(self, epoch: int) -> Drawn:
         due, risen = self._due(epoch)
-        rise = torch.tensor(risen, dtype=self.lesson.targets.logits.dtype)
+        ramp = torch.tensor(risen, dtype=self.loss.targets.logits.dtype)
         if due == "clean":
-            return Drawn(due, {"rise": rise})
+            return Drawn(due, {"ramp": ramp})
         generator = self._generator(epoch)
-        endpoints = torch.stack([self.adversary.draw(generator) for _ in range(self.config.steps)])
-        return Drawn(due, {"endpoints": endpoints, "rise": rise})
+        endpoints = torch.stack([self.adversary.draw(generator) for _ in range(self.settings.steps)])
+        return Drawn(due, {"endpoints": endpoints, "ramp": ramp})
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
-        """Yield the terms that are due, see `Lesson.parts`."""
+        """Yield the same from draws on the device."""
         steps = drawn.tensors.get("endpoints")
-        attacks = [] if steps is None else [self._attack(endpoints) for endpoints in steps.unbind()]
-        return self.lesson.parts(model, drawn.kind, attacks, drawn.tensors["rise"])
+        attacks = [
+            InjectedNodes(self.adversary, endpoints, self.reach)
+            for endpoints in (() if steps is None else steps.unbind())
+        ]
+        return self.loss.parts(model, drawn.kind, attacks, drawn.tensors["ramp"])
 
     def score(self, model: nn.Module) -> float:
-        """Return minus the same total under a fresh attack on validation nodes; needs no labels."""
+        """Return minus the total under a fresh attack on validation nodes; needs no labels."""
         return float(self.measure(model))
 
     def measure(self, model: nn.Module) -> Tensor:
-        """See `score`; nothing waits for the device."""
-        return self.lesson.score(model, self.probe)
-
-    def _attack(self, endpoints: Tensor) -> Injection:
-        """Return the training's own adversary at the given endpoints."""
-        return Injection(self.adversary, endpoints, self.shares)
+        """Return the score as a tensor."""
+        return self.loss.score(model, self.probe)

@@ -294,25 +294,14 @@ def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> t
 
 
 class _Watch:
-    """Tells a tracker what a history holds; a tracker that raises costs no epoch.
-
-    Args:
-        tracker: or None, who hears nothing.
-        run: name of the training.
-        history: of the training, read when something is told.
-    """
+    """Tells a tracker what a history holds; a tracker that raises costs no epoch."""
 
     def __init__(self, tracker: Tracker | None, run: str, history: History) -> None:
         self.tracker, self.run, self.history = tracker or Tracker(), run, history
         self.tracker.on_start(run, list(self._rows(range(len(history.terms)))))
 
     def epochs(self, done: Iterable[_Terms], save: Callable[[], None] | None) -> None:
-        """Tell of epochs that are done.
-
-        Args:
-            done: their terms, which the history holds, too.
-            save: keeps the training, called if the tracker raises; None where it is kept already.
-        """
+        """Tell of epochs that are done."""
         numbers = [terms.epoch for terms in done]
         with _saving(save):
             for epoch, row in zip(numbers, self._rows(numbers), strict=True):
@@ -410,11 +399,7 @@ def _copy_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: dict[str, Tensor]) -> None:
-    """Raise if a term is not finite, with the best weights in the model.
-
-    Raises:
-        DivergenceError: names the term.
-    """
+    """Raise if a term is not finite, with the best weights in the model."""
     bad = [name for name, value in values.items() if not math.isfinite(value) and name != "total"]
     if bad or not math.isfinite(values["total"]):
         model.load_state_dict(best)
@@ -426,15 +411,7 @@ def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: 
 
 
 class _Steps:
-    """The training steps: captured and replayed where that is possible, else kernel by kernel.
-
-    Args:
-        model: trained in place.
-        recipe: what to minimise.
-        config: learning rate, its decay, clipping.
-        optimizer: over the model's parameters.
-        seed: of dropout.
-    """
+    """The training steps: captured and replayed where that is possible, else kernel by kernel."""
 
     def __init__(
         self,

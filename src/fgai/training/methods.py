@@ -18,12 +18,13 @@ from fgai.graph.on_disk import GraphOnDisk
 from fgai.models import MODELS, as_graph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
-from fgai.training.adversarial import _harden, _HardenedConfig
-from fgai.training.attempts import make_faithful
+from fgai.training.faithful import make_faithful
+from fgai.training.hardening import harden
 from fgai.training.limiting import limit
-from fgai.training.loop import TRAIN_FIELDS, TrainConfig
+from fgai.training.loop import TRAIN_FIELDS
 from fgai.training.resume import history_of, set_history
-from fgai.training.settings import ADVERSARY_FIELDS, FaithfulConfig, preset
+from fgai.training.settings import CERTIFIED, check_names
+from fgai.training.terms import certified
 from fgai.training.train import (
     ALONE,
     METHODS,
@@ -44,8 +45,6 @@ EXPERIMENTS = {
     "pro-gnn": "defences",
 }
 """Methods of the paper's tables that are trained in a checkout of fgai alone, and the grid of each."""
-SHARED = ("epochs", "lean", *ADVERSARY_FIELDS)
-"""What adversarial training has as faithful training has it, wherever the two are compared."""
 
 
 @typed
@@ -68,30 +67,6 @@ def check_method(method: str, name: str = "method") -> str:
 
 
 @typed
-def settings_for(
-    method: str, model: str, dataset: str, task: str = "node", *, tuned: bool = True
-) -> dict[str, Any]:
-    """Return the preset of a method, laid over that of the method it is a variant of.
-
-    Adversarial training with limits takes that of the one without. Both have the epochs and the adversary of
-    `fgai` on the same graph.
-
-    Args:
-        method: see `train_method`.
-        model: class name.
-        dataset: e.g. `amazon-photo`.
-        task: its name.
-        tuned: with what was chosen for the method on this very dataset; the general preset otherwise.
-    """
-    below = preset("at", model, dataset, task) if method == "at-limits" else {}
-    found = {**below, **preset(method, model, dataset if tuned else "", task)}
-    if method in ("at", "at-limits"):
-        faithful = preset("fgai", model, dataset, task)
-        found |= {name: faithful[name] for name in SHARED if name in faithful}
-    return found
-
-
-@typed
 @with_gradients
 def train_method(
     method: str,
@@ -109,25 +84,25 @@ def train_method(
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
 ) -> nn.Module:
-    """Train one method with its preset; `settings` win over the preset.
+    """Train one method with its defaults; `settings` win.
 
-    AT and FGAI start from the same trained vanilla model and get the same adversary, epochs and check.
-    `vanilla` is
-    `fgai.train(model, ...)` and `fgai` is `fgai.make_faithful(vanilla, ...)`: both give the same weights.
+    All but `vanilla` and `ln` start from the same trained vanilla model. `vanilla` is `fgai.train`, `limits`
+    is `fgai.limit`, `harden` is `fgai.harden`, `at` is that without limits, and `fgai` is
+    `fgai.make_faithful`: all give the same weights.
 
     Args:
-        method: `vanilla`, `ln`, `limits` (the vanilla model behind limits, nothing trained), `at`,
-            `at-limits`, `fgai`, or `fgai-certified` (towards certificates against injection).
+        method: `vanilla`, `ln` (layer norm), `limits`, `at`, `harden`, `fgai`, or `fgai-certified` (trained
+            towards certificates against injection).
         model: name of the network, see `fgai.models.MODELS`.
         graph: with labels and masks; with `batch_size` also a stored one.
         seed: of the weights, dropout and adversary.
-        vanilla: the trained vanilla model for AT and FGAI; trained here when None.
+        vanilla: the trained vanilla model; trained here when None.
         device: where to train.
         progress: show a bar.
         checkpoint: folder to save the training in and to resume from.
         tracker: told of every epoch, see `fgai.trackers`.
         settings: settings of the training, arguments of the model, by name.
-        check: attack AT and FGAI on validation nodes after training, see `make_faithful`.
+        check: attack the result on validation nodes after fine-tuning, see `make_faithful`.
         batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for `vanilla`, `ln`, `fgai` and
             `fgai-certified`.
         fan_out: neighbours drawn of each node.
@@ -138,14 +113,13 @@ def train_method(
     """
     check_method(method)
     one_of(model, "model", tuple(MODELS))
-    for name in settings or {}:
-        one_of(name, "settings", setting_names(method, model))
+    chosen = dict(settings or {})
+    check_names(chosen, setting_names(method, model))
     sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}
     if batch_size is not None and method not in BATCHED:
         raise InputError(f"`batch_size` is for {', '.join(BATCHED)}; {method} reads the whole graph")
     seen = _in_memory(graph, fan_out) if batch_size is None else graph
     nodes = seen.nodes(seed) if isinstance(seen, GraphOnDisk) else seen
-    chosen = {**settings_for(method, model, nodes.name, task_of(nodes).name), **(settings or {})}
     common: dict[str, Any] = {
         "seed": seed,
         "progress": progress,
@@ -155,22 +129,23 @@ def train_method(
     if batch_size is None:
         seen = nodes = nodes.to(device)
     if method in ALONE:
-        config = TrainConfig(**{name: value for name, value in chosen.items() if name in TRAIN_FIELDS})
+        norm = {"norm": "layer"} if method == "ln" else {}
         arguments = {name: value for name, value in chosen.items() if name not in TRAIN_FIELDS}
-        arguments |= {"norm": "layer"} if method == "ln" else {}
-        fresh = untrained(model, nodes, seed=seed, **arguments).to(device)
-        made: nn.Module = train(fresh, seen, config=config, **common, **sizes)
-        return made
+        fresh = untrained(model, nodes, seed=seed, **arguments, **norm).to(device)
+        fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
+        trained: nn.Module = train(fresh, seen, **common, **sizes, **fields)
+        return trained
     if vanilla is None:
         vanilla = train_method("vanilla", model, seen, seed=seed, device=device, progress=progress, **sizes)
     if method == "limits":
         limited = limit(vanilla, nodes, **chosen)
         set_history(limited, history_of(vanilla))
         return limited
-    if method in ("at", "at-limits"):
-        hardened = _HardenedConfig.of(chosen, limits=method == "at-limits")
-        return _harden(vanilla, nodes, hardened, check=check, **common)
-    return make_faithful(vanilla, seen, FaithfulConfig(), check=check, **common, **sizes, **chosen)
+    if method in ("at", "harden"):
+        return harden(vanilla, nodes, check=check, **common, **{"limits": method == "harden", **chosen})
+    if method == "fgai-certified":
+        chosen, common["terms"] = {**CERTIFIED, **chosen}, [certified]
+    return make_faithful(vanilla, seen, check=check, **common, **sizes, **chosen)
 
 
 @typed

@@ -136,11 +136,7 @@ def _write_state(
 
 
 def _read_state(folder: Path, fingerprint: str) -> _SavedState | None:
-    """Read a saved training, or None when the folder holds none.
-
-    Raises:
-        CheckpointError: if the file is damaged, of a newer version or of another training.
-    """
+    """Read a saved training, or None when the folder holds none."""
     path = folder / FILE
     if not path.exists():
         return None

@@ -103,19 +103,19 @@ class StabilityReport:
             text = (
                 f"under attack on validation nodes the {kind} model's predictions shift by {self.shift:.3f}"
                 f" (total variation), the vanilla model's by {self.vanilla_shift:.3f}: it is hardly more"
-                f" stable; raise `{raised}`, `soften` or `epochs`"
+                f" stable; raise `{raised}`, `shrink` or `epochs`"
             )
             warn(ReliabilityWarning("not-steadier", text))
         if self.faithful and not self.is_close:
             text = (
                 f"the faithful model agrees with the vanilla one on {self.agreement:.0%} of the validation"
-                " nodes only; raise `closeness`, or lower `lr`, `cut` or `soften`"
+                " nodes only; raise `closeness`, or lower `lr`, `clip_share` or `shrink`"
             )
             warn(ReliabilityWarning("not-close", text))
         if self.faithful and not self.is_similar:
             text = (
                 f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP} neighbours in"
-                " the sharpest layer; raise `similarity`, or lower `cut` or `soften`"
+                " the sharpest layer; raise `similarity`, or lower `clip_share` or `shrink`"
             )
             warn(ReliabilityWarning("not-alike", text))
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from fgai.graph import Graph
 from fgai.training.loop import Recipe
-from fgai.training.settings import Tightness
+from fgai.training.settings import FaithfulSettings
+from fgai.training.terms import Term
 
 
 class BatchSource(Protocol):
@@ -32,7 +33,7 @@ class BatchSource(Protocol):
     def vanilla(self) -> Recipe:
         """Return cross-entropy in mini-batches."""
 
-    def faithful(self, model: nn.Module, config: Any) -> Any:
+    def faithful(self, model: nn.Module, settings: FaithfulSettings, terms: Sequence[Term]) -> Any:
         """Return faithful training in mini-batches."""
 
     def agree(self, model: nn.Module, *settings: object) -> None:
@@ -41,7 +42,7 @@ class BatchSource(Protocol):
     def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
         """Return the fingerprint of the training, see `run_label`."""
 
-    def set_ranges(self, model: nn.Module, tightness: Tightness) -> None:
+    def set_ranges(self, model: nn.Module, clip_share: float, shrink: float) -> None:
         """Set the ranges of a model's limits from all nodes."""
 
 

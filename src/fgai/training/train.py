@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,12 +22,11 @@ from fgai.trackers import Tracker
 from fgai.training.loop import TRAIN_FIELDS, Recipe, TrainConfig, fit
 from fgai.training.recipes import Vanilla
 from fgai.training.resume import run_label, set_history
-from fgai.training.settings import ADVERSARY_FIELDS, LIMIT_FIELDS, FaithfulConfig, Tightness, _preset_named
+from fgai.training.settings import LEARNING_RATES, FaithfulSettings, HardenSettings, check_names
 from fgai.training.source import open_source
-from fgai.training.terms import TERMS
 from fgai.typed import typed
 
-METHODS = ("vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified")
+METHODS = ("vanilla", "ln", "limits", "at", "harden", "fgai", "fgai-certified")
 ALONE = ("vanilla", "ln")
 """Methods that train from new weights and need no trained vanilla model."""
 
@@ -58,15 +56,14 @@ def setting_names(method: str, model: str) -> list[str]:
         model: class name; one that is not fgai's has no settings of its own.
     """
     if method == "limits":  # nothing is trained
-        return sorted(field.name for field in dataclasses.fields(Tightness))
-    names = {field.name for field in dataclasses.fields(TrainConfig)}
+        return ["clip_share", "shrink"]
     if method.startswith("fgai"):
-        names |= {field.name for field in dataclasses.fields(FaithfulConfig)} | set(TERMS)
-        names -= {"weights", "train"}
-    elif method in ("at", "at-limits"):
-        names |= {*ADVERSARY_FIELDS, "attack_weight", "lean"}
-        names |= set(LIMIT_FIELDS if method == "at-limits" else ())
-    elif model in MODELS:
+        return sorted(FaithfulSettings.names())
+    if method in ("at", "harden"):
+        without = {"limits", "clip_share", "shrink"} if method == "at" else set()
+        return sorted({*HardenSettings.names()} - without)
+    names = set(TRAIN_FIELDS)
+    if model in MODELS:
         arguments = inspect.signature(MODELS[model].__init__).parameters.values()
         names |= {each.name for each in arguments if each.kind is each.KEYWORD_ONLY}
     return sorted(names)
@@ -82,7 +79,6 @@ def train(
     data: Any,
     *,
     seed: int = 0,
-    preset: str | None = "auto",
     config: TrainConfig | None = None,
     progress: bool | None = None,
     checkpoint: Path | str | None = None,
@@ -96,11 +92,9 @@ def train(
 
     The given model is untouched. The result carries its `history` (loss terms, scores, seconds).
 
-    A preset holds what was chosen on validation nodes: how to train (epochs, learning rate, ...), and for
-    some datasets how to build the model (dropout, layers, ...). A model that exists is trained by the
-    former; the latter needs the model's name, so that it is built here. `fgai.train("GAT", data, seed=3)` is
-    what `fgai train --model GAT --seed 3` does. What is given by name wins over `config`, and `config` over
-    the preset.
+    Every graph has the same defaults: those of `TrainConfig` (for GT a learning rate of 0.001) and of the
+    model's class. Single settings win over `config`. `fgai.train("GAT", data, seed=3)` is the command
+    `fgai train --model GAT --seed 3`.
 
     With `batch_size` training reads mini-batches (see `fgai.large.Batches`), of a graph in memory or of a
     stored one, which is never loaded whole: an epoch is then a pass over the training nodes, a step for each
@@ -114,9 +108,7 @@ def train(
             its folder; one without masks gets a random split, drawn by the seed.
         seed: of dropout, and of the weights of a model built here; the same seed gives the same weights on
             the CPU.
-        preset: `auto` for that of the data, the name of a dataset for what was chosen there, or None for
-            the defaults of `TrainConfig` and of the model.
-        config: epochs, learning rate and so on, instead of the preset's.
+        config: epochs, learning rate and so on, see `TrainConfig`.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         recipe: what to minimise, see `Recipe`; cross-entropy by default.
@@ -132,7 +124,7 @@ def train(
         best validation epoch.
 
     Raises:
-        InputError: a setting, a preset or a model that is not known; no labels or no masks; outputs that do
+        InputError: a setting or a model that is not known; no labels or no masks; outputs that do
             not fit the labels.
 
     Example:
@@ -150,7 +142,7 @@ def train(
     }
     if batch_size is None:
         given = _in_memory(data, fan_out)
-        model, config = _built(model, given, recipe, preset, config, seed, settings)
+        model, config = _built(model, given, config, seed, settings)
         graph = prepared(model, task_of(given).view(given, "fit"))
         with evaluating(model), torch.no_grad():
             check_logits(call_model(model, graph), graph)
@@ -160,7 +152,7 @@ def train(
     if recipe is not None:
         raise InputError("`batch_size` trains by cross-entropy, a recipe of your own reads whole graphs")
     with open_source(data, seed) as source:
-        model, config = _built(model, source.nodes, None, preset, config, seed, settings)
+        model, config = _built(model, source.nodes, config, seed, settings)
         source.batched_for(model, batch_size, fan_out)
         batches = source.vanilla()
         source.agree(model, batches.name, config, seed)
@@ -168,11 +160,7 @@ def train(
 
 
 def _in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
-    """Return the graph that is trained on as a whole.
-
-    Raises:
-        InputError: a stored graph, or sizes that only mini-batches have.
-    """
+    """Return the graph that is trained on as a whole."""
     for name, size in (("fan_out", fan_out), ("epoch_size", epoch_size)):
         if size is not None:
             raise InputError(f"`{name}` is for mini-batches: give `batch_size`, too")
@@ -180,27 +168,17 @@ def _in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int |
 
 
 def _built(
-    model: nn.Module | str,
-    given: Graph,
-    recipe: Recipe | None,
-    preset: str | None,
-    config: TrainConfig | None,
-    seed: int,
-    settings: dict[str, Any],
+    model: nn.Module | str, graph: Graph, config: TrainConfig | None, seed: int, settings: dict[str, Any]
 ) -> tuple[nn.Module, TrainConfig]:
-    """Return the model, made here if it was named, and how it is trained: preset, config and settings."""
-    name = model if isinstance(model, str) else _preset_class(model)
-    method = "vanilla" if recipe is None else recipe.name
-    chosen = _preset_named(preset, method, name, given.name, task_of(given).name)
+    """Return the model, made here if it was named, and how it is trained."""
+    name = model if isinstance(model, str) else type(unwrapped(model)).__name__
+    check_names(settings, setting_names("vanilla", model) if isinstance(model, str) else TRAIN_FIELDS)
+    fields = {name: value for name, value in settings.items() if name in TRAIN_FIELDS}
     if isinstance(model, str):
-        for setting in settings:
-            one_of(setting, "settings", setting_names("vanilla", model))
-        merged = {**chosen, **settings}
-        arguments = {name: value for name, value in merged.items() if name not in TRAIN_FIELDS}
-        settings = {name: value for name, value in settings.items() if name in TRAIN_FIELDS}
-        model = untrained(model, given, seed=seed, **arguments).to(given.device)
-    fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
-    return model, (config or TrainConfig(**fields)).replace(**settings)
+        arguments = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
+        model = untrained(model, graph, seed=seed, **arguments).to(graph.device)
+    config = config or TrainConfig(lr=LEARNING_RATES.get(name, TrainConfig.lr))
+    return model, config.replace(**fields)
 
 
 def _fitted(
@@ -210,11 +188,6 @@ def _fitted(
     trained = copied(model)
     set_history(trained, fit(trained, recipe, config, fingerprint=label, **saving))
     return trained
-
-
-def _preset_class(model: nn.Module) -> str:
-    """Return the class whose presets a model takes."""
-    return type(unwrapped(model)).__name__
 
 
 def copied(model: M) -> M:

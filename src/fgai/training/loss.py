@@ -1,0 +1,178 @@
+"""`FaithfulLoss`: the loss terms of faithful training on one graph or mini-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import (
+    AttentionMap,
+    LayerAttention,
+    call_model,
+    evaluating,
+    observe,
+    straight_through,
+)
+from fgai.graph import Graph
+from fgai.sparse import EdgeMap
+from fgai.training.adversary import InjectionAdversary
+from fgai.training.limiting import range_pass
+from fgai.training.loop import PROBE
+from fgai.training.settings import FaithfulSettings
+from fgai.training.targets import Reach, Targets
+from fgai.training.terms import StepContext, WeightedTerms
+from fgai.training.terms.base import first_rows
+
+
+@dataclass(frozen=True, eq=False)
+class InjectedNodes:
+    """An adversary's nodes at their endpoints.
+
+    Attributes:
+        adversary: holds the features.
+        endpoints: [M, e], on the graph's device.
+        reach: shares of the graph that they can change.
+        subset: [M] the adversary's nodes that join a mini-batch; None for all, and the adversary's graph.
+    """
+
+    adversary: InjectionAdversary
+    endpoints: Tensor
+    reach: Reach
+    subset: Tensor | None = None
+
+    def join(self, graph: Graph) -> tuple[Graph, EdgeMap]:
+        """Return the graph with the nodes, after their pending step."""
+        if self.subset is None:
+            return self.adversary.joined(self.endpoints)
+        return self.adversary.joined_to(graph, self.endpoints, self.subset)
+
+    def values(self) -> AbstractContextManager[None]:
+        """A block in which every second node sends a point of value space."""
+        return self.adversary.sending_values(self.subset)
+
+
+@dataclass(frozen=True, eq=False)
+class FaithfulLoss:
+    """The loss of one step on the whole graph or a mini-batch.
+
+    Only the seeds of a mini-batch have targets. They are its first nodes and edges are sorted by destination,
+    so their rows and edges come first everywhere.
+
+    Attributes:
+        graph: prepared for the model.
+        targets: outputs of the vanilla model on it.
+        settings: see `FaithfulSettings`.
+        terms: see `weighted_terms`.
+        measures: limits take their ranges from the clean passes; in a mini-batch they stay as they are.
+    """
+
+    graph: Graph
+    targets: Targets
+    settings: FaithfulSettings
+    terms: WeightedTerms
+    measures: bool = True
+
+    def parts(
+        self, model: nn.Module, due: str, attacks: Sequence[InjectedNodes], ramp: Tensor
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the clean terms, then the attacked terms, whose clean side is constant.
+
+        Args:
+            model: in training; dropout is off and the statistics of batch norms stay the vanilla model's.
+            due: `clean`, `attacked` or `both`.
+            attacks: the adversary at its endpoints, one for each ascent step; the last is trained on.
+            ramp: how far the attacked terms have risen to their weight.
+        """
+        model.eval()
+        clean = self.vanilla_context(model)
+        if due != "attacked":
+            clean = replace(self.clean_context(model, sampled=True), ramp=ramp)
+            yield self.terms.loss(self.terms.select("clean"), clean)
+            for term in self.terms.select("clean", own_pass=True):
+                yield self.terms.loss([term], clean)
+            layers = tuple(layer.detach() for layer in clean.layers)
+            clean = replace(clean, logits=clean.logits.detach(), layers=layers)
+        if due == "clean":
+            return
+        *earlier, last = attacks
+        for attack in earlier:
+            self.ascend(model, attack, clean)
+        values = self.attacked(model, last, clean)
+        yield {**values, "total": values["total"] * ramp}
+
+    def ascend(self, model: nn.Module, attack: InjectedNodes, clean: StepContext | None = None) -> None:
+        """Give an adversary a gradient against the model; the clean side is vanilla's by default."""
+        with evaluating(model, freeze=True):
+            total = self.attacked(model, attack, clean or self.vanilla_context(model))["total"]
+            total.backward()  # type: ignore[no-untyped-call]
+        attack.adversary.add_up()
+
+    def score(self, model: nn.Module, probe: InjectedNodes | None) -> Tensor:
+        """Return minus the total under an attack that begins here; nothing waits for the device."""
+        with evaluating(model, freeze=True):
+            with torch.no_grad():
+                clean = self.clean_context(model)
+                both = [self.terms.select("clean", own_pass=own) for own in (False, True)]
+                total = self.terms.loss([*both[0], *both[1]], clean)["total"]
+            if probe is None:
+                return -total
+            probe.adversary.restart()
+            for step in range(PROBE + 1):
+                attacked = self.attacked(model, probe, clean)["total"]
+                if step < PROBE:
+                    attacked.backward()  # type: ignore[no-untyped-call]
+            return -(total + attacked).detach()
+
+    def clean_context(self, model: nn.Module, *, sampled: bool = False) -> StepContext:
+        """Run the model on the clean graph; limits take their ranges from the same pass."""
+        settings, ranked = self.settings, self.terms.needs("needs_explanation")
+        ranges: AbstractContextManager[None] = nullcontext()
+        if self.measures:
+            ranges = range_pass(model, settings.clip_share, settings.shrink, sampled=sampled)
+        with ranges, straight_through(model):
+            observation = observe(model, self.graph, heads="mean", grad=True, ranked=ranked)
+        return replace(
+            self.vanilla_context(model),
+            logits=first_rows(observation.logits, self.targets.logits),
+            layers=observation.attention.layers,
+        )
+
+    def vanilla_context(self, model: nn.Module) -> StepContext:
+        """Return a context whose clean side is the vanilla model's."""
+        targets = self.targets
+        return StepContext(model, self.graph, targets, self.settings, targets.logits, targets.layers)
+
+    def attacked(self, model: nn.Module, attack: InjectedNodes, clean: StepContext) -> dict[str, Tensor]:
+        """Return the attacked terms and their total."""
+        joined, edge_map = attack.join(self.graph)
+        attention = None
+        with attack.values(), straight_through(model):
+            if self.terms.needs("needs_attention"):
+                observation = observe(model, joined, heads="mean", grad=True, ranked=False)
+                logits = observation.logits
+                attention = self._on_clean_edges(clean.layers, observation.attention, joined, edge_map)
+            else:
+                logits = call_model(model, joined)
+        context = replace(
+            clean,
+            attacked_logits=logits[: len(self.targets.logits)],
+            attacked_attention=attention,
+            reach=attack.reach,
+        )
+        return self.terms.loss(self.terms.select("attacked"), context)
+
+    def _on_clean_edges(
+        self, before: Sequence[LayerAttention], after: AttentionMap, attacked: Graph, edge_map: EdgeMap
+    ) -> list[Tensor]:
+        """Head-averaged attention under attack on the clean edges with targets, per layer."""
+        values = []
+        for one, two, target in zip(before, after, self.targets.attention, strict=True):
+            same = one.adjacency is self.graph.adjacency and two.adjacency is attacked.adjacency
+            index = edge_map.after if same else torch.searchsorted(two.keys, one.keys)
+            # `index_select` rather than brackets: its backward pass does not sort.
+            values.append(first_rows(two.heads().index_select(0, index), target))
+        return values

@@ -1,0 +1,111 @@
+"""`Targets`: the outputs of the vanilla model that faithful training compares with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import LayerAttention, observe
+from fgai.graph import Graph
+from fgai.training.adversary import _reach_shares
+
+FLATTEST = 0.01
+"""Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
+
+
+class Reach(NamedTuple):
+    """Shares of a graph that injected nodes can change.
+
+    Attributes:
+        layers: of the nodes, per layer.
+        predictions: of the nodes, links or small graphs.
+    """
+
+    layers: list[float]
+    predictions: float
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Outputs of the vanilla model on the clean graph.
+
+    In a mini-batch, N counts the seeds and E the edges into them; classes and layers are of all its nodes.
+
+    Attributes:
+        logits: [N, C].
+        classes: predicted, of all nodes of the graph.
+        layers: the attention, per layer.
+        attention: per layer [E], averaged over heads.
+        rowptrs: per layer [N + 1].
+        contrasts: per layer, the unit of `similarity`, see `relative_contrasts`.
+        sharpness: per layer.
+        scale: spread of the logits.
+        depths: per layer, see `AttentionMap.depths`.
+    """
+
+    logits: Tensor
+    classes: Tensor
+    layers: tuple[LayerAttention, ...]
+    attention: list[Tensor]
+    rowptrs: list[Tensor]
+    contrasts: list[float]
+    sharpness: list[float]
+    scale: float
+    depths: list[int]
+
+    @classmethod
+    def of(cls, vanilla: nn.Module, graph: Graph) -> Targets:
+        """Run a trained model in eval mode on a graph that was prepared for it."""
+        observation = observe(vanilla, graph, heads="mean", ranked=False)
+        logits, layers = observation.logits, observation.attention.layers
+        values, rowptrs = [layer.heads() for layer in layers], [layer.rowptr for layer in layers]
+        sharpness = [
+            float(layer_sharpness(w, layer.rowptr, layer.destination))
+            for w, layer in zip(values, layers, strict=True)
+        ]
+        return cls(
+            logits=logits,
+            classes=logits.argmax(1),
+            layers=tuple(layers),
+            attention=values,
+            rowptrs=rowptrs,
+            contrasts=relative_contrasts([contrast(w, ptr) for w, ptr in zip(values, rowptrs, strict=True)]),
+            sharpness=sharpness,
+            scale=float(spread(logits)),
+            depths=observation.attention.depths,
+        )
+
+    def reach(self, graph: Graph, attacked: Graph) -> Reach:
+        """Return the shares of nodes and predictions that the injected nodes can change."""
+        count = self.rowptrs[0].numel() - 1
+        return Reach(*_reach_shares(graph, attacked, self.depths, count if count < graph.num_nodes else None))
+
+
+def spread(logits: Tensor) -> Tensor:
+    """Mean over nodes of `½ Σ_c |y_c − mean_c y|`: the unit of changes of logits."""
+    return (logits - logits.mean(1, keepdim=True)).abs().sum(1).mean().clamp(min=1e-12) / 2
+
+
+def contrast(w: Tensor, rowptr: Tensor) -> float:
+    """Mean over nodes of the total variation of an attention [E] to a uniform one."""
+    degree = rowptr.diff()
+    apart = (w - (1.0 / degree.clamp(min=1).to(w.dtype)).repeat_interleave(degree)).abs().sum() / 2
+    return max(float(apart / max(1, degree.numel())), 1e-7)
+
+
+def relative_contrasts(contrasts: list[float]) -> list[float]:
+    """Contrasts in units of the sharpest layer's, per layer."""
+    return [max(value / max(contrasts), FLATTEST) for value in contrasts]
+
+
+def layer_sharpness(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
+    """`fgai.metrics.sharpness` of an attention [E] that sums to one at every node, with a gradient."""
+    degree = rowptr.diff().to(w.dtype)
+    many = degree >= 2
+    size = degree.clamp(min=2)
+    apart = w * (w.clamp(min=torch.finfo(w.dtype).tiny) * size[destination]).log()
+    each = torch.zeros_like(degree).index_add(0, destination, apart) / size.log()
+    return torch.where(many, each, 0.0).sum() / many.sum().clamp(min=1)

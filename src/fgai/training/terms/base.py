@@ -1,0 +1,202 @@
+"""Loss terms of faithful training: the decorator `term`, and `StepContext`, the argument of every term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div
+
+from fgai.attention import LayerAttention
+from fgai.checks import at_least, one_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.training.settings import FaithfulSettings
+from fgai.training.targets import Reach, Targets
+from fgai.typed import typed
+
+SIDES = ("clean", "attacked")
+
+
+@dataclass(frozen=True, eq=False)
+class StepContext:
+    """Everything a loss term may read in one training step.
+
+    N counts the rows with a target: nodes, links or small graphs, or the seeds of a mini-batch. E counts the
+    edges into nodes with a target. Attention is per layer, averaged over heads.
+
+    Attributes:
+        model: in training.
+        graph: the clean graph or mini-batch, prepared for the model.
+        targets: outputs of the vanilla model, see `fgai.training.targets.Targets`.
+        settings: see `FaithfulSettings`.
+        logits: [N, C] of the model on the clean graph; constant in attacked terms, where they may be the
+            vanilla model's.
+        layers: attention of the model on the clean graph, per layer; likewise.
+        ramp: how far the attacked terms have risen to their weight, between 0 and 1.
+        attacked_logits: [N, C] under attack; attacked terms only.
+        attacked_attention: per layer [E], on the edges of the clean graph; attacked terms only, if some term
+            declared `needs_attention`.
+        reach: shares of the rows that the injected nodes can change; attacked terms only.
+    """
+
+    model: nn.Module
+    graph: Graph
+    targets: Targets
+    settings: FaithfulSettings
+    logits: Tensor
+    layers: Sequence[LayerAttention]
+    ramp: Tensor | float = 1.0
+    attacked_logits: Tensor | None = None
+    attacked_attention: Sequence[Tensor] | None = None
+    reach: Reach | None = None
+
+    @cached_property
+    def attention(self) -> list[Tensor]:
+        """Per layer [E], on the clean graph."""
+        return self._with_targets([layer.heads() for layer in self.layers])
+
+    @cached_property
+    def explanations(self) -> list[Tensor]:
+        """Per layer [E], the explanation vector; for terms that declared `needs_explanation`."""
+        return self._with_targets([layer.heads("log") for layer in self.layers])
+
+    @property
+    def outputs(self) -> Tensor:
+        """The logits that a gradient flows through."""
+        return self.logits if self.attacked_logits is None else self.attacked_logits
+
+    def _with_targets(self, values: Sequence[Tensor]) -> list[Tensor]:
+        return [first_rows(w, target) for w, target in zip(values, self.targets.attention, strict=True)]
+
+
+class Term(NamedTuple):
+    """A loss term.
+
+    Attributes:
+        name: of the function; a setting of the same name is its weight.
+        loss: the function.
+        on: `clean` or `attacked`, the graph that it is computed on.
+        weight: where there is no setting of its name.
+        needs_attention: an attacked term reads the attention under attack.
+        needs_explanation: a clean term reads the explanation vectors.
+        own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
+    """
+
+    name: str
+    loss: Callable[[StepContext], Tensor]
+    on: str
+    weight: float
+    needs_attention: bool = False
+    needs_explanation: bool = False
+    own_pass: bool = False
+
+    @typed
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the value of the term.
+
+        Raises:
+            InputError: it is not a scalar tensor, or has no gradient in a step that needs one.
+        """
+        value = self.loss(context)
+        if not isinstance(value, Tensor) or value.dim() > 0:
+            shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise InputError(f"the loss term `{self.name}` must return a scalar tensor, got {shape}")
+        if torch.is_grad_enabled() and context.outputs.requires_grad and not value.requires_grad:
+            raise InputError(
+                f"the loss term `{self.name}` must depend on the model's outputs, got a value without a"
+                " gradient; compute it from the logits or the attention of the context"
+            )
+        return value
+
+
+@typed
+def term(
+    *,
+    on: str,
+    weight: float = 1.0,
+    needs_attention: bool = False,
+    needs_explanation: bool = False,
+    own_pass: bool = False,
+) -> Callable[[Callable[[StepContext], Tensor]], Term]:
+    """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
+
+    Args:
+        on: `clean`, or `attacked` for the graph with injected nodes.
+        weight: of the term, unless `FaithfulSettings` has a field of its name.
+        needs_attention: an attacked term reads `context.attacked_attention`.
+        needs_explanation: a clean term reads `context.explanations`.
+        own_pass: a clean term that runs the model itself.
+
+    Raises:
+        InputError: another graph, or a negative weight.
+
+    Example:
+        >>> @term(on="clean", weight=0.1)
+        ... def small_logits(context):
+        ...     return context.logits.square().mean()
+        >>> small_logits.name, small_logits.weight
+        ('small_logits', 0.1)
+    """
+    one_of(on, "on", SIDES)
+    at_least(weight, "weight", 0.0)
+
+    def declare(loss: Callable[[StepContext], Tensor]) -> Term:
+        return Term(loss.__name__, loss, on, weight, needs_attention, needs_explanation, own_pass)
+
+    return declare
+
+
+@dataclass(frozen=True)
+class WeightedTerms:
+    """The terms of a training with a weight above zero, and their weighted sum.
+
+    Attributes:
+        weights: by term, in the order of computation.
+    """
+
+    weights: dict[Term, float] = field(default_factory=dict)
+
+    def select(self, on: str, *, own_pass: bool = False) -> list[Term]:
+        """Return the terms of one graph."""
+        return [term for term in self.weights if term.on == on and term.own_pass == own_pass]
+
+    def needs(self, flag: str) -> bool:
+        """Whether some term declared a flag."""
+        return any(getattr(term, flag) for term in self.weights)
+
+    def loss(self, terms: Iterable[Term], context: StepContext) -> dict[str, Tensor]:
+        """Return the values of some terms by name, and their weighted sum as `total`."""
+        values = {term: term(context) for term in terms}
+        if not values:
+            return {"total": context.outputs.sum() * 0}
+        total = weighted_sum(list(values.values()), [self.weights[term] for term in values])
+        return {**{term.name: value for term, value in values.items()}, "total": total}
+
+
+def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """`Σ weight · value` of scalars, one GPU kernel a value: no vector of them is made first."""
+    total = values[0] if weights[0] == 1 else weights[0] * values[0]
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total = torch.add(total, value, alpha=weight)
+    return total
+
+
+def add_up(values: Sequence[Tensor]) -> Tensor:
+    """Sum over layers."""
+    return weighted_sum(values, [1.0] * len(values))
+
+
+def first_rows(values: Tensor, like: Tensor) -> Tensor:
+    """As many of the first rows as another tensor has; all of them without a copy in the backward pass."""
+    return values if len(values) == len(like) else values[: len(like)]
+
+
+def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """Mean over rows of KL(softmax target ‖ softmax logits)."""
+    one, two = logits.log_softmax(1), target.log_softmax(1)
+    return kl_div(one, two, reduction="batchmean", log_target=True)

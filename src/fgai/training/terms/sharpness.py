@@ -1,0 +1,35 @@
+"""The term `sharpness`: attention no flatter than the vanilla model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fgai.metrics import NOTHING
+from fgai.training.targets import layer_sharpness
+from fgai.training.terms.base import StepContext, add_up, first_rows, term
+
+KEPT = 0.95
+"""Share of the vanilla sharpness below which attention counts as flattened."""
+
+
+@term(on="clean")
+def sharpness(context: StepContext) -> Tensor:
+    """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
+    targets = context.targets
+    now = [
+        layer_sharpness(w, rowptr, first_rows(layer.destination, w))
+        for w, rowptr, layer in zip(context.attention, targets.rowptrs, context.layers, strict=True)
+    ]
+    return _flattening(now, targets.sharpness)
+
+
+def _flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
+    """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
+    return add_up(
+        [
+            (KEPT - value / old).clamp(min=0) if old > NOTHING else value * 0
+            for value, old in zip(now, before, strict=True)
+        ]
+    )
