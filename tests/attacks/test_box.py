@@ -129,7 +129,7 @@ def test_data_without_any_variation_needs_a_box() -> None:
     with pytest.raises(BudgetError, match="one value only"):
         fgai.make_faithful(model, graph, nodes=2, edges=2, epochs=1, progress=False)
     settings = {"nodes": 2, "edges": 2, "epochs": 1, "progress": False}
-    fgai.make_faithful(model, graph, adversary="attention", **settings)  # type: ignore[arg-type]
+    fgai.make_faithful(model, graph, prediction_stability=0.0, **settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3.3e38])

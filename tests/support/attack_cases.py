@@ -146,7 +146,8 @@ def trained(model: str, recipe: str) -> nn.Module:
         return train(fresh, graph, recipe=terms, epochs=15, lr=0.05, progress=False)
     vanilla = trained(model, "vanilla")
     if recipe == "faithful":
-        return make_faithful(vanilla, graph, nodes=3, edges=4, epochs=2, progress=False)
+        mild = {"clip_share": 0.005, "shrink": 0.2}
+        return make_faithful(vanilla, graph, nodes=3, edges=4, epochs=2, progress=False, **mild)
     against = Adversarial(prepared(vanilla, graph), HardenSettings(nodes=3, edges=4, attack_weight=0.5))
     return train(vanilla, graph, recipe=against, epochs=2, progress=False)
 

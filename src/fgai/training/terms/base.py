@@ -70,6 +70,13 @@ class StepContext:
         """The logits that a gradient flows through."""
         return self.logits if self.attacked_logits is None else self.attacked_logits
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether logits and attention have a gradient; the attention of a GCN without gates has none."""
+        clean = [layer.values for layer in self.layers]
+        attention = clean if self.attacked_logits is None else self.attacked_attention or ()
+        return all(value.requires_grad for value in (self.outputs, *attention))
+
     def _with_targets(self, values: Sequence[Tensor]) -> list[Tensor]:
         return [first_rows(w, target) for w, target in zip(values, self.targets.attention, strict=True)]
 
@@ -106,7 +113,7 @@ class Term(NamedTuple):
         if not isinstance(value, Tensor) or value.dim() > 0:
             shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             raise InputError(f"the loss term `{self.name}` must return a scalar tensor, got {shape}")
-        if torch.is_grad_enabled() and context.outputs.requires_grad and not value.requires_grad:
+        if torch.is_grad_enabled() and context.is_learned and not value.requires_grad:
             raise InputError(
                 f"the loss term `{self.name}` must depend on the model's outputs, got a value without a"
                 " gradient; compute it from the logits or the attention of the context"
