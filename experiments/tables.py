@@ -97,6 +97,7 @@ def f_slope(store: Store) -> list[Sheet | Table]:
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "methods": claims.methods,
+    "one-setting": claims.one_setting,
     "headline": claims.headline,
     "attack": claims.attack,
     "worst": claims.worst,

@@ -194,7 +194,7 @@ def test_every_setting_changes_the_result(graph: Graph) -> None:
     changes: dict[str, object] = {
         "closeness": 1.0, "similarity": 1.0, "prediction_stability": 1.0, "margin": 1.0, "sharpness": 50.0,
         "limits": False, "clip_share": 0.1, "shrink": 0.1, "nodes": 4, "edges": 5, "box": (-9.0, 9.0),
-        "steps": 3, "k": 2, "radius": 0.2, "epochs": 7, "lr": 0.01,
+        "steps": 1, "k": 2, "radius": 0.2, "epochs": 7, "lr": 0.01,
     }  # fmt: skip
     assert sorted(changes) == sorted(FaithfulSettings.names()) and len(changes) == 16
     base = weights(make_faithful(model, graph, progress=False, **QUICK))

@@ -14,7 +14,8 @@ from fgai.errors import InputError
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import EvaluationRecord, _class_table, _explanation_table, _prediction_table
 from fgai.progress import stage
-from fgai.records import Table, TabledDocument, csv_text, data_frame
+from fgai.records import Table, TabledDocument, data_frame
+from fgai.records.table import csv_text
 from fgai.typed import typed
 from fgai.version import stating
 

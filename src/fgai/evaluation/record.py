@@ -16,12 +16,12 @@ from fgai.records import (
     Column,
     Table,
     TabledDocument,
-    csv_text,
     data_frame,
     look_up,
     plain,
     unpack_array,
 )
+from fgai.records.table import csv_text
 from fgai.tasks import TASKS
 from fgai.typed import typed
 

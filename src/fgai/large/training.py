@@ -84,6 +84,7 @@ class _StoredTargets:
             classes=logits.argmax(1),
             layers=layers,
             attention=values,
+            ranking=[layer.ranking()[:into] for layer in layers],
             rowptrs=rowptrs,
             contrasts=self.contrasts,
             sharpness=self.sharpness,
@@ -102,7 +103,10 @@ class _StoredTargets:
             w = torch.from_numpy(self.found.attention(layer)[places, 0]).to(graph.device)
             sums = w.new_zeros(graph.num_nodes).index_add(0, adjacency.destination, w)
             w = w / sums[adjacency.destination].clamp(min=torch.finfo(w.dtype).tiny)
-            layers.append(LayerAttention.on(adjacency, w[:, None], self.found.layers[layer]))
+            scores = self.found.scores(layer)
+            assert scores is not None
+            ranks = torch.from_numpy(scores[places]).to(graph.device)
+            layers.append(LayerAttention.on(adjacency, w[:, None], self.found.layers[layer], ranks))
         return tuple(layers)
 
 
@@ -187,7 +191,7 @@ class _FaithfulBatches(FaithfulRecipe):
     def start(self, model: nn.Module, seed: int) -> None:
         """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        self.targets = _StoredTargets(self.whole.observe(self.vanilla))
+        self.targets = _StoredTargets(self.whole.observe(self.vanilla, ranked=True))
         self._measure(model)
         if self.injects:
             with evaluating(model, freeze=True):

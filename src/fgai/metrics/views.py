@@ -42,6 +42,7 @@ class _Pair(NamedTuple):
         return cls(a.values[:, 0], b.values[:, 0], a.rowptr, ranks, shown)
 
 
+@typed
 class Compared:
     """Two attentions, head-averaged, on the edges that both have.
 

@@ -47,7 +47,9 @@ def check_targets(targets: Tensor, adjacency: Adjacency) -> None:
     """Raise unless `targets` names old nodes that differ within a row."""
     if targets.dim() != 2 or targets.dtype != torch.int64:
         got = f"{targets.dtype} {tuple(targets.shape)}"
-        raise InputError(f"`targets` must be integers (torch.long) [new nodes, edges each], got {got}")
+        raise InputError(
+            f"`targets` must be integers (torch.long) of shape [new nodes, edges each], got {got}"
+        )
     if targets.device != adjacency.device:
         raise InputError(f"`targets` must be on {adjacency.device}, as the edges are, got {targets.device}")
     check_index(targets, adjacency.num_nodes, "targets")

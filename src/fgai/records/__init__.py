@@ -3,7 +3,7 @@
 from fgai.records.document import Document, TabledDocument, read_json
 from fgai.records.plain import PackedArray, check_arrays, look_up, pack_array, plain, to_text, unpack_array
 from fgai.records.provenance import Meter, code_hash, provenance, provenance_line, weights_hash
-from fgai.records.table import ARROWS, MISSING, Cell, Column, Table, Tabled, csv_text, data_frame
+from fgai.records.table import ARROWS, MISSING, Cell, Column, Table, Tabled, data_frame
 
 __all__ = [
     "ARROWS",
@@ -18,7 +18,6 @@ __all__ = [
     "TabledDocument",
     "check_arrays",
     "code_hash",
-    "csv_text",
     "data_frame",
     "look_up",
     "pack_array",

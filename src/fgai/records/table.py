@@ -187,7 +187,6 @@ class Table:
         return csv_text([[column.title for column in self.columns], *self.rows])
 
 
-@typed
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as CSV with full precision; None is empty."""
     out = io.StringIO()

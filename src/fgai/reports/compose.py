@@ -79,7 +79,7 @@ def report(
     if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)
-    say = on_step or (lambda step: None)
+    say = (lambda step: None) if on_step is None else on_step
     comparison, certificates = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
     say("certifying against injection")
     injections = certify_injections(models, graph, k)
@@ -112,7 +112,7 @@ def measure(
     on_step: Callable[[str], None] | None = None,
 ) -> tuple[Comparison, dict[str, CertificateRecord]]:
     """Return the comparison of models, and certificates with the first of them as the vanilla model."""
-    say = on_step or (lambda step: None)
+    say = (lambda step: None) if on_step is None else on_step
     say("comparing")
     comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)
     say("certifying")

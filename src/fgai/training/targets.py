@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fgai.attention import LayerAttention, observe
 from fgai.graph import Graph
+from fgai.topk import topk_mask
 from fgai.training.adversary import _reach_shares
 
 FLATTEST = 0.01
@@ -39,6 +40,7 @@ class Targets:
         classes: predicted, of all nodes of the graph.
         layers: the attention, per layer.
         attention: per layer [E], averaged over heads.
+        ranking: per layer [E], larger for neighbours that explain more.
         rowptrs: per layer [N + 1].
         contrasts: per layer, the unit of `similarity`, see `relative_contrasts`.
         sharpness: per layer.
@@ -50,16 +52,18 @@ class Targets:
     classes: Tensor
     layers: tuple[LayerAttention, ...]
     attention: list[Tensor]
+    ranking: list[Tensor]
     rowptrs: list[Tensor]
     contrasts: list[float]
     sharpness: list[float]
     scale: float
     depths: list[int]
+    _tops: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, vanilla: nn.Module, graph: Graph) -> Targets:
         """Run a trained model in eval mode on a graph that was prepared for it."""
-        observation = observe(vanilla, graph, heads="mean", ranked=False)
+        observation = observe(vanilla, graph, heads="mean")
         logits, layers = observation.logits, observation.attention.layers
         values, rowptrs = [layer.heads() for layer in layers], [layer.rowptr for layer in layers]
         sharpness = [
@@ -71,12 +75,20 @@ class Targets:
             classes=logits.argmax(1),
             layers=tuple(layers),
             attention=values,
+            ranking=[layer.ranking() for layer in layers],
             rowptrs=rowptrs,
             contrasts=relative_contrasts([contrast(w, ptr) for w, ptr in zip(values, rowptrs, strict=True)]),
             sharpness=sharpness,
             scale=float(spread(logits)),
             depths=observation.attention.depths,
         )
+
+    def tops(self, k: int) -> list[Tensor]:
+        """The top-k neighbours of every node, per layer bool [E]; computed once."""
+        if k not in self._tops:
+            pairs = zip(self.ranking, self.rowptrs, strict=True)
+            self._tops[k] = [topk_mask(ranks, rowptr, k) for ranks, rowptr in pairs]
+        return self._tops[k]
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
         """Return the shares of nodes and predictions that the injected nodes can change."""

@@ -1,20 +1,36 @@
-"""The term `similarity`: attention of the vanilla model."""
+"""The term `similarity`: attention and top-k of the vanilla model."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fgai.topk import topk_l1
-from fgai.training.terms.base import StepContext, add_up, term
+from fgai.topk import topk_l1, topk_mask
+from fgai.training.terms.base import StepContext, add_up, first_rows, term
 
 
-@term(on="clean")
+@term(on="clean", needs_explanation=True)
 def similarity(context: StepContext) -> Tensor:
-    """Total variation of the attention to the vanilla model's, in units of each layer's contrast.
+    """Distance of the attention to the vanilla model's, and of its top-k neighbours from the top-k.
 
-    Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`: without the units a layer that is
-    almost uniform would not count.
+    Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
+    neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
+    largest entry, a constant. Without the units a layer that is almost uniform would not count.
     """
-    targets = context.targets
+    targets, k = context.targets, context.settings.k
     layers = zip(targets.attention, context.attention, targets.rowptrs, targets.contrasts, strict=True)
-    return add_up([topk_l1(a, b, rowptr, None, factor=1 / size) for a, b, rowptr, size in layers])
+    distances = [topk_l1(a, b, rowptr, None, factor=1 / size) for a, b, rowptr, size in layers]
+    ranked = zip(context.explanations, targets.tops(k), targets.rowptrs, context.layers, strict=True)
+    lost = [_lost(w, top, rowptr, first_rows(layer.destination, w), k) for w, top, rowptr, layer in ranked]
+    return add_up([*distances, *lost])
+
+
+def _lost(w: Tensor, top: Tensor, rowptr: Tensor, destination: Tensor, k: int) -> Tensor:
+    """How far the neighbours `top` [E] of the explanations `w` [E] are below the k-th largest entry."""
+    values, degree = w.detach(), rowptr.diff()
+    members = torch.where(topk_mask(values, rowptr, k), values, torch.inf)
+    least = torch.full_like(degree, torch.inf, dtype=w.dtype).scatter_reduce(0, destination, members, "amin")
+    many = degree > k
+    threshold = least.clamp(min=torch.finfo(w.dtype).tiny, max=1.0)[destination]
+    below = (threshold - w).clamp(min=0) / threshold * (top & many[destination])
+    return below.sum() / (k * many.sum().clamp(min=1))
