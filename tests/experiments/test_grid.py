@@ -259,7 +259,7 @@ class TestRun:
         record = store.read(cell)
         assert record is not None and change_of(record, cell) is None
         record["training"]["settings"]["margin"] = 2.0
-        assert change_of(record, cell) == "another 'margin' (settings: 2.0, now 20.0)"
+        assert change_of(record, cell) == "another 'margin' (settings: 2.0, now 30.0)"
 
     def test_records_of_earlier_settings_stand_until_they_are_run_again(
         self, monkeypatch: pytest.MonkeyPatch

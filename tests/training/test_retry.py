@@ -236,8 +236,8 @@ class TestTightened:
     def test_faithful_training_presses_on_what_failed(self) -> None:
         first = FaithfulSettings(shrink=0.1)
         moved, lost = first.tightened(MOVED), first.tightened(LOST)
-        assert moved == first.replace(prediction_stability=120.0, shrink=0.4)
-        assert lost == first.replace(closeness=40.0, lr=0.0025)
+        assert moved == first.replace(prediction_stability=2 * first.prediction_stability, shrink=0.4)
+        assert lost == first.replace(closeness=5 * first.closeness, lr=0.0025)
         assert first.slower().lr == 0.0025
 
     def test_lost_explanations_are_clipped_less(self) -> None:

@@ -135,8 +135,9 @@ class EnsembleInjection(_ReportedAttack):
             found: list[SearchResult] = []
             for batch in _batches(members):
                 began = perf_counter()
-                more = f" and {len(batch) - 1} more" if len(batch) > 1 else ""
-                judge.tell(f"{rule} endpoints: {batch[0].name}{more}")
+                first, *others = (member.name for member in batch)
+                more = f" and {others[0] if len(others) == 1 else f'{len(others)} more'}" if others else ""
+                judge.tell(f"{rule} endpoints: {first}{more}")
                 if found:
                     worst = max(found, key=lambda one: (one.damage, one.loss))
                     context = replace(context, incumbent=worst.features)
