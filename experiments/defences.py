@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
@@ -73,9 +74,9 @@ class Defended(AttentionModel):
         """Return the scalars the defence adds to the loss; none by default."""
         return {}
 
+    @abstractmethod
     def weights(self, graph: Graph) -> Tensor:
         """Return the weights [E] the defence gives the edges of a prepared graph before the first layer."""
-        raise NotImplementedError
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as the model behind reads it."""

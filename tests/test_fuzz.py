@@ -92,6 +92,9 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.records.provenance_line, {"block": "node"}),
     (fgai.save_model, {"model": fgai.GAT(3, 2), "path": ""}),
     (fgai.metrics.shown_numbers, {"records": HeteroData()}),
+    (fgai.metrics.shown_numbers, {"records": GRAPH}),
+    (fgai.attention.AttentionMap, {"layers": HeteroData()}),
+    (fgai.training.HardenSettings, {"box": torch.ones(2, 3)}),
     (fgai.metrics.mean_of_defined, {"values": torch.ones(2, 3)}),
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attention.layer import LayerAttention, Reduce
-from fgai.errors import AttentionError
+from fgai.errors import AttentionError, InputError
 from fgai.ops.segments import row_max
 from fgai.records import Column, Table, Tabled, data_frame
 from fgai.typed import typed
@@ -45,6 +45,8 @@ class AttentionMap(Tabled):
     layers: tuple[LayerAttention, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, Sequence):
+            raise InputError(f"`layers` must be a tuple of LayerAttention, got {type(self.layers).__name__}")
         object.__setattr__(self, "layers", tuple(self.layers))
 
     def __len__(self) -> int:

@@ -197,9 +197,8 @@ def faithful(
     neighbours = _fan_out(fan_out)
     opened = _open_model(model, None, root, device, stored=batch_size is not None)
     _check_split(opened, seed)
-    settings = _parsed_settings(set_, opened.kind, "fgai")
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": _parsed_box(box)}
-    settings |= {name: value for name, value in given.items() if value is not None}
+    settings = _merged_settings(set_, opened.kind, "fgai", given)
     path = checked_output(output or model.with_name(f"faithful-{model.name}"))
     tracker = _opened_log(log)
     out.say(f"making {model} faithful on {opened.graph!r}")
@@ -223,6 +222,13 @@ def faithful(
         path = _write_model(faithful, path, opened.graph, about)
     if current().leads:
         _report(out, "faithful", faithful, _scores(faithful, opened.graph, seed), path, about)
+
+
+def _merged_settings(
+    words: list[str] | None, model: str, method: str, given: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of `--set`, and those of options of their own, which win."""
+    return _parsed_settings(words, model, method) | {k: v for k, v in given.items() if v is not None}
 
 
 @command
@@ -257,9 +263,8 @@ def harden(
     """
     out = Output(json, quiet)
     opened = _open_model(model, None, root, device)
-    settings = _parsed_settings(set_, opened.kind, "harden")
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": _parsed_box(box)}
-    settings |= {name: value for name, value in given.items() if value is not None}
+    settings = _merged_settings(set_, opened.kind, "harden", given)
     path = checked_output(output or model.with_name(f"hardened-{model.name}"))
     tracker = _opened_log(log)
     out.say(f"hardening {model} on {opened.graph!r}")

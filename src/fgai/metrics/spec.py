@@ -325,6 +325,8 @@ def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None
     """
     found: list[Shown] = []
     held = list(records)
+    if not all(isinstance(values, Mapping) for values in held):
+        raise InputError("`records` must be mappings from a metric's name to its numbers")
     for spec in METRICS.values():
         entries = spec.shown
         if entries is None:
