@@ -16,6 +16,7 @@ from torch import nn
 import fgai
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import evaluating, record
+from fgai.attention.limits import counting
 from fgai.certificates import Injection
 from fgai.errors import ReliabilityWarning, collected, warn
 from support import attack_cases as cases
@@ -82,6 +83,21 @@ def test_certificates_wait_for_the_hooks_of_another_thread() -> None:
     certificate = fgai.certify(model, graph, threat=Injection(0, "direct"))
     assert certificate.known and done.is_set()
     thread.join()
+
+
+def test_settings_of_limits_wait_for_the_passes_of_another_thread() -> None:
+    model, counted = model_of("limited"), threading.Event()
+
+    def count() -> None:
+        with counting(model):
+            counted.set()
+
+    with evaluating(model):
+        thread = threading.Thread(target=count)
+        thread.start()
+        assert not counted.wait(0.3)
+    thread.join()
+    assert counted.is_set()
 
 
 def test_warnings_stay_in_their_thread() -> None:

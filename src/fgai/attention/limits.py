@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
+from fgai.alone import alone
 from fgai.attention.hooks import find_layers
 from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
 from fgai.errors import AttentionError, InputError
@@ -332,8 +333,9 @@ def recording_values(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tens
 
 @contextmanager
 def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
-    """Set attributes of limits for a block."""
+    """Set attributes of limits for a block; such blocks in other threads wait."""
     with ExitStack() as stack:
+        stack.enter_context(alone())
         for limits, name, value in changes:
             stack.callback(setattr, limits, name, getattr(limits, name))
             setattr(limits, name, value)
