@@ -35,7 +35,7 @@ PRESET = (
 
 def methods(store: Store) -> list[Sheet | Table]:
     """Every method in one line: means over all pairs of model and graph."""
-    results, every, timed = Results.node(store), _every_rule(store), Results.read(store, "cost", "cost")
+    results, every, timed = Results.node(store), every_rule(store), Results.read(store, "cost", "cost")
     pairs = [(model, dataset) for model in results.models() for dataset in results.datasets(model)]
 
     def mean(row: str, path: str, threat: str = CLAIM, source: Results = results) -> float | None:
@@ -89,62 +89,7 @@ def methods(store: Store) -> list[Sheet | Table]:
     return [Table("Methods", columns, rows, notes)]
 
 
-ONE_SETTING = ("vanilla", "limits, one setting", "harden", "fgai, one setting")
-"""Rows of the grid `methods`, and the vanilla models' of other grids."""
-
-
-def one_setting(store: Store) -> list[Sheet | Table]:
-    """The methods with one setting for every graph: means over pairs of model and graph, seeds 0 and 1."""
-    cells = read_grid("methods")
-    keys = {cell.key for cell in cells}
-    ours = Results.newest((record for record in store.records("attack") if record["key"] in keys), cells)
-    every, strong = _every_rule(store), Results.node(store)
-    seeds = {cell.seed for cell in cells}
-
-    def values(pair: tuple[str, str], row: str, path: str, threat: str = EVERY_RULE) -> list[float]:
-        source = ours if row != "vanilla" else strong if threat == BESIDE else every
-        return [value for seed, value in source.values(*pair, row, path, threat).items() if seed in seeds]
-
-    asked = dict.fromkeys((cell.model, cell.dataset) for cell in cells)
-    pairs = [
-        pair
-        for pair in asked
-        if all(
-            values(pair, row, "f1.attacked", threat) for row in ONE_SETTING for threat in (EVERY_RULE, BESIDE)
-        )
-    ]
-
-    def mean(row: str, path: str, threat: str = EVERY_RULE) -> float | None:
-        found = [fmean(held) for pair in pairs if (held := values(pair, row, path, threat))]
-        return fmean(found) if len(found) == len(pairs) > 0 else None
-
-    rows: list[Sequence[Cell]] = []
-    for row in ONE_SETTING:
-        sharp, base = (mean(name, "sharpness.clean.all") for name in (row, "vanilla"))
-        rows.append(
-            [
-                name_of(row),
-                mean(row, "f1.clean"),
-                mean(row, "f1.attacked"),
-                mean(row, "f1.attacked", BESIDE),
-                mean(row, "endpoints.cover.explanation.overlap.last"),
-                1.0 if row == "vanilla" else mean(row, "similarity.overlap.all"),
-                sharp / base if sharp is not None and base else None,
-            ]
-        )
-    titles = ("clean F1", "F1, `ensemble`", "F1, `ensemble-strong`", "top 5 kept", "same top 5 as vanilla")
-    columns = [Column("method"), *(Column(title, ".3f") for title in titles), Column("sharpness ÷", ".2f")]
-    done = sum(store.read(cell) is not None for cell in cells)
-    note = (
-        f"Means over the {len(pairs)} pairs of model and graph that every method has, up to two seeds each"
-        f" ({done} of {len(cells)} cells of the grid `methods` are run). `ensemble`: 20 × 20, four endpoint"
-        " rules; `ensemble-strong`: 60 × 40, three. Top 5 kept: output layer, explanation attack, `cover`"
-        " endpoints. Settings were chosen on validation nodes of five graphs, see the grid `search-one`."
-    )
-    return [Table("Methods with one setting for every graph", columns, rows, (note,))]
-
-
-def _every_rule(store: Store) -> Results:
+def every_rule(store: Store) -> Results:
     """The records of the grid `endpoints`."""
     cells = read_grid("endpoints")
     keys = {cell.key for cell in cells}
@@ -284,7 +229,7 @@ def explanations(store: Store) -> list[Sheet | Table]:
 
 def by_rule(store: Store) -> list[Sheet | Table]:
     """F1 and explanations at the endpoints of every rule."""
-    results = _every_rule(store)
+    results = every_rule(store)
     rules = ("random", "cover", "defects")
     scores = [
         estimated(f"f1.attacked_{rule}", f"F1, `{rule}`", threat=EVERY_RULE) for rule in (*rules, "weakest")

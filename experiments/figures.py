@@ -15,7 +15,7 @@ from experiments.explainer_tables import Explained, read_explained
 from experiments.results import Results, settings_in
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, scores, telling_node
-from fgai.certificates import ARITHMETIC, PROMISE, certify
+from fgai.certificates import ARITHMETIC, PROMISE, certify_attention
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
@@ -192,7 +192,7 @@ def _certified(store: Store, source: Source, choice: Choice) -> Named:
             graph = entry.graph()
             models = entry.pair(graph)
             parent = models[entry.model]
-            made = {n: certify(m, graph, vanilla=parent, radius=RADIUS) for n, m in models.items()}
+            made = {n: certify_attention(m, graph, vanilla=parent, radius=RADIUS) for n, m in models.items()}
             title = f"{entry.model} on {entry.dataset}, output layer, seed {entry.seed}"
             drawing = titled(draw.certified_curves(made), title)
             yield f"certified-{entry.dataset}-{entry.model}", drawing

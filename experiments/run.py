@@ -26,12 +26,20 @@ from experiments.store import Store
 from experiments.threats import grid_threat
 from experiments.trained import model_of, settings_of, vanilla_of
 from experiments.validation import scores, validate
-from fgai import CheckpointError, FgaiWarning, Graph, certify, evaluate, load_dataset
+from fgai import (
+    CheckpointError,
+    FgaiWarning,
+    Graph,
+    certify_attention,
+    certify_injection,
+    evaluate,
+    load_dataset,
+)
 from fgai.attacks import Ledger
 from fgai.attention import observe, prepared
-from fgai.certificates import WHERE, Injection
+from fgai.certificates import WHERE
 from fgai.datasets import with_degrees
-from fgai.evaluation import describe
+from fgai.evaluation import definition_shares, describe
 from fgai.metrics import sharpness
 from fgai.records import plain
 from fgai.tasks import task_of
@@ -171,10 +179,11 @@ def _training(model: nn.Module, cell: Cell) -> dict[str, Any]:
 
 
 def _certify(model: nn.Module, graph: Graph, parent: nn.Module | None) -> dict[str, Any]:
-    made, task = certify(model, graph, vanilla=parent, radius=RADIUS), task_of(graph)
+    made, task = certify_attention(model, graph, vanilla=parent, radius=RADIUS), task_of(graph)
     about = {"norm": made.norm, "radius": RADIUS, "k1": made.k1, "k2": made.k2}
     return {
         "certificate": plain({**about, **made.summary()}),
+        "definition": definition_shares(model, graph, parent),
         "scores": scores(model, prepared(model, task.view(graph, "test")), "test_mask"),
     }
 
@@ -186,7 +195,7 @@ def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
     assert graph.y is not None and graph.test_mask is not None
     scored, found = graph.test_mask, list[dict[str, Any]]()
     for where, count in itertools.product(WHERE, INJECTED):
-        made = certify(model, graph, threat=Injection(count, where))
+        made = certify_injection(model, graph, neighbours=count, where=where)
         right = made.holds & (made.classes == graph.y)
         found.append(
             {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from experiments import claim_tables as claims
+from experiments import one_setting
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
 from experiments.attack_tables import before, members
@@ -97,7 +98,9 @@ def f_slope(store: Store) -> list[Sheet | Table]:
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "methods": claims.methods,
-    "one-setting": claims.one_setting,
+    "one-setting": one_setting.one_setting,
+    "definition": one_setting.definition,
+    "terms": one_setting.terms,
     "headline": claims.headline,
     "attack": claims.attack,
     "worst": claims.worst,

@@ -12,6 +12,7 @@ from experiments.threats import grid_threat
 from fgai import Graph
 from fgai.attacks import PREDICTION_MEMBERS, Attack, EnsembleInjection, Member
 from fgai.attention import call_model, evaluating, observe, prepared
+from fgai.evaluation import definition_shares
 from fgai.metrics import NOTHING, overlap, sharpness, task_scores
 from fgai.tasks import task_of
 from fgai.training import labelled
@@ -34,9 +35,9 @@ def short_members() -> tuple[Member, ...]:
     return tuple(replace(member, steps=STEPS) for member in chosen)
 
 
-def short_attack(task: str) -> Attack:
+def short_attack(task: str, threat: str = "ensemble") -> Attack:
     """Return the search of a trial, its endpoints drawn from validation nodes, links or graphs."""
-    budget = replace(grid_threat("ensemble").budget_for(task), targets="val")
+    budget = replace(grid_threat(threat).budget_for(task), targets="val")
     return EnsembleInjection(budget, members=short_members(), rules=SITES)
 
 
@@ -46,7 +47,8 @@ def validate(model: nn.Module, graph: Graph, vanilla: nn.Module | None, seed: in
     That is the score on the validation part, clean and under the short ensemble, and the mean of both; of a
     model made from a vanilla one also what its attention keeps of it: the top 5, and the sharpness relative
     to the vanilla one's, over the validation nodes, as the mean of the layers whose vanilla attention says
-    something and of the layer that is the vanilla model's sharpest.
+    something and of the layer that is the vanilla model's sharpest. Beside them, for information: the score
+    under `ensemble-strong`, and the shares of Definition 1, which need no labels.
 
     Args:
         model: trained.
@@ -63,6 +65,9 @@ def validate(model: nn.Module, graph: Graph, vanilla: nn.Module | None, seed: in
     found: dict[str, Any] = {"clean": clean, "attacked": attacked, "criterion": (clean + attacked) / 2}
     if vanilla is not None and task.name == "node":
         found |= _kept(model, vanilla, seen)
+        strong = short_attack(task.name, "ensemble-strong").run(model, seen, seed=seed, vanilla=vanilla).graph
+        found["strong"] = scores(model, seen, "val_mask", strong)[task.headline]
+        found["definition"] = definition_shares(model, graph, vanilla)
     return found
 
 

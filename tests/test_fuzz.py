@@ -233,11 +233,14 @@ class TestTheFuzzer:
         public = [name for name in fgai.__all__ if inspect.isfunction(getattr(fgai, name))]
         assert set(public) <= known and len(known) > 250
 
-    @pytest.mark.parametrize("name", ["evaluate", "explain", "train", "make_faithful", "certify", "limit"])
+    @pytest.mark.parametrize(
+        "name",
+        ["evaluate", "explain", "train", "make_faithful", "certify_attention", "certify_injection", "limit"],
+    )
     def test_gets_to_the_bottom(self, name: str) -> None:
         pools = fuzz.pools.__wrapped__()
         fitting = {"model": pools["model"][0], "data": pools["graph"][0], "node": 3, "radius": 0.1}
-        fitting["threat"] = pools["threat"][0] if name != "certify" else None
+        fitting["threat"] = pools["threat"][0]
         known = inspect.signature(getattr(fgai, name)).parameters
         wanted = {key: value for key, value in fitting.items() if key in known}
         with warnings.catch_warnings():

@@ -46,7 +46,7 @@ def weights(model: torch.nn.Module) -> Tensor:
 NEEDS: dict[str, Callable[[fgai.GAT, Graph], Any]] = {
     "attack": lambda model, graph: PGDInjection(SMALL.budget).run(model, graph).value,
     "attack_attention": lambda model, graph: attack_attention(model, graph, steps=2)[0].logits,
-    "certify": lambda model, graph: fgai.certify(model, graph, radius=0.1).layers[0].costs,
+    "certify": lambda model, graph: fgai.certify_attention(model, graph, radius=0.1).layers[0].costs,
     "evaluate": lambda model, graph: fgai.evaluate(model, graph, SMALL).metrics["f1"],
     "explain": lambda model, graph: fgai.explain(model, graph, 3, threat=SMALL).attacked,
     "limit": lambda model, graph: fgai.limit(model, graph, 0.0, shrink=0.0)(graph).detach(),

@@ -17,7 +17,6 @@ import fgai
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import evaluating, record
 from fgai.attention.limits import counting
-from fgai.certificates import Injection
 from fgai.errors import ReliabilityWarning, collected, warn
 from support import attack_cases as cases
 
@@ -43,8 +42,8 @@ def answer(call: str, name: str) -> Any:
     if call == "explain":
         return _lasting(fgai.explain(model, graph, 3, k=2, threat=SMALL).to_dict())
     if call == "certify":
-        return _lasting(fgai.certify(model, graph, radius=0.01, k1=2, k2=2).to_dict())
-    return _lasting(fgai.certify(model, graph, threat=Injection(1, "direct"), k2=2).to_dict())
+        return _lasting(fgai.certify_attention(model, graph, radius=0.01, k1=2, k2=2).to_dict())
+    return _lasting(fgai.certify_injection(model, graph, neighbours=1, where="direct", k=2).to_dict())
 
 
 def _lasting(part: Any) -> Any:
@@ -80,7 +79,7 @@ def test_certificates_wait_for_the_hooks_of_another_thread() -> None:
     thread = threading.Thread(target=listen)
     thread.start()
     installed.wait()
-    certificate = fgai.certify(model, graph, threat=Injection(0, "direct"))
+    certificate = fgai.certify_injection(model, graph, neighbours=0, where="direct")
     assert certificate.known and done.is_set()
     thread.join()
 

@@ -68,7 +68,7 @@ DOORS: dict[str, tuple[str, Callable[[], Any]]] = {
     "evaluate": ("[no-split]", lambda: fgai.evaluate(model(), open_, SMALL, curves=False)),
     "compare": ("[no-split]", lambda: fgai.compare({"GAT": model()}, open_, SMALL, curves=False)),
     "make_faithful": ("[not-close]", lambda: fgai.make_faithful(model(), small_data(), **SHORT)),
-    "certify": ("[certificate-unknown]", lambda: fgai.certify(hooked(), small_data(), radius=0.1)),
+    "certify": ("[certificate-unknown]", lambda: fgai.certify_attention(hooked(), small_data(), radius=0.1)),
     "from_edges": ("1 duplicate edge", lambda: fgai.Graph.from_edges(TWICE, 3)),
     "from_data": ("1 duplicate edge", lambda: fgai.Graph.from_data(Data(edge_index=TWICE, num_nodes=3))),
     "attack": ("[zero-gradient]", lambda: attacked(PGDInjection(BUDGET))),

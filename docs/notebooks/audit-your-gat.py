@@ -91,7 +91,7 @@ fgai.explain(model, data, node=24, **size)
 # ## 4. What is proved?
 
 # %%
-fgai.certify(model, data, radius=0.01)
+print(*fgai.certify_attention(model, data, radius=0.01).sentences(), sep="\n")
 
 # %% [markdown]
 # ## Mend it
@@ -104,6 +104,7 @@ faithful = fgai.make_faithful(model, data, epochs=30, lr=0.01, progress=False, *
 models = {"mine": model, "limits": limited, "faithful": faithful}
 after = fgai.compare(models, data, curves=False, nulls=False, **size)
 rows = ["f1.clean", "f1.attacked", "overlap_touched.explanation.all", "sharpness.clean.all"]
+rows.append("definition.r01.all_four.last")  # nodes where Definition 1 holds
 after.to_pandas().loc[rows].astype(float).round(3)
 
 # %% [markdown]

@@ -18,7 +18,7 @@ from fgai.version import __version__
 if TYPE_CHECKING:
     from fgai.attention.calls import wrap
     from fgai.attention.hooks import record
-    from fgai.certificates import certify
+    from fgai.certificates import certify_attention, certify_injection
     from fgai.datasets import load_dataset, load_graph
     from fgai.errors import (
         AttentionError,
@@ -60,7 +60,8 @@ __all__ = [
     "ReliabilityWarning",
     "__version__",
     "card",
-    "certify",
+    "certify_attention",
+    "certify_injection",
     "compare",
     "evaluate",
     "explain",
@@ -81,7 +82,7 @@ __all__ = [
 
 _NAMES = {
     "attention": ("record", "wrap"),
-    "certificates": ("certify",),
+    "certificates": ("certify_attention", "certify_injection"),
     "datasets": ("load_dataset", "load_graph"),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "evaluation": ("compare", "evaluate"),
@@ -119,6 +120,10 @@ def __getattr__(name: str) -> _Any:
         found = getattr(_import_module(f"fgai.{_HOMES[name]}"), name)
     elif name in _PACKAGES:
         found = _import_module(f"fgai.{name}")
+    elif name == "certify":
+        raise AttributeError(
+            "`fgai.certify` is called `certify_attention` or, for a `threat`, `certify_injection` now"
+        )
     else:
         raise AttributeError(f"module 'fgai' has no attribute {name!r}")
     globals()[name] = found

@@ -40,7 +40,7 @@ def rerun(model: torch.nn.Module, delta: Tensor | None = None, layer: int = -1) 
 def test_no_certificate_is_broken(model: str, norm: str) -> None:
     graph, attacked = cases.data("node"), cases.trained("node", model=model)
     found = attack_attention(attacked, graph, radius=RADIUS, norm=norm, steps=8)
-    certified = fgai.certify(attacked, graph, radius=RADIUS, norm=norm)
+    certified = fgai.certify_attention(attacked, graph, radius=RADIUS, norm=norm)
     assert [shift.name for shift in found] == [layer.name for layer in certified.layers]
     checked = 0
     for shift, layer in zip(found, certified.layers, strict=True):
@@ -59,7 +59,7 @@ def test_no_certificate_is_broken(model: str, norm: str) -> None:
 
 def test_the_exact_worst_case_is_nearly_reached() -> None:
     graph, model = cases.data("node"), cases.trained("node")
-    exact = fgai.certify(model, graph, radius=RADIUS).layer().prediction
+    exact = fgai.certify_attention(model, graph, radius=RADIUS).layer().prediction
     assert exact.logits_status == "exact" and exact.alpha2_logits is not None
     found = attack_attention(model, graph, radius=RADIUS, divergence="logits", steps=40)[-1]
     assert float(found.logits.mean()) >= 0.9 * float(exact.alpha2_logits.mean())

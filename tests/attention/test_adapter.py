@@ -13,7 +13,7 @@ from experiments.defences import GNNGuard, ProGNN
 from fgai.attacks import PGDInjection
 from fgai.attention import GraphModel, adapter_of, observe, prepared, record
 from fgai.attention.calls import _GraphModelAdapter, _PyGAdapter
-from fgai.certificates import certify
+from fgai.certificates import certify_attention
 from fgai.errors import InputError
 from fgai.explanations import explain
 from fgai.graph import Graph
@@ -251,7 +251,7 @@ class TestPreparedOnce:
             elif what == "attack":
                 cases.attack(PGDInjection, nodes=2, edges=3).run(model, data)
             elif what == "certify":
-                certify(model, data, vanilla=other, radius=0.1)
+                certify_attention(model, data, vanilla=other, radius=0.1)
             else:
                 explain(model, data, 3, threat="random")
         assert (converted.calls, looped.calls) == (1, 1)

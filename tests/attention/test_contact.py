@@ -82,7 +82,7 @@ def keeping() -> KeepsEdgeValues:
 
 DOORS: dict[str, Callable[[nn.Module, Data], Any]] = {
     "evaluate": lambda model, data: fgai.evaluate(model, data, "random", nodes=2, edges=3, k=2),
-    "certify": lambda model, data: fgai.certify(model, data, radius=0.01),
+    "certify": lambda model, data: fgai.certify_attention(model, data, radius=0.01),
     "explain": lambda model, data: fgai.explain(model, data, 0, threat=None),
     "train": lambda model, data: fgai.train(model, data, epochs=1, progress=False),
     "make_faithful": lambda model, data: fgai.make_faithful(model, data, epochs=1, progress=False),

@@ -122,7 +122,7 @@ def test_a_search_over_partial_edges_leaves_the_users_weights_alone() -> None:
 @pytest.mark.parametrize("conv", own.CONVS)
 def test_certificates_of_such_models_hold(conv: str) -> None:
     model, data = own.own_model(conv), own.own_data()
-    certificate = fgai.certify(model, data, radius=0.01).layer().prediction
+    certificate = fgai.certify_attention(model, data, radius=0.01).layer().prediction
     assert certificate.class_status == "exact"
     graph = prepared(model, Graph.from_data(data))
     seen = observe(model, graph)

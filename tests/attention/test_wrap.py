@@ -50,7 +50,7 @@ def test_a_wrapped_model_is_taken_where_a_model_is_taken() -> None:
     options = {"nodes": 2, "edges": 3, "k": 2, "curves": False, "nulls": False}
     with cases.quiet():
         found = fgai.evaluate(wrapped, data, "standard", **options)
-        assert fgai.certify(wrapped, data, radius=0.01).layer().prediction.class_status == "exact"
+        assert fgai.certify_attention(wrapped, data, radius=0.01).layer().prediction.class_status == "exact"
     assert found.metrics["f1"]["clean"] == own.own_accuracy(plain, data)
     assert found.model["class"] == "Odd" == found.name
     assert fgai.explain(wrapped, data, 3, threat=None, certificate=False).neighbours

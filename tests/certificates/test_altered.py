@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fgai.attacks.balls import random_point, steepest
 from fgai.attention import AttentionMap, evaluating, observe, prepared
-from fgai.certificates import CertificateRecord, certify
+from fgai.certificates import CertificateRecord, certify_attention
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph
 from fgai.topk import topk_mask
@@ -23,7 +23,7 @@ K, RADIUS = 3, 0.02
 def certified(model: nn.Module, graph: Graph) -> CertificateRecord:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReliabilityWarning)
-        return certify(model, graph, radius=RADIUS, k2=K)
+        return certify_attention(model, graph, radius=RADIUS, k2=K)
 
 
 def run(model: nn.Module, graph: Graph, layer: int, delta: Tensor | None) -> tuple[Tensor, AttentionMap]:

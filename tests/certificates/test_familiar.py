@@ -15,9 +15,10 @@ import fgai
 from experiments.defences import GNNGuard
 from fgai.attention import entry_limits, observe, prepared
 from fgai.bounds.scores import check_followed
-from fgai.certificates import certify, certify_injection
+from fgai.certificates import certify_attention, certify_injection
 from fgai.certificates.familiar import _layer_values, unfamiliar
-from fgai.certificates.following import _following
+from fgai.certificates.following import _alike as _same_summary
+from fgai.certificates.following import _following, _summary
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.explanations.as_pyg import _has_pyg_layers
 from fgai.graph import Graph
@@ -92,7 +93,7 @@ def test_a_model_from_outside_is_bounded_once_it_declares_its_layers() -> None:
     like, model = (kind.for_data(data).double().eval() for kind in (GAT, Outside))
     model.load_state_dict(like.state_dict())
     assert unfamiliar(model) is None and unfamiliar(Renamed.for_data(data).eval()) is None
-    found, wanted = (certify(one, data, radius=0.01) for one in (model, like))
+    found, wanted = (certify_attention(one, data, radius=0.01) for one in (model, like))
     for mine, theirs in zip(found.layers, wanted.layers, strict=True):
         assert mine.prediction.class_status == theirs.prediction.class_status != "unknown"
         torch.testing.assert_close(mine.prediction.class_radius, theirs.prediction.class_radius)
@@ -102,7 +103,7 @@ def test_a_false_declaration_is_seen() -> None:
     _, data = own()
     model = Wrong.for_data(data).double().eval()
     assert unfamiliar(model) is None
-    assert "does not read the ELU" in certify(model, data, radius=0.01).layer(0).prediction.reason
+    assert "does not read the ELU" in certify_attention(model, data, radius=0.01).layer(0).prediction.reason
     assert certify_injection(fgai.limit(model, data, 0.0, shrink=0.0), data, neighbours=0).share() == 0
 
 
@@ -114,7 +115,7 @@ def test_a_subclass_inherits_no_capability(kind: type[AttentionModel]) -> None:
     assert "forward pass is not known" in (unfamiliar(model) or "")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReliabilityWarning)
-        found = certify(model, data, radius=0.01)
+        found = certify_attention(model, data, radius=0.01)
     assert found.layer(0).prediction.class_status == "unknown"
     with pytest.raises(InputError, match="GAT or GATv2"):
         check_followed(model)
@@ -184,7 +185,9 @@ def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_sai
     width = sum(limits.low.numel() for limits in entry_limits(limited))
     entry_values = torch.zeros(4, width, dtype=torch.float64)
     with pytest.warns(ReliabilityWarning, match="run on its own"):
-        found = certify(limited, prepared(limited, data).replace(entry_values=entry_values), radius=0.01)
+        found = certify_attention(
+            limited, prepared(limited, data).replace(entry_values=entry_values), radius=0.01
+        )
     assert found.layer().prediction.class_status == "unknown"
 
 
@@ -194,9 +197,14 @@ def test_limits_do_not_hide_numbers_that_are_not_finite() -> None:
     limited = fgai.limit(model, data, 0.0, shrink=0.0)
     with torch.no_grad():
         limited.convs[1].bias[0] = torch.nan  # type: ignore[union-attr,index]
-    found = certify(limited, data, radius=0.01)
+    found = certify_attention(limited, data, radius=0.01)
     assert [layer.prediction.class_status for layer in found.layers] == ["unknown", "unknown", "exact"]
     assert "not finite" in found.layer(0).prediction.reason
+
+
+def test_constants_without_entries_are_alike() -> None:
+    none, one = (_summary(torch.zeros(size)) for size in (0, 1))
+    assert _same_summary(none, none) and not _same_summary(none, one)
 
 
 def culprit(function: Callable[[Tensor], object]) -> str | None:

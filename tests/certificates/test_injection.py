@@ -14,7 +14,7 @@ import fgai
 from fgai.attention import call_model, entry_limits, observe, prepared
 from fgai.bounds.reading import State, _Ball, ranges_of
 from fgai.bounds.scores import _sectors
-from fgai.certificates import Injection, InjectionCertificate, certify_injection, invariant_layers
+from fgai.certificates import InjectionCertificate, certify_injection, invariant_layers
 from fgai.certificates.kernels import _mean_bounds
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -246,23 +246,24 @@ def test_sectors_hold_every_voice() -> None:
     assert len(words) > 1 and float(ceilings.min()) < float(ceilings.max())
 
 
-def test_one_door_a_record_and_its_table(tmp_path: Path) -> None:
+def test_a_certificate_is_saved_shown_and_checked(tmp_path: Path) -> None:
     given = graph_of("clique")
     model = model_of(GAT, given, 2, 0.2)
-    found = fgai.certify(model, given, threat=Injection(2, "direct"), k2=3)
+    found = fgai.certify_injection(model, given, neighbours=2, where="direct", k=3)
     same = certify_injection(model, given, neighbours=2, where="direct", k=3)
     assert torch.equal(found.holds, same.holds) and found.k == 3
     again = InjectionCertificate.load(found.save(tmp_path / "proof.json"))
     assert torch.equal(again.holds, found.holds) and again.layers[0].status == "invariant"
     assert again.to_dict() == found.to_dict()
     assert "t = 2 injected neighbours, direct" in str(again) and "normaliser" in str(again)
-    with pytest.raises(InputError, match="not both"):
-        fgai.certify(model, given, threat=Injection(), radius=0.1)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="give `radius`"):
-        fgai.certify(model, given)  # type: ignore[call-overload]
-    for wrong in ({"neighbours": -1}, {"where": "elsewhere"}):
-        with pytest.raises(InputError):
-            Injection(**wrong)
+    with pytest.raises(TypeError, match="threat"):
+        fgai.certify_attention(model, given, threat="injection", radius=0.1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="radius"):
+        fgai.certify_injection(model, given, radius=0.1)  # type: ignore[call-arg]
+    wrong: list[dict[str, Any]] = [{"neighbours": -1}, {"where": "elsewhere"}, {"k": 0}]
+    for options in wrong:
+        with pytest.raises(InputError, match=next(iter(options))):
+            fgai.certify_injection(model, given, **options)
 
 
 def test_invariant_layers_are_named_for_models_without_limits_too() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import call_model, entry_limits, prepared
-from fgai.certificates import Injection, InjectionCertificate
+from fgai.certificates import InjectionCertificate
 from fgai.graph import Graph
 
 ATTACKS = 10_000
@@ -59,7 +59,9 @@ def test_ten_thousand_attacks_break_no_certificate(name: str, kind: str, data_ro
     model = fgai.limit(model, data, 0.3, shrink=0.5)  # tight, so that there is something to break
     graph, seed = prepared(model, data), 0
     every = torch.arange(graph.num_nodes)
-    proofs = {where: fgai.certify(model, data, threat=Injection(1, where)) for where in ("any", "direct")}
+    proofs = {
+        where: fgai.certify_injection(model, data, neighbours=1, where=where) for where in ("any", "direct")
+    }
     for where, found in proofs.items():
         held = found.holds.nonzero().flatten()
         assert len(held) > 0

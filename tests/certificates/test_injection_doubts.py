@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fgai
 from fgai.attention import Limits, call_model, limits_of, prepared, replacing_values
 from fgai.attention.limits import collecting
-from fgai.certificates import Injection, certify_injection
+from fgai.certificates import certify_injection
 from fgai.certificates.familiar import unfamiliar
 from fgai.datasets import planted
 from fgai.errors import CheckpointError, InputError
@@ -38,14 +38,14 @@ def limited(kind: type[Any] = GAT) -> Any:
 
 
 def refused(model: nn.Module, word: str) -> None:
-    certificate = fgai.certify(model, graph(), threat=Injection(1, "direct"))
+    certificate = fgai.certify_injection(model, graph(), neighbours=1, where="direct")
     assert not certificate.known and not certificate.holds.any() and (certificate.classes == -1).all()
     assert word in certificate.reason
 
 
 def test_the_model_as_it_is_made_is_certified() -> None:
     for kind in (GAT, GATv2):
-        certificate = fgai.certify(limited(kind), graph(), threat=Injection(1, "direct"))
+        certificate = fgai.certify_injection(limited(kind), graph(), neighbours=1, where="direct")
         assert certificate.known and certificate.holds.any()
 
 
@@ -109,7 +109,7 @@ def test_the_ends_of_the_slopes_are_certified() -> None:
         model = limited()
         for layer in model.convs:
             layer.slope = slope
-        assert fgai.certify(model, graph(), threat=Injection(1, "direct")).known
+        assert fgai.certify_injection(model, graph(), neighbours=1, where="direct").known
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def test_limits_in_use_elsewhere_are_refused() -> None:
         refused(model, "limits")
     with collecting(limits_of(model), lambda limits, x: None):
         refused(model, "limits")
-    assert fgai.certify(model, graph(), threat=Injection(1, "direct")).known
+    assert fgai.certify_injection(model, graph(), neighbours=1, where="direct").known
 
 
 @pytest.mark.parametrize("offset", [1e3, 1e5, 1e6, 1e7])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import observe, prepared
-from fgai.certificates import KEPT, Injection, certify, invariant_layers
+from fgai.certificates import KEPT, certify_injection, invariant_layers
 from fgai.graph import Graph, GraphChange
 from support import attack_cases as cases
 
@@ -57,7 +57,7 @@ def test_the_condition_stands_wherever_the_claim_does(kind: type[fgai.GAT] | typ
     assert CONDITION == KEPT
     (why, *_) = invariant_layers(model, prepared(model, graph)).values()
     assert why is not None and (why == KEPT) is encoded
-    found = certify(model, graph, threat=Injection())
+    found = certify_injection(model, graph)
     assert (KEPT in found.to_markdown()) is encoded
     assert "positional encodings" in found.promise
     explanation = fgai.explain(model, graph, 3, threat=None)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai import GAT, GATv2, certify, limit
+from fgai import GAT, GATv2, certify_attention, limit
 from fgai.attention import Limits, limits_of, prepared
 from fgai.bounds.reading import Range
 from fgai.certificates.hidden import _Moved, _Moving, _Stage
@@ -92,7 +92,7 @@ def test_inactive_limits_cost_nothing(kind: type[GAT]) -> None:
     for limits in limits_of(wide):
         limits.low.sub_(100.0)
         limits.high.add_(100.0)
-    one, two = (certify(which, graph, radius=0.01).layers[0].prediction for which in (model, wide))
+    one, two = (certify_attention(which, graph, radius=0.01).layers[0].prediction for which in (model, wide))
     assert one.class_radius is not None and float(one.class_radius.max()) > 0
     for name in ("class_radius", "alpha2_logits", "alpha2_probabilities"):
         assert torch.allclose(getattr(one, name), getattr(two, name), rtol=1e-9, atol=1e-12)
@@ -105,5 +105,8 @@ def test_limits_that_clip_lose_little(kind: type[GAT]) -> None:
     graph = planted(seed=1, num_nodes=200, num_classes=4)
     model = kind.for_data(graph, hidden_channels=4, heads=2).eval()
     limited = limit(model, graph, 0.02, shrink=0.0)
-    shares = [certify(which, graph, radius=0.01).layers[0].share("class", 0.01) for which in (model, limited)]
+    shares = [
+        certify_attention(which, graph, radius=0.01).layers[0].share("class", 0.01)
+        for which in (model, limited)
+    ]
     assert shares[0] is not None and shares[1] is not None and shares[1] >= shares[0] - 0.05

@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SuperGATConv, Transf
 import fgai
 from fgai.attacks.balls import steepest
 from fgai.attention import call_model, prepared, record
-from fgai.certificates import certify
+from fgai.certificates import certify_attention
 from fgai.datasets import planted
 from fgai.errors import AttentionError, InputError, ReliabilityWarning
 from fgai.graph import Graph
@@ -119,7 +119,7 @@ def perturb_and_check(
 ) -> None:
     """Random (no steps) or climbed perturbations, of all nodes and heads at once, each in its own ball."""
     model, graph = case(name)
-    found = certify(model, graph, radius=radius, k2=K, norm=norm)
+    found = certify_attention(model, graph, radius=radius, k2=K, norm=norm)
     layer = 0 if first else len(found.layers) - 1
     delta = climb(model, graph, layer, objective, radius=radius, norm=norm, steps=steps, seed=seed)
     assert breaks(model, graph, found, layer, delta) == []
@@ -143,7 +143,7 @@ def test_thousands_of_perturbations_break_no_certificate(**drawn: Any) -> None:
 def test_swaps_meet_the_certified_overlap_of_the_explanation(name: str, norm: str) -> None:
     model, graph = case(name)
     radius = 0.05
-    found = certify(model, graph, radius=radius, k2=K, norm=norm)
+    found = certify_attention(model, graph, radius=radius, k2=K, norm=norm)
     for index, certificate in enumerate(found.layers):
         with torch.no_grad(), record(model) as tape:
             call_model(model, graph)
@@ -163,7 +163,7 @@ def test_swaps_meet_the_certified_overlap_of_the_explanation(name: str, norm: st
 def test_exact_class_radii_are_attained_at_every_node(name: str, norm: str) -> None:
     # Where the logits are linear one steepest step is the worst case: beyond its radius every node flips.
     model, graph = case(name)
-    found = certify(model, graph, radius=0.1, k2=K, norm=norm)
+    found = certify_attention(model, graph, radius=0.1, k2=K, norm=norm)
     prediction, last = found.layer().prediction, len(found.layers) - 1
     assert prediction.class_status == "exact" and prediction.class_radius is not None
     with torch.no_grad(), record(model) as tape:
@@ -192,7 +192,7 @@ def test_exact_class_radii_are_attained_at_every_node(name: str, norm: str) -> N
 def test_transformer_bound_is_tight_to_first_order() -> None:
     # Below the radius at which any ReLU can cross zero the read-out is linear: tiny radii are nearly exact.
     model, graph = case("GT")
-    found = certify(model, graph, radius=1e-7, k2=K).layer().prediction
+    found = certify_attention(model, graph, radius=1e-7, k2=K).layer().prediction
     delta = climb(model, graph, 1, OBJECTIVES[1], radius=1e-7, norm="l1", steps=3, seed=0)
     with torch.no_grad(), record(model) as tape:
         before = call_model(model, graph)
@@ -219,7 +219,7 @@ def test_transformer_bound_is_tight_to_first_order() -> None:
 def test_what_is_not_linear_is_unknown_and_says_why(kind: str, word: str) -> None:
     model, graph = case(kind)
     with pytest.warns(ReliabilityWarning, match="certificate-unknown"):
-        found = certify(model, graph, radius=0.01, k2=K, alpha=0.1, beta=0.5)
+        found = certify_attention(model, graph, radius=0.01, k2=K, alpha=0.1, beta=0.5)
     prediction = found.layer().prediction
     assert prediction.class_radius is None and prediction.class_status == "unknown"
     assert word in prediction.reason
@@ -231,26 +231,26 @@ def test_layer_norm_and_other_tasks_are_unknown() -> None:
     graph = dense(planted(seed=1, num_nodes=60, num_classes=3))
     transformer = GT.for_data(graph, hidden_channels=8, heads=(2, 1), encodings=3, norm="layer").double()
     with pytest.warns(ReliabilityWarning, match="certificate-unknown"):
-        certify(transformer, graph, radius=0.01)
+        certify_attention(transformer, graph, radius=0.01)
     normed = GAT.for_data(graph, hidden_channels=2, heads=2, norm="layer").double()
-    found = certify(normed, graph, radius=0.01)
+    found = certify_attention(normed, graph, radius=0.01)
     assert [layer.prediction.class_status for layer in found.layers] == ["unknown", "exact"]
     links = GAT.for_data(graph, hidden_channels=2, heads=2, task="link").double()
     with pytest.warns(ReliabilityWarning, match="'link'"):
-        assert certify(links, graph, radius=0.01).layer().share("topk", 1e-9) is not None
+        assert certify_attention(links, graph, radius=0.01).layer().share("topk", 1e-9) is not None
 
 
 def test_the_model_is_left_as_it_was() -> None:
     model, graph = case("head")
     model.train()
     kept = {name: value.clone() for name, value in model.state_dict().items()}
-    certify(model, graph, radius=0.01)
+    certify_attention(model, graph, radius=0.01)
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     narrow = graph.replace(features=Features.dense(torch.ones(graph.num_nodes, 2, dtype=torch.float64)))
     with pytest.raises(InputError, match="features it reads"):
-        certify(model, narrow, radius=0.01)
+        certify_attention(model, narrow, radius=0.01)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     model.eval()
 
@@ -258,19 +258,26 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_against_vanilla_and_what_does_not_match() -> None:
     model, graph = case("GAT")
     other, _ = case("GATv2")
-    same = certify(model, graph, vanilla=model, radius=0.01, k1=K, k2=K, alpha=0.0, beta=1.0)
+    same = certify_attention(model, graph, vanilla=model, radius=0.01, k1=K, k2=K, alpha=0.0, beta=1.0)
     assert same.layer().beta1.tolist() == [1.0] * graph.num_nodes  # type: ignore[union-attr]
     assert float(same.alpha1.max()) == 0.0  # type: ignore[union-attr]
-    found = certify(model, graph, vanilla=other, radius=0.01, k1=K, k2=K, alpha=0.3, beta=2 / 3)
+    found = certify_attention(model, graph, vanilla=other, radius=0.01, k1=K, k2=K, alpha=0.3, beta=2 / 3)
     masks = found.properties()
-    assert list(masks) == ["similarity", "explanation_stability", "closeness", "prediction_stability"]
+    assert list(masks) == [
+        "same_explanation",
+        "stable_explanation",
+        "same_prediction",
+        "stable_prediction",
+    ]
     degree = found.layer().degree
     held = torch.stack(list(masks.values())).all(0)[degree > K]  # type: ignore[arg-type]
-    assert found.satisfied_share() == pytest.approx(float(held.double().mean()))
+    assert found.shares()["all_four"] == pytest.approx(float(held.double().mean()))
     with pytest.raises(AttentionError, match="3 attention layers, the model 2"):
-        certify(model, graph, vanilla=case("deep")[0], radius=0.01)
+        certify_attention(model, graph, vanilla=case("deep")[0], radius=0.01)
     with pytest.raises(AttentionError, match="different edges"):
-        certify(model, case("GT")[1], vanilla=case("GT")[0], radius=0.01)  # one of them adds self-loops
+        certify_attention(
+            model, case("GT")[1], vanilla=case("GT")[0], radius=0.01
+        )  # one of them adds self-loops
 
 
 @pytest.mark.parametrize(
@@ -289,7 +296,7 @@ def test_against_vanilla_and_what_does_not_match() -> None:
 def test_bad_arguments_are_named(changes: dict[str, object], word: str) -> None:
     model, graph = case("GAT")
     with pytest.raises(InputError, match=f"`{word}`"):
-        certify(model, graph, **{"radius": 0.01, **changes})  # type: ignore[call-overload]
+        certify_attention(model, graph, **{"radius": 0.01, **changes})  # type: ignore[call-overload]
 
 
 SLOW = pytest.mark.slow
@@ -313,7 +320,7 @@ def test_trained_models_on_real_graphs(dataset: str, kind: type[GAT] | type[GT],
     graph = prepared(model, graph)
     for turn, norm in enumerate(NORMS):
         radius = (0.003, 0.03, 0.01)[turn]
-        found = certify(model, graph, radius=radius, norm=norm)
+        found = certify_attention(model, graph, radius=radius, norm=norm)
         for layer in range(len(found.layers)):
             for steps in (0, 2):
                 objective = OBJECTIVES[(turn + layer) % 3]

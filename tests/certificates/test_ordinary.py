@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from fgai.certificates import certify
+from fgai.certificates import certify_attention
 from fgai.errors import ReliabilityWarning
 from support.ordinary_cases import NOT_LINEAR, ORDINARY, ordinary
 
@@ -27,7 +27,7 @@ def test_linear_read_outs_are_certified(name: str, dtype: torch.dtype) -> None:
         graph = graph.replace(features=graph.features.to("cpu", dtype), edge_attr=values)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReliabilityWarning)
-        last = certify(model, graph, radius=0.02).layer().prediction
+        last = certify_attention(model, graph, radius=0.02).layer().prediction
     if name in NOT_LINEAR:
         assert last.class_status == "unknown" and f"`{NOT_LINEAR[name]}`" in last.reason
     else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fgai.attacks import balls
 from fgai.attention import prepared
-from fgai.certificates import certify
+from fgai.certificates import certify_attention
 from fgai.certificates.record import CertificateRecord
 from fgai.errors import ReliabilityWarning
 from fgai.models import AttentionModel
@@ -34,7 +34,7 @@ def moved_logits(model: AttentionModel, graph: object, delta: Tensor) -> Tensor:
 def test_no_perturbation_breaks_a_certificate(task: str, norm: str) -> None:
     model, radius = cases.trained(task), 0.3
     graph = prepared(model, cases.data(task))
-    record = certify(model, graph, radius=radius, k1=2, k2=2, norm=norm)
+    record = certify_attention(model, graph, radius=radius, k1=2, k2=2, norm=norm)
     found = record.layer().prediction
     assert found.class_radius is not None and found.alpha2_logits is not None
     assert found.alpha2_probabilities is not None
@@ -59,7 +59,7 @@ def test_no_perturbation_breaks_a_certificate(task: str, norm: str) -> None:
 def test_the_class_radius_of_a_graph_is_attained() -> None:
     model = cases.trained("graph")
     graph = prepared(model, cases.data("graph"))
-    record = certify(model, graph, radius=0.01, k1=2, k2=2)
+    record = certify_attention(model, graph, radius=0.01, k1=2, k2=2)
     radius = record.layer().prediction.class_radius
     assert radius is not None and graph.batch is not None
     layer = model.convs[-1]  # type: ignore[union-attr,index]
@@ -84,13 +84,15 @@ def test_the_class_radius_of_a_graph_is_attained() -> None:
 @pytest.mark.parametrize("task", ["link", "graph"])
 def test_records_come_back_whole(task: str) -> None:
     model = cases.trained(task)
-    record = certify(model, cases.data(task), vanilla=model, radius=0.01, k1=2, k2=2, alpha=1.0, beta=0.5)
+    record = certify_attention(
+        model, cases.data(task), vanilla=model, radius=0.01, k1=2, k2=2, alpha=1.0, beta=0.5
+    )
     again = CertificateRecord.from_dict(record.to_dict())
     assert again.summary() == record.summary()
     held, other = record.satisfied(), again.satisfied()
     assert held is not None and other is not None and torch.equal(held, other)
     assert held.numel() == record.layer().prediction.class_radius.numel()  # type: ignore[union-attr]
-    share = record.satisfied_share()
+    share = record.shares()["all_four"]
     assert share is not None and 0 <= share <= 1
     assert record.to_markdown()
 
@@ -99,7 +101,7 @@ def test_records_come_back_whole(task: str) -> None:
 def test_other_read_outs_are_unknown_and_say_so(task: str, change: dict[str, str]) -> None:
     model = cases.untrained(task, **change)
     with pytest.warns(ReliabilityWarning, match="certificate-unknown"):
-        record = certify(model, cases.data(task), radius=0.01, k2=2)
+        record = certify_attention(model, cases.data(task), radius=0.01, k2=2)
     assert record.layer().prediction.class_radius is None
     assert record.layer().beta2(0.01).numel() == record.layer().num_nodes
 
@@ -110,7 +112,7 @@ def test_a_hook_on_the_last_layer_is_not_overlooked(task: str) -> None:
     last = model.convs[-1]  # type: ignore[union-attr,index]
     last.register_forward_hook(lambda module, inputs, output: torch.tanh(3 * output))  # type: ignore[union-attr,operator]
     with pytest.warns(ReliabilityWarning, match="has a hook"):
-        record = certify(model, cases.data(task), radius=0.01, k2=2)
+        record = certify_attention(model, cases.data(task), radius=0.01, k2=2)
     assert record.layer().prediction.class_radius is None
 
 
@@ -121,5 +123,5 @@ def test_a_read_out_is_what_it_says_it_is(task: str, monkeypatch: pytest.MonkeyP
     read_out = kind.read_out
     monkeypatch.setattr(kind, "read_out", lambda *given, **options: read_out(*given, **options).tanh())
     with pytest.warns(ReliabilityWarning, match="something other"):
-        record = certify(cases.untrained(task), cases.data(task), radius=0.01, k2=2)
+        record = certify_attention(cases.untrained(task), cases.data(task), radius=0.01, k2=2)
     assert record.layer().prediction.class_radius is None

@@ -13,7 +13,7 @@ from torch_geometric.nn import GATConv
 
 import fgai
 from fgai.attention import LayerAttention, observe, prepared
-from fgai.certificates import CertificateRecord, certify
+from fgai.certificates import CertificateRecord, certify_attention
 from fgai.graph import Graph
 from fgai.topk import swap_costs, topk_mask
 from support.certify_cases import NORMS, cheapest_swap
@@ -43,7 +43,7 @@ def trained(kind: str) -> tuple[nn.Module, Graph]:
 
 @functools.cache
 def certified(kind: str, norm: str) -> CertificateRecord:
-    return certify(*trained(kind), radius=0.0, k1=K, k2=K, norm=norm)
+    return certify_attention(*trained(kind), radius=0.0, k1=K, k2=K, norm=norm)
 
 
 @functools.cache
@@ -210,7 +210,7 @@ def test_similarity_to_vanilla_is_that_of_the_shown_sets() -> None:
     model, data = trained("gat")
     torch.manual_seed(1)
     other = fgai.train(fgai.GAT.for_data(data, heads=8), data, epochs=3, seed=1, progress=False).eval()
-    record = certify(model, data, vanilla=other, radius=0.0, k1=K, k2=K)
+    record = certify_attention(model, data, vanilla=other, radius=0.0, k1=K, k2=K)
     beta = record.layer(0).beta1
     assert beta is not None
     for node in some_nodes("gat", 0)[:10]:

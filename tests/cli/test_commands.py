@@ -203,12 +203,22 @@ class TestJudging:
         assert [record.name for record in found] == ["GAT", "faithful"] and found.reference == "GAT"
         done = here(*words, "--format", "markdown", cwd=workshop)
         assert done.stdout.count("| GAT |") == 2 and "|---|" in done.stdout
+        assert "| all four ↑ |" in done.stdout
+        for name in ("GAT", "faithful"):
+            assert f"{name}, Definition 1 at the output layer, radius 0.01, of " in done.stdout
 
     def test_certify(self, workshop: Path) -> None:
         found = answer("certify", "gat.safetensors", "--radius", 0.02, "-o", "proof.json", cwd=workshop)
         assert found["kind"] == "certificate" and found["radius"] == 0.02
         assert not [name for name in found if name != name.lower()]
         assert (workshop / "proof.json").stat().st_size > 1000
+        assert found["summary"]["layers"][-1]["definition"]["all_four"] is None
+        words = ("certify", "faithful.safetensors", "--vanilla", "gat.safetensors", "--radius", 0.02)
+        found = answer(*words, cwd=workshop)
+        last = found["summary"]["layers"][-1]
+        assert None not in last["definition"].values() and (found["alpha"], found["beta"]) == (0.1, 0.8)
+        shown = " ".join(here(*words, cwd=workshop).stdout.split())
+        assert all(" ".join(text.split()) in shown for text in last["sentences"])
 
     def test_explain(self, workshop: Path) -> None:
         words = ("explain", "gat.safetensors", "--node", 24, "--threat", "random")
@@ -218,6 +228,12 @@ class TestJudging:
         assert (workshop / "node.png").read_bytes().startswith(b"\x89PNG")
         shown = here(*words, cwd=workshop).stdout
         assert shown.startswith("node 24 of planted: class") and "of the top 5 stay" in shown
+        assert "same explanation: not measured; stable explanation:" in " ".join(shown.split())
+        compared = ("explain", "faithful.safetensors", "--node", 24, "-t", "none", "--vanilla")
+        found = answer(*compared, "gat.safetensors", cwd=workshop)
+        assert found["certified"]["compared"]
+        for layer in found["certified"]["layers"]:
+            assert set(layer["properties"].values()) <= {True, False} and len(layer["properties"]) == 4
 
     def test_models_of_different_splits_are_not_compared(self, workshop: Path) -> None:
         assert here("train", "--epochs", 1, "--seed", 1, "-o", "other", cwd=workshop).exit_code == 0

@@ -33,6 +33,7 @@ from experiments.validation import short_attack
 from fgai.attacks import EnsembleInjection
 from fgai.errors import CheckpointError, InputError
 from fgai.records import plain
+from fgai.training import FaithfulSettings
 from support import bench_cases as cases
 from support.cli_cases import processes
 
@@ -259,7 +260,7 @@ class TestRun:
         record = store.read(cell)
         assert record is not None and change_of(record, cell) is None
         record["training"]["settings"]["margin"] = 2.0
-        assert change_of(record, cell) == "another 'margin' (settings: 2.0, now 30.0)"
+        assert change_of(record, cell) == f"another 'margin' (settings: 2.0, now {FaithfulSettings().margin})"
 
     def test_records_of_earlier_settings_stand_until_they_are_run_again(
         self, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from fgai.attacks import Budget, PGDInjection, Threat
-from fgai.certificates import certify
+from fgai.certificates import PROPERTIES, certify_attention
 from fgai.errors import CheckpointError, FgaiWarning, InputError
 from fgai.explanations import NodeExplanation, explain
 from fgai.explanations.node import name_of
@@ -71,14 +71,47 @@ class TestRecord:
         assert one.attacked is not None and other is not None
         assert {**other, "threat": "few"} == one.attacked
 
-    def test_certificates_are_those_of_certify(self, model: AttentionModel) -> None:
+    @pytest.mark.parametrize("radius", [0.0, 0.01])
+    def test_certificates_are_those_of_certify(self, model: AttentionModel, radius: float) -> None:
+        """Radii do not depend on the radius at which changes are certified, in hidden layers neither."""
         found = explain(model, GRAPH, 3, k=2, threat=None)
-        wanted = certify(model, GRAPH, radius=0.0, k1=2, k2=2)
+        wanted = certify_attention(model, GRAPH, radius=radius, k1=2, k2=2)
         assert found.attacked is None and found.certified is not None
+        assert len(found.certified["layers"]) == len(wanted.layers) == 2
         for mine, layer in zip(found.certified["layers"], wanted.layers, strict=True):
             assert mine["topk_radius"] == pytest.approx(float(layer.topk_radius[3]))
             assert layer.prediction.class_radius is not None
             assert mine["class_radius"] == pytest.approx(float(layer.prediction.class_radius[3]))
+
+    def test_the_four_properties_are_those_of_certify(self, model: AttentionModel) -> None:
+        other = untrained("GAT", GRAPH, hidden_channels=2, heads=3)
+        wanted = certify_attention(model, GRAPH, vanilla=other, radius=0.01, k1=2, k2=2)
+        for node in range(0, 40, 7):
+            found = explain(model, GRAPH, node, k=2, threat=None, vanilla=other).certified
+            assert found is not None and found["compared"] and found["radius"] == 0.01
+            for index, layer in enumerate(found["layers"]):
+                held = {name: mask for name, mask in wanted.properties(index).items() if mask is not None}
+                assert layer["properties"] == {name: bool(mask[node]) for name, mask in held.items()}
+                assert list(held) == list(PROPERTIES)
+
+    def test_what_is_not_measured_is_none_and_said(self, model: AttentionModel) -> None:
+        found = explain(model, GRAPH, 3, k=2, threat=None)
+        assert found.certified is not None and not found.certified["compared"]
+        last = found.certified["layers"][-1]
+        same, stable, like, steady = (last["properties"][name] for name in PROPERTIES)
+        assert same is None and like is None and isinstance(stable, bool) and isinstance(steady, bool)
+        words = ["yes" if held else "no" for held in (stable, steady)]
+        assert (
+            f"{last['layer']}, Definition 1 at radius 0.01: same explanation: not measured; stable"
+            f" explanation: {words[0]}; same prediction: not measured; stable prediction: {words[1]}"
+        ) in text_of(found, 400)
+        transformer = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FgaiWarning)
+            doubted = explain(transformer, GRAPH, 3, threat=None, vanilla=transformer)
+        assert doubted.certified is not None
+        assert doubted.certified["layers"][0]["properties"]["stable_prediction"] is None
+        assert "same prediction: yes; stable prediction: unknown" in text_of(doubted, 400)
 
     def test_isolated_node(self, model: AttentionModel) -> None:
         found = explain(model, GRAPH, 39, threat=None)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import add_limits, limits_of, prepared
-from fgai.errors import BudgetError, InputError
+from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large import StoredGraph, write_store
 from fgai.large.source import _StoredSource
@@ -343,8 +343,6 @@ class TestRefusals:
                 call()
         with pytest.raises(fgai.errors.DataError, match="no stored graph"):
             train(made("GAT", graph), tmp_path / "nothing", batch_size=8)
-        with pytest.raises(BudgetError, match="edges"):
-            make_faithful(made("GAT", graph), stored, batch_size=8, **{**QUICK, "edges": 1000})
         with pytest.raises(InputError, match="recipe"):
             recipe = Vanilla(prepared(made("GAT", graph), graph))
             train(made("GAT", graph), graph, recipe=recipe, batch_size=8)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fgai
-from fgai.certificates import CertificateRecord, Injection, InjectionCertificate
+from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.errors import CheckpointError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.records import code_hash, provenance, weights_hash
@@ -71,13 +71,13 @@ def test_every_record_has_one(tmp_path: Path) -> None:
     made = model()
     evaluation = fgai.evaluate(made, GRAPH, "random", seed=4, **QUICK)
     comparison = fgai.compare({"A": made, "B": model(1)}, GRAPH, "random", **QUICK)
-    ball, injected = fgai.certify(made, GRAPH, radius=0.1), fgai.certify(made, GRAPH, threat=Injection())
+    ball, injected = fgai.certify_attention(made, GRAPH, radius=0.1), fgai.certify_injection(made, GRAPH)
     blocks = [evaluation.provenance, comparison["A"].provenance, ball.provenance, injected.provenance]
     assert {block["weights"] for block in blocks} == {weights_hash(made)}
     assert comparison["B"].provenance["weights"] == weights_hash(model(1)) != weights_hash(made)
     assert {block["data"] for block in blocks} == {fgai.datasets.fingerprint(GRAPH)}
     assert [block["seed"] for block in blocks] == [4, 0, None, None]
-    commands = ["fgai.evaluate", "fgai.compare", "fgai.certify", "fgai.certify"]
+    commands = ["fgai.evaluate", "fgai.compare", "fgai.certify_attention", "fgai.certify_injection"]
     assert [block["command"] for block in blocks] == commands
     for record in (evaluation, ball, injected):
         again = type(record).load(record.save(tmp_path / "record.json"))
@@ -105,8 +105,8 @@ def test_records_without_it_are_read(tmp_path: Path) -> None:
 def test_files_that_were_changed_are_refused(kind: Any, tmp_path: Path) -> None:
     made = {
         EvaluationRecord: lambda: fgai.evaluate(model(), GRAPH, "random", **QUICK),
-        CertificateRecord: lambda: fgai.certify(model(), GRAPH, radius=0.1),
-        InjectionCertificate: lambda: fgai.certify(model(), GRAPH, threat=Injection()),
+        CertificateRecord: lambda: fgai.certify_attention(model(), GRAPH, radius=0.1),
+        InjectionCertificate: lambda: fgai.certify_injection(model(), GRAPH),
     }[kind]()
     path = made.save(tmp_path / "record.json")
     values = json.loads(path.read_text())

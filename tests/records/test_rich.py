@@ -13,7 +13,7 @@ import torch
 
 import fgai
 from fgai.attention import AttentionMap, LayerAttention
-from fgai.certificates import Injection, vote
+from fgai.certificates import vote
 from fgai.datasets import planted
 from fgai.errors import FgaiWarning, MissingExtraError
 from fgai.graph import Graph
@@ -68,9 +68,11 @@ def results(graph: Graph) -> dict[str, Tabled]:
         return {
             "comparison": compared,
             "evaluation": compared[EVIL],
-            "certificate": fgai.certify(model, graph, vanilla=models["other"], radius=0.01, k1=2, k2=2),
-            "injection": fgai.certify(
-                fgai.limit(model, graph, 0.0, shrink=0.0), graph, threat=Injection(1, "direct")
+            "certificate": fgai.certify_attention(
+                model, graph, vanilla=models["other"], radius=0.01, k1=2, k2=2
+            ),
+            "injection": fgai.certify_injection(
+                fgai.limit(model, graph, 0.0, shrink=0.0), graph, neighbours=1, where="direct"
             ),
             "votes": vote(model, graph, groups=5),
             "explanation": fgai.explain(model, graph, 7, names=names, threat="random", nodes=2, edges=3),
@@ -135,7 +137,7 @@ class TestPandas:
     def test_certificates_of_links_say_nothing_of_single_nodes(self, graph: Graph) -> None:
         links = fgai.datasets.link_split(graph, seed=0)
         model = untrained("GAT", links, **SIZES)
-        frame = fgai.certify(model, links, radius=0.01).to_pandas()
+        frame = fgai.certify_attention(model, links, radius=0.01).to_pandas()
         assert frame["class_radius"].isna().all() and frame["topk_radius"].notna().all()
 
     def test_injection_and_votes_have_a_row_per_node(self, results: dict[str, Any]) -> None:

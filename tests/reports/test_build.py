@@ -272,6 +272,16 @@ class TestPage:
         for entry in comparison()["GAT"].warnings:
             assert entry["message"] in text
 
+    def test_what_is_not_measured_is_said_and_has_no_bar(self, whole: Report) -> None:
+        """The certificates of `whole` have no vanilla model."""
+        made = render(whole, LIBRARY)
+        assert "<h3>Nodes where Definition 1 holds" not in made
+        for name, proof in certificates().items():
+            assert whole.certificates[name]["layers"][-1]["definition"]["all_four"] is None
+            said = [html.escape(text, quote=True) for text in proof.sentences()]
+            assert "Same explanation: not measured, because no vanilla model was given." in said
+            assert all(f"<li>{text}</li>" in made for text in said)
+
     def test_parts_without_a_place_are_named(self) -> None:
         bare = make_report(comparison())
         text = Reader(render(bare, LIBRARY)).text

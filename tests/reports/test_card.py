@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fgai
-from fgai.certificates import Injection, certify
+from fgai.certificates import ALL_FOUR, PROPERTIES, certify_attention, certify_injection
 from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError
 from fgai.evaluation import evaluate
 from fgai.records import look_up
@@ -54,6 +54,22 @@ class TestContent:
         assert found["parameters"] == {"radius": 0.01, "norm": "l1", "k": K}
         assert proof.promise in made.limits
 
+    def test_the_definition_with_a_sentence_for_each_property(self, made: Card) -> None:
+        record, proof = comparison()["GAT"], certificates()["GAT"]
+        about = {"radius": 0.01, "alpha": 0.1, "beta": 0.8, "k": K}
+        for name in (*PROPERTIES, ALL_FOUR):
+            found = made.numbers[f"definition.r01.{name}.last"]
+            assert found["value"] == record.value(f"definition.r01.{name}.last") is not None
+            assert found["parameters"] == about and found["title"] == name.replace("_", " ")
+        assert made.definition == [f"{proof.layer().name}: {text}" for text in proof.sentences()]
+        assert all(f"- {text}" in made.to_markdown() for text in made.definition)
+        assert any("not measured" in text for text in made.definition)  # the certificate has no vanilla model
+        assert set(made.definition) <= set(made.tables()[0].notes)
+        alone = card(comparison(), name="GAT")
+        assert alone.definition == [] and "## Definition 1" not in alone.to_markdown()
+        older = {key: value for key, value in alone.to_dict().items() if key != "definition"}
+        assert Card.from_dict(older) == alone
+
     def test_injection_certificates_too(self) -> None:
         proof = injection_certificate()
         found = card(dataclasses.replace(comparison()["GAT"], provenance=proof.provenance), [proof])
@@ -77,15 +93,18 @@ class TestContent:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FgaiWarning)  # numbers on so small a graph are rightly doubted
             record = evaluate(one, graph, "random", nodes=2, edges=2, curves=False, nulls=False)
-        good = certify(one, graph, radius=0.1)
-        for threat in ({"radius": 0.1}, {"threat": Injection()}):
+        good = certify_attention(one, graph, radius=0.1)
+        for other_proof in (certify_attention(two, graph, radius=0.1), certify_injection(two, graph)):
             with pytest.raises(InputError, match="`certificates` must be of the same weights"):
-                card(record, [certify(two, graph, **threat)])
+                card(record, [other_proof])
         assert card(record, [good]).provenance == record.provenance
         other = graph.replace(features=Features.dense(graph.features.to_dense() + 1))
         with pytest.raises(InputError, match="`certificates` must be of the same data"):
-            card(record, [certify(one, other, radius=0.1)])
-        files = [record.save(tmp_path / "e.json"), certify(two, graph, radius=0.1).save(tmp_path / "c.json")]
+            card(record, [certify_attention(one, other, radius=0.1)])
+        files = [
+            record.save(tmp_path / "e.json"),
+            certify_attention(two, graph, radius=0.1).save(tmp_path / "c.json"),
+        ]
         with pytest.raises(InputError, match="same weights"):
             card_from_files(files)
         old = dataclasses.replace(good, provenance={})
@@ -180,7 +199,8 @@ class TestFiles:
         text = dataclasses.replace(made, name=f"a|b {EVIL}\n## x", warnings=[said]).to_markdown()
         assert "<script" not in text and "&lt;script&gt;" in text
         assert "\\*bold\\* \\[a\\](http://b) # no heading" in text
-        assert len([line for line in text.splitlines() if line.startswith("#")]) == 3
+        headings = [line for line in text.splitlines() if line.startswith("#")]
+        assert headings[1:] == ["## Numbers", "## Definition 1", "## Limits"]
 
 
 class TestBars:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import warnings
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class TestOneCall:
         assert steps == ["comparing", "certifying", "certifying against injection", "making the page"]
         assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "page.json"]
         assert Report.load(tmp_path / "page.json") == made
-        proofs = {n: fgai.certify(m, GRAPH, vanilla=models()["GAT"], radius=0.01, k1=K, k2=K)
+        proofs = {n: fgai.certify_attention(m, GRAPH, vanilla=models()["GAT"], radius=0.01, k1=K, k2=K)
                   for n, m in models().items()}  # fmt: skip
         same = make_report(
             comparison(), models=models(), data=GRAPH, certificates=proofs, attacks=attacks(), node=3,
@@ -47,6 +48,16 @@ class TestOneCall:
         ):
             assert getattr(made, part) == getattr(same, part), part
         assert [r["metrics"] for r in made.records] == [r["metrics"] for r in same.records]
+        page = html.unescape((tmp_path / "page.html").read_text()).replace("\u00a0", " ")
+        assert "<h3>Nodes where Definition 1 holds" in page
+        for name, proof in proofs.items():
+            last = made.certificates[name]["layers"][-1]
+            wanted = {"counted": int(proof.counted().sum()), **proof.shares()}
+            assert last["definition"] == wanted and None not in wanted.values()
+            assert last["sentences"] == proof.sentences()
+            assert all(f"<li>{text}</li>" in page for text in proof.sentences())
+            share = f"{100 * wanted['all_four']:.1f} %"
+            assert f'<span class="bar-name">{name}</span><span class="bar-value">{share}</span>' in page
 
     def test_without_a_path_nothing_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fgai.attacks import Budget, PGDInjection, RandomInjection, Threat
-from fgai.certificates import PROMISE, certify
+from fgai.certificates import PROMISE, certify_attention
 from fgai.errors import FgaiError, FgaiWarning, InputError
 from fgai.evaluation import Comparison, compare
 from fgai.reports import figures
@@ -159,7 +159,7 @@ class TestFigures:
             figures.f_curves(comparison, scope="edge")
         text = words(figures.four_properties(comparison))
         assert f"{comparison['GAT'].value('f1.clean'):.2f}" in text and "Same neighbours" in text
-        certificates = {case.name: certify(case.model, GRAPH, radius=0.01, k2=2) for case in cases}
+        certificates = {case.name: certify_attention(case.model, GRAPH, radius=0.01, k2=2) for case in cases}
         said = words(figures.certified_curves(certificates))
         assert "Top-2 cannot change" in said and PROMISE in " ".join(said.split())
         for draw in (figures.four_properties, figures.certified_curves):

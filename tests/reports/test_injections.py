@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fgai
-from fgai.certificates import Injection, certify
+from fgai.certificates import certify_injection
 from fgai.certificates.familiar import INVARIANT
 from fgai.graph import Graph
 from fgai.reports.build import Report
@@ -34,7 +34,7 @@ def test_every_number_is_a_certificate_s() -> None:
     assert [one.where for one in found["GAT"]] == ["direct"]  # without limits no class is known
     assert [one.where for one in found["limited"]] == ["direct", "any"]
     for one in found["limited"]:
-        same = certify(models()["limited"], planted(), threat=Injection(1, one.where), k2=K)
+        same = certify_injection(models()["limited"], planted(), neighbours=1, where=one.where, k=K)
         assert torch.equal(one.holds, same.holds)
     shares = summary(found["limited"], scored)
     assert [one["share"] for one in shares] == [one.share(scored) for one in found["limited"]]

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fgai.attacks import AttackResult, Budget, PGDInjection, Threat
-from fgai.certificates import CertificateRecord, Injection, InjectionCertificate, certify
+from fgai.certificates import CertificateRecord, InjectionCertificate, certify_attention, certify_injection
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, compare
 from fgai.models import AttentionModel
@@ -47,12 +47,12 @@ def comparison() -> Comparison:
 
 @cache
 def certificates() -> dict[str, CertificateRecord]:
-    return {name: certify(m, GRAPH, radius=0.01, k1=K, k2=K) for name, m in models().items()}
+    return {name: certify_attention(m, GRAPH, radius=0.01, k1=K, k2=K) for name, m in models().items()}
 
 
 @cache
 def injection_certificate() -> InjectionCertificate:
-    return certify(limit(models()["GAT"], GRAPH, 0.0, shrink=0.0), GRAPH, threat=Injection(), k2=K)
+    return certify_injection(limit(models()["GAT"], GRAPH, 0.0, shrink=0.0), GRAPH, k=K)
 
 
 def report(**options: Any) -> Report:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fgai
 from fgai.attacks import PGDInjection, Threat, make_attack
-from fgai.certificates import certify
+from fgai.certificates import certify_attention
 from fgai.datasets import register_task_split, unregister_task_split
 from fgai.errors import DataError, InputError
 from fgai.evaluation import compare
@@ -186,7 +186,7 @@ def test_a_task_of_nodes_is_trained_evaluated_tabled_and_reported(core: Task) ->
         _score_of(plain) == "accuracy" and _share_phrase(plain) == "of the tested core nodes classified right"
     )
     assert "ested core nodes classified right" in render(make_report(table))
-    assert certify(model, graph, radius=0.01).layer().prediction.class_status == "exact"
+    assert certify_attention(model, graph, radius=0.01).layer().prediction.class_status == "exact"
 
 
 def test_a_record_outlives_its_task(core: Task) -> None:
@@ -219,10 +219,10 @@ def test_a_task_with_rows_of_its_own_is_evaluated(sign: Task) -> None:
 def test_a_read_out_nobody_can_follow_is_not_certified(sign: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = signed()
     model = trained(graph, out_channels=7)
-    assert certify(model, graph, radius=0.01).layer().prediction.class_status == "bound"
+    assert certify_attention(model, graph, radius=0.01).layer().prediction.class_status == "bound"
     monkeypatch.setattr(SignTask, "linear_read_out", "")
     with attack_cases.quiet():
-        found = certify(model, graph, radius=0.01).layer().prediction
+        found = certify_attention(model, graph, radius=0.01).layer().prediction
     assert found.class_status == "unknown" and "signs" in found.reason
 
 

@@ -61,7 +61,8 @@ def attack_attention(
     by projected gradient ascent: D is the total variation, averaged over nodes; w is one layer's attention
     before dropout, and w + δ takes its place without being normalised again. This is the adversary of the
     paper's Algorithm 1, which takes the output layer; here every layer is attacked, one at a time. It is a
-    lower bound on the worst case; `fgai.certify` has the upper one, exact where a layer's `class_status` is.
+    lower bound on the worst case; `fgai.certify_attention` has the upper one, exact where a layer's
+    `class_status` is.
 
     Args:
         model: fgai's or any PyG attention model; run in evaluation mode and left as it was.
@@ -85,7 +86,7 @@ def attack_attention(
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
         >>> shift = attack_attention(model, data, radius=0.01)[-1]
-        >>> certificate = fgai.certify(model, data, radius=0.01).layer().prediction
+        >>> certificate = fgai.certify_attention(model, data, radius=0.01).layer().prediction
         >>> bool((shift.logits <= certificate.alpha2_logits + 1e-6).all())
         True
     """

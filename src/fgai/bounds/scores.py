@@ -276,8 +276,8 @@ def worst_leads(
         Σ_j min e^{s_j} (z_top − z_other)_j  /  Σ_j e^{s_j}
 
     over old neighbours j and new ones, scores and values anywhere in their intervals; positive for all others
-    means that the class stays. It is what `fgai.certify` bounds, with the destination's score at the middle
-    of its interval and the limits of this very pass: gradients reach the nodes at their ends.
+    means that the class stays. It is what `certify_injection` bounds, with the destination's score at the
+    middle of its interval and the limits of this very pass: gradients reach the nodes at their ends.
 
     Args:
         model: GAT or GATv2, see `check_followed`; its limits are not read.

@@ -1,20 +1,21 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
-from fgai.certificates.certification import certify
+from fgai.certificates.certification import certify_attention
 from fgai.certificates.familiar import KEPT, invariant_layers
 from fgai.certificates.injection import (
     INJECTION_PROMISE,
     WHERE,
-    Injection,
     InjectionCertificate,
     LayerOrder,
     certify_injection,
 )
 from fgai.certificates.layer import RADII, LayerCertificate, Prediction
 from fgai.certificates.record import (
+    ALL_FOUR,
     ARITHMETIC,
     EXPLANATION,
     PROMISE,
+    PROPERTIES,
     TABLE_RADII,
     CertificateRecord,
     promised,
@@ -22,23 +23,24 @@ from fgai.certificates.record import (
 from fgai.certificates.voting import VOTING_PROMISE, VotingCertificate, vote
 
 __all__ = [
+    "ALL_FOUR",
     "ARITHMETIC",
     "EXPLANATION",
     "INJECTION_PROMISE",
     "KEPT",
     "PROMISE",
+    "PROPERTIES",
     "RADII",
     "TABLE_RADII",
     "VOTING_PROMISE",
     "WHERE",
     "CertificateRecord",
-    "Injection",
     "InjectionCertificate",
     "LayerCertificate",
     "LayerOrder",
     "Prediction",
     "VotingCertificate",
-    "certify",
+    "certify_attention",
     "certify_injection",
     "invariant_layers",
     "promised",

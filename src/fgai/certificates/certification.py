@@ -1,9 +1,12 @@
-"""`certify`: certificates for the explanation and the prediction of every node."""
+"""`certify_attention`: Definition 1, measured and certified for every node."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +15,6 @@ from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.certificates.familiar import _alike, unfamiliar
 from fgai.certificates.hidden import _hidden_predictions
-from fgai.certificates.injection import Injection, InjectionCertificate, certify_injection
 from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
 from fgai.certificates.linear import _item_prediction, _linear_prediction
 from fgai.certificates.record import DIVERGENCES, CertificateRecord
@@ -33,72 +35,50 @@ from fgai.version import versions
 PRECISE = (torch.float32, torch.float64)
 
 
-@overload
-def certify(
-    model: nn.Module,
-    data: Any,
-    *,
-    vanilla: nn.Module | None = None,
-    radius: float,
-    k1: int | None = 5,
-    k2: int | None = 5,
-    norm: str = "l1",
-    alpha: float | None = None,
-    beta: float | None = None,
-    divergence: str = "probabilities",
-    threat: None = None,
-) -> CertificateRecord: ...
-@overload
-def certify(
-    model: nn.Module, data: Any, *, threat: Injection, k2: int | None = 5
-) -> InjectionCertificate: ...
 @typed
 @with_gradients
-def certify(
+def certify_attention(
     model: nn.Module,
     data: Any,
     *,
     vanilla: nn.Module | None = None,
-    radius: float | None = None,
+    radius: float = 0.01,
+    alpha: float = 0.1,
+    beta: float = 0.8,
     k1: int | None = 5,
     k2: int | None = 5,
     norm: str = "l1",
-    alpha: float | None = None,
-    beta: float | None = None,
     divergence: str = "probabilities",
-    threat: Injection | None = None,
-) -> CertificateRecord | InjectionCertificate:
-    """Certify every node of a graph against all perturbations of its attention within `radius`.
+) -> CertificateRecord:
+    """Measure and certify the four properties of Definition 1, for every node and layer.
 
-    With a `threat` instead of a radius, against injected nodes: see `certify_injection`.
+    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if all four hold:
 
-    For each layer, with the values that the attention weighs fixed, and R measured in `norm`:
+    1. same explanation: at least the share β of the vanilla model's top-k1 is in the model's (measured);
+    2. stable explanation: at least the share β of the top-k2 stays while the explanation vector
+       (`LayerAttention.explanation`, which `fgai.explain` shows) moves by at most R (exact);
+    3. same prediction: at most α from the vanilla model's in total variation (measured);
+    4. stable prediction: it changes by at most α while each head moves by at most R: exact, a bound or
+       unknown.
 
-    - the top-k2 of the explanation vector (`LayerAttention.explanation`, the normalised geometric mean of the
-      heads) while that vector moves by at most R: certified overlap and radius, exact;
-    - the predicted class while each head moves by at most R: the radius below which it cannot change, exact
-      where the logits are linear in the attention (GAT, GATv2, PyG layers without a nonlinearity after the
-      last one), a lower bound for the graph transformer's last layer and for hidden layers of GAT and GATv2,
-      else unknown; for links (dot product) a lower bound, for graphs (mean of node logits) exact;
-    - the change of logits and of probabilities in total variation while each head moves by at most R: exact,
-      bound or unknown.
-
-    With one head both are the attention itself; with several, one does not follow from the other. Against
-    `vanilla`, overlap of the top-k1 and distance of the predictions are measured. Two attention vectors are
-    never more than 2 apart in l1 (√2 in l2, 1 in linf). docs/certificates.md has the proofs.
+    Without `vanilla`, 1 and 3 are not measured. Perturbed is one layer, with the values that its attention
+    weighs fixed: this is no guarantee against injected nodes, see `certify_injection`. The record also has
+    the radius below which the class cannot change: exact where the logits are linear in the attention (GAT,
+    GATv2, PyG layers without a nonlinearity after the last one), a lower bound for the graph transformer's
+    last layer and for hidden layers of GAT and GATv2, else unknown; for links (dot product) a lower bound,
+    for graphs (mean of node logits) exact. docs/certificates.md has the proofs.
 
     Args:
         model: fgai's or any PyG attention model; left as it was.
         data: a `Graph` or PyG `Data`.
-        vanilla: the model the faithful one came from, for properties 1 and 3.
-        radius: R ≥ 0; unless there is a `threat`.
+        vanilla: the model it came from, for properties 1 and 3.
+        radius: R ≥ 0; two attention vectors are never more than 2 apart in l1 (√2 in l2, 1 in linf).
+        alpha: α ≥ 0, largest change of the prediction allowed.
+        beta: β in [0, 1], least overlap allowed.
         k1: size of the top-k compared with vanilla, None for all neighbours.
         k2: size of the certified top-k, None for all neighbours.
         norm: "l1", "l2" or "linf".
-        alpha: α ≥ 0, largest change of prediction allowed; None leaves properties 3 and 4 out of the share.
-        beta: β in [0, 1], least overlap allowed; None leaves properties 1 and 2 out of the share.
         divergence: D, total variation on "probabilities" or on "logits".
-        threat: new nodes with any features; only `k2` counts beside it.
 
     Raises:
         InputError: an argument out of range, a graph the model cannot read, or a model that computes in less
@@ -110,73 +90,89 @@ def certify(
 
     Example:
         >>> import fgai
-        >>> from fgai.certificates import certify
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
-        >>> certify(model, data, radius=0.01).layer().prediction.class_status
-        'exact'
+        >>> certificate = fgai.certify_attention(model, data, vanilla=model, radius=0.01)
+        >>> certificate.layer().prediction.class_status, certificate.shares()["same_explanation"]
+        ('exact', 1.0)
     """
-    if threat is not None:
-        if radius is not None or vanilla is not None:
-            raise InputError(
-                "give `radius` (and `vanilla`) for balls around the attention, or `threat`, not both"
-            )
-        if k2 is None:
-            raise InputError(
-                "`k2` must be a number: with all neighbours in the explanation nothing can leave it"
-            )
-        return certify_injection(model, data, neighbours=threat.neighbours, where=threat.where, k=k2)
-    if radius is None:
-        raise InputError("give `radius`, a ball around the attention, or `threat`, e.g. `Injection()`")
-    at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
     check_k(k1, "k1")
     check_k(k2, "k2")
     one_of(norm, "norm", NORMS)
     one_of(divergence, "divergence", DIVERGENCES)
-    if alpha is not None:
-        at_least(alpha, "alpha", 0.0)
-    if beta is not None:
-        fraction(beta, "beta", "it is an overlap")
+    at_least(alpha, "alpha", 0.0)
+    fraction(beta, "beta", "it is an overlap")
+    settings: dict[str, Any] = {"k1": k1, "k2": k2, "norm": norm, "divergence": divergence}
+    settings |= {"alpha": float(alpha), "beta": float(beta)}
+    (record,) = certify_radii(model, data, vanilla, (radius,), settings, class_radii=True)
+    last = record.layer().prediction
+    if last.class_status == UNKNOWN:
+        text = f"predictions cannot be certified: {last.reason}"
+        warn(ReliabilityWarning("certificate-unknown", text))
+    return record
+
+
+def certify_radii(
+    model: nn.Module,
+    data: Any,
+    vanilla: nn.Module | None,
+    radii: Sequence[float],
+    settings: Mapping[str, Any],
+    *,
+    class_radii: bool = False,
+) -> list[CertificateRecord]:
+    """Return one record per radius from one pass of each model; `settings` are fields of the records.
+
+    Without `class_radii`, the class of hidden layers is certified at the record's own radius only.
+    """
+    for radius in radii:
+        at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
     began = perf_counter()
     given = as_graph(data)
     seen = _observe(model, given)
     _require_repeatable(model, seen)
-    other = None if vanilla is None else _observe(vanilla, given)
-    graph = seen.graph
-    ran = perf_counter()
-    last = _last(model, seen, radius, norm)
-    if last.class_status == UNKNOWN:
-        text = f"predictions cannot be certified: {last.reason}"
-        warn(ReliabilityWarning("certificate-unknown", text))
-    predictions = [*_hidden_predictions(model, seen, radius, norm), last]
+    other = seen if vanilla is model else None if vanilla is None else _observe(vanilla, given)
+    graph, norm = seen.graph, settings["norm"]
     others = _matched_layers(seen, other) if other is not None else [None] * len(seen.attention)
-    layers = tuple(
-        _layer(layer, before, prediction, (k1, k2), norm)
-        for layer, before, prediction in zip(seen.attention, others, predictions, strict=True)
-    )
-    classes = predictions[-1].class_radius is not None
-    done = perf_counter()
-    return CertificateRecord(
-        model={"class": model_name(model), "config": getattr(model, "config", None)},
-        data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
-        norm=norm,
-        radius=float(radius),
-        k1=k1,
-        k2=k2,
-        alpha=None if alpha is None else float(alpha),
-        beta=None if beta is None else float(beta),
-        divergence=divergence,
-        compared=vanilla is not None,
-        layers=layers,
-        alpha1_logits=_distance(seen, other, "logits"),
-        alpha1_probabilities=_distance(seen, other, "probabilities"),
-        trivial_probabilities=_trivial_change(seen.logits) if classes else None,
-        pairs=None if graph.links is None else graph.links.pairs.cpu(),
-        batch=None if graph.batch is None else graph.batch.cpu(),
-        version=versions(),
-        seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
-        provenance=provenance(model, fingerprint_of(given), command="fgai.certify"),
-    )
+    tops = [
+        _layer(layer, before, (settings["k1"], settings["k2"]), norm)
+        for layer, before in zip(seen.attention, others, strict=True)
+    ]
+    distances = {f"alpha1_{space}": _distance(seen, other, space) for space in DIVERGENCES}
+    about = {
+        **settings,
+        **distances,
+        "model": {"class": model_name(model), "config": getattr(model, "config", None)},
+        "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
+        "compared": vanilla is not None,
+        "pairs": None if graph.links is None else graph.links.pairs.cpu(),
+        "batch": None if graph.batch is None else graph.batch.cpu(),
+        "version": versions(),
+        "provenance": provenance(model, fingerprint_of(given), command="fgai.certify_attention"),
+    }
+    ran = perf_counter()
+    records = []
+    for radius in radii:
+        last = _last(model, seen, radius, norm)
+        predictions = [*_hidden_predictions(model, seen, radius, norm, class_radii), last]
+        known = last.class_radius is not None
+        done = perf_counter()
+        record = CertificateRecord(
+            radius=float(radius),
+            layers=tuple(
+                replace(
+                    top,
+                    prediction=prediction,
+                    heads_beta2=_heads_overlap(layer.to("cpu"), settings["k2"], radius, norm),
+                )
+                for top, prediction, layer in zip(tops, predictions, seen.attention, strict=True)
+            ),
+            trivial_probabilities=_trivial_change(seen.logits) if known else None,
+            seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
+            **about,
+        )
+        records.append(record)
+    return records
 
 
 def _observe(model: nn.Module, graph: Graph) -> Observation:
@@ -218,12 +214,9 @@ def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Pred
 
 
 def _layer(
-    layer: LayerAttention,
-    vanilla: LayerAttention | None,
-    prediction: Prediction,
-    sizes: tuple[int | None, int | None],
-    norm: str,
+    layer: LayerAttention, vanilla: LayerAttention | None, sizes: tuple[int | None, int | None], norm: str
 ) -> LayerCertificate:
+    """The top-k part of a layer's certificate."""
     (k1, k2), layer = sizes, layer.to("cpu")
     rowptr, ranks = layer.rowptr, layer.ranking().double()
     explanation = finite(layer.explanation(), f"explanation of layer {layer.name!r}")
@@ -242,8 +235,53 @@ def _layer(
         degree=rowptr.diff(),
         costs=costs,
         beta1=beta1,
-        prediction=prediction,
+        prediction=Prediction(),
     )
+
+
+def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: str) -> Tensor:
+    """Certified overlap of the top-k [N] while every head of the layer moves by at most `radius`.
+
+    A member i stays if no other neighbour j overtakes it: Σ_h log(w_hi − a_h) > Σ_h log(w_hj + b_h) for the
+    worst a_h and b_h of each head. In l1, a_h + b_h = R, and the difference is least at an end: at a_h = R if
+    w_hj + R > w_hi, else at b_h = R. In linf both are R. An l2 ball lies in the linf ball of R and in the l1
+    ball of √2 R. Members are looked at one by one, so for several of them it is a bound.
+    """
+    rowptr, ranks, w = layer.rowptr, layer.ranking().double(), layer.values.double()
+    degree = rowptr.diff()
+    kept = torch.ones(len(degree), dtype=torch.float64)
+    if k is None or not bool((degree > k).any()):
+        return kept
+    top = topk_mask(ranks, rowptr, k)
+    row = torch.repeat_interleave(torch.arange(len(degree)), degree)
+    members, sizes = top.nonzero().flatten(), degree.clamp(max=k)
+    first = sizes.cumsum(0) - sizes  # of a node's members, which follow each other
+    outside = (~top & (degree > k)[row]).nonzero().flatten()
+    lost = torch.zeros_like(kept)
+    for number in range(k):
+        member = members[first[row[outside]] + number]
+        lead = _least_lead(w[member], w[outside], radius, norm).nan_to_num(nan=-1.0)
+        least = torch.full_like(kept, torch.inf).scatter_reduce(0, row[outside], lead, "amin")
+        lost += ~(least > 0)
+    return kept - lost / k
+
+
+def _least_lead(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:
+    """Least Σ_h log(mine_h − a_h) − log(other_h + b_h) over moves within the ball of each head, [M]."""
+
+    def apart(lowered: Tensor, raised: Tensor) -> Tensor:
+        return lowered.clamp(min=0).log() - raised.log()
+
+    def in_l1(size: float) -> Tensor:
+        lower = apart(mine - size, other)
+        return torch.where(other + size > mine, lower, apart(mine, other + size))
+
+    in_linf = apart(mine - radius, other + radius)
+    if norm == "linf":
+        return in_linf.sum(-1)
+    if norm == "l1":
+        return in_l1(radius).sum(-1)
+    return torch.maximum(in_linf, in_l1(math.sqrt(2) * radius)).sum(-1)
 
 
 def _matched_layers(seen: Observation, other: Observation) -> list[LayerAttention | None]:

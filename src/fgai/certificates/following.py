@@ -197,7 +197,8 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     size = one.nan_to_num(0.0, 0.0, 0.0).abs()
-    room = AGAIN * torch.cat([size[1:2].expand(2), size[2:].amax().expand(len(one) - 2)])
+    sums, entries = size[1:2].expand(2), size[2:]  # no entries: a tensor without any
+    room = AGAIN * torch.cat([sums, entries.amax().expand_as(entries) if len(entries) else entries])
     same = ((one - other).abs() <= room) | (one == other) | (one.isnan() & other.isnan())
     return bool(same.all())
 

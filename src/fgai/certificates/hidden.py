@@ -115,11 +115,13 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
     return stages
 
 
-def _hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm: str) -> list[Prediction]:
+def _hidden_predictions(
+    model: nn.Module, seen: Observation, radius: float, norm: str, class_radii: bool = True
+) -> list[Prediction]:
     """Bound the change of every node's prediction for every layer but the last, perturbed at all nodes.
 
-    Changes are bounded at R = `radius`. The class radius is the largest of R and the usual radii at which the
-    class provably stays, or 0.
+    Changes are bounded at R = `radius`. The class radius is the largest of R and, with `class_radii`, the
+    usual radii at which the class provably stays, or 0.
     """
     hidden = len(seen.attention) - 1
     stages = _find_stages(model, seen) if hidden else ""
@@ -129,7 +131,7 @@ def _hidden_predictions(model: nn.Module, seen: Observation, radius: float, norm
     last = stages[-1]
     top, _ = _gaps(seen.logits)
     apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
-    tried = sorted({*radii, radius})
+    tried = sorted({*radii, radius}) if class_radii else [radius]
     with progress_of("certifying", hidden * len(tried)):
         return [
             _hidden_prediction(stages[index:], seen.logits, apart, radius, tried, norm)

@@ -75,28 +75,6 @@ INJECTION_PROMISE = (
 )
 
 
-@typed
-@dataclass(frozen=True)
-class Injection:
-    """New nodes with any features and edges.
-
-    Attributes:
-        neighbours: t, injected neighbours that a node gains at most.
-        where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does.
-
-    Example:
-        >>> Injection(neighbours=2, where="direct")
-        Injection(neighbours=2, where='direct')
-    """
-
-    neighbours: int = 1
-    where: str = "any"
-
-    def __post_init__(self) -> None:
-        whole(self.neighbours, "neighbours", 0)
-        one_of(self.where, "where", WHERE)
-
-
 class _OrderLayout(TypedDict):
     """A layer in a file."""
 
@@ -278,8 +256,8 @@ def certify_injection(
             class declares `Capabilities`.
         data: a `Graph` or PyG `Data`.
         neighbours: t, injected neighbours that a node gains at most.
-        where: `any` or `direct`, see `Injection`; with more than two layers `direct` gets the bound for
-            `any`.
+        where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does,
+            which with more than two layers gets the bound for `any`.
         k: size of an explanation.
 
     Raises:
@@ -294,7 +272,8 @@ def certify_injection(
         (1.0, 'invariant')
     """
     began = perf_counter()
-    threat = Injection(neighbours, where)
+    whole(neighbours, "neighbours", 0)
+    one_of(where, "where", WHERE)
     whole(k, "k", 1)
     original = as_graph(data)
     graph = prepared(model, original)
@@ -309,7 +288,7 @@ def certify_injection(
         if doubt is None:
             seen = observe(own, graph)
             ranks = seen.attention.ranking()
-            proof = _Proof(copy.deepcopy(own).double(), graph, threat)
+            proof = _Proof(copy.deepcopy(own).double(), graph, neighbours, where)
             holds, reason = proof.classes(), proof.reason
             # The model computes in its own precision: where that says something else, nothing is proved.
             holds &= (classes == proof.logits.argmax(1)) & ~_rounded_away(own, graph, proof)
@@ -335,7 +314,7 @@ def certify_injection(
         data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         version=versions(),
         seconds=perf_counter() - began,
-        provenance=provenance(model, fingerprint_of(original), command="fgai.certify"),
+        provenance=provenance(model, fingerprint_of(original), command="fgai.certify_injection"),
     )
 
 
@@ -382,11 +361,11 @@ class _Proof:
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
-    def __init__(self, model: Any, graph: Graph, threat: Injection) -> None:
+    def __init__(self, model: Any, graph: Graph, neighbours: int, where: str) -> None:
         assert graph.features is not None
         self.layers: list[AttentionLayer] = list(model.convs)
         self.ranges = [ranges_of(layer) for layer in self.layers]
-        self.adjacency, self.neighbours = graph.adjacency, threat.neighbours
+        self.adjacency, self.neighbours = graph.adjacency, neighbours
         clean: Tensor | Features = graph.features.to("cpu", torch.float64)
         state: State | None = None
         self.readings: list[Reading] = []
@@ -400,7 +379,7 @@ class _Proof:
             if layer is not self.layers[-1]:
                 state, clean = _hidden(layer, ranges, moved, self.adjacency, self.neighbours), elu(out)
         self.logits = out
-        self.direct = threat.where == "direct" and len(self.layers) <= 2
+        self.direct = where == "direct" and len(self.layers) <= 2
 
     def classes(self) -> Tensor:
         """Return which nodes keep their class, bool [N]."""

@@ -103,7 +103,7 @@ RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
 
 # What rounding may take from an overlap such as 1 - 1/5.
 _ROUNDING = 1e-9
-_TENSORS = {"degree": ("<i8", 1), "costs": ("<f8", 2), "beta1": ("<f8", 1)}
+_TENSORS = {"degree": ("<i8", 1), "costs": ("<f8", 2), "beta1": ("<f8", 1), "heads_beta2": ("<f8", 1)}
 _PARTS = dict.fromkeys(("class_radius", "alpha2_logits", "alpha2_probabilities"), ("<f8", 1))
 _WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
 
@@ -141,6 +141,8 @@ class LayerCertificate:
         costs: float64 [N, M], c(m) of `fgai.topk.swap_costs`; infinite where m members cannot leave.
         beta1: float64 [N], overlap of the top-k1 with the vanilla model's, or None.
         prediction: the effect on the predictions.
+        heads_beta2: float64 [N], certified overlap while every head moves by the record's radius: a lower
+            bound; None in older records.
     """
 
     name: str
@@ -151,6 +153,7 @@ class LayerCertificate:
     costs: Tensor
     beta1: Tensor | None
     prediction: Prediction
+    heads_beta2: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_k(self.k)
@@ -253,9 +256,11 @@ class LayerCertificate:
         check(values, _LayerLayout, "a layer")
         shapes = {**_TENSORS, **_PARTS}
         kinds = dict.fromkeys(shapes, PackedArray | None)
-        check_items(values["per_node"], kinds, "per_node of a layer", required=shapes)
+        check_items(
+            values["per_node"], kinds, "per_node of a layer", required=shapes.keys() - {"heads_beta2"}
+        )
         arrays: dict[str, Any] = {
-            key: _tensor_from(packed, key, *shapes[key]) for key, packed in values["per_node"].items()
+            key: _tensor_from(values["per_node"].get(key), key, *shape) for key, shape in shapes.items()
         }
         words = {word: values.get(word, UNKNOWN) for word in _WORDS}
         sharpness = values["sharpness"]
@@ -276,7 +281,8 @@ class LayerCertificate:
             raise CheckpointError("a layer lacks its degrees or its costs")
         prediction = self.prediction
         rows = {len(t) for name in _PARTS if (t := getattr(prediction, name)) is not None}
-        nodes = {self.num_nodes, len(self.costs), *([] if self.beta1 is None else [len(self.beta1)])}
+        parts = (self.costs, self.beta1, self.heads_beta2)
+        nodes = {self.num_nodes, *(len(part) for part in parts if part is not None)}
         if prediction.rows_are == "nodes":
             nodes |= rows
         if len(nodes) > 1 or len(rows) > 1:

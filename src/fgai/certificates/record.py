@@ -31,6 +31,9 @@ PROMISE = (
     f" {EXPLANATION}, moved by at most R. The prediction: each head moved by at most R. Injected nodes or"
     " edges change values too; against them this is no guarantee."
 )
+PROPERTIES = ("same_explanation", "stable_explanation", "same_prediction", "stable_prediction")
+"""The four properties of Definition 1."""
+ALL_FOUR = "all_four"
 TABLE_RADII = (0.001, 0.003, 0.01, 0.03, 0.1)
 DIVERGENCES = ("probabilities", "logits")
 _ROUNDING = 1e-9
@@ -48,15 +51,15 @@ _TENSORS = {
 class CertificateRecord(TabledDocument):
     """The four properties of each node, measured (1, 3) and certified (2, 4).
 
-    1. similarity: `beta1`, overlap of the top-k1 with the vanilla model's
-    2. stability of the explanation: `beta2(R)`, certified overlap of the top-k2, the explanation vector moved
+    1. same explanation: `beta1`, overlap of the top-k1 with the vanilla model's
+    2. stable explanation: `beta2(R)`, certified overlap of the top-k2, the explanation vector moved
        by at most R
-    3. closeness: `alpha1`, total variation to the vanilla model's prediction
-    4. stability of the prediction: `alpha2(R)`, certified total variation, each head moved by at most R
+    3. same prediction: `alpha1`, total variation to the vanilla model's prediction
+    4. stable prediction: `alpha2(R)`, certified total variation, each head moved by at most R
 
-    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if 1 and 2 are at least β, 3 and 4 at most α. A link
-    has properties 1 and 2 if both its ends have them, a graph if all its nodes do; 3 and 4 are about the
-    prediction of the link or graph itself.
+    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if 1 and 2 are at least β, 3 and 4 at most α;
+    `shares` has the share of such nodes. A link has properties 1 and 2 if both its ends have them, a graph if
+    all its nodes do; 3 and 4 are about the prediction of the link or graph itself.
 
     Attributes:
         model: class and settings.
@@ -123,43 +126,60 @@ class CertificateRecord(TabledDocument):
         return self.alpha1_logits if self.divergence == "logits" else self.alpha1_probabilities
 
     def properties(self, index: int = -1) -> dict[str, Tensor | None]:
-        """Which nodes, links or graphs have which of the four properties: name → bool, None if unknown.
+        """Which nodes, links or graphs have which of the four properties: bool by name.
 
-        Left out: properties whose bound (`alpha`, `beta`) was not given, and 1 and 3 without a vanilla model.
+        None where one is unknown, or not measured because no vanilla model was given.
         """
         layer = self.layer(index)
-        found: dict[str, Tensor | None] = {}
+        found: dict[str, Tensor | None] = dict.fromkeys(PROPERTIES)
         if self.beta is not None:
             least = self.beta - _ROUNDING
-            if self.compared:
-                found["similarity"] = None if layer.beta1 is None else self._rows(layer.beta1 >= least)
-            found["explanation_stability"] = self._rows(layer.beta2(self.radius) >= least)
+            if layer.beta1 is not None:
+                found["same_explanation"] = self._rows(layer.beta1 >= least)
+            found["stable_explanation"] = self._rows(layer.beta2(self.radius) >= least)
         if self.alpha is not None:
-            if self.compared:
-                found["closeness"] = None if self.alpha1 is None else self.alpha1 <= self.alpha
             change = self.alpha2(index)
-            found["prediction_stability"] = None if change is None else change <= self.alpha
+            found["same_prediction"] = None if self.alpha1 is None else self.alpha1 <= self.alpha
+            found["stable_prediction"] = None if change is None else change <= self.alpha
         return found
 
     def satisfied(self, index: int = -1) -> Tensor | None:
-        """Which have all properties asked for, bool; None if nothing was asked for or one is unknown."""
-        found = list(self.properties(index).values())
-        if not found or any(mask is None for mask in found):
-            return None
-        return torch.stack([mask for mask in found if mask is not None]).all(0)
+        """Which nodes, links or graphs have all four properties, bool; None if one is unknown."""
+        found = [mask for mask in self.properties(index).values() if mask is not None]
+        return torch.stack(found).all(0) if len(found) == len(PROPERTIES) else None
 
-    def satisfied_share(self, index: int = -1) -> float | None:
-        """Share of nodes with more than max(k1, k2) neighbours that are `satisfied`.
+    def counted(self, index: int = -1) -> Tensor:
+        """What shares are of: nodes with more than max(k1, k2) neighbours, bool.
 
-        Of links with such an end, of graphs with such a node.
+        Links with such an end, graphs with such a node.
         """
-        held, degree = self.satisfied(index), self.layer(index).degree
+        degree = self.layer(index).degree
         sizes = [k for k in (self.k1, self.k2) if k is not None]
         counted = degree > max(sizes) if len(sizes) == 2 else torch.zeros_like(degree, dtype=torch.bool)
-        counted = ~self._rows(~counted)
-        if held is None or not bool(counted.any()):
-            return None
-        return float(held[counted].double().mean())
+        return ~self._rows(~counted)
+
+    def shares(self, index: int = -1) -> dict[str, float | None]:
+        """Share of the counted nodes with each property, and with `all_four`; None where unknown."""
+        counted = self.counted(index)
+        held = {**self.properties(index), ALL_FOUR: self.satisfied(index)}
+        some = bool(counted.any())
+        return {
+            name: None if mask is None or not some else float(mask[counted].double().mean())
+            for name, mask in held.items()
+        }
+
+    def sentences(self, index: int = -1) -> list[str]:
+        """One sentence for each number of `shares`, and one that says which nodes are counted."""
+        counted, shares, what = self.counted(index), self.shares(index), self._rows_are
+        said = []
+        for name, text in _meanings(self).items():
+            share, title = shares[name], name.replace("_", " ").capitalize()
+            if share is None:
+                word, why = _missing(self, index, name)
+                said.append(f"{title}: {word}, {why}.")
+            else:
+                said.append(f"{title} at {_percent(share)} of the {what}{text}.")
+        return [*said, f"Counted: {int(counted.sum())} of {len(counted)} {what}, {_counted_words(self)}."]
 
     def informative_share(self, index: int = -1) -> float | None:
         """Share of nodes whose bound on probabilities is clearly (1 %) below the trivial `1 - min_c p_c`."""
@@ -247,6 +267,11 @@ class CertificateRecord(TabledDocument):
         if any(bound is not None and bound < 0 for bound in bounds):
             raise CheckpointError("radius, alpha, beta, k1 or k2 of the record is out of range")
 
+    @property
+    def _rows_are(self) -> str:
+        """What is predicted."""
+        return "links" if self.pairs is not None else "graphs" if self.batch is not None else "nodes"
+
     def _rows(self, nodes: Tensor) -> Tensor:
         """From bool [N] to what is predicted: itself, links with both ends, graphs with all nodes in it."""
         if self.pairs is not None:
@@ -256,6 +281,12 @@ class CertificateRecord(TabledDocument):
             out[self.batch[~nodes]] = False
             return out
         return nodes
+
+    def _heads_share(self, layer: LayerCertificate) -> float | None:
+        """Share of the counted nodes that keep the share β of the top-k while every head moves by R."""
+        if layer.heads_beta2 is None or self.beta is None:
+            return None
+        return _mean((layer.heads_beta2 >= self.beta - _ROUNDING)[layer.counted])
 
     def _layer_summary(self, index: int) -> dict[str, Any]:
         layer = self.layers[index]
@@ -270,6 +301,7 @@ class CertificateRecord(TabledDocument):
                 "share": layer.share("topk", self.radius),
                 "median_radius": layer.median(layer.topk_radius),
                 "mean_beta2": _mean(layer.beta2(self.radius)[counted]),
+                "heads_share": self._heads_share(layer),
                 "table": layer.curve("topk", TABLE_RADII),
                 "curve": layer.curve("topk"),
             },
@@ -291,7 +323,8 @@ class CertificateRecord(TabledDocument):
                 "informative_share": self.informative_share(index),
             },
             "reason": prediction.reason,
-            "satisfied_share": self.satisfied_share(index),
+            "definition": {"counted": int(self.counted(index).sum()), **self.shares(index)},
+            "sentences": self.sentences(index),
         }
 
 
@@ -318,9 +351,8 @@ def _overview(record: CertificateRecord) -> Table:
     """One column per layer, one row per property; medians are over nodes with more than k2 neighbours."""
     summary = record.summary()["layers"]
     at = f"at R = {record.radius:g}"
-    definition = f"{_definition(record)} (share)"
     rows: dict[str, list[Cell]] = {}
-    for layer in summary:
+    for index, layer in enumerate(summary):
         topk, classes = layer["topk"], layer["class"]
         logits, chances = layer["alpha2_logits"], layer["alpha2_probabilities"]
         cells = {
@@ -330,6 +362,7 @@ def _overview(record: CertificateRecord) -> Table:
             "top-k radius, median": _number(topk["median_radius"]),
             f"top-k cannot change {at}": _percent(topk["share"]),
             f"certified overlap β₂, mean {at}": _number(topk["mean_beta2"]),
+            "stable explanation, every head moved (bound)": _percent(topk["heads_share"]),
             "class radius, median": _marked(classes, "median_radius"),
             f"class cannot change {at}": _percent(classes["share"]),
             f"α₂ on logits, median {at}": _marked(logits, "median"),
@@ -339,13 +372,19 @@ def _overview(record: CertificateRecord) -> Table:
         if record.compared:
             cells["overlap with vanilla β₁, mean"] = _number(layer["beta1"])
             cells["change from vanilla α₁, mean"] = _number(_mean(record.alpha1))
-        if record.alpha is not None or record.beta is not None:
-            cells[definition] = _percent(layer["satisfied_share"])
+        cells = {
+            **{name.replace("_", " "): _share(record, index, name) for name in (*PROPERTIES, ALL_FOUR)},
+            **cells,
+        }
         for name, cell in cells.items():
             rows.setdefault(name, [name]).append(cell)
     columns = [Column(""), *(Column(layer["name"]) for layer in summary)]
     title = f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
-    notes = [promised(record.promise, record.explanation)]
+    notes = [
+        f"First rows: share of the {record._rows_are} that satisfy {_definition(record)}.",
+        f"{summary[-1]['name']}: {' '.join(record.sentences())}",
+        promised(record.promise, record.explanation),
+    ]
     notes += [
         f"{layer.name}: prediction unknown, {layer.prediction.reason}."
         for layer in record.layers
@@ -386,8 +425,49 @@ def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[A
 def _definition(record: CertificateRecord) -> str:
     alpha = "·" if record.alpha is None else f"{record.alpha:g}"
     beta = "·" if record.beta is None else f"{record.beta:g}"
-    half = "" if record.compared else ", stability half only"
-    return f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI{half}"
+    return f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI"
+
+
+def _share(record: CertificateRecord, index: int, name: str) -> str:
+    """One share of a layer as a table shows it."""
+    share = record.shares(index)[name]
+    return _missing(record, index, name)[0] if share is None else _percent(share)
+
+
+def _missing(record: CertificateRecord, index: int, name: str) -> tuple[str, str]:
+    """Why there is no share of a property: in a word or two, and the rest of the sentence."""
+    held = record.properties(index)
+    absent = [one for one in (PROPERTIES if name == ALL_FOUR else (name,)) if held[one] is None]
+    if not absent:
+        return "none counted", f"because no {record._rows_are[:-1]} counts"
+    if (record.beta if absent[0].endswith("explanation") else record.alpha) is None:
+        return "not asked for", "because no bound was given"
+    if absent[0].startswith("same") and not record.compared:
+        return "not measured", "because no vanilla model was given"
+    return UNKNOWN, f"because {record.layer(index).prediction.reason or 'it was not certified'}"
+
+
+def _meanings(record: CertificateRecord) -> dict[str, str]:
+    """What each of the four properties means with the bounds of a record, and nothing for all of them."""
+    least = "" if record.beta is None or record.beta >= 1 else f"at least {100 * record.beta:g} % of "
+    change = f"{record.alpha or 0.0:g} (total variation of {record.divergence})"
+    moved = f"moves by at most {record.radius:g} ({record.norm})"
+    theirs, own = (f"top {k}" if k else "neighbours" for k in (record.k1, record.k2))
+    return {
+        "same_explanation": f": {least}the vanilla model's {theirs} are among the model's {theirs}",
+        "stable_explanation": f": {least}the {own} provably stay while the explanation {moved}",
+        "same_prediction": f": the prediction differs from the vanilla model's by at most {change}",
+        "stable_prediction": f": the prediction provably changes by at most {change} while each head {moved}",
+        ALL_FOUR: "",
+    }
+
+
+def _counted_words(record: CertificateRecord) -> str:
+    """Which nodes, links or graphs are counted."""
+    if record.k1 is None or record.k2 is None:
+        return "because an explanation of all neighbours cannot change"
+    part = {"nodes": "", "links": "an end with ", "graphs": "a node with "}[record._rows_are]
+    return f"those with {part}more than {max(record.k1, record.k2)} neighbours"
 
 
 def _number(value: float | None) -> str:

@@ -197,7 +197,7 @@ def _joined(
 def _not_local(model: nn.Module, why: str) -> InputError:
     return InputError(
         f"in {model_name(model)} nodes hear of each other in other ways than along edges: {why}, so one"
-        " injected node may change every vote; leave it out, or certify with `fgai.certify`"
+        " injected node may change every vote; leave it out, or certify with `certify_injection`"
     )
 
 

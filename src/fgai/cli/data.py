@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fgai import datasets
 from fgai.attacks import Budget, PGDInjection
-from fgai.certificates import certify
+from fgai.certificates import certify_attention
 from fgai.cli import options
 from fgai.cli.app import App
 from fgai.cli.output import FAILURE, Output, command
@@ -208,7 +208,7 @@ def _end_to_end() -> str:
     graph = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
     model = train(untrained("GAT", graph), graph, epochs=3, progress=False)
     PGDInjection(Budget(nodes=2, edges=3, steps=2, step_size=0.2)).run(model, graph)
-    certify(model, graph, radius=0.01)
+    certify_attention(model, graph, radius=0.01)
     return "trained, attacked and certified a small model"
 
 

@@ -2,6 +2,7 @@
 
 from fgai.evaluation.breaking import BreakingPoint, breaking_point
 from fgai.evaluation.compare import Comparison, compare
+from fgai.evaluation.definition import definition_shares, faithful_share
 from fgai.evaluation.protocol import describe, evaluate
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.run import by_endpoints
@@ -13,6 +14,8 @@ __all__ = [
     "breaking_point",
     "by_endpoints",
     "compare",
+    "definition_shares",
     "describe",
     "evaluate",
+    "faithful_share",
 ]

@@ -153,8 +153,9 @@ def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
     )
     weak = doubt(first.threat["name"])
     sharp = [f"{r.name}, {words}." for r in records if (words := _sharpness_words(r.metrics))]
+    defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
-    return (about, *([weak] if weak else []), *sharp, *warned)
+    return (about, *([weak] if weak else []), *sharp, *defined, *warned)
 
 
 def threat_words(record: EvaluationRecord) -> str:
@@ -187,6 +188,24 @@ def _sharpness_words(metrics: Mapping[str, Any]) -> str:
         f"sharpness {sharp:#.2g}: the strongest neighbour gets {shares[0]} of a node's attention,"
         f" {shares[1]} if all got the same"
     )
+
+
+def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
+    """The shares of Definition 1 at the output layer, in words.
+
+    Example:
+        >>> shares = {"counted": [7, 9], "same_explanation": {"last": 0.5}, "all_four": {"last": None}}
+        >>> words = _definition_words({"definition": {"r01": shares}}, "nodes")
+        >>> " ".join(words.split())
+        'Definition 1 at the output layer, radius 0.01, of 9 nodes: same explanation 50.0 %, all four –'
+    """
+    found = look_up(metrics, "definition.r01") or {}
+    shares = {name: look_up(part, "last") for name, part in found.items() if isinstance(part, Mapping)}
+    if not shares:
+        return ""
+    texts = {name: "–" if share is None else f"{100 * share:.1f}\u00a0%" for name, share in shares.items()}
+    parts = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
+    return f"Definition 1 at the output layer, radius 0.01, of {found['counted'][-1]} {what}: {parts}"
 
 
 def _prediction_table(

@@ -164,9 +164,11 @@ class _Run:
             rows=self.rows,
             k=self.k,
             measured=self.task.measured(self.graph, self.targets),
-            model=self.model if curves else None,
+            model=self.model,
+            curves=curves,
             attacks=attacked,
             vanilla=self.vanilla,
+            vanilla_model=self.model if self.vanilla_model is None else self.vanilla_model,
             sharpest=self.sharpest,
         )
 

@@ -21,7 +21,14 @@ from fgai.attention import (
     warn_coupled,
     warn_unread,
 )
-from fgai.certificates import KEPT, PROMISE, Injection, certify, invariant_layers
+from fgai.certificates import (
+    KEPT,
+    PROMISE,
+    CertificateRecord,
+    certify_attention,
+    certify_injection,
+    invariant_layers,
+)
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
@@ -31,6 +38,8 @@ from fgai.models import as_graph
 from fgai.typed import typed
 
 Names = Sequence[str] | Mapping[int, str]
+RADIUS = 0.01
+"""Of the l1 ball in which the properties of Definition 1 are certified."""
 
 
 @typed
@@ -145,10 +154,13 @@ def explain(
     edges: int | None = None,
     seed: int = 0,
     certificate: bool = True,
+    vanilla: nn.Module | None = None,
     attack: AttackResult | None = None,
     names: Names | None = None,
 ) -> NodeExplanation:
     """Return whom a node attends to, whether that survives an attack, and what is proved about it.
+
+    `certified` says for each layer which of the four properties of Definition 1 the node has.
 
     Weights are the explanation vector of a layer, the normalised geometric mean of its heads (see
     `LayerAttention.explanation`), by default its mean over layers. Under attack, ranks are taken among the
@@ -164,7 +176,8 @@ def explain(
         nodes: that the attack injects, instead of the threat's own number: for small graphs.
         edges: of each of them, likewise.
         seed: of the attack.
-        certificate: also certify (a pass over the whole graph).
+        certificate: also certify (a pass over the whole graph), see `certify_attention`.
+        vanilla: the model it was made from, for two of the four properties of Definition 1.
         attack: the result of an attack on this model, instead of running one.
         names: of the nodes, by number.
 
@@ -182,7 +195,8 @@ def explain(
     """
     whole(k, "k", 1)
     check_seed(seed)
-    graph = prepared(model, as_graph(data))
+    given = as_graph(data)
+    graph = prepared(model, given)
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     before = observe(model, graph)
@@ -194,6 +208,10 @@ def explain(
         attacked_pass = observe(model, prepared(model, attack.graph))
         warn_coupled(model, before, attacked_pass, attack.change.rows)
         after = GraphView.of(attacked_pass, layer=layer, original=graph.num_nodes).node(node)
+    certified = None
+    if certificate:
+        proof = certify_attention(model, given, vanilla=vanilla, radius=RADIUS, k1=k, k2=k)
+        certified = _certified(model, before, clean, layer, proof)
     return NodeExplanation(
         dataset=graph.name,
         node=node,
@@ -205,7 +223,7 @@ def explain(
         label=clean.label,
         neighbours=_neighbours(clean, after, names),
         attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
-        certified=_certified(model, before, clean, layer, k) if certificate else None,
+        certified=certified,
     )
 
 
@@ -254,11 +272,11 @@ def _under_attack(clean: NodeView, after: NodeView, k: int, threat: str) -> dict
 
 
 def _certified(
-    model: nn.Module, before: Observation, clean: NodeView, shown: str | int, k: int
+    model: nn.Module, before: Observation, clean: NodeView, shown: str | int, record: CertificateRecord
 ) -> dict[str, Any]:
     """Radii of one node, shown and per layer; None where nothing is known or nothing can change."""
-    graph, node = before.graph, clean.node
-    record = certify(model, graph, radius=0.0, k1=k, k2=k)
+    node, k = clean.node, record.k2
+    assert k is not None
     layers = [
         {
             "layer": layer.name,
@@ -266,6 +284,10 @@ def _certified(
             "topk_radius": _number(layer.topk_radius, node),
             "class_radius": _number(layer.prediction.class_radius, node),
             "class_status": layer.prediction.class_status,
+            "properties": {
+                name: None if held is None else bool(held[node])
+                for name, held in record.properties(index).items()
+            },
         }
         for index, layer in enumerate(record.layers)
     ]
@@ -274,8 +296,18 @@ def _certified(
         # The least l1 change of the weights that lets another neighbour into the top-k. If no layer's vector
         # moves by more than R, their mean does not, either.
         radius = max(0.0, clean.weights[k - 1] - clean.weights[k])
-    certified = {"norm": record.norm, "k": k, "shown_radius": radius, "layers": layers, "promise": PROMISE}
-    return {**certified, "injection": _against_injection(model, graph, node)}
+    return {
+        "norm": record.norm,
+        "k": k,
+        "radius": record.radius,
+        "alpha": record.alpha,
+        "beta": record.beta,
+        "compared": record.compared,
+        "shown_radius": radius,
+        "layers": layers,
+        "promise": PROMISE,
+        "injection": _against_injection(model, before.graph, node),
+    }
 
 
 def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, Any]:
@@ -283,11 +315,11 @@ def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, A
     fixed = [name for name, why in invariant_layers(model, graph).items() if why is not None]
     holds: dict[str, bool | None] = {"any": None, "direct": None}
     if limits_of(model):
-        near = certify(model, graph, threat=Injection(1, "direct"))
+        near = certify_injection(model, graph, where="direct")
         if near.known:
             holds = dict.fromkeys(holds, bool(near.holds[node]))
         if holds["direct"]:  # otherwise it does not hold against new neighbours of all nodes, either
-            holds["any"] = bool(certify(model, graph, threat=Injection(1, "any")).holds[node])
+            holds["any"] = bool(certify_injection(model, graph).holds[node])
     condition = None if graph.positional is None else KEPT
     return {"invariant": fixed, "condition": condition, "class_holds": holds}
 

@@ -123,8 +123,21 @@ def _certified_sentences(values: dict[str, Any]) -> list[str]:
     elif values["layer"] == "mean" and radius is not None:
         vector = "while the explanation vector of each layer moves by less than"
         lines.append(f"shown top-{k}, {norm} ball: cannot change {vector} {radius:.4f}")
-    lines += [f"{layer['layer']}, {norm} ball: {_radii(layer, values)}" for layer in certified["layers"]]
+    for layer in certified["layers"]:
+        lines.append(f"{layer['layer']}, {norm} ball: {_radii(layer, values)}")
+        if layer.get("properties"):
+            lines.append(f"{layer['layer']}, {_properties(layer['properties'], certified)}")
     return [*lines, certified["promise"], *_injection_words(certified.get("injection") or {})]
+
+
+def _properties(held: dict[str, bool | None], certified: dict[str, Any]) -> str:
+    """Which properties of Definition 1 the node has in a layer, in words."""
+    words = []
+    for name, value in held.items():
+        unmeasured = name.startswith("same") and not certified["compared"]
+        answer = "not measured" if unmeasured else "unknown" if value is None else "yes" if value else "no"
+        words.append(f"{name.replace('_', ' ')}: {answer}")
+    return f"Definition 1 at radius {certified['radius']:g}: {'; '.join(words)}"
 
 
 def _radii(layer: dict[str, Any], values: dict[str, Any]) -> str:
@@ -177,8 +190,10 @@ class NodeExplanation(TabledDocument):
             `chance` (the overlap of a random order), `new_neighbours` and `new_attention`, their share; None
             without an attack.
         certified: `norm`, `k`, `shown_radius` (of the shown top-k where layers are averaged), `layers` (each
-            with `topk`, its radius, that of the class, and its status), `promise` and `injection` (layers
-            that injected nodes cannot reorder, the `condition`, and whether the class holds); or None.
+            with `topk`, its radius, that of the class, its status, and `properties`: True, False or None for
+            each property of Definition 1 at `radius`, `alpha` and `beta`), `compared` (whether there is a
+            vanilla model), `promise` and `injection` (layers that injected nodes cannot reorder, the
+            `condition`, and whether the class holds); or None.
     """
 
     KIND: ClassVar[str] = "explanation"

@@ -181,7 +181,7 @@ def _removal_curves(
 
 def _slopes(views: Views) -> dict[str, Any]:
     """Both slopes, their gap and their curves in both scopes, clean and attacked."""
-    if views.model is None or views.target is None:
+    if views.model is None or not views.curves or views.target is None:
         return {}
     target, rows = views.target, views.rows
     right = torch.zeros_like(target, dtype=torch.bool)
@@ -295,7 +295,7 @@ def f_slope_gap(minus: float, plus: float) -> float:
 
 def _fidelity(views: Views) -> dict[str, Any]:
     """Both fidelities of the top-k and their characterization, clean and attacked."""
-    if views.model is None or views.target is None:
+    if views.model is None or not views.curves or views.target is None:
         return {}
     seen = {name: views.observations[name] for name in ("clean", "attacked")}
     fidelities = {n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in seen.items()}

@@ -107,9 +107,11 @@ class Views:
         rows: [T] the rows that are scored.
         k: size of a node's explanation.
         measured: [M] the rows whose outputs are compared; those that are scored by default.
-        model: the model itself, for metrics that run it again; None where they are to be left out.
+        model: the model itself, for metrics that run it again, or None.
+        curves: whether to measure what takes many runs.
         attacks: by what is attacked, `prediction` and `explanation`.
         vanilla: attention of the model it was made from, on the clean graph, or None.
+        vanilla_model: that model.
         sharpest: the layer that is reported as such.
         null: the attention of a null row in place of the model's: one of `NULLS`, else empty.
     """
@@ -121,8 +123,10 @@ class Views:
     k: int
     measured: Tensor | None = None
     model: nn.Module | None = None
+    curves: bool = True
     attacks: Mapping[str, Attacked] = field(default_factory=dict)
     vanilla: AttentionMap | None = None
+    vanilla_model: nn.Module | None = None
     sharpest: int = 0
     null: str = ""
 

@@ -11,7 +11,7 @@ from torch import nn
 from fgai.alone import with_gradients
 from fgai.attacks import Threat, threat_of
 from fgai.attention import model_name
-from fgai.certificates import CertificateRecord, certify
+from fgai.certificates import CertificateRecord, certify_attention
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, compare
 from fgai.explanations.node import Names
@@ -118,7 +118,7 @@ def measure(
     say("certifying")
     first = next(iter(models.values()))
     certificates = {
-        name: certify(model, graph, vanilla=first, radius=RADIUS, k1=k, k2=k)
+        name: certify_attention(model, graph, vanilla=first, radius=RADIUS, k1=k, k2=k)
         for name, model in models.items()
     }
     return comparison, certificates

@@ -36,6 +36,7 @@ from fgai.reports.words import (
     _size_of,
     attack_words,
     changes_in,
+    definition_share,
     headline,
     meaning,
     missing,
@@ -296,6 +297,7 @@ def render(report: Report, library: str | None = None) -> str:
         "cards": cards(report),
         "rule": f'<p class="caption">{_esc(RULE)}</p>' if len(report.records) > 1 else "",
         "words": _esc((values.get("explorer") or {}).get("words", "")),
+        "definition": _definition_lists(report),
         "promise": _esc(next(promises, "")),
         "numbers": _all_numbers(report),
         "configuration": configuration(report),
@@ -343,6 +345,16 @@ def _trimmed(explorer: dict[str, Any], count: int) -> dict[str, Any]:
     return out
 
 
+def _definition_lists(report: Report) -> str:
+    """What Definition 1 says of each certified model's output layer, a sentence for each property."""
+    out = ""
+    for name in report.names:
+        layers = (report.certificates.get(name) or {}).get("layers") or [{}]
+        listed = "".join(f"<li>{_esc(text)}</li>" for text in layers[-1].get("sentences") or [])
+        out += listed and f"<h3>{_esc(name)}, {_esc(layers[-1].get('name'))}</h3><ul>{listed}</ul>"
+    return out
+
+
 def _plotly() -> str:
     return str(extra("plotly.offline").get_plotlyjs())
 
@@ -368,7 +380,7 @@ class _Card(NamedTuple):
 
 def cards(report: Report) -> str:
     """All cards that have an answer, as HTML."""
-    makers = (_predictions, _explanations, _output_shift, _same, _decides, _proved, _injected)
+    makers = (_predictions, _explanations, _output_shift, _same, _decides, _definition, _proved, _injected)
     changes = changes_in(report)
     shown = "".join(
         _html(card, report.names, [_kind_of(changes, key) for key in card.key.split()])
@@ -452,6 +464,20 @@ def _decides(report: Report) -> _Card:
         f" attack (tick) and after it (bar). A full bar is {_signed(most, '.3g')}; a random order gets 0."
     )
     return _Card("slope_attacked", "Attention that decides", about, bars)
+
+
+def _definition(report: Report) -> _Card:
+    bars, about = [], ""
+    for name in report.names:
+        proof, share = report.certificates.get(name) or {}, definition_share(report.certificates, name)
+        bars.append(_Bar(name, share, _percent(share, 1)))
+        if share is not None:
+            about = (
+                "Nodes with all four properties at the output layer: same and stable explanation, same and"
+                f" stable prediction, while its attention moves by at most {proof.get('radius')}"
+                f" ({proof.get('norm')})."
+            )
+    return _Card("definition", "Nodes where Definition 1 holds", about, bars)
 
 
 def _proved(report: Report) -> _Card:

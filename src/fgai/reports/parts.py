@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fgai.certificates import Injection, InjectionCertificate, certify
+from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.evaluation.paired import Interval, paired_interval
 from fgai.graph import Graph
 from fgai.records import look_up, unpack_array
@@ -27,9 +27,9 @@ def certify_injections(models: Mapping[str, nn.Module], graph: Graph, k: int) ->
     """Certify models against new neighbours of one node, and of all where that can be bounded."""
     out = {}
     for name, model in models.items():
-        out[name] = [certify(model, graph, threat=Injection(NEIGHBOURS, "direct"), k2=k)]
+        out[name] = [certify_injection(model, graph, neighbours=NEIGHBOURS, where="direct", k=k)]
         if out[name][0].known:
-            out[name].append(certify(model, graph, threat=Injection(NEIGHBOURS, "any"), k2=k))
+            out[name].append(certify_injection(model, graph, neighbours=NEIGHBOURS, k=k))
     return out
 
 
@@ -190,7 +190,8 @@ def _summary(proof: Mapping[str, Any]) -> dict[str, Any]:
                 "class_share": look_up(layer, "class.share"),
                 "class_status": look_up(layer, "class.status"),
                 "reason": layer.get("reason"),
-                "satisfied": layer.get("satisfied_share"),
+                "definition": layer.get("definition") or {},
+                "sentences": [text for text in layer.get("sentences") or [] if isinstance(text, str)],
             }
             for layer in _objects(summary.get("layers"))
         ],

@@ -192,6 +192,13 @@ def proved_share(certificates: Mapping[str, Mapping[str, Any]], name: str) -> fl
     return float(share) if isinstance(share, int | float) else None
 
 
+def definition_share(certificates: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
+    """Share of the nodes with all four properties of Definition 1 at a model's output layer."""
+    layers = (certificates.get(name) or {}).get("layers") or []
+    share = look_up(layers[-1], "definition.all_four") if layers else None
+    return float(share) if isinstance(share, int | float) else None
+
+
 def headline(report: Report) -> str:
     """In a few words: did it help?"""
     reference, other = _pair(report.records, report.reference)

@@ -51,7 +51,8 @@ class InjectionAdversary:
         low, high = feature_range or data_range(graph)
         stored = graph.features.stored
         self.feature_range = low.to(stored), high.to(stored)
-        self.nodes = budget.target_nodes(graph).cpu()  # drawn and checked without waiting for the device
+        # A small graph has fewer nodes to join than the default. Drawn without waiting for the device.
+        self.nodes = replace(budget, edges=1).target_nodes(graph).cpu()
         self.batch = None if graph.batch is None else graph.batch.cpu()
         each = min(budget.edges, smallest_pool(graph, self.nodes.to(graph.device)))
         self.budget = replace(budget, edges=each)

@@ -31,7 +31,7 @@ MIN_SHIFT = 0.02
 """A vanilla model whose predictions shift less than this counts as stable."""
 MIN_AGREEMENT = 0.9
 """Share of the validation rows that a faithful model puts in the vanilla model's class, at least."""
-MIN_OVERLAP = 0.9
+MIN_OVERLAP = 0.85
 """Share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer, at least."""
 TOP = 5
 """Number of top neighbours compared."""

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypedDict
 
 from fgai.attacks import doubt
-from fgai.certificates import CertificateRecord, InjectionCertificate
+from fgai.certificates import ALL_FOUR, PROPERTIES, CertificateRecord, InjectionCertificate
 from fgai.checks import one_of
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.evaluation.definition import ALPHA, BETA, RADII
 from fgai.evaluation.record import shown_quantities, threat_words
 from fgai.files import check, write_atomic
 from fgai.metrics import METRICS, Quantity, chance_path, metric_at, quantity
@@ -44,6 +45,7 @@ class Number(TypedDict):
     parameters: dict[str, Any]
 
 
+_RADIUS = "r01"
 _NAMES = {"model": ("class",), "data": ("name", "fingerprint"), "threat": ("name", "words")}  # on every card
 
 
@@ -60,6 +62,7 @@ class Card(TabledDocument):
         protocol: task, targets, k and seed.
         numbers: by their names in records; None if undefined, chance is None where there is no such level.
         limits: what the numbers do not say, a sentence each.
+        definition: at how many nodes Definition 1 holds, a sentence for each property.
         warnings: code and message of everything raised while measuring.
         version: of fgai and torch.
         provenance: of the evaluation, see `fgai.records.provenance`.
@@ -76,7 +79,13 @@ class Card(TabledDocument):
     limits: list[str]
     warnings: list[dict[str, str]]
     version: dict[str, str]
+    definition: list[str] = field(default_factory=list)
     provenance: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`; cards of before have no `definition`."""
+        return super().from_dict({"definition": [], **values} if isinstance(values, Mapping) else values)
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
@@ -100,8 +109,10 @@ class Card(TabledDocument):
             cells = [column.text(number["value"]), column.text(number["chance"])]
             rows.append([path, column.heading, *cells, _settings(number["parameters"])])
         columns = [Column(name) for name in ("quantity", "what", "value", "chance", "parameters")]
-        warned = [entry.get("message", "") for entry in self.warnings]
-        return [Table(self.title, columns, rows, [*self.limits, *warned])]
+        return [Table(self.title, columns, rows, [*self.definition, *self._limits()])]
+
+    def _limits(self) -> list[str]:
+        return [*self.limits, *(entry.get("message", "") for entry in self.warnings)]
 
     @property
     def title(self) -> str:
@@ -123,7 +134,9 @@ class Card(TabledDocument):
         lines = [f"# {_literal(self.title)}", ""]
         lines += [f"- **{name}**: {_literal(text)}" for name, text in about.items()]
         lines += ["", "## Numbers", "", Table("", table.columns, cells).to_markdown()]
-        lines += ["", "## Limits", "", *(f"- {_literal(note)}" for note in table.notes)]
+        for heading, notes in (("Definition 1", self.definition), ("Limits", self._limits())):
+            if notes:
+                lines += ["", f"## {heading}", "", *(f"- {_literal(note)}" for note in notes)]
         return "\n".join(lines) + "\n"
 
     def write(self, path: Path | str) -> tuple[Path, Path]:
@@ -161,11 +174,14 @@ def card(
             raise InputError(f"`name` must say whose card is made: {', '.join(r.name for r in record)}")
         record = record.records[0] if name is None else record[name]
     numbers = {found.path: _measured(record, found) for found in shown_quantities(record.metrics)}
-    limits = [ONE_RUN, doubt(str(record.threat.get("name")))]
+    numbers |= _defined(record)
+    limits, definition = [ONE_RUN, doubt(str(record.threat.get("name")))], list[str]()
     for proof in certificates:
         _check_same(record, proof)
         numbers |= _proved(proof)
         limits.append(proof.promise)
+        if isinstance(proof, CertificateRecord):
+            definition += [f"{proof.layer().name}: {text}" for text in proof.sentences()]
     names = [name for name in ("task", "targets", "k") if name in record.config]
     return Card(
         name=record.name if name is None else name,
@@ -177,6 +193,7 @@ def card(
         limits=[text for text in dict.fromkeys(limits) if text],
         warnings=record.warnings,
         version=record.version,
+        definition=definition,
         provenance=record.provenance,
     )
 
@@ -201,6 +218,15 @@ def _measured(record: EvaluationRecord, found: Quantity) -> dict[str, Any]:
     options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
     chance = look_up(record.metrics, beside) if beside else None
     return _number(found, look_up(record.metrics, found.path), chance, options)
+
+
+def _defined(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
+    """The shares of Definition 1 at the output layer, for the larger radius."""
+    found = look_up(record.metrics, f"definition.{_RADIUS}") or {}
+    about = {"radius": RADII[_RADIUS], "alpha": ALPHA, "beta": BETA, "k": record.config.get("k")}
+    paths = [f"definition.{_RADIUS}.{name}.last" for name in (*PROPERTIES, ALL_FOUR) if name in found]
+    values = {path: look_up(record.metrics, path) for path in paths}
+    return {path: _number(quantity(path), value, None, about) for path, value in values.items()}
 
 
 def _proved(proof: Proof) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,120 @@
+"""Definition 1 as a measure: the share of nodes with each of the four properties."""
+
+from __future__ import annotations
+
+from math import nan
+from typing import Any
+
+from torch import nn
+
+from fgai.certificates import ALL_FOUR, PROPERTIES, CertificateRecord
+from fgai.certificates.certification import certify_radii
+from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
+from fgai.metrics import Shown, Views, metric
+from fgai.typed import typed
+
+RADII = {"r001": 0.001, "r01": 0.01}
+"""Of the l1 balls, by their name in records."""
+ALPHA, BETA = 0.1, 0.8
+"""Largest change of probabilities, and least overlap, that count as the same."""
+
+
+_PARTS = {
+    "same_explanation": (
+        "same explanation",
+        f"At least {BETA:.0%} of the vanilla model's top k are among the model's top k.",
+    ),
+    "stable_explanation": (
+        "stable explanation",
+        f"At least {BETA:.0%} of the top k provably stay while the explanation moves by at most 0.01.",
+    ),
+    "same_prediction": (
+        "same prediction",
+        f"The probabilities differ from the vanilla model's by at most {ALPHA} in total variation.",
+    ),
+    "stable_prediction": (
+        "stable prediction",
+        f"The probabilities provably change by at most {ALPHA} while each head moves by at most 0.01.",
+    ),
+}
+
+
+@typed
+def definition_shares(
+    model: nn.Module, data: Any, vanilla: nn.Module | None = None, k: int = 5
+) -> dict[str, dict[str, list[Any]]]:
+    """Share of the nodes with each property and with all four, layer by layer, at each of `RADII`.
+
+    Args:
+        model: see `fgai.certify_attention`.
+        data: the clean graph.
+        vanilla: the model it was made from; without it half the properties are None, not measured.
+        k: size of an explanation; nodes with more neighbours are counted, see `counted`.
+    """
+    settings = {"k1": k, "k2": k, "norm": "l1", "divergence": "probabilities", "alpha": ALPHA, "beta": BETA}
+    records = certify_radii(model, data, vanilla, tuple(RADII.values()), settings)
+    out: dict[str, dict[str, list[Any]]] = {}
+    for name, record in zip(RADII, records, strict=True):
+        layers = range(len(record.layers))
+        shares = [record.shares(index) for index in layers]
+        out[name] = {held: [one[held] for one in shares] for held in (*PROPERTIES, ALL_FOUR)}
+        out[name]["counted"] = [int(record.counted(index).sum()) for index in layers]
+    return out
+
+
+def _definition(views: Views) -> dict[str, Any]:
+    """Shares by radius, property and layer, and the number of nodes they are of."""
+    if views.model is None:
+        return {}
+    vanilla = views.vanilla_model if views.vanilla is not None else None
+    try:
+        found = definition_shares(views.model, views.graph, vanilla, views.k)
+    except (AttentionError, InputError) as error:
+        warn(ReliabilityWarning("certificate-unknown", f"Definition 1 cannot be measured: {error}"))
+        return {}
+    out: dict[str, dict[str, Any]] = {}
+    for radius, parts in found.items():
+        out[radius] = {"counted": parts.pop("counted")}
+        for name, values in parts.items():
+            out[radius][name] = views.layered([nan if value is None else value for value in values])
+    return {"definition": out}
+
+
+@metric(
+    direction="higher",
+    title="faithful nodes",
+    paths=("definition.*",),
+    section="explanation",
+    shown=(
+        Shown(
+            "definition.r01.all_four.last",
+            "all four",
+            "Nodes where Definition 1 holds",
+            "Of the nodes with more than k neighbours: same and stable explanation, same and stable"
+            " prediction, in the output layer, while attention moves by at most 0.01.",
+        ),
+        *(
+            Shown(f"definition.r01.{name}.last", name.replace("_", " "), f"… {title}", about, table="")
+            for name, (title, about) in _PARTS.items()
+        ),
+        Shown("definition.r001.all_four.all", table=""),
+    ),
+    measure=_definition,
+)
+@typed
+def faithful_share(certificate: CertificateRecord, layer: int = -1) -> float:
+    """Share of the nodes that have all four properties of Definition 1; NaN where one is unknown.
+
+    Args:
+        certificate: of `fgai.certify_attention`, with a vanilla model.
+        layer: number of the layer; the output layer by default.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.train("GAT", data, epochs=3, progress=False)
+        >>> 0 <= faithful_share(fgai.certify_attention(model, data, vanilla=model)) <= 1
+        True
+    """
+    share = certificate.shares(layer)[ALL_FOUR]
+    return nan if share is None else share
