@@ -17,6 +17,7 @@ from torch import nn
 
 import fgai
 from experiments.again import compared
+from experiments.alone import without_edges
 from experiments.cells import Cell
 from experiments.explained import explained
 from experiments.fingerprint import change_of, fingerprint
@@ -109,6 +110,8 @@ def run_cell(
 def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | None) -> dict[str, Any]:
     """Train, and measure what the kind of the cell asks for."""
     graph = _graph(cell, device, root)
+    if cell.kind == "alone":
+        return {"data": describe(graph), "alone": without_edges(graph, cell.model, cell.seed)}
     vanilla = None if cell.method in ALONE else vanilla_of(cell, graph, device, cache)[0]
     with PeakMemory(device) as memory:
         model, is_new = model_of(cell, graph, vanilla, device, cache)
