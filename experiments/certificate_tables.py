@@ -11,7 +11,7 @@ from experiments.cells import read_grid
 from experiments.certified import promises
 from experiments.claim_tables import CLAIM, endpoints
 from experiments.fingerprint import is_older
-from experiments.results import Results, settings_in
+from experiments.results import Results
 from experiments.run import INJECTED
 from experiments.sheet import Sheet, estimated
 from experiments.statistics import estimate
@@ -26,7 +26,7 @@ WHAT = {"topk": "Top 5 cannot change", "class": "Class cannot change"}
 def certificates(store: Store) -> list[Sheet | Table]:
     """What no perturbation of a layer's attention within a radius can do: to the top 5, and to the class."""
     results = Results.read(store, "certify", "certify")
-    return [*(_table(results, kind, title) for kind, title in WHAT.items()), _margins(store)]
+    return [_table(results, kind, title) for kind, title in WHAT.items()]
 
 
 def _table(results: Results, kind: str, title: str) -> Table:
@@ -54,44 +54,6 @@ def _table(results: Results, kind: str, title: str) -> Table:
         *about(results)[1:],
     )
     return Table(title, columns, rows, notes)
-
-
-def _margins(store: Store) -> Table:
-    """What the weight of the margin does: to the top 5 that cannot change, to F1 and to sharpness."""
-    held: dict[tuple[str, str], dict[float, list[dict[str, Any]]]] = {}
-    for record in store.records("certify"):
-        cell = record["cell"]
-        if cell["method"] == "fgai":
-            weight = settings_in(record)["margin"]
-            held.setdefault((cell["model"], cell["dataset"]), {}).setdefault(weight, []).append(record)
-    older = False
-    columns = [Column(name) for name in ("model", "dataset", "layer", "margin")]
-    columns += [*_shares(), quantity("certificate.median_radius").column]
-    columns += [quantity("certificate.sharpness").column, quantity("f1.clean", "F1").column]
-    rows: list[Sequence[Cell]] = []
-    for (model, dataset), weights in sorted(held.items()):
-        if len(weights) < 2:
-            continue
-        seeds = [record["certificate"]["layers"] for records in weights.values() for record in records]
-        for index in range(min(map(len, seeds))):
-            for weight, records in sorted(weights.items()):
-                layers = [record["certificate"]["layers"][index] for record in records]
-                shares = _row(layers, "topk")[: len(TABLE_RADII) + 1]
-                sharp = _spread([layer["sharpness"] for layer in layers], 1.0, ".3f")
-                score = _spread([record.get("scores", {}).get("f1") for record in records], 1.0, ".3f")
-                past = any(is_older(record) for record in records)
-                older |= past
-                title = f"{weight:g} †" if past else f"{weight:g}"
-                rows.append([model, dataset, str(index + 1), title, *shares, sharp, score])
-    notes = (
-        "FGAI with other weights of the margin term (0.1 is the default). Shares in % of the nodes with more"
-        " than five neighbours whose top 5 no perturbation in the l1 ball can change, mean ± std over seeds.",
-        *promises(
-            one["certificate"] for weights in held.values() for kept in weights.values() for one in kept
-        ),
-        *[OLDER] * older,
-    )
-    return Table("Training towards certificates", columns, rows, notes)
 
 
 def injection(store: Store) -> list[Sheet | Table]:
