@@ -56,6 +56,8 @@ def whole(demo: dict[str, Any], folder: Path) -> None:
     kinds = {row["measure"]: row["change"] for row in demo["table"]}
     assert len(kinds) == 9 and set(kinds.values()) <= {"better", "as before", "worse"}
     assert "right under attack" in kinds and "measures got better" in demo["meaning"]
+    shares = {name: demo["definition"][name]["all_four"] for name in ("GAT", "FGAI")}
+    assert all(f"{share:.0%} of the nodes of {name}" in demo["meaning"] for name, share in shares.items())
     for path in [*demo["pictures"], *demo["models"].values(), demo["comparison"]]:
         assert (folder / path).stat().st_size > 1000
     assert not list((folder / "out").glob("*.partial"))

@@ -14,7 +14,7 @@ from torch import nn
 
 from fgai import datasets
 from fgai.attacks import AttackResult, make_attack
-from fgai.certificates import PROMISE, CertificateRecord
+from fgai.certificates import ALL_FOUR, PROMISE, CertificateRecord
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
@@ -109,7 +109,9 @@ def demo(
         write_report(made, page)
     changes = changes_in(made)
     shown = dataclasses.replace(table(changes, model, "FGAI"), notes=_notes_of(made))
-    text = "\n".join([f"{headline(made)}.", *meaning(made), balance_words(changes)])
+    shares = {name: record.shares() for name, record in certificates.items()}
+    words = [headline(made) + ".", *meaning(made), _definition_words(shares), balance_words(changes)]
+    text = "\n".join(words)
     rows = [
         {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "chance": c.chance}
         | {"change": c.kind}
@@ -122,6 +124,7 @@ def demo(
         "seed": seed,
         "meaning": text,
         "promise": PROMISE,
+        "definition": shares,
         "table": rows,
         "node": node,
         "models": {name: str(path) for name, path in paths.items()},
@@ -141,6 +144,16 @@ def demo(
     out.result(values, show)
     if open_:
         webbrowser.open((page or pictures[0]).resolve().as_uri())
+
+
+def _definition_words(shares: dict[str, dict[str, float | None]]) -> str:
+    """At how many nodes all four properties hold, by model."""
+    known = {name: one[ALL_FOUR] for name, one in shares.items()}
+    said = [f"{share:.0%} of the nodes of {name}" for name, share in known.items() if share is not None]
+    return (
+        "Definition 1 (same and stable explanation, same and stable prediction; output layer, R ="
+        f" {RADIUS}) holds at {' and '.join(said) or 'an unknown number of nodes'}."
+    )
 
 
 def _page_in(out: Output, folder: Path) -> Path | None:
