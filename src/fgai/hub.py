@@ -13,7 +13,7 @@ from fgai.errors import CheckpointError, DataError, InputError, extra
 from fgai.files import write_atomic
 from fgai.records import plain, to_text, weights_hash
 from fgai.reports.cards import Card
-from fgai.training import load_model, read_header, save_model
+from fgai.training import load_model, pretrained_names, read_header, save_model
 from fgai.typed import typed
 from fgai.version import __version__, versions
 
@@ -77,10 +77,11 @@ def save_pretrained(
 def from_pretrained(
     name: Path | str, *, revision: str | None = None, token: str | None = None, expect: str | None = None
 ) -> nn.Module:
-    """Read a model from a folder, or from the Hugging Face Hub where there is no such folder; in eval mode.
+    """Read a model in eval mode: one that comes with fgai, of a folder, or of the Hugging Face Hub.
 
     Args:
-        name: of the folder, or `owner/model` on the hub.
+        name: of a model that comes with fgai (`fgai.training.pretrained_names`), of a folder, or
+            `owner/model` on the hub; the first that exists, in this order.
         revision: branch, tag or commit on the hub.
         token: for private models.
         expect: class the model must have, e.g. `"GAT"`.
@@ -89,7 +90,15 @@ def from_pretrained(
         CheckpointError: the file is missing, damaged, foreign or from a newer fgai.
         DataError: the hub does not have it, or cannot be reached.
         MissingExtraError: it is no folder, and huggingface_hub is not installed.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> fgai.from_pretrained("planted-gat")(data).shape
+        torch.Size([2000, 5])
     """
+    if str(name) in pretrained_names():
+        return load_model(name, expect)
     return load_model(_file(name, MODEL, revision, token), expect)
 
 

@@ -40,7 +40,13 @@ Device = Annotated[
     str, typer.Option("--device", help="Where to compute: cpu, cuda, or cuda:1 for the second GPU.")
 ]
 Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {listed(MODELS)}.")]
-ModelFile = Annotated[Path, typer.Argument(help="A model written by `fgai train` or `fgai faithful`.")]
+ModelFile = Annotated[
+    Path,
+    typer.Argument(
+        help="A model written by `fgai train` or `fgai faithful`, or one that comes with fgai: planted-gat,"
+        " planted-fgai, cora-gat, cora-fgai."
+    ),
+]
 VanillaFile = Annotated[
     Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
 ]

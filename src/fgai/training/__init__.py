@@ -2,7 +2,7 @@
 
 from fgai.alone import seeded
 from fgai.training.capture import Drawn
-from fgai.training.checkpoint import load_model, make_model, read_header, save_model
+from fgai.training.checkpoint import load_model, make_model, pretrained_names, read_header, save_model
 from fgai.training.faithful import Faithful, make_faithful
 from fgai.training.hardening import Adversarial, harden
 from fgai.training.limiting import Clipped, clipped, limit
@@ -46,6 +46,7 @@ __all__ = [
     "load_model",
     "make_faithful",
     "make_model",
+    "pretrained_names",
     "read_header",
     "save_model",
     "seeded",

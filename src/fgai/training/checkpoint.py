@@ -25,6 +25,10 @@ Factory = Callable[..., nn.Module] | str
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+PRETRAINED = Path(__file__).parent.parent / "pretrained"
+"""Folder of the models that come with fgai; tools/pretrained.py trains them."""
+
+
 def _factory_name(factory: Factory) -> str:
     """Return `package.module:name` of a factory, without importing anything."""
     if isinstance(factory, str):
@@ -154,13 +158,35 @@ def save_model(
 
 
 @typed
+def pretrained_names() -> list[str]:
+    """Return the names of the trained models that come with fgai, e.g. `planted-gat`.
+
+    `load_model`, `fgai.from_pretrained` and every command take them in place of a file.
+    """
+    return sorted(path.stem for path in PRETRAINED.glob("*.safetensors"))
+
+
+def _bundled(path: Path | str) -> Path:
+    """The file of a bundled model, unless there is a file of this name."""
+    given = Path(path)
+    return (
+        PRETRAINED / f"{given}.safetensors"
+        if str(given) in pretrained_names() and not given.exists()
+        else given
+    )
+
+
+@typed
 def read_header(path: Path | str) -> dict[str, Any]:
     """Read what a checkpoint says of itself, without its weights.
+
+    Args:
+        path: the file, or the name of a model that comes with fgai.
 
     Raises:
         CheckpointError: if the file is missing, damaged, foreign or from a newer fgai.
     """
-    path = Path(path)
+    path = _bundled(path)
     text = _header_text(path)
     if text is None:
         raise CheckpointError(
@@ -201,7 +227,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     name it yourself. With a factory, files of any program that writes safetensors are read.
 
     Args:
-        path: the file.
+        path: the file, or the name of a model that comes with fgai, see `pretrained_names`.
         expect: class name it must have, e.g. `"GAT"`.
         factory: of a model of your own: its class, a function, or `package.module:name`, which is imported.
             Called with the arguments the file has for it.
@@ -211,7 +237,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             a factory is needed.
         InputError: the factory cannot be imported, fails or makes no model.
     """
-    path = Path(path)
+    path = _bundled(path)
     foreign = factory is not None and _header_text(path) is None
     header = {"class": None, "config": {}} if foreign else read_header(path)
     if expect is not None and header["class"] != expect:
