@@ -97,6 +97,7 @@ MEASURES = (
     _Measure("slope", "F-slope gap", "attention decides", "f_slope.node.clean.gap", "slope"),
     _Measure("slope_attacked", "F-slope gap", "… under attack", "f_slope.node.attacked.gap", "slope"),
     _Measure("proved", "certified", "top {k} proved to stay", "", "share"),
+    _Measure("definition", "Definition 1", "all four properties", "definition.r01.all_four.last", "share"),
 )
 
 
