@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from fgai import Graph
-from fgai.alone import seeded
 from fgai.checks import one_of
-from fgai.training import labelled
+from fgai.training import labelled, seeded
 
 MODELS = ("linear", "MLP")
 EPOCHS = 200
