@@ -96,6 +96,7 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.attention.AttentionMap, {"layers": HeteroData()}),
     (fgai.training.HardenSettings, {"box": torch.ones(2, 3)}),
     (fgai.metrics.mean_of_defined, {"values": torch.ones(2, 3)}),
+    (fgai.records.data_frame, {"values": torch.ones(4), "columns": ("author", "writes", "paper")}),
 ]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import fgai
 from fgai.certificates import (
+    ARITHMETIC,
     PROMISE,
     PROPERTIES,
     RADII,
@@ -211,3 +212,16 @@ def test_layers_are_named_by_number(record: CertificateRecord) -> None:
     with pytest.raises(InputError, match="2 layers"):
         record.layer(2)
     assert math.isfinite(record.layer(0).sharpness)
+
+
+def test_a_record_without_its_vector_is_refused_if_its_promise_names_one(record: CertificateRecord) -> None:
+    values = record.to_dict()
+    del values["explanation"]
+    with pytest.raises(CheckpointError, match="lacks `explanation`"):
+        CertificateRecord.from_dict(values)
+    values["promise"] = "Moved by R."
+    assert CertificateRecord.from_dict(values).explanation == ARITHMETIC
+    for layer in values["layers"]:
+        del layer["per_node"]["heads_beta2"]
+    older = CertificateRecord.from_dict(values)
+    assert older.layer().heads_beta2 is None and "heads_beta2" not in older.to_dict()["layers"][0]["per_node"]

@@ -50,6 +50,12 @@ class TestCheckpoint:
         assert float(model(graph)[0, 0]) == pytest.approx(first, abs=1e-6)
         assert name == "limited" or model.history.attempts >= 1  # `fgai.limit` trains nothing: no history
 
+    def test_double_precision_comes_back(self, tmp_path: Path) -> None:
+        model = fresh().double()
+        back = load_model(save_model(model, tmp_path / "model"))
+        assert_same_weights(back, model)
+        assert {value.dtype for value in back.state_dict().values()} == {torch.float64}
+
     def test_a_file_of_an_older_schema_is_refused(self, tmp_path: Path) -> None:
         path = save_model(fresh(), tmp_path / "model")
         header = json.loads(header_of(path)["fgai"]) | {"schema": 1}

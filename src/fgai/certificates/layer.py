@@ -241,6 +241,8 @@ class LayerCertificate:
         prediction = self.prediction
         parts = {name: getattr(self, name) for name in _TENSORS}
         parts |= {name: getattr(prediction, name) for name in _PARTS}
+        if self.heads_beta2 is None:
+            del parts["heads_beta2"]
         return {
             "name": self.name,
             "heads": self.heads,

@@ -224,8 +224,11 @@ class CertificateRecord(TabledDocument):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; a record that names no vector is about the arithmetic mean of the heads."""
-        named = {"explanation": ARITHMETIC, **values} if isinstance(values, Mapping) else values
-        return super().from_dict(named)
+        if isinstance(values, Mapping) and "explanation" not in values:
+            if EXPLANATION in str(values.get("promise")):
+                raise CheckpointError("the record lacks `explanation`, which its promise names")
+            values = {"explanation": ARITHMETIC, **values}
+        return super().from_dict(values)
 
     @classmethod
     def layout(cls) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fgai.errors import MissingExtraError
+from fgai.errors import InputError, MissingExtraError
 from fgai.typed import typed
 
 if TYPE_CHECKING:
@@ -201,13 +201,17 @@ def data_frame(
     """Return a `DataFrame` of columns by name, or of rows with the names of their `columns`.
 
     Raises:
+        InputError: the values do not fit the columns.
         MissingExtraError: pandas is not installed.
     """
     try:
         import pandas
     except ImportError:
         raise MissingExtraError("pandas", "pandas") from None
-    return pandas.DataFrame(values, columns=columns)
+    try:
+        return pandas.DataFrame(values, columns=columns)
+    except ValueError as error:
+        raise InputError(f"`values` do not fit a table: {error}") from error
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -247,6 +247,9 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     tensors = unpack(path)
     try:
         model = _made(header, tensors) if factory is None else _made_by(factory, header, tensors)
+        kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+        if len(kinds) == 1:
+            model.to(kinds.pop())
         unwrapped(model).load_state_dict(tensors)
     except Exception as error:
         if factory is not None and isinstance(error, InputError):
