@@ -222,7 +222,8 @@ def _intervals_of(parts: Sequence[_Part], reference: str) -> dict[str, dict[str,
 
 def _interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | None:
     """Return one interval of a document; None where it has none that can be read."""
-    found = ((intervals or {}).get(name) or {}).get(key)
+    held = intervals.get(name) if isinstance(intervals, Mapping) else None
+    found = held.get(key) if isinstance(held, Mapping) else None
     try:
         interval = None if found is None else Interval(**found)
     except TypeError:  # from a file of another version

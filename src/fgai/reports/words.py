@@ -188,15 +188,20 @@ def table(found: Sequence[Change], reference: str, other: str) -> Table:
 
 def proved_share(certificates: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
     """Share of the nodes whose top-k is proved to stay at a model's output layer, None if unknown."""
-    layers = (certificates.get(name) or {}).get("layers") or []
-    share = layers[-1].get("topk_share") if layers else None
-    return float(share) if isinstance(share, int | float) else None
+    return _last_share(certificates, name, "topk_share")
 
 
 def definition_share(certificates: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
     """Share of the nodes with all four properties of Definition 1 at a model's output layer."""
-    layers = (certificates.get(name) or {}).get("layers") or []
-    share = look_up(layers[-1], "definition.all_four") if layers else None
+    return _last_share(certificates, name, "definition.all_four")
+
+
+def _last_share(certificates: Mapping[str, Mapping[str, Any]], name: str, path: str) -> float | None:
+    """A share of the output layer; None where a document does not have it."""
+    proof = certificates.get(name) if isinstance(certificates, Mapping) else None
+    layers = proof.get("layers") if isinstance(proof, Mapping) else None
+    last = layers[-1] if isinstance(layers, list | tuple) and layers else None
+    share = look_up(last, path) if isinstance(last, Mapping) else None
     return float(share) if isinstance(share, int | float) else None
 
 
