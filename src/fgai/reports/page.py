@@ -350,8 +350,10 @@ def _definition_lists(report: Report) -> str:
     out = ""
     for name in report.names:
         layers = (report.certificates.get(name) or {}).get("layers") or [{}]
-        listed = "".join(f"<li>{_esc(text)}</li>" for text in layers[-1].get("sentences") or [])
-        out += listed and f"<h3>{_esc(name)}, {_esc(layers[-1].get('name'))}</h3><ul>{listed}</ul>"
+        last = layers[-1] if isinstance(layers, list | tuple) and layers else {}
+        said = last.get("sentences") if isinstance(last, Mapping) else None
+        listed = "".join(f"<li>{_esc(text)}</li>" for text in said) if isinstance(said, list) else ""
+        out += listed and f"<h3>{_esc(name)}, {_esc(last.get('name'))}</h3><ul>{listed}</ul>"
     return out
 
 
