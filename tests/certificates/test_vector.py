@@ -14,6 +14,7 @@ from torch_geometric.nn import GATConv
 import fgai
 from fgai.attention import LayerAttention, observe, prepared
 from fgai.certificates import CertificateRecord, certify_attention
+from fgai.errors import CheckpointError
 from fgai.graph import Graph
 from fgai.topk import swap_costs, topk_mask
 from support.certify_cases import NORMS, cheapest_swap
@@ -202,6 +203,9 @@ def test_records_say_which_vector_they_are_about(tmp_path: Path) -> None:
     assert record.explanation in record.to_markdown()
     older = record.to_dict()
     del older["explanation"]
+    with pytest.raises(CheckpointError, match="lacks `explanation`"):
+        CertificateRecord.from_dict(older)
+    older["promise"] = "each head moved by at most R"
     told = CertificateRecord.from_dict(older)
     assert told.explanation == "arithmetic mean of the heads" and told.explanation in told.to_markdown()
 

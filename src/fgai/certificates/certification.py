@@ -104,7 +104,7 @@ def certify_attention(
     fraction(beta, "beta", "it is an overlap")
     settings: dict[str, Any] = {"k1": k1, "k2": k2, "norm": norm, "divergence": divergence}
     settings |= {"alpha": float(alpha), "beta": float(beta)}
-    (record,) = certify_radii(model, data, vanilla, (radius,), settings, class_radii=True)
+    (record,) = certify_radii(model, data, vanilla, (radius,), settings, complete=True)
     last = record.layer().prediction
     if last.class_status == UNKNOWN:
         text = f"predictions cannot be certified: {last.reason}"
@@ -119,11 +119,12 @@ def certify_radii(
     radii: Sequence[float],
     settings: Mapping[str, Any],
     *,
-    class_radii: bool = False,
+    complete: bool = False,
 ) -> list[CertificateRecord]:
     """Return one record per radius from one pass of each model; `settings` are fields of the records.
 
-    Without `class_radii`, the class of hidden layers is certified at the record's own radius only.
+    Unless `complete`, what Definition 1 does not need is left out: class radii of hidden layers beyond the
+    record's own radius, and the bound of the top-k while every head moves.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
@@ -154,18 +155,18 @@ def certify_radii(
     records = []
     for radius in radii:
         last = _last(model, seen, radius, norm)
-        predictions = [*_hidden_predictions(model, seen, radius, norm, class_radii), last]
+        predictions = [*_hidden_predictions(model, seen, radius, norm, complete), last]
+        by_heads = [
+            _heads_overlap(layer.to("cpu"), settings["k2"], radius, norm) if complete else None
+            for layer in seen.attention
+        ]
         known = last.class_radius is not None
         done = perf_counter()
         record = CertificateRecord(
             radius=float(radius),
             layers=tuple(
-                replace(
-                    top,
-                    prediction=prediction,
-                    heads_beta2=_heads_overlap(layer.to("cpu"), settings["k2"], radius, norm),
-                )
-                for top, prediction, layer in zip(tops, predictions, seen.attention, strict=True)
+                replace(top, prediction=prediction, heads_beta2=heads)
+                for top, prediction, heads in zip(tops, predictions, by_heads, strict=True)
             ),
             trivial_probabilities=_trivial_change(seen.logits) if known else None,
             seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},

@@ -66,9 +66,8 @@ def _definition(views: Views) -> dict[str, Any]:
     """Shares by radius, property and layer, and the number of nodes they are of."""
     if views.model is None:
         return {}
-    vanilla = views.vanilla_model if views.vanilla is not None else None
     try:
-        found = definition_shares(views.model, views.graph, vanilla, views.k)
+        found = definition_shares(views.model, views.graph, views.vanilla_model, views.k)
     except (AttentionError, InputError) as error:
         warn(ReliabilityWarning("certificate-unknown", f"Definition 1 cannot be measured: {error}"))
         return {}

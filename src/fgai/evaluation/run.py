@@ -70,6 +70,7 @@ class _Run:
         attack = self._make(threat, "prediction")
         self.rows = self.task.rows(self.graph, self.targets)
         self.vanilla_model = None if vanilla is self.model else vanilla
+        self.given_vanilla = vanilla
         self._observe(vanilla)
         meter.lap("clean")
         attacked = {"prediction": self._attack(threat, "prediction")}
@@ -168,7 +169,7 @@ class _Run:
             curves=curves,
             attacks=attacked,
             vanilla=self.vanilla,
-            vanilla_model=self.model if self.vanilla_model is None else self.vanilla_model,
+            vanilla_model=None if self.vanilla is None else self.given_vanilla,
             sharpest=self.sharpest,
         )
 

@@ -111,7 +111,7 @@ class Views:
         curves: whether to measure what takes many runs.
         attacks: by what is attacked, `prediction` and `explanation`.
         vanilla: attention of the model it was made from, on the clean graph, or None.
-        vanilla_model: that model.
+        vanilla_model: that model, or None.
         sharpest: the layer that is reported as such.
         null: the attention of a null row in place of the model's: one of `NULLS`, else empty.
     """
