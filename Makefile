@@ -10,11 +10,12 @@ export OMP_WAIT_POLICY ?= passive
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing fgai, PyTorch, PyTorch Geometric and the tools for tests into .venv: about 2 GB, some minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
 demo: $(STAMP)
-	$(BIN)/fgai demo
+	$(BIN)/fgai demo --force
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --max-worker-restart 0 --durations=20
@@ -39,6 +40,7 @@ results: $(STAMP)
 # The site, in build/site: pages of docs/, notebooks with their output, the reference. A warning fails.
 docs: $(STAMP)
 	$(BIN)/python -m tools.site
+	@echo "open it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site   and http://127.0.0.1:8000"
 
 clean:
 	rm -rf build .cache .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

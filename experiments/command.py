@@ -226,7 +226,7 @@ def _failure(cell: Cell, store: Store) -> dict[str, str] | None:
 
 
 app.command("table", epilog="Example: fgai bench table f1 --format markdown")(records.table)
-app.command("figure", epilog="Example: fgai bench figure f-curves --dataset amazon-photo")(records.figure)
+app.command("figure", epilog="Example: fgai bench figure f-curves --data amazon-photo")(records.figure)
 app.command("bars", epilog="Example: fgai bench bars --missed")(records.bars)
 app.command("choose", epilog="Example: fgai bench choose --output presets.toml")(records.choose)
 app.command("pack", epilog="Example: fgai bench pack")(records.pack)

@@ -32,7 +32,7 @@ def either(names: Iterable[str]) -> str:
 Results = Annotated[Path, typer.Option("--results", "-r", help="Folder of the records.")]
 Data = Annotated[
     Path | None,
-    typer.Option("--data", "--root", help="Folder with the datasets' files; $FGAI_DATA by default."),
+    typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default."),
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Folder for trained models that cells share.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
@@ -54,7 +54,7 @@ def table(
     one_of(format_, "--format", FORMATS)
     out, store = Output(json, quiet), opened_store(results)
     if output is not None:
-        write_atomic(checked_output(output), _text(name, store, format_))
+        write_atomic(checked_output(output, force=True), _text(name, store, format_))
         out.say(f"written to {output}")
 
     def show(console: Console) -> None:
@@ -98,14 +98,14 @@ def figure(
     *,
     results: Results = Here,
     dataset: Annotated[
-        list[str] | None, typer.Option("--dataset", "-d", help="Only this one; may be repeated.")
+        list[str] | None, typer.Option("--data", "-d", help="Only this one; may be repeated.")
     ] = None,
     model: Annotated[
         list[str] | None, typer.Option("--model", "-m", help="Only this one; may be repeated.")
     ] = None,
     threat: Annotated[
         str,
-        typer.Option("--attack", help="Threat that attacks the models which are drawn, at its own budget."),
+        typer.Option("--threat", "-t", help="Threat that attacks the models drawn, at its own budget."),
     ] = "standard",
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
@@ -126,7 +126,7 @@ def figure(
     from fgai.reports.figures import save
 
     out = Output(json, quiet)
-    one_of(threat, "--attack", tuple(THREATS))
+    one_of(threat, "--threat", tuple(THREATS))
     source = Source(seed=seed, root=data, cache=cache, device=device, epochs=epochs, threat=threat)
     folder = checked_folder(output)
     written: list[str] = []
@@ -180,7 +180,7 @@ def choose(
 
     out, text = Output(json, quiet), presets(Store(results))
     if output is not None:
-        write_atomic(checked_output(output), text)
+        write_atomic(checked_output(output, force=True), text)
         out.say(f"written to {output}")
     values: dict[str, Any] = {"command": "bench choose", "presets": tomllib.loads(text)}
     out.result(values, lambda console: None if output else typer.echo(text, nl=False))

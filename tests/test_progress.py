@@ -1,4 +1,4 @@
-"""Progress: a line that fits the terminal, with count and time left; nothing where there is no terminal."""
+"""Progress: a line that fits the terminal, with count and time left; plain lines where there is none."""
 
 from __future__ import annotations
 
@@ -46,6 +46,21 @@ def test_long_labels_give_way() -> None:
 def test_nothing_is_written_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     with shown(), stage("work", 3) as work:
         work.advance(note="loss 1.0")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_long_work_writes_plain_lines_without_a_terminal(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    with shown(), stage("outer"), stage("work", 3) as work:
+        work.advance()
+        work.advance()
+    out, lines = capfd.readouterr()
+    assert out == "" and "\x1b" not in lines
+    assert "outer · work: 1 of 3, about " in lines and " s left" in lines and "2 of 3" in lines
+    with shown(False), stage("work", 3) as work:
+        work.advance()
     assert capfd.readouterr() == ("", "")
 
 

@@ -18,6 +18,7 @@ from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import evaluating, record
 from fgai.attention.limits import counting
 from fgai.errors import ReliabilityWarning, collected, warn
+from fgai.models import AttentionLayer
 from support import attack_cases as cases
 
 SMALL = Threat("small", PGDInjection, Budget(nodes=2, edges=2, steps=1, step_size=0.1), "for tests")
@@ -97,6 +98,26 @@ def test_settings_of_limits_wait_for_the_passes_of_another_thread() -> None:
         assert not counted.wait(0.3)
     thread.join()
     assert counted.is_set()
+
+
+def test_parts_of_a_layer_wait_for_settings_of_another_thread() -> None:
+    model, inside, read = model_of("limited"), threading.Event(), threading.Event()
+    layer = next(part for part in model.modules() if isinstance(part, AttentionLayer))
+    x = torch.zeros(3, layer.value.weight.shape[0])
+
+    def read_sides() -> None:
+        inside.wait(10)
+        layer.sides(x)
+        read.set()
+
+    thread = threading.Thread(target=read_sides)
+    thread.start()
+    with counting(model) as counts:
+        inside.set()
+        assert not read.wait(0.3)
+        assert counts == [0, 0]
+    thread.join()
+    assert read.is_set()
 
 
 def test_warnings_stay_in_their_thread() -> None:

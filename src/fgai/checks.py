@@ -38,14 +38,17 @@ LARGEST = 2**63 - 1  # the largest whole number that tensors hold
 SMALL = 1 << 26  # bytes that are allocated without asking how much memory is free
 
 
-def one_of(value: S, name: str, options: Sequence[S]) -> S:
-    """Return `value` if it is one of `options`, else raise and suggest the nearest."""
+def one_of(value: S, name: str, options: Sequence[S], *, any_case: bool = False) -> S:
+    """Return the option that `value` is, else raise and suggest the nearest; `any_case` ignores case."""
     if value in options:
         return value
-    words = [str(option) for option in options]
-    near = get_close_matches(str(value), words, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InputError(f"`{name}` must be one of {', '.join(words)}, got {value!r}{hint}")
+    words = {str(option).lower(): option for option in options}
+    if any_case and str(value).lower() in words:
+        return words[str(value).lower()]
+    near = get_close_matches(str(value).lower(), list(words), n=1)
+    hint = f"; did you mean {words[near[0]]!r}?" if near else ""
+    listed = ", ".join(str(option) for option in options)
+    raise InputError(f"`{name}` must be one of {listed}, got {value!r}{hint}")
 
 
 def _require(good: bool, value: float, rule: str, remedy: str = "") -> float:

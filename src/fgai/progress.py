@@ -1,6 +1,7 @@
-"""Progress of long work: stages count their steps, and `shown` draws them as one line on a terminal.
+"""Progress of long work: stages count their steps, and `shown` tells how far they are.
 
-Without `shown`, counting a step costs a call and nothing is written: a log never holds control characters.
+On a terminal that is one line that changes, elsewhere a new line every few seconds.
+Without `shown`, counting a step costs a call and nothing is written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 __all__ = ["Stage", "current", "shown", "stage"]
@@ -82,12 +84,14 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
     """Show the stages of the block on standard error, or on the display that is already open.
 
     Args:
-        show: None shows them only on a terminal, False never.
+        show: False shows nothing.
         console: to write to; one on standard error by default.
     """
     terminal = sys.stderr.isatty() if console is None else console.is_terminal
-    wanted, held = terminal if show is None else show, _display.get()
-    opened = _Display(console) if wanted and held is None else None
+    wanted, held = show is not False, _display.get()
+    opened: _Display | None = None
+    if wanted and held is None:
+        opened = _Display(console) if terminal else _Lines(console)
     token = _display.set(opened or held if wanted else None)
     try:
         yield
@@ -132,6 +136,37 @@ class _Display:
         if self._bar is not None:
             self._bar.stop()
         self._bar = self._stage = self._task = None
+
+
+EVERY = 10.0
+"""Seconds between two lines where there is no terminal; work that takes less writes none."""
+
+
+class _Lines(_Display):
+    """One plain line every few seconds: the stages, how much is done, and about how long it will take."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
+        self._began = self._told = perf_counter()
+        self._first = 0
+
+    def update(self, stages: tuple[Stage, ...]) -> None:
+        now = perf_counter()
+        if not stages:
+            return
+        inner = stages[-1]
+        if inner is not self._stage:
+            self._stage, self._began, self._first = inner, now, inner.done
+        if now - self._told < EVERY:
+            return
+        self._told = now
+        done, total = inner.done - self._first, inner.total
+        text = " · ".join(stage.label for stage in stages)
+        if total:
+            text += f": {min(inner.done, total)} of {total}"
+            left = (now - self._began) / done * (total - inner.done) if done > 0 else 0.0
+            text += f", about {left:.0f} s left" if left > 0 else ""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _bar(console: Console) -> Progress:

@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_audit_says_what_the_library_says(folder: Path) -> None:
     words = ("audit", "--model", "mine_to_audit:make", "--weights", "mine.safetensors", "--data", "mine.npz")
-    found = answer(*words, *COMMON, "--out", "page.html", "--node", 3, cwd=folder)
+    found = answer(*words, *COMMON, "--output", "page.html", "--node", 3, cwd=folder)
     assert found["command"] == "audit" and found["models"] == ["Mine"] and found["nodes"] == 40
     model, data = own.own_model(), own.own_data()
     # The first model of a page is compared with itself.
@@ -66,7 +66,7 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
     assert made.subgraph is not None and made.subgraph["centre"] == 3
     assert made.reproduce == [
         "fgai audit --model mine_to_audit:make --weights mine.safetensors --data mine.npz --threat random"
-        " --nodes 2 --edges 3 --k 2 --seed 0 --node 3 --out page.html"
+        " --nodes 2 --edges 3 --k 2 --seed 0 --node 3 --output page.html"
     ]
     page = (folder / "page.html").read_text()
     assert (folder / "page.html").stat().st_size == found["bytes"]
@@ -80,7 +80,7 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
 
 
 def test_untrained_weights_are_said(folder: Path) -> None:
-    words = ("audit", "--model", "mine_to_audit:make", "--data", "mine.npz", *COMMON, "--out", "raw.html")
+    words = ("audit", "--model", "mine_to_audit:make", "--data", "mine.npz", *COMMON, "--output", "raw.html")
     made = Report.load(folder / answer(*words, cwd=folder)["document"])
     assert "untrained weights" in made.records[0]["provenance"]["note"]
     page = (folder / "raw.html").read_text()

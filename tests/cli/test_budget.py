@@ -33,7 +33,7 @@ def club(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     graph = small_data(nodes=34)
     register_dataset(about(graph, "club", splits=("public",)), Source(make=lambda: graph))
     small = ("--set", "hidden_channels=2", "--set", "heads=2", "--epochs", 2, "-o", "club.safetensors")
-    assert here("train", "--dataset", "club", *small, cwd=folder).exit_code == 0
+    assert here("train", "--data", "club", *small, cwd=folder).exit_code == 0
     yield folder
     unregister_dataset("club")
 
@@ -50,8 +50,9 @@ def test_wherever_a_threat_is_chosen_it_can_be_sized() -> None:
         for name, command in commands().items()
     }
     chosen = {name for name, known in flags.items() if "--threat" in known}
-    assert chosen - {"audit"} == set(COMMANDS)  # whose budget its own tests size
-    assert all({"--nodes", "--edges", "--box"} <= flags[name] for name in chosen)
+    assert chosen - {"audit", "bench figure"} == set(COMMANDS)  # whose budget its own tests size
+    sized = chosen - {"bench figure"}
+    assert all({"--nodes", "--edges", "--box"} <= flags[name] for name in sized)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -91,7 +92,7 @@ def test_a_threat_without_features_has_no_box(club: Path, command: str) -> None:
 class TestTheSameAsInPython:
     def test_attack(self, club: Path) -> None:
         budget = run("attack", *SIZES, cwd=club)["budget"]
-        assert (budget["nodes"], budget["edges"], budget["steps"], budget["box"]) == (2, 3, 10, None)
+        assert (budget["nodes"], budget["edges"], budget["steps"], budget["box"]) == (2, 3, 100, None)
 
     @pytest.mark.parametrize("words", [("--box", "-3,4"), ("--box=-3,4",)])
     def test_a_box(self, club: Path, words: tuple[str, ...]) -> None:
@@ -125,7 +126,7 @@ class TestTheSameAsInPython:
         document = json.loads((club / run("report", *SIZES, "--box=-3,4", cwd=club)["document"]).read_text())
         budget = document["records"][0]["threat"]["budget"]
         assert (budget["edges"], budget["box"]) == (3, [-3.0, 4.0])
-        assert "--threat standard --nodes 2 --edges 3 --box -3,4 --k 5" in document["reproduce"][-1]
+        assert "--threat ensemble-short --nodes 2 --edges 3 --box -3,4 --k 5" in document["reproduce"][-1]
 
 
 def test_faithful_training_has_a_budget_too(club: Path) -> None:
@@ -133,12 +134,12 @@ def test_faithful_training_has_a_budget_too(club: Path) -> None:
     done = here(*words, *SIZES, "--json", cwd=club)
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["settings"] == {"epochs": 1, "nodes": 2, "edges": 3}
-    done = here(*words, *SIZES, "--box", "-3,4", "--json", cwd=club)
+    done = here(*words, *SIZES, "--box", "-3,4", "--json", "--force", cwd=club)
     assert done.exit_code == 0 and json.loads(done.stdout)["settings"]["box"] == [-3.0, 4.0]
 
 
 def test_adversarial_training_has_a_box_and_others_have_none(club: Path) -> None:
-    words = ("train", "--dataset", "club", "--epochs", 1, "--box", "-3,4", "-o", "at.safetensors", "-q")
+    words = ("train", "--data", "club", "--epochs", 1, "--box", "-3,4", "-o", "at.safetensors", "-q")
     told = refused(*words, cwd=club)
     assert "`--box` is for methods that train with an adversary; vanilla has none" in told
     done = here(*words, "--method", "at", "--set", "edges=3", "--json", cwd=club)

@@ -68,7 +68,7 @@ def test_unusable_cards_are_bad_input(folder: Path, tmp_path: Path, text: str) -
 
 def test_cards_lists_a_folder_and_names_what_it_leaves_out(folder: Path) -> None:
     (folder / "cards" / "half.json").write_text("{")
-    done = here("cards", "cards", "--out", "page.html", "--json", cwd=folder)
+    done = here("cards", "cards", "-o", "page.html", "--json", cwd=folder)
     said = json.loads(done.stdout)
     assert done.exit_code == 0 and list(said["cards"]) == ["fgai.json", "gat.json"]
     assert list(said["unusable"]) == ["half.json"] and "left out half.json" in done.stderr

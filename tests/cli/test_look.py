@@ -60,7 +60,7 @@ def test_progress_with_time_left_at_60_columns(
 
 
 def test_one_line_in_a_log(trained: Path) -> None:
-    done = here("compare", "A=gat.safetensors", "--no-curves", "--no-nulls", cwd=trained)
+    done = here("compare", "A=gat.safetensors", "--no-curves", "--no-nulls", "-t", "random", cwd=trained)
     remarks = [line for line in done.stderr.splitlines() if not line.startswith("warning:")]
     assert done.exit_code == 0 and len(remarks) == 1 and remarks[0].startswith("comparing A on")
     assert "\x1b" not in done.stderr and "\r" not in done.stderr
@@ -74,7 +74,7 @@ def test_tables_are_whole_on_narrow_terminals(
     words = ("compare", "vanilla=gat.safetensors", "again=gat.safetensors", "--no-curves", "-t", "random")
     text = here(*words, cwd=trained).stdout
     assert max(map(len, text.splitlines())) <= columns
-    assert {"vanilla", "again", "attacked", "chance", "sharpness"} <= set(re.findall(r"\w+", text))
+    assert {"vanilla", "again", "attack", "chance", "sharpness"} <= set(re.findall(r"\w+", text))
     shown = here("explain", "gat.safetensors", "--node", 24, "-t", "random", cwd=trained).stdout
     assert max(map(len, shown.splitlines())) <= columns and "attention" in shown
     assert "…" not in shown

@@ -49,7 +49,7 @@ class TestReport:
         assert made.subgraph is not None and made.subgraph["centre"] == 24
         assert made.explorer is not None and made.explorer["classes"][4] == "<e>"
         assert made.reproduce == [
-            "fgai train --dataset planted --model GAT --method vanilla --seed 0 --epochs 2"
+            "fgai train --data planted --model GAT --method vanilla --seed 0 --epochs 2"
             " --output gat.safetensors",
             "fgai faithful gat.safetensors --seed 0 --set nodes=2 --output faithful.safetensors",
             "fgai report GAT=gat.safetensors FGAI=faithful.safetensors --threat random --k 5 --seed 0",
@@ -89,7 +89,7 @@ class TestReport:
             (("certificate-gat.json",), "no evaluation in these files"),
             (("both.json", "--class-names", "classes.txt"), "names go on the page together with models"),
             (("both.json", "a=both.json", "a=whole.json"), "two files are called"),
-            (("gat.safetensors", "--node", "2000"), "0..1999, got 2000"),
+            (("gat.safetensors", "--node", "2000"), "its nodes are 0 to 1999"),
             (("gat.safetensors", "--node-names", "nowhere.txt"), "nowhere.txt must be a readable text file"),
             (("gat.safetensors", "--threat", "weird"), "--threat"),
         ],
@@ -98,15 +98,17 @@ class TestReport:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
     ) -> None:
         monkeypatch.chdir(folder)
-        found = CliRunner().invoke(app, ["report", *words])
+        found = CliRunner().invoke(app, ["report", *words, "--force"])
         assert found.exit_code == 2 and said in " ".join(found.stderr.split())
 
     def test_refusals_of_the_real_command(self, folder: Path) -> None:
-        assert "there is no record at missing.json" in refused("report", "missing.json", cwd=folder)
+        assert "there is no record at missing.json" in refused(
+            "report", "missing.json", "--force", cwd=folder
+        )
         assert "cannot write" in refused("report", "both.json", "-o", "both.json/page.html", cwd=folder)
         assert "Missing argument" in refused("report", cwd=folder)
 
     def test_damaged_record_as_json(self, folder: Path) -> None:
         (folder / "broken.json").write_text("{")
-        done = fgai("report", "broken.json", "--json", cwd=folder)
+        done = fgai("report", "broken.json", "--force", "--json", cwd=folder)
         assert done.code == 2 and json.loads(done.out)["error"]["type"] == "CheckpointError"

@@ -42,7 +42,7 @@ def test_the_command_line_finds_it(mine: Graph, tmp_path: Path) -> None:
     listed = json.loads(here("data", "list", "--json", cwd=tmp_path).stdout)["datasets"]
     assert listed[-1]["name"] == "mine" and listed[-1]["where"] == "built in"
     small = ("--set", "hidden_channels=2", "--set", "heads=2", "--epochs", 1, "--json")
-    done = here("train", "--dataset", "mine", *small, cwd=tmp_path)
+    done = here("train", "--data", "mine", *small, cwd=tmp_path)
     assert done.exit_code == 0, done.stderr
     assert json.loads(done.stdout)["dataset"] == "mine"
     done = here("attack", "vanilla-gat-mine.safetensors", "--threat", "edges", "--json", cwd=tmp_path)

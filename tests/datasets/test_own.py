@@ -194,10 +194,10 @@ def test_files_that_are_no_graph_are_refused(
 
 
 NODES = {
-    "node,y\n0,1\n0,0\n": "must hold every number from 0 to 1 once",
-    "node,split\n0,train\n1,dev\n": "`split` of .* got 'dev'",
+    "node,y\n0,1\n0,0\n": "node '0' is in lines 2 and 3 of .*nodes.csv",
+    "node,split\n0,train\n1,dev\n": "`split` in line 3 of .* got 'dev'",
     "y\n1\n": "a column `node`",
-    "node,y\n0,a\n1,0\n": "`y` in line 2 of .* must be a whole number, got 'a'",
+    "node,y\n0,a\n1,0\n": "`y` in line 2 of .* must be a whole number as others are, got 'a'",
 }
 
 

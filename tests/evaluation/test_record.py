@@ -112,7 +112,7 @@ def test_comparisons_survive_the_file(side_by_side: Comparison, tmp_path: Path) 
 def test_comparisons_print_everywhere(side_by_side: Comparison) -> None:
     for width in (60, 250):
         console = Console(record=True, width=width, file=io.StringIO())
-        side_by_side.show(console)
+        side_by_side.show(console, every=True)
         text = console.export_text()
         assert "GAT" in text and "uniform" in text and "random" in text and "seconds" in text
         assert "…" not in text
@@ -132,7 +132,7 @@ def test_comparisons_print_everywhere(side_by_side: Comparison) -> None:
 
 def test_records_print_everywhere(whole: EvaluationRecord) -> None:
     console = Console(record=True, width=120, file=io.StringIO())
-    whole.show(console)
+    whole.show(console, every=True)
     assert "overlap_touched.explanation" in console.export_text()
     assert "| f1.clean |" in whole.to_markdown()
     assert r"f1.clean" in whole.to_latex()

@@ -249,7 +249,7 @@ class TestCommands:
 
     def test_the_first_rank_alone_writes_and_speaks(self, scenes: Scenes, tmp_path: Path) -> None:
         path = tmp_path / "model.safetensors"
-        words = ["train", "--dataset", scenes.stored.path, "--output", path, "--epochs", 2, "--json"]
+        words = ["train", "--data", scenes.stored.path, "--output", path, "--epochs", 2, "--json"]
         torchrun = (*TORCHRUN, "--nproc-per-node=2", "-m", "--", "fgai")
         done = run(*torchrun, *words, "--batch-size", 4, "--log", tmp_path / "log.csv")
         assert done.returncode == 0, done.stderr
@@ -310,7 +310,7 @@ class TestOnTheDevice:
     def train(self, scenes: Scenes, folder: Path, *before: object, **env: str) -> tuple[str, Path]:
         """Train by the command line on the first GPU; return what was said on the way, and the model."""
         path = folder / "model.safetensors"
-        words = ["fgai", "train", "--dataset", scenes.stored.path, "--output", path, "--epochs", 4]
+        words = ["fgai", "train", "--data", scenes.stored.path, "--output", path, "--epochs", 4]
         sizes = ["--batch-size", 8, "--fan-out=-1", "--set", "dropout=0.0", "--set", "attention_dropout=0.0"]
         done = run(*before, "-m", *words, *sizes, "--device", "cuda", CUDA_VISIBLE_DEVICES="0", **env)
         return done.stdout + done.stderr, path

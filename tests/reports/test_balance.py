@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fgai.reports.words import BETTER, SAME, WORSE, _changes, _kind_of, _verdict, balance_words, table
+from fgai.evaluation.summary import BETTER, SAME, WORSE
+from fgai.reports.words import _changes, _kind_of, _verdict, balance_words, table
 
 
 def record(name: str, **values: Any) -> dict[str, Any]:

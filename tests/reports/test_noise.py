@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fgai.evaluation.summary import BETTER, SAME, WORSE
 from fgai.records import pack_array
 from fgai.reports.build import Report, _assemble
 from fgai.reports.numbers import _best_records, _best_value, _numbers_of
 from fgai.reports.page import cards
 from fgai.reports.parts import _parts_of
-from fgai.reports.words import BETTER, SAME, WORSE, _kind_of, changes_in, headline, meaning
+from fgai.reports.words import _kind_of, changes_in, headline, meaning
 from support.report_cases import whole_report
 
 NODES = 140
@@ -79,7 +80,7 @@ def test_rises_and_falls_are_real_ones() -> None:
 def test_chance_and_sharpness_are_said() -> None:
     report = document({"GAT": (109, 60), "FGAI": (109, 100)})
     words = said(report)
-    assert "classified right (chance: 30 %)" in words and "By chance 3.30 would." in words
+    assert "classified right (chance: 30 %)" in words and "(chance: 66 %)." in words
     assert "strongest neighbour gets 33 % of its attention in GAT (sharpness 0.015)" in words
     assert words.endswith("; 28 % if all got the same.")
     made = cards(report).replace("\u00a0", " ")

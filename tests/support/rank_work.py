@@ -181,7 +181,7 @@ def commands(graph: Path, folder: Path) -> None:
     """`fgai evaluate` as every rank runs it; a file for each with what was printed."""
     path = folder / f"{os.environ['RANK']}.safetensors"
     fgai.save_model(untrained("GAT", open_store(graph).load(), **MODELS["GAT"]), path)
-    words = ["evaluate", str(path), "--dataset", str(graph), "--json"]
+    words = ["evaluate", str(path), "--data", str(graph), "--json"]
     stored, attack = (CliRunner().invoke(app, [*words, *more]) for more in (["--stored"], []))
     assert (stored.exit_code, attack.exit_code) == (0, 2), stored.output
     found = {"stored": stored.stdout, "attack": attack.output}

@@ -16,13 +16,13 @@ from fgai.certificates import certify_attention
 from fgai.datasets import register_task_split, unregister_task_split
 from fgai.errors import DataError, InputError
 from fgai.evaluation import compare
+from fgai.evaluation.summary import score_of, share_phrase
 from fgai.explanations import AsPyG
 from fgai.graph import Graph
 from fgai.graph.fields import Links
 from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.reports.build import make_report
-from fgai.reports.numbers import _score_of, _share_phrase
 from fgai.reports.page import render
 from fgai.tasks import (
     TASKS,
@@ -183,7 +183,7 @@ def test_a_task_of_nodes_is_trained_evaluated_tabled_and_reported(core: Task) ->
     assert "accuracy clean" in shown and "test core nodes" in shown and "F1" not in shown
     plain = record.to_dict()
     assert (
-        _score_of(plain) == "accuracy" and _share_phrase(plain) == "of the tested core nodes classified right"
+        score_of(plain) == "accuracy" and share_phrase(plain) == "of the tested core nodes classified right"
     )
     assert "ested core nodes classified right" in render(make_report(table))
     assert certify_attention(model, graph, radius=0.01).layer().prediction.class_status == "exact"
@@ -195,7 +195,7 @@ def test_a_record_outlives_its_task(core: Task) -> None:
         record = fgai.evaluate(trained(graph), graph, FEW, k=2, curves=False, explanation_attack=False)
     unregister_task("core")
     try:
-        assert "test rows" in record.to_markdown() and _score_of(record.to_dict()) == "accuracy"
+        assert "test rows" in record.to_markdown() and score_of(record.to_dict()) == "accuracy"
     finally:
         register_task(core)
 

@@ -5,7 +5,7 @@ from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.endpoints import SHARED_RULES, draw_endpoints
-from fgai.attacks.ensemble import EnsembleInjection
+from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
 from fgai.attacks.injection import (
     AdaptiveInjection,
@@ -18,7 +18,7 @@ from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member, SearchSpec
 from fgai.attacks.tdgia import TDGIA
-from fgai.attacks.threats import THREATS, Threat, doubt, make_attack, register_threat, threat_of
+from fgai.attacks.threats import DEFAULT, THREATS, Threat, doubt, make_attack, register_threat, threat_of
 from fgai.attacks.values import ValueInjection
 from fgai.objectives import (
     INTRUDERS,
@@ -32,6 +32,7 @@ from fgai.objectives import (
 )
 
 __all__ = [
+    "DEFAULT",
     "DICE",
     "EXPLANATION_MEMBERS",
     "INTRUDERS",
@@ -61,6 +62,7 @@ __all__ = [
     "RandomEdges",
     "RandomInjection",
     "SearchSpec",
+    "ShortEnsemble",
     "Threat",
     "ValueInjection",
     "attack_attention",

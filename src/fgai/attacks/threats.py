@@ -10,7 +10,7 @@ from typing import Any
 
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
-from fgai.attacks.ensemble import EnsembleInjection
+from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
 from fgai.attacks.injection import AdaptiveInjection, PGDInjection, RandomInjection
 from fgai.checks import at_least, one_of
@@ -78,9 +78,18 @@ class Threat:
         return replace(self, budget=replace(self.budget, **changes), per_graph=per_graph)
 
 
+DEFAULT = "ensemble-short"
+"""The threat of `evaluate`, `compare`, `report` and `audit` if none is named."""
 THREATS: dict[str, Threat] = {
     threat.name: threat
     for threat in (
+        Threat(
+            DEFAULT,
+            ShortEnsemble,
+            Budget(nodes=20, edges=20),
+            "20 nodes × 20 edges, the searches that find most, 100 steps each: about a minute",
+            Budget(nodes=1, edges=3),
+        ),
         Threat(
             "ensemble",
             EnsembleInjection,
@@ -219,9 +228,9 @@ def doubt(name: str) -> str:
 
     Example:
         >>> doubt("strong")
-        'Measured with signed steps alone, a weak search; use the threat `ensemble` for a claim.'
+        'Measured with signed steps alone, a weak search; use the threat ensemble for a claim.'
         >>> doubt("ensemble")
         ''
     """
     weak = THREATS[name].weak if name in THREATS else ""
-    return f"Measured with {weak}; use the threat `ensemble` for a claim." if weak else ""
+    return f"Measured with {weak}; use the threat ensemble for a claim." if weak else ""

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from fgai import metrics
-from fgai.attacks import THREATS, Ledger, make_attack, threat_of
+from fgai.attacks import DEFAULT, THREATS, Ledger, make_attack, threat_of
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
@@ -57,9 +57,9 @@ def _show_members(console: Console, rows: list[dict[str, Any]]) -> None:
 
 @command
 def attack(
-    model: options.ModelFile,
+    model: options.ModelFile = None,
     *,
-    threat: options.Threat = "standard",
+    threat: options.Threat = DEFAULT,
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     box: options.Box = None,
@@ -94,10 +94,13 @@ def attack(
     k: options.K = 5,
     seed: options.Seed = 0,
     log: options.Log = None,
-    dataset: options.OtherDataset = None,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     output: options.Record = None,
+    force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -117,12 +120,12 @@ def attack(
     sized = threat_of(threat).sized(nodes, edges, _parsed_box(box))
     if breaking is not None and nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
-    opened = _open_model(model, dataset, root, device)
+    opened = _open_model(model, data, root, device, own=own, weights=weights)
     task = task_of(opened.graph)
     chosen = make_attack(sized, objective, targets=targets, k=k, task=task.name)
-    path = None if output is None else checked_output(output)
+    path = None if output is None else checked_output(output, force)
     tracker = _opened_log(log)
-    out.say(f"attacking {model} on {opened.graph!r}")
+    out.say(f"attacking {opened.path} on {opened.graph!r}")
     if breaking is not None:
         settings: dict[str, Any] = {"threshold": breaking, "limit": most, "k": k}
         point = breaking_point(opened.model, opened.graph, sized, **settings, seed=seed, targets=targets)
@@ -138,7 +141,7 @@ def attack(
     after = logits_again(opened.model, result.graph)[rows]
     values = {
         "command": "attack",
-        "model": str(model),
+        "model": str(opened.path),
         "dataset": opened.graph.name,
         "threat": threat,
         "objective": chosen.objective.name,
@@ -171,7 +174,7 @@ def attack(
         if ledger.feasible is not None:
             spent += f"; {100 * ledger.feasible:.0f} % of what was tried kept the classes"
         columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
-        Table(f"{threat} attack on {model.name}", columns, lines, [changed, spent]).show(console)
+        Table(f"{threat} attack on {opened.path.name}", columns, lines, [changed, spent]).show(console)
         if explain_members:
             _show_members(console, values["members"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,8 @@ from fgai.reports.cards import Card, card_from_files, check_card, read_cards, wr
 def cards(
     folder: Annotated[Path, typer.Argument(help="Folder of cards, one `.json` file per entry.")],
     *,
-    output: Annotated[Path, typer.Option("--output", "--out", "-o", help="The page.")] = Path("cards.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("cards.html"),
+    force: options.Force = False,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Explanation cards",
     open_: options.Open = False,
     json: options.Json = False,
@@ -32,10 +34,10 @@ def cards(
     Files that are no usable cards are named on the page and here.
 
     Examples:
-    - `fgai cards cards --out leaderboard.html --open`
+    - `fgai cards cards --output leaderboard.html --open`
     """
     out = Output(json, quiet)
-    page = checked_output(output)
+    page = checked_output(output, force)
     listing = read_cards(folder)
     for name, reason in listing.unusable.items():
         out.warn(f"left out {name}: {reason}")
@@ -70,6 +72,8 @@ def card(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="JSON file to write; Markdown goes beside it.")
     ] = Path("card.json"),
+    force: options.Force = False,
+    all_: options.All = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -84,11 +88,12 @@ def card(
     out = Output(json, quiet)
     if output.suffix != ".json":
         output = output.with_name(f"{output.name}.json")
-    checked_output(output)
+    for file in (output, output.with_suffix(".md")):
+        checked_output(file, force)
     made = card_from_files(files, name=name)
     for path in made.write(output):
         out.say(f"written to {path}")
-    out.result(made.to_dict(), made.show)
+    out.result(made.to_dict(), partial(made.show, every=all_))
 
 
 @command
@@ -109,15 +114,17 @@ def check(
     """Hold a card's numbers against bars, and fail where one is missed.
 
     Exit codes: 0 all met, 1 a bar is missed, 2 the card is unusable or has no such quantity. Names are those
-    on the card; `f1` stands for all that begin with it. A number that is not defined meets no bar.
+    on the card or readable ones; `top 5 kept` stands for all that begin with it. A number that is not
+    defined meets no bar.
 
     Examples:
-    - `fgai check card.json --min overlap=0.8 --max g_tvd_rel=0.2`
-    - `fgai check card.json --min f1.attacked=0.9 --min certificate.share=0.5 --json`
+    - `fgai check card.json --min "top 5 kept=0.8" --min "F1, under attack=0.9"`
+    - `fgai check card.json --min f1.attacked=0.9 --max g_tvd_rel=0.2 --json`
     """
     out = Output(json, quiet)
     bars = _bars(minimum, "--min"), _bars(maximum, "--max")
-    findings = check_card(Card.load(card), *bars)
+    read = Card.load(card)
+    findings, words = check_card(read, *bars), read.readable()
     missed, count = sum(not entry.met for entry in findings), len(findings)
     rows = [
         {"quantity": entry.path, "value": entry.value, entry.side: entry.bound, "met": entry.met}
@@ -128,7 +135,8 @@ def check(
         columns = [Column("quantity"), Column("value", ".4g"), Column("bar"), Column("")]
         signs = {"min": "≥", "max": "≤"}
         cells = [
-            [e.path, e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"] for e in findings
+            [words.get(e.path, e.path), e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"]
+            for e in findings
         ]
         note = f"{missed} of {count} bars missed" if missed else f"all {count} bars met"
         Table(str(card), columns, cells, [note]).show(console)

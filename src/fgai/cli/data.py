@@ -114,7 +114,7 @@ def _convert(
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Also store every edge's reverse.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an older stored graph.")] = False,
+    overwrite: Annotated[bool, typer.Option("--force", help="Replace an older stored graph.")] = False,
     resume: Annotated[
         bool, typer.Option(help="Go on where an earlier run was stopped, or discard what it left.")
     ] = True,
@@ -122,7 +122,7 @@ def _convert(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Turn a graph into a folder of memory-mapped arrays, which `--dataset` takes like a name.
+    """Turn a graph into a folder of memory-mapped arrays, which `--data` takes like a name.
 
     Edge lists (.csv, .txt, .tsv, .edges, also .gz; .parquet, .npy) are streamed and may be larger than
     memory. The folder appears when it is whole; a run that was stopped goes on from its last finished stage.

@@ -18,17 +18,18 @@ from fgai.certificates import ALL_FOUR, PROMISE, CertificateRecord
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import _resumable, _write_model, checked_folder
+from fgai.cli.files import _resumable, _write_model, checked_folder, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
 from fgai.evaluation import Comparison
+from fgai.evaluation.summary import RULE
 from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.reports import Report, make_report, write_report
 from fgai.reports.compose import RADIUS, measure
 from fgai.reports.page import checked_page
 from fgai.reports.parts import certify_injections
-from fgai.reports.words import RULE, attack_words, balance_words, changes_in, headline, meaning, table
+from fgai.reports.words import attack_words, balance_words, changes_in, headline, meaning, table
 from fgai.training import train_method
 
 K = 5
@@ -37,12 +38,13 @@ K = 5
 @command
 def demo(
     *,
-    dataset: options.Dataset = "planted",
+    data: options.Data = "planted",
     model: options.Model = "GAT",
     seed: options.Seed = 0,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Folder for models, records and pictures.")
     ] = Path("fgai-demo"),
+    force: options.Force = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the result when done.")] = False,
     epochs: options.Epochs = None,
     root: options.Root = None,
@@ -57,20 +59,21 @@ def demo(
 
     Examples:
     - `fgai demo`
-    - `fgai demo --dataset cora --model GATv2 --output cora-demo --open`
+    - `fgai demo --data cora --model GATv2 --output cora-demo --open`
     """
-    one_of(model, "--model", tuple(MODELS))
+    model = one_of(model, "--model", tuple(MODELS), any_case=True)
     out = Output(json, quiet)
     target = checked_device(device)
-    graph = datasets.load_dataset(dataset, root, seed).to(target)
+    graph = datasets.load_dataset(data, root, seed).to(target)
     folder = checked_folder(output)
+    checked_output(folder / "comparison.json", force)
     page = _page_in(out, folder)
     out.say(
         f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
         " faithful version of it (FGAI) do better?"
     )
     settings = {} if epochs is None else {"epochs": epochs}
-    about = {"dataset": dataset, "split_seed": seed, "seed": seed, "settings": settings}
+    about = {"dataset": data, "split_seed": seed, "seed": seed, "settings": settings}
     common: dict[str, Any] = {"seed": seed, "device": target, "progress": out.progress}
     models: dict[str, nn.Module] = {}
     paths: dict[str, Path] = {}
@@ -87,7 +90,7 @@ def demo(
     out.say("3/4  attacking both with the same budget, measuring and certifying")
     comparison, certificates = measure(models, graph, k=K, seed=seed)
     out.say("4/4  drawing")
-    again = ["fgai", "demo", "--dataset", dataset, "--model", model, "--seed", str(seed)]
+    again = ["fgai", "demo", "--data", data, "--model", model, "--seed", str(seed)]
     again += [] if epochs is None else ["--epochs", str(epochs)]
     attack = make_attack("standard", "prediction")
     attacks = {name: attack.run(entry, graph, seed=seed) for name, entry in models.items()}
@@ -119,7 +122,7 @@ def demo(
     ]
     values: dict[str, Any] = {
         "command": "demo",
-        "dataset": dataset,
+        "dataset": data,
         "model": model,
         "seed": seed,
         "meaning": text,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from fgai.attacks import make_attack, threat_of
+from fgai.attacks import DEFAULT, make_attack, threat_of
 from fgai.certificates import certify_attention, certify_injection
 from fgai.checks import one_of
 from fgai.cli import options
@@ -19,7 +22,6 @@ from fgai.evaluation import evaluate as evaluate_model
 from fgai.large import StoredGraph, evaluate_store
 from fgai.processes import current
 from fgai.records import TabledDocument
-from fgai.training import load_model
 
 Curves = Annotated[
     bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
@@ -40,10 +42,10 @@ PerNode = Annotated[bool, typer.Option("--per-node", help="Keep the values of ev
 @command
 @_on_all_ranks
 def evaluate(
-    model: options.ModelFile,
+    model: options.ModelFile = None,
     *,
     vanilla: options.VanillaFile = None,
-    threat: options.Threat = "standard",
+    threat: options.Threat = DEFAULT,
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     box: options.Box = None,
@@ -52,11 +54,15 @@ def evaluate(
     curves: Curves = True,
     nulls: Nulls = True,
     per_node: PerNode = False,
+    all_: options.All = False,
     stored: Stored = False,
-    dataset: options.OtherDataset = None,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     output: options.Record = None,
+    force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -75,9 +81,9 @@ def evaluate(
     if current().several and not stored:
         raise InputError("an attack is the work of one process: leave torchrun out, or give `--stored`")
     chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))
-    opened = _open_model(model, dataset, root, device, stored=stored)
-    plain = None if vanilla is None else load_model(vanilla).to(device)
-    path = None if output is None else checked_output(output)
+    opened = _open_model(model, data, root, device, own=own, weights=weights, stored=stored)
+    plain = opened.load(vanilla)
+    path = None if output is None else checked_output(output, force)
     if stored:
         if not isinstance(opened.graph, StoredGraph):
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
@@ -90,18 +96,20 @@ def evaluate(
         if current().leads:
             out.result({"command": "evaluate", **exact.to_dict()}, exact.show)
         return
-    out.say(f"evaluating {model} on {opened.graph!r}, threat {threat}")
+    out.say(f"evaluating {opened.path} on {opened.graph!r}, threat {threat}")
     parts: dict[str, Any] = {"curves": curves, "nulls": nulls, "per_node": per_node}
     record = evaluate_model(
-        opened.model, opened.graph, chosen, vanilla=plain, seed=seed, name=model.stem, k=k, **parts
+        opened.model, opened.graph, chosen, vanilla=plain, seed=seed, name=opened.path.stem, k=k, **parts
     )
-    _finish(out, record, path)
+    _finish(out, record, path, partial(record.show, every=all_))
 
 
-def _finish(out: Output, record: Any, path: Path | None) -> None:
+def _finish(
+    out: Output, record: Any, path: Path | None, show: Callable[[Console], None] | None = None
+) -> None:
     if path is not None:
         out.say(f"written to {record.save(path)}")
-    out.result(record.to_dict(), record.show)
+    out.result(record.to_dict(), show or record.show)
 
 
 @command
@@ -111,7 +119,7 @@ def compare(
         typer.Argument(metavar="[NAME=]MODEL...", help="Models to compare; the first is the reference."),
     ],
     *,
-    threat: options.Threat = "standard",
+    threat: options.Threat = DEFAULT,
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     box: options.Box = None,
@@ -120,11 +128,14 @@ def compare(
     curves: Curves = True,
     nulls: Nulls = True,
     per_node: PerNode = False,
+    all_: options.All = False,
     format_: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
-    dataset: options.OtherDataset = None,
+    own: options.Own = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     output: options.Record = None,
+    force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -139,8 +150,8 @@ def compare(
     out = Output(json, quiet)
     chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))
     one_of(format_, "--format", ("table", "markdown", "latex", "csv"))
-    opened = _open_models(models, dataset, root, device)
-    path = None if output is None else checked_output(output)
+    opened = _open_models(models, data, root, device, own)
+    path = None if output is None else checked_output(output, force)
     graph = next(iter(opened.values())).graph
     out.say(f"comparing {', '.join(opened)} on {graph!r}, threat {threat}")
     parts: dict[str, Any] = {"curves": curves, "nulls": nulls, "per_node": per_node}
@@ -149,16 +160,16 @@ def compare(
     if path is not None:
         out.say(f"written to {comparison.save(path)}")
     if format_ == "table":
-        out.result(comparison.to_dict(), comparison.show)
+        out.result(comparison.to_dict(), partial(comparison.show, every=all_))
     else:
         text = getattr(comparison, f"to_{format_}")
         out.result(comparison.to_dict(), lambda console: typer.echo(text().rstrip("\n")))
 
 
 def _open_models(
-    words: list[str], dataset: str | None, root: Path | None, device: str = "cpu"
+    words: list[str], data: str | None, root: Path | None, device: str = "cpu", own: str | None = None
 ) -> dict[str, _Opened]:
-    """Read several `[NAME=]FILE` models that were trained on the same data with the same split."""
+    """Read several `[NAME=]FILE` models of the same data and split; files are weights of what `own` makes."""
     opened: dict[str, _Opened] = {}
     for word in words:
         name, equals, path = word.rpartition("=")
@@ -166,7 +177,8 @@ def _open_models(
             name = Path(path).stem
         if name in opened:
             raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
-        opened[name] = _open_model(Path(path), dataset, root, device)
+        file = {"path": Path(path)} if own is None else {"path": None, "weights": Path(path)}
+        opened[name] = _open_model(data=data, root=root, device=device, own=own, **file)
     parts = ("dataset", "split_seed", "task")
     if len({tuple(entry.about.get(part) for part in parts) for entry in opened.values()}) > 1:
         splits = "; ".join(
@@ -179,7 +191,7 @@ def _open_models(
 
 @command
 def certify(
-    model: options.ModelFile,
+    model: options.ModelFile = None,
     *,
     vanilla: options.VanillaFile = None,
     radius: Annotated[float, typer.Option("--radius", "-r", help="R, at least 0.")] = 0.01,
@@ -198,10 +210,13 @@ def certify(
     where: Annotated[
         str, typer.Option(help="With --injected: any node gains them, or the certified one alone, direct.")
     ] = "any",
-    dataset: options.OtherDataset = None,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     output: options.Record = None,
+    force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -217,10 +232,10 @@ def certify(
     - `fgai certify fgai.safetensors --injected 1 --where direct`
     """
     out = Output(json, quiet)
-    opened = _open_model(model, dataset, root, device)
-    plain = None if vanilla is None else load_model(vanilla).to(device)
-    path = None if output is None else checked_output(output)
-    out.say(f"certifying {model} on {opened.graph!r}")
+    opened = _open_model(model, data, root, device, own=own, weights=weights)
+    plain = opened.load(vanilla)
+    path = None if output is None else checked_output(output, force)
+    out.say(f"certifying {opened.path} on {opened.graph!r}")
     made: TabledDocument
     if injected is None:
         made = certify_attention(
@@ -242,9 +257,9 @@ def certify(
 
 @command
 def explain(
-    model: options.ModelFile,
+    model: options.ModelFile = None,
     *,
-    node: Annotated[int, typer.Option("--node", "-n", min=0, help="Number of the node to explain.")],
+    node: Annotated[str, typer.Option("--node", "-n", help="Number or name of the node to explain.")],
     k: options.K = 5,
     layer: Annotated[
         str, typer.Option(help="Attention shown: mean, last or max over layers, or a layer's number.")
@@ -257,12 +272,15 @@ def explain(
     box: options.Box = None,
     seed: options.Seed = 0,
     vanilla: options.VanillaFile = None,
-    dataset: options.OtherDataset = None,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
     ] = None,
+    force: options.Force = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -287,21 +305,22 @@ def explain(
         raise InputError(
             "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
         )
-    opened = _open_model(model, dataset, root, device)
-    plain = None if vanilla is None else load_model(vanilla).to(device)
-    path = None if output is None else checked_output(output)
+    opened = _open_model(model, data, root, device, own=own, weights=weights)
+    plain = opened.load(vanilla)
+    path = None if output is None else checked_output(output, force)
     out.say(f"explaining node {node} of {opened.graph!r}" + ("" if sized is None else f", threat {threat}"))
+    number = opened.graph.number_of(node)
     subject = opened.model, opened.graph
     common: dict[str, Any] = {"k": k, "layer": chosen, "seed": seed}
-    explain_node(*subject, node, **common, threat=None, certificate=False)  # bad input first
+    explain_node(*subject, number, **common, threat=None, certificate=False)  # bad input first
     attack = None if sized is None else make_attack(sized, k=k).run(*subject, seed=seed)
-    explanation = explain_node(*subject, node, **common, threat=sized, attack=attack, vanilla=plain)
+    explanation = explain_node(*subject, number, **common, threat=sized, attack=attack, vanilla=plain)
     if path is not None:
         if attack is None:
-            picture = figures.node_attention(*subject, node, layer=chosen)
+            picture = figures.node_attention(*subject, number, layer=chosen)
         else:
             case = figures.Case(opened.kind, opened.model, attack)
-            picture = figures.node_before_after([case], opened.graph, node, layer=chosen)
+            picture = figures.node_before_after([case], opened.graph, number, layer=chosen)
         figures.save(picture, path)
         out.say(f"picture written to {path}")
     out.result(explanation.to_dict(), explanation.show)

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +19,10 @@ import torch
 from torch import nn
 
 from fgai import datasets, metrics
-from fgai.attention import prepared
+from fgai.attention import model_name, prepared
 from fgai.checks import device as checked_device
 from fgai.cli.output import Output
+from fgai.datasets import load_graph
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.files import check, is_stream
 from fgai.graph import Graph
@@ -31,22 +33,31 @@ from fgai.large.processes import joined
 from fgai.processes import current
 from fgai.tasks import task_of
 from fgai.trackers import Tracker, tracker_named
-from fgai.training import load_model, read_header, save_model, setting_names
+from fgai.training import load_model, make_model, read_header, save_model, setting_names
 from fgai.training.settings import check_names
 
 
 @dataclass(frozen=True, eq=False)
 class _Opened:
-    """A model, its graph, and the `about` block of its file."""
+    """A model, its graph, and the `about` block of its file; `factory` makes it, if it is the user's own."""
 
     path: Path
     model: nn.Module
     graph: Any  # a Graph, or a StoredGraph where it stays on disk
     about: dict[str, Any]
+    factory: str | None = None
+    untrained: bool = False
 
     @property
     def kind(self) -> str:
-        return type(self.model).__name__
+        return model_name(self.model)
+
+    def load(self, path: Path | None) -> nn.Module | None:
+        """Another model of the same kind, from a file, on the same device."""
+        if path is None:
+            return None
+        place = next(self.model.parameters()).device
+        return load_model(path, factory=self.factory).to(place)
 
 
 def _open_data(
@@ -61,23 +72,36 @@ def _open_data(
 
 
 def _open_model(
-    path: Path,
-    dataset: str | None = None,
+    path: Path | None,
+    data: str | None = None,
     root: Path | None = None,
     device: str = "cpu",
     *,
+    own: str | None = None,
+    weights: Path | None = None,
     stored: bool = False,
 ) -> _Opened:
-    """Read a model and load the data it was trained on, or another `dataset`, with the same split."""
-    target, header = checked_device(device), read_header(path)
+    """Read a model and its data: of a file those it was trained on, with the same split, or else `data`.
+
+    A model of the user's own is made by `own`, `package.module:name`, with `weights`, and comes with `data`.
+    """
+    target = checked_device(device)
+    if own is not None:
+        if path is not None:
+            raise InputError(f"give {path} or `--model`, not both; weights go with `--weights`")
+        return _open_own(own, weights, data, root, target, stored=stored)
+    if path is None or weights is not None:
+        what = "`--weights` goes with" if path or weights else "give the file of a model, its name, or"
+        raise InputError(f"{what} `--model package.module:name`, which makes a model of your own")
+    header = read_header(path)
     about: dict[str, Any] = header.get("about") or {}
     kinds: dict[str, Any] = {"split_seed": int, "seed": int, "task": str | None}
     kinds |= dict.fromkeys(("dataset", "method", "vanilla"), str)
     for key in kinds.keys() & about.keys():
         check(about[key], kinds[key], f"{key} of {path}")
-    name = dataset or about.get("dataset")
+    name = data or about.get("dataset")
     if not name:
-        raise InputError(f"{path} does not say which dataset it belongs to; add --dataset")
+        raise InputError(f"{path} does not say which graph it belongs to; add --data")
     model = load_model(path)
     graph = _open_data(name, root, about.get("split_seed", 0), about.get("task"), target, stored=stored)
     recorded = header.get("data_fingerprint")
@@ -86,6 +110,28 @@ def _open_model(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
     return _Opened(path, model.to(target), graph, about)
+
+
+def _open_own(
+    own: str, weights: Path | None, data: str | None, root: Path | None, place: torch.device, *, stored: bool
+) -> _Opened:
+    if data is None:
+        raise InputError("`--model` needs `--data`, the graph it is for")
+    if data in datasets.names():
+        graph: Any = _open_data(data, root, 0, None, place, stored=False)
+    elif stored and is_store(data):
+        graph = open_store(data)
+    elif Path(data).exists() or Path(data).suffix in (".npz", ".pt", ".csv"):
+        # As it is: a split that is drawn here would be another than the model's.
+        graph = load_graph(data).to(place)
+    else:
+        datasets.info(data)  # which says that there is none, and what comes close
+    if (here := str(Path.cwd())) not in sys.path:  # last of all; `python -m fgai` has it anyway
+        sys.path.append(here)
+    model = make_model(own).eval() if weights is None else load_model(weights, factory=own)
+    about = {"dataset": data, "model": own}
+    path = weights or Path(f"{model_name(model)}.safetensors".lower())
+    return _Opened(path, model.to(place), graph, about, own, weights is None)
 
 
 def _fingerprint(graph: Graph | StoredGraph) -> str:
@@ -97,19 +143,37 @@ def _opened_log(text: str | None) -> Tracker | None:
     return None if text is None or not current().leads else tracker_named(text)
 
 
-def _write_model(model: nn.Module, path: Path, graph: Graph | StoredGraph, about: dict[str, Any]) -> Path:
+def _write_model(
+    model: nn.Module,
+    path: Path,
+    graph: Graph | StoredGraph,
+    about: dict[str, Any],
+    factory: str | None = None,
+) -> Path:
     """Write a model with what `_open_model` needs to find its data again; of several ranks the first does."""
     if not current().leads:
         return path
-    return save_model(model, path, data_fingerprint=_fingerprint(graph), about=about)
+    return save_model(model, path, data_fingerprint=_fingerprint(graph), about=about, factory=factory)
 
 
-def checked_output(path: Path) -> Path:
-    """Raise `FgaiError` before any long work unless a file can be written to `path`; return it."""
+def _model_output(output: Path | None, opened: _Opened, prefix: str, force: bool) -> Path:
+    """Where a model made of another is written: `output`, or its file's name behind `prefix`."""
+    path = output or opened.path.with_name(f"{prefix}-{opened.path.name}")
+    stem = path.with_suffix("") if path.suffix in (".safetensors", ".pt", ".pth") else path
+    return checked_output(stem.with_name(f"{stem.name}.safetensors"), force)
+
+
+def checked_output(path: Path, force: bool = False) -> Path:
+    """Raise `FgaiError` before any long work unless a file can be written to `path`; return it.
+
+    A file that is there is only replaced with `force`.
+    """
     if not current().leads:  # it writes nothing
         return path
     if path.is_dir():
         raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")
+    if path.exists() and not force and not is_stream(path):
+        raise FgaiError(f"{path} is there already; add --force to replace it, or name another file")
     if not is_stream(path):
         checked_folder(Path(os.path.realpath(path)).parent)
     return path

@@ -22,16 +22,18 @@ Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")]
-Dataset = Annotated[
-    str,
-    typer.Option("--dataset", "-d", help="Name of a dataset, see `fgai data list`, or a converted folder."),
-]
+_DATA = (
+    "a name of `fgai data list`, a graph of your own (.npz, .pt, edges.csv), or a folder: with edges.csv and"
+    " nodes.csv, or as `fgai data convert` leaves it."
+)
+Data = Annotated[str, typer.Option("--data", "-d", help=f"The graph: {_DATA}")]
 Task = Annotated[
     str | None,
     typer.Option("--task", help="node, link or graph; what the dataset is made for by default."),
 ]
-OtherDataset = Annotated[
-    str | None, typer.Option("--dataset", "-d", help="Another dataset than the one the model was trained on.")
+OtherData = Annotated[
+    str | None,
+    typer.Option("--data", "-d", help=f"Another graph than the one the model was trained on: {_DATA}"),
 ]
 Root = Annotated[
     Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
@@ -41,12 +43,34 @@ Device = Annotated[
 ]
 Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {listed(MODELS)}.")]
 ModelFile = Annotated[
-    Path,
+    Path | None,
     typer.Argument(
         help="A model written by `fgai train` or `fgai faithful`, or one that comes with fgai: planted-gat,"
-        " planted-fgai, cora-gat, cora-fgai."
+        " planted-fgai, cora-gat, cora-fgai. For your own give --model, --weights and --data instead.",
+        show_default=False,
     ),
 ]
+Own = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="MODULE:NAME",
+        help="What makes a PyG model of your own: a class or function without arguments, looked for here and"
+        " on the Python path, imported and called.",
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        "-w",
+        help="With --model: its weights, .safetensors or a .pt with its state_dict; it is as it was made"
+        " without them.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that are there already.")]
+All = Annotated[bool, typer.Option("--all", "-a", help="Print every number, not only the summary.")]
 VanillaFile = Annotated[
     Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
 ]
@@ -56,7 +80,8 @@ Threat = Annotated[
     typer.Option(
         "--threat",
         "-t",
-        help=f"{listed(THREATS)}. standard is fast and weak: a claim needs ensemble, minutes on a CPU.",
+        help=f"{listed(THREATS)}. ensemble is the strongest and takes minutes on a CPU; standard is the"
+        " paper's, fast and weak.",
     ),
 ]
 Nodes = Annotated[
@@ -79,7 +104,9 @@ Box = Annotated[
     ),
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
-PageNode = Annotated[int | None, typer.Option("--node", "-n", min=0, help="Node the page opens with.")]
+PageNode = Annotated[
+    str | None, typer.Option("--node", "-n", help="Node the page opens with: its number or name.")
+]
 K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
 Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the default of the method otherwise.")

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json as encoder
 import shlex
-import sys
 import webbrowser
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from fgai.attacks import threat_of
-from fgai.attention import model_name
-from fgai.checks import device as checked_device
+from fgai.attacks import DEFAULT, threat_of
+from fgai.certificates import certify_attention
 from fgai.cli import options
 from fgai.cli.evaluate import _open_models
-from fgai.cli.files import _Opened, _parsed_box, checked_output
+from fgai.cli.files import _open_model, _Opened, _parsed_box, checked_output
 from fgai.cli.output import Output, command
-from fgai.datasets import load_graph
 from fgai.errors import CheckpointError, InputError
-from fgai.evaluation import EvaluationRecord
+from fgai.evaluation import evaluate
 from fgai.files import regular
-from fgai.training import load_model, make_model
 from fgai.version import stating
 
 if TYPE_CHECKING:
@@ -44,6 +41,7 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The page; the document it is made of lies beside it.")
     ] = Path("report.html"),
+    force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
     node_names: Annotated[
@@ -52,13 +50,14 @@ def report(
     class_names: Annotated[
         Path | None, typer.Option(help="Text file with one name per class, line by line.")
     ] = None,
-    threat: options.Threat = "standard",
+    threat: options.Threat = DEFAULT,
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     box: options.Box = None,
     k: options.K = 5,
     seed: options.Seed = 0,
-    dataset: options.OtherDataset = None,
+    own: options.Own = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     json: options.Json = False,
@@ -80,23 +79,27 @@ def report(
 
     out = Output(json, quiet)
     sized = threat_of(threat).sized(nodes, edges, _parsed_box(box))  # bad input first
-    page = checked_output(checked_page(output))
+    page = checked_output(checked_page(output), force)
     names = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
     records = [word for word in files if word.endswith(".json")]
     models = [word for word in files if not word.endswith(".json")]
     if models and records:
         raise InputError("give models or records, not both: records of models are made anew")
     document = page.with_suffix(".json")
+    sources = {Path(word.rpartition("=")[2]).resolve() for word in records}
+    if document.resolve() not in sources:
+        checked_output(document, force)
     if models:
         words = {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
         line = ["fgai", "report", *models, *_options(words)]
         options: dict[str, Any] = {"threat": sized, "k": k, "seed": seed, "node": node, **names}
-        made = _from_models(out, line, page, _open_models(models, dataset, root, device), options)
+        made = _from_models(out, line, page, _open_models(models, data, root, device, own), options)
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
-        made = read_report(_named(records), node=node)
-        sources = {Path(word.rpartition("=")[2]).resolve() for word in records}
+        if node is not None and not node.isdecimal():
+            raise InputError(f"`node` must be a number where the page is made of records, got {node!r}")
+        made = read_report(_named(records), node=None if node is None else int(node))
         write_report(made, page, document=document.resolve() not in sources)
     _tell_page(out, made, page, open_=open_)
 
@@ -106,9 +109,9 @@ def _from_models(
 ) -> Report:
     from fgai.reports import report as make_page
 
-    graph, node = next(iter(opened.values())).graph, options["node"]
-    if node is not None and node >= graph.num_nodes:
-        raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    graph = next(iter(opened.values())).graph
+    if options["node"] is not None:
+        options["node"] = graph.number_of(options["node"])
     about = {"comparing": f"comparing {', '.join(opened)} on {graph!r}, threat {options['threat'].name}"}
     return make_page(
         {name: entry.model for name, entry in opened.items()},
@@ -131,7 +134,7 @@ def _reproduce(opened: dict[str, _Opened]) -> list[str]:
         if about["method"] == "fgai" and vanilla:
             words = ["fgai", "faithful", str(vanilla)]
         else:
-            words = ["fgai", "train", "--dataset", about["dataset"], "--model", entry.kind]
+            words = ["fgai", "train", "--data", about["dataset"], "--model", entry.kind]
             words += ["--method", about["method"]]
         words += ["--seed", str(about.get("seed", 0))]
         for name, value in (about.get("settings") or {}).items():
@@ -207,74 +210,87 @@ def _tell_page(
 
 @command
 def audit(
+    model: options.ModelFile = None,
     *,
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model",
-            "-m",
-            help="What makes your model, package.module:function; imported and called.",
-        ),
-    ],
-    data: Annotated[Path, typer.Option("--data", help="Your graph: .npz, .pt or an edge list as .csv.")],
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", "-w", help="Its weights, .safetensors; without them it is as it was made."),
-    ] = None,
-    node_table: Annotated[
-        Path | None,
-        typer.Option("--node-table", help="Features, classes and split of the nodes, with .csv."),
-    ] = None,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     output: Annotated[
-        Path,
-        typer.Option("--out", "--output", "-o", help="The page; the document it is made of is beside it."),
+        Path, typer.Option("--output", "-o", help="The page; the document it is made of is beside it.")
     ] = Path("audit.html"),
+    card: Annotated[
+        Path | None, typer.Option("--card", help="Also write a card, .json, for `fgai check`.")
+    ] = None,
+    force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
-    threat: options.Threat = "standard",
+    threat: options.Threat = DEFAULT,
     nodes: options.Nodes = None,
     edges: options.Edges = None,
     box: options.Box = None,
     k: options.K = 5,
     seed: options.Seed = 0,
+    root: options.Root = None,
     device: options.Device = "cpu",
+    all_: options.All = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Attack, measure and certify a PyG model of your own on your own graph, and write one page.
+    """Attack, measure and certify one model, your own on your own graph, and write one page with a verdict.
 
-    The model is made by a function or class of yours, looked for here and on the Python path; a call of its
-    own it brings along with `fgai.wrap`. Nothing in the files is run: weights are safetensors, a `.pt` is
-    read by PyTorch's restricted loader. `fgai.load_graph` tells how files are laid out.
+    Your model is made by a function or class of yours; a call of its own it brings along with `fgai.wrap`.
+    Nothing in the files is run: a `.pt` is read by PyTorch's restricted loader. `fgai.load_graph` tells how
+    graphs are laid out.
 
     Examples:
-    - `fgai audit --model mine.models:make --weights mine.safetensors --data mine.npz --out page.html`
-    - `fgai audit --model mine.models:make --data edges.csv --node-table nodes.csv --nodes 2 --edges 3`
+    - `fgai audit --model mine:Model --weights mine.pt --data graph --card card.json --threat ensemble`
+    - `fgai audit --model mine:Model --data edges.csv --nodes 2 --edges 3`
+    - `fgai audit planted-gat --output page.html`
     """
-    from fgai.reports import report
+    from fgai.reports import make_report, write_report
+    from fgai.reports.cards import card as make_card
+    from fgai.reports.compose import RADIUS
     from fgai.reports.page import checked_page
+    from fgai.reports.parts import certify_injections
 
     out = Output(json, quiet)
     chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))  # bad input first
-    page = checked_output(checked_page(output))
-    place = checked_device(device)
-    graph = load_graph(data, node_table).to(place)
-    if (here := str(Path.cwd())) not in sys.path:  # last of all; `python -m fgai` has it anyway
-        sys.path.append(here)
-    subject = (make_model(model).eval() if weights is None else load_model(weights, factory=model)).to(place)
-    name = model_name(subject)
+    page = checked_output(checked_page(output), force)
+    written = [page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])]
+    for file in written:
+        checked_output(file, force)
+    opened = _open_model(model, data, root, device, own=own, weights=weights)
+    graph, name = opened.graph, opened.kind
+    place = None if node is None else graph.number_of(node)
     out.say(f"auditing {name} on {graph!r}, threat {threat}")
-    words: dict[str, Any] = {"model": model, "weights": weights, "data": data, "node-table": node_table}
-    words |= {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
-    words["node"] = node
     facts = {}
-    if weights is None:
+    if opened.untrained:
         facts["note"] = "untrained weights: the model is as its function made it, no --weights were given"
         out.warn(facts["note"])
+    subject = {name: opened.model}
     with stating(**facts):
-        again = shlex.join(["fgai", "audit", *_options(words), "--out", str(page)])
-        settings: dict[str, Any] = {"threat": chosen, "k": k, "seed": seed, "node": node}
-        made = report({name: subject}, graph, page, reproduce=[again], on_step=out.say, **settings)
-    record = EvaluationRecord.from_dict({**made.records[0], "per_node": {}})  # which the page has elsewhere
-    more = {"above": record.show, "metrics": record.to_dict()["metrics"]}
-    _tell_page(out, made, page, open_=open_, command="audit", **more)
+        record = evaluate(opened.model, graph, chosen, seed=seed, name=name, k=k, per_node=True)
+        out.say("certifying")
+        proof = certify_attention(opened.model, graph, radius=RADIUS, k1=k, k2=k)
+        injections = certify_injections(subject, graph, k)
+        out.say("making the page")
+        words: dict[str, Any] = {"model": own, "weights": weights, "data": data, "threat": threat}
+        words |= {"nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed, "node": node}
+        again = ["fgai", "audit", *([] if model is None else [str(model)]), *_options(words)]
+        made = make_report(
+            record,
+            models=subject,
+            data=graph,
+            certificates={name: proof},
+            injections=injections,
+            threat=chosen,
+            node=place,
+            reproduce=[shlex.join([*again, "--output", str(page)])],
+        )
+        write_report(made, page)
+    more: dict[str, Any] = {"metrics": record.to_dict()["metrics"], "card": None}
+    if card is not None:
+        more["card"] = str(make_card(record, [proof, *injections[name]]).write(card)[0])
+        out.say(f"card written to {card}; check it with fgai check {card}")
+    above = partial(record.show, every=all_)
+    _tell_page(out, made, page, open_=open_, command="audit", above=above, **more)

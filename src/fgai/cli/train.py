@@ -13,6 +13,7 @@ from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import (
+    _model_output,
     _on_all_ranks,
     _open_data,
     _open_model,
@@ -50,7 +51,7 @@ NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 @_on_all_ranks
 def train(
     *,
-    dataset: options.Dataset = "planted",
+    data: options.Data = "planted",
     task: options.Task = None,
     model: options.Model = "GAT",
     method: Annotated[
@@ -60,8 +61,9 @@ def train(
         ),
     ] = "vanilla",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; METHOD-MODEL-DATASET by default.")
+        Path | None, typer.Option("--output", "-o", help="File to write; METHOD-MODEL-DATA by default.")
     ] = None,
+    force: options.Force = False,
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
@@ -81,13 +83,13 @@ def train(
     same command goes on with it. Under torchrun several processes share the mini-batches.
 
     Examples:
-    - `fgai train --dataset cora --model GATv2 --output cora.safetensors`
+    - `fgai train --data cora --model GATv2 --output cora.safetensors`
     - `fgai train --method ln --epochs 50 --set dropout=0.3`
-    - `fgai train --dataset cora --task link`
-    - `fgai train --dataset folder --batch-size 1024 --fan-out 10,5`
-    - `torchrun --nproc-per-node=2 -m fgai train --dataset folder --batch-size 512`
+    - `fgai train --data cora --task link`
+    - `fgai train --data folder --batch-size 1024 --fan-out 10,5`
+    - `torchrun --nproc-per-node=2 -m fgai train --data folder --batch-size 512`
     """
-    one_of(model, "--model", tuple(MODELS))
+    model = one_of(model, "--model", tuple(MODELS), any_case=True)
     check_method(method, "--method")
     out = Output(json, quiet)
     settings = _parsed_settings(set_, model, method)
@@ -97,11 +99,12 @@ def train(
         raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
     place = checked_device(device)
     neighbours = _fan_out(fan_out)
-    graph = _open_data(dataset, root, seed, task, place, stored=batch_size is not None)
+    graph = _open_data(data, root, seed, task, place, stored=batch_size is not None)
     kind = task_of(graph).name if isinstance(graph, Graph) else "node"
-    own = datasets.info(dataset).task if dataset in datasets.names() else "node"  # of a converted folder
+    own = datasets.info(data).task if data in datasets.names() else "node"  # of a graph of your own
     mark = "" if kind == own else f"-{kind}"
-    path = checked_output(output or Path(f"{method}-{model}-{Path(dataset).name}{mark}.safetensors".lower()))
+    name = f"{method}-{model}-{Path(data).stem}{mark}.safetensors".lower()
+    path = checked_output(output or Path(name), force)
     tracker = _opened_log(log)
     out.say(f"training {model} ({method}) on {graph!r}")
     with _resumable(out, path) as folder:
@@ -118,7 +121,7 @@ def train(
             batch_size=batch_size,
             fan_out=neighbours,
         )
-        about = {"dataset": dataset, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
+        about = {"dataset": data, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
         about["task"] = kind
         about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
         path = _write_model(trained, path, graph, about)
@@ -160,11 +163,12 @@ def _report(
 @command
 @_on_all_ranks
 def faithful(
-    model: options.ModelFile,
+    model: options.ModelFile = None,
     *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; faithful-NAME by default.")
     ] = None,
+    force: options.Force = False,
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
@@ -177,6 +181,9 @@ def faithful(
     check: Check = True,
     set_: options.Settings = None,
     log: options.Log = None,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     json: options.Json = False,
@@ -195,13 +202,13 @@ def faithful(
     """
     out = Output(json, quiet)
     neighbours = _fan_out(fan_out)
-    opened = _open_model(model, None, root, device, stored=batch_size is not None)
+    opened = _open_model(model, data, root, device, own=own, weights=weights, stored=batch_size is not None)
     _check_split(opened, seed)
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": _parsed_box(box)}
     settings = _merged_settings(set_, opened.kind, "fgai", given)
-    path = checked_output(output or model.with_name(f"faithful-{model.name}"))
+    path = _model_output(output, opened, "faithful", force)
     tracker = _opened_log(log)
-    out.say(f"making {model} faithful on {opened.graph!r}")
+    out.say(f"making {opened.path} faithful on {opened.graph!r}")
     with _resumable(out, path) as folder:
         faithful = make_faithful(
             opened.model,
@@ -216,10 +223,16 @@ def faithful(
             epoch_size=epoch_size,
             **settings,
         )
-        about = {**opened.about, "method": "fgai", "seed": seed, "settings": settings, "vanilla": str(model)}
+        about = {
+            **opened.about,
+            "method": "fgai",
+            "seed": seed,
+            "settings": settings,
+            "vanilla": str(opened.path),
+        }
         sizes = {"batch_size": batch_size, "fan_out": fan_out, "epoch_size": epoch_size}
         about |= {} if batch_size is None else sizes
-        path = _write_model(faithful, path, opened.graph, about)
+        path = _write_model(faithful, path, opened.graph, about, opened.factory)
     if current().leads:
         _report(out, "faithful", faithful, _scores(faithful, opened.graph, seed), path, about)
 
@@ -233,11 +246,12 @@ def _merged_settings(
 
 @command
 def harden(
-    model: options.ModelFile,
+    model: options.ModelFile = None,
     *,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; hardened-NAME by default.")
     ] = None,
+    force: options.Force = False,
     seed: options.Seed = 0,
     epochs: options.Epochs = None,
     lr: options.Rate = None,
@@ -247,6 +261,9 @@ def harden(
     check: Check = True,
     set_: options.Settings = None,
     log: options.Log = None,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     json: options.Json = False,
@@ -262,12 +279,12 @@ def harden(
     - `fgai harden gat.safetensors --epochs 100 --set attack_weight=0.9 --output hard.safetensors`
     """
     out = Output(json, quiet)
-    opened = _open_model(model, None, root, device)
+    opened = _open_model(model, data, root, device, own=own, weights=weights)
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": _parsed_box(box)}
     settings = _merged_settings(set_, opened.kind, "harden", given)
-    path = checked_output(output or model.with_name(f"hardened-{model.name}"))
+    path = _model_output(output, opened, "hardened", force)
     tracker = _opened_log(log)
-    out.say(f"hardening {model} on {opened.graph!r}")
+    out.say(f"hardening {opened.path} on {opened.graph!r}")
     with _resumable(out, path) as folder:
         hardened = hardened_copy(
             opened.model,
@@ -280,14 +297,14 @@ def harden(
             **settings,
         )
         about = {**opened.about, "method": "harden", "seed": seed, "settings": settings}
-        about["vanilla"] = str(model)
-        path = _write_model(hardened, path, opened.graph, about)
+        about["vanilla"] = str(opened.path)
+        path = _write_model(hardened, path, opened.graph, about, opened.factory)
     _report(out, "harden", hardened, _scores(hardened, opened.graph, seed), path, about)
 
 
 @command
 def limit(
-    model: options.ModelFile,
+    model: options.ModelFile = None,
     *,
     clip_share: Annotated[
         str, typer.Option(help="Share of the nodes left out at either end of each range, or `auto`.")
@@ -299,6 +316,10 @@ def limit(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; limited-NAME by default.")
     ] = None,
+    force: options.Force = False,
+    own: options.Own = None,
+    weights: options.Weights = None,
+    data: options.OtherData = None,
     root: options.Root = None,
     device: options.Device = "cpu",
     json: options.Json = False,
@@ -314,13 +335,13 @@ def limit(
     - `fgai limit gat.safetensors --clip-share auto --shrink 0.1 --output limited.safetensors`
     """
     out = Output(json, quiet)
-    opened = _open_model(model, None, root, device)
-    path = checked_output(output or model.with_name(f"limited-{model.name}"))
+    opened = _open_model(model, data, root, device, own=own, weights=weights)
+    path = _model_output(output, opened, "limited", force)
     share = _share(clip_share)
     limited = with_limits(opened.model, opened.graph, share, shrink=shrink)
     moved = clipped(limited, opened.graph)
-    about = {**opened.about, "settings": {"clip_share": share, "shrink": shrink}, "vanilla": str(model)}
-    path = _write_model(limited, path, opened.graph, about)
+    about = {**opened.about, "settings": {"clip_share": share, "shrink": shrink}, "vanilla": str(opened.path)}
+    path = _write_model(limited, path, opened.graph, about, opened.factory)
     found, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
     values = {

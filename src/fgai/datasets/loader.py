@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fgai.checks import whole
 from fgai.datasets.download import _download, find, search_path
+from fgai.datasets.own import load_graph
 from fgai.datasets.readers import _Raw
 from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, names, source
 from fgai.datasets.splits import Split, _masks, fold_split, random_split, stratified_split
@@ -21,7 +22,6 @@ from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
-from fgai.graph.on_disk import is_store, open_on_disk
 from fgai.sparse import Features, edge_keys, key_ends
 from fgai.typed import typed
 
@@ -43,8 +43,8 @@ def load_dataset(
     into the latter.
 
     Args:
-        name: one of `fgai.datasets.names()`, or a folder of `fgai data convert` with the splits `random` and,
-            if it has masks, `public`.
+        name: one of `fgai.datasets.names()`, or a file or folder of your own, see `load_graph`, with the
+            splits `random` and, if it has masks, `public`.
         root: a folder laid out as `fgai.datasets.info(name).files` says.
         seed: draws the split where it is random.
         split: `random` (10/10/80 % of the labelled nodes), `public` (published with the data) or, for small
@@ -63,8 +63,8 @@ def load_dataset(
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
-    if name not in names() and is_store(name):
-        return _stored(name, seed, split, task)
+    if name not in names() and Path(name).exists():
+        return _own(name, seed, split, task)
     about = info(name)
     chosen, for_task = _chosen(name, about.splits, split), _task_split(name, about.task, task)
     make = source(name).make
@@ -90,9 +90,9 @@ def _task_split(name: str, own: str, task: str | None) -> Callable[[Graph, int],
     return others.get(str(task))
 
 
-def _stored(path: str, seed: int, split: str | None, task: str | None) -> Graph:
-    """A converted graph with the masks it brings along, or with a random split."""
-    graph = open_on_disk(path).load()
+def _own(path: str, seed: int, split: str | None, task: str | None) -> Graph:
+    """A graph of the user's with the masks it brings along, or with a random split."""
+    graph = load_graph(path)
     masked = graph.train_mask is not None and graph.val_mask is not None and graph.test_mask is not None
     chosen = _chosen(path, ("public", "random") if masked else ("random",), split)
     for_task = _task_split(path, "node", task)

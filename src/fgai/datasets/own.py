@@ -1,4 +1,4 @@
-"""`load_graph`: a graph of your own from an `.npz` archive, a PyG `.pt` file or CSV tables.
+"""`load_graph`: a graph of your own from an `.npz` archive, a PyG `.pt` file, CSV tables or a folder.
 
 Files are not trusted: arrays are read without pickles and no larger than their file explains, `.pt` files by
 PyTorch's restricted loader, which knows PyG's `Data` and tensors and runs nothing.
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fgai.errors import DataError, FgaiError, InputError
-from fgai.files import most_bytes, read_arrays, regular, require_whole
+from fgai.files import load_torch, read_arrays, regular, require_whole
 from fgai.graph import Graph
 from fgai.graph.fields import arguments_from_data
 from fgai.graph.on_disk import is_store, open_on_disk
@@ -29,6 +29,10 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes")
 """Names in an archive, those of PyG's `Data`; all but the first may be missing."""
 PARTS = ("train", "val", "test")
+TABLES = ("edges.csv", "nodes.csv")
+"""Names of the tables in a folder; the second may be missing."""
+_MEANT = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "destination"}
+"""Columns that would be read as numbers beside the rest though another name is probably meant."""
 _SPARSEST = 64
 """Nodes per edge, beyond a million of them, from which numbers are taken for labels rather than numbers."""
 Reader = Callable[[Path], dict[str, Any]]
@@ -41,11 +45,11 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     - `.npz`: arrays by the names of PyG's `Data`, see `FIELDS`; only `edge_index` must be there, any other
       name is refused. Numbers become float32, labels whole numbers.
     - `.pt`: a PyG `Data`, or a dictionary of tensors by the same names, as `torch.save` writes them.
-    - `.csv`: one row per edge under a heading: `source` and `destination` (numbers of nodes, from 0),
-      `weight` if edges have one, and every other column is an attribute of the edges. With a `node_table`,
-      one row per node: `node` (each number once), `y` (class), `split` (train, val, test or nothing), and
-      every other column is a feature.
-    - a folder, as `fgai data convert` leaves it.
+    - `.csv`: one row per edge under a heading: `source` and `destination`, `weight` if edges have one, and
+      every other column is an attribute of the edges. With a `node_table`, one row per node: `node` (each
+      once), `y` (class, or nothing), `split` (train, val, test or nothing), and every other column is a
+      feature. Nodes are numbers from 0, or any names; classes likewise (`Graph.node_names`, `class_names`).
+    - a folder with `edges.csv` and perhaps `nodes.csv`, or as `fgai data convert` leaves it.
 
     Args:
         path: the file or folder.
@@ -58,19 +62,19 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     path = Path(path)
     if is_store(path) and node_table is None:
         return open_on_disk(path).load()
-    table = None if node_table is None else Path(node_table)
+    name, table = path.stem, None if node_table is None else Path(node_table)
+    if path.is_dir() and table is None:
+        name, (path, table) = path.resolve().name, _tables_in(path)
     readers: dict[str, Reader] = {".npz": _archive, ".pt": _saved, ".csv": partial(_tables, nodes=table)}
     if path.suffix not in readers:
-        raise DataError(
-            f"{path} must be a graph as .npz, .pt or .csv, or a converted folder; see `fgai.load_graph`"
-        )
+        raise DataError(f"{path} must be a graph as .npz, .pt or .csv, or a folder; see `fgai.load_graph`")
     if table is not None and path.suffix != ".csv":
         raise InputError(f"`node_table` goes with an edge list in CSV, got {path.name}")
     try:
         for file in (path, table):
             if file is not None:
                 regular(file)
-        return _graph(readers[path.suffix](path), path)
+        return _graph(readers[path.suffix](path), path, name)
     except FgaiError:
         raise
     except FileNotFoundError as error:
@@ -80,7 +84,17 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
         raise DataError(f"{path} is damaged, or not what its name says ({reason})") from error
 
 
-def _graph(fields: dict[str, Any], path: Path) -> Graph:
+def _tables_in(folder: Path) -> tuple[Path, Path | None]:
+    edges, nodes = (folder / name for name in TABLES)
+    if not edges.exists():
+        raise DataError(
+            f"{folder} must hold {TABLES[0]} and perhaps {TABLES[1]}, or be a folder of `fgai data convert`;"
+            " see `fgai.load_graph`"
+        )
+    return edges, nodes if nodes.exists() else None
+
+
+def _graph(fields: dict[str, Any], path: Path, name: str) -> Graph:
     """The graph of PyG's fields, after all checks."""
     if "edge_index" not in fields:
         raise DataError(f"{path} holds no `edge_index` [2, edges]; it has {', '.join(fields) or 'nothing'}")
@@ -89,7 +103,9 @@ def _graph(fields: dict[str, Any], path: Path) -> Graph:
         known = [len(fields[name]) for name in ("x", "y", *MASKS) if name in fields]
         inferred = count_nodes(int(edges.max()), edges.shape[-1]) if edges.numel() and not known else 0
         fields["num_nodes"] = known[0] if known else inferred
-    return Graph.from_edges(**arguments_from_data(SimpleNamespace(**fields)), name=path.stem)
+    names = {key: fields.pop(key, None) for key in ("node_names", "class_names")}
+    graph = Graph.from_edges(**arguments_from_data(SimpleNamespace(**fields)), name=name)
+    return graph.replace(**names)
 
 
 def _archive(path: Path) -> dict[str, Any]:
@@ -118,21 +134,11 @@ def _saved(path: Path) -> dict[str, Any]:
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
 
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-            if size > most_bytes(path.stat().st_size):
-                raise DataError(f"{path} claims to hold {size} bytes, more than its own size explains")
-            require_whole(archive)
-            if (member := archive.testzip()) is not None:  # PyTorch does not compare checksums
-                raise DataError(f"{path} is damaged: {member} does not fit its checksum; write it anew")
     try:
-        with torch.serialization.safe_globals([Data, DataEdgeAttr, DataTensorAttr, GlobalStorage]):
-            found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
+        found = load_torch(path, (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage))
+    except ValueError as error:
         raise DataError(
-            f"{path} was refused: it is damaged, or holds something else than a PyG `Data` or tensors; write"
-            " it anew with `torch.save(data.to_dict(), path)`"
+            f"{path} was refused: {error}; write a PyG `Data` anew, `torch.save(data.to_dict(), path)`"
         ) from error
     given = Data.to_dict(found) if type(found) is Data else found
     if not isinstance(given, dict):
@@ -144,43 +150,128 @@ def _saved(path: Path) -> dict[str, Any]:
 
 
 def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
-    columns = _columns(path, ("source", "destination"))
-    ends = [_numbers(columns.pop(name), name, path, int) for name in ("source", "destination")]
-    fields = {"edge_index": torch.tensor(ends, dtype=torch.long)}
+    columns = _columns(path, ("source", "destination"), ())
+    fields, numbers = ({}, None) if nodes is None else _node_table(nodes)
+    fields["edge_index"] = _ends(columns, path, nodes, numbers, fields)
     if "weight" in columns:
         fields["edge_weight"] = torch.tensor(_numbers(columns.pop("weight"), "weight", path))
     if columns:
         fields["edge_attr"] = _matrix(columns, path)
-    return fields if nodes is None else {**fields, **node_fields(nodes)}
-
-
-def node_fields(path: Path) -> dict[str, Tensor]:
-    """Features `x`, labels and masks of a node table, see `load_graph`; `DataError` if it is damaged."""
-    columns = _columns(path, ("node",))
-    order = _numbers(columns.pop("node"), "node", path, int)
-    if sorted(order) != list(range(len(order))):
-        raise DataError(f"`node` of {path} must hold every number from 0 to {len(order) - 1} once")
-    rows = torch.tensor(order).argsort()
-    fields: dict[str, Tensor] = {}
-    if "y" in columns:
-        fields["y"] = torch.tensor(_numbers(columns.pop("y"), "y", path, int))[rows]
-    if "split" in columns:
-        words = columns.pop("split")
-        odd = next((word for word in words if word not in (*PARTS, "")), None)
-        if odd is not None:
-            raise DataError(f"`split` of {path} must be train, val, test or nothing, got {odd!r}")
-        for part in PARTS:
-            fields[f"{part}_mask"] = torch.tensor([word == part for word in words])[rows]
-    if columns:
-        fields["x"] = _matrix(columns, path)[rows]
     return fields
 
 
-def _columns(path: Path, needed: tuple[str, ...]) -> dict[str, list[str]]:
-    with path.open(newline="", encoding="utf-8") as file:
+def _ends(
+    columns: dict[str, list[str]],
+    path: Path,
+    table: Path | None,
+    numbers: dict[str, int] | None,
+    fields: dict[str, Any],
+) -> Tensor:
+    """Sources and destinations by number; names without a table are numbered as they come."""
+    ends = {name: columns.pop(name) for name in ("source", "destination")}
+    named = not all(_is_number(word) for words in ends.values() for word in words[:1])
+    if numbers is None and not named:
+        return torch.tensor([_numbers(words, name, path, int) for name, words in ends.items()])
+    if numbers is None:
+        for name, words in ends.items():
+            odd = next((line for line, word in enumerate(words, 2) if _is_number(word)), None)
+            if odd is not None:
+                raise DataError(
+                    f"`{name}` in line {odd} of {path} must be a name as others are, got {words[odd - 2]!r}"
+                )
+        pairs = zip(*ends.values(), strict=True)
+        numbers = {name: place for place, name in enumerate(dict.fromkeys(w for pair in pairs for w in pair))}
+        fields["node_names"], fields["num_nodes"] = tuple(numbers), len(numbers)
+    for name, words in ends.items():
+        odd = next((line for line, word in enumerate(words, 2) if word not in numbers), None)
+        if odd is not None:
+            where = "" if table is None else f", which {table} does not have"
+            raise DataError(f"`{name}` in line {odd} of {path} is node {words[odd - 2]!r}{where}")
+    return torch.tensor([[numbers[word] for word in words] for words in ends.values()])
+
+
+def _is_number(word: str) -> bool:
+    return word.isdecimal() and word.isascii()
+
+
+def node_fields(path: Path) -> dict[str, Tensor]:
+    """Features `x`, labels and masks of a table of numbered nodes; `DataError` if it is damaged or named."""
+    fields, _ = _node_table(path)
+    if "node_names" in fields:
+        raise DataError(f"`node` of {path} must hold every number from 0 on once; names are not converted")
+    fields.pop("class_names", None)
+    return fields
+
+
+def _node_table(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Fields of a node table, and the number of each node by what the table calls it."""
+    columns = _columns(path, ("node",), ("y", "split"))
+    names, fields = columns.pop("node"), dict[str, Any]()
+    _refuse_twice(names, path)
+    if all(_is_number(name) for name in names) and {int(name) for name in names} == set(range(len(names))):
+        numbers = {name: int(name) for name in names}
+    else:
+        numbers = {name: place for place, name in enumerate(names)}
+        fields["node_names"] = tuple(names)
+    rows = torch.tensor([numbers[name] for name in names]).argsort()
+    split = columns.pop("split", None)
+    if "y" in columns:
+        labels, classes = _classes(columns.pop("y"), split, path)
+        fields["y"] = labels[rows]
+        if classes is not None:
+            fields["class_names"] = classes
+    if split is not None:
+        odd = next((line for line, word in enumerate(split, 2) if word not in (*PARTS, "")), None)
+        if odd is not None:
+            raise DataError(
+                f"`split` in line {odd} of {path} must be train, val, test or nothing, got {split[odd - 2]!r}"
+            )
+        for part in PARTS:
+            fields[f"{part}_mask"] = torch.tensor([word == part for word in split])[rows]
+    if columns:
+        fields["x"] = _matrix(columns, path)[rows]
+    return fields, numbers
+
+
+def _refuse_twice(names: list[str], path: Path) -> None:
+    first: dict[str, int] = {}
+    for line, name in enumerate(names, 2):
+        if not name:
+            raise DataError(f"`node` in line {line} of {path} is empty")
+        if name in first:
+            raise DataError(f"node {name!r} is in lines {first[name]} and {line} of {path}; keep one of them")
+        first[name] = line
+
+
+def _classes(words: list[str], split: list[str] | None, path: Path) -> tuple[Tensor, tuple[str, ...] | None]:
+    """Class numbers, -1 where there is none, and the names of the classes if they are no numbers."""
+    for line, (word, part) in enumerate(zip(words, split or [""] * len(words), strict=True), 2):
+        if not word and part:
+            raise DataError(f"line {line} of {path} has the split {part!r} and no class `y`; fill in one")
+    if all(_is_number(word) or word in ("", "-1") for word in words):
+        return torch.tensor([int(word or -1) for word in words]), None
+    classes = tuple(sorted({word for word in words if word}))
+    if any(_is_number(name) for name in classes):
+        line = next(line for line, word in enumerate(words, 2) if word and not _is_number(word))
+        raise DataError(
+            f"`y` in line {line} of {path} must be a whole number as others are, got {words[line - 2]!r}"
+        )
+    numbers = {name: place for place, name in enumerate(classes)} | {"": -1}
+    return torch.tensor([numbers[word] for word in words]), classes
+
+
+def _columns(path: Path, needed: tuple[str, ...], known: tuple[str, ...]) -> dict[str, list[str]]:
+    """Words of a table by column; line 2 of the file holds the first of each."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
         heading = [name.strip() for name in next(lines, [])]
-        rows = [row for row in lines if row]
+        rows = list(lines)
+    while rows and not rows[-1]:
+        rows.pop()
+    for name in heading:
+        meant = _MEANT.get(name.lower())
+        if meant in (*needed, *known) and meant not in heading:
+            raise DataError(f"{path} has a column `{name}`; rename it `{meant}` if it is that")
     missing = [name for name in needed if name not in heading]
     if missing or len(set(heading)) != len(heading):
         wanted = f"a column `{missing[0]}`" if missing else "different columns"

@@ -112,7 +112,7 @@ TASK_SPLITS: dict[str, tuple[str, Callable[[Graph, int], Graph]]] = {"link": ("n
 
 @typed
 def register_dataset(info: DatasetInfo, source: Source) -> None:
-    """Add a dataset: `fgai.load_dataset`, `fgai data` and `--dataset` then know its name.
+    """Add a dataset: `fgai.load_dataset`, `fgai data` and `--data` then know its name.
 
     Args:
         info: what it is; its sizes are checked when it is loaded.

@@ -6,14 +6,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from rich.console import Console
 from torch import nn
 
 from fgai.alone import with_gradients
-from fgai.attacks import Threat
+from fgai.attacks import DEFAULT, Threat
 from fgai.errors import InputError
 from fgai.evaluation.protocol import evaluate
-from fgai.evaluation.record import EvaluationRecord, _class_table, _explanation_table, _prediction_table
-from fgai.progress import stage
+from fgai.evaluation.record import (
+    EvaluationRecord,
+    _class_table,
+    _explanation_table,
+    _prediction_table,
+    show_summary,
+)
+from fgai.progress import shown, stage
 from fgai.records import Table, TabledDocument, data_frame
 from fgai.records.table import csv_text
 from fgai.typed import typed
@@ -71,6 +78,13 @@ class Comparison(TabledDocument):
         predicted = _prediction_table(self.records, base)
         return [predicted, *_class_table(self.records), _explanation_table(self.records, base)]
 
+    def show(self, console: Console | None = None, *, every: bool = False) -> None:
+        """Print a summary of at most twelve rows and what it means; `every` prints all tables instead."""
+        if every:
+            super().show(console)
+        else:
+            show_summary([self[self.reference], *(r for r in self if r.name != self.reference)], console)
+
     def to_csv(self) -> str:
         """Return one CSV, a row per model and metric; full precision."""
         rows = [(record.name, *item) for record in self.records for item in record.flat().items()]
@@ -81,11 +95,12 @@ class Comparison(TabledDocument):
         return data_frame({record.name: record.flat() for record in self.records})
 
 
+@shown()
 @with_gradients
 def compare(
     models: Mapping[str, nn.Module],
     data: Any,
-    threat: str | Threat = "standard",
+    threat: str | Threat = DEFAULT,
     *,
     vanilla: str | None = None,
     seed: int = 0,

@@ -10,7 +10,7 @@ from torch import nn
 
 from fgai import checks
 from fgai.alone import with_gradients
-from fgai.attacks import Threat, threat_of
+from fgai.attacks import DEFAULT, Threat, threat_of
 from fgai.attention import model_name, prepared
 from fgai.attention.calls import device_of
 from fgai.checks import one_of
@@ -21,6 +21,7 @@ from fgai.evaluation.run import _Run
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
+from fgai.progress import shown
 from fgai.records import Meter, plain, provenance
 from fgai.tasks import task_of
 from fgai.typed import typed
@@ -28,11 +29,12 @@ from fgai.version import versions
 
 
 @typed
+@shown()
 @with_gradients
 def evaluate(
     model: nn.Module,
     data: Any,
-    threat: str | Threat = "standard",
+    threat: str | Threat = DEFAULT,
     *,
     vanilla: nn.Module | None = None,
     seed: int = 0,
@@ -136,6 +138,7 @@ def evaluate(
 @typed
 def describe(graph: Graph) -> dict[str, Any]:
     """Name, fingerprint and sizes of a graph; the fingerprint is computed once per graph object."""
+    names = {} if graph.class_names is None else {"class_names": list(graph.class_names)}
     return {
         "name": graph.name,
         "fingerprint": fingerprint_of(graph),
@@ -143,4 +146,5 @@ def describe(graph: Graph) -> dict[str, Any]:
         "edges": graph.num_edges,
         "features": graph.num_features,
         "classes": graph.num_classes,
+        **names,
     }

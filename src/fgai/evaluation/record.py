@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
+from rich.console import Console
 
 from fgai.attacks import THREATS, doubt
 from fgai.errors import InputError
+from fgai.evaluation.summary import sentences, summary_table, verdict
 from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
 from fgai.records import (
     Cell,
@@ -85,8 +87,9 @@ class EvaluationRecord(TabledDocument):
             elif isinstance(value, Mapping) and part in value:
                 value = value[part]
             else:
-                options = ", ".join(value) if isinstance(value, Mapping) else "nothing further"
-                raise InputError(f"the record has no metric {path!r}: no {part!r} among {options}")
+                known = ", ".join(value) if isinstance(value, Mapping) else ""
+                where = f"no {part!r} among {known}" if known else f"nothing was measured below {part!r}"
+                raise InputError(f"the record has no metric {path!r}: {where}")
         return value
 
     def get(self, path: str) -> Any:
@@ -111,6 +114,13 @@ class EvaluationRecord(TabledDocument):
         """Return every metric, the recall by class, and the explanation metrics beside their null rows."""
         return [_long_table(self), *_class_table([self]), _explanation_table([self], self)]
 
+    def show(self, console: Console | None = None, *, every: bool = False) -> None:
+        """Print a summary of at most twelve rows and what it means; `every` prints all tables instead."""
+        if every:
+            super().show(console)
+        else:
+            show_summary([self], console)
+
     def to_csv(self) -> str:
         """Return every number as CSV: dotted metric and value, layers and curves by position."""
         return csv_text([("metric", "value"), *self.flat().items()])
@@ -122,6 +132,26 @@ class EvaluationRecord(TabledDocument):
     def to_pandas(self) -> pandas.DataFrame:
         """Return every number as a `DataFrame` (needs pandas): a row per dotted metric, one column."""
         return data_frame({self.name: self.flat()})
+
+
+def show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
+    """Print the summary of some records, the reference first: one table, sentences, notes and warnings."""
+    console, plain_records = console or Console(), [vars(record) for record in records]
+    pair = [plain_records[0], *plain_records[1:][-1:]]
+    lines = sentences(pair) if len(records) > 1 else [verdict(pair[0]), *sentences(pair)]
+    summary_table(plain_records).show(console)
+    for line in [*lines, *_defined_and_warned(records)]:
+        console.print(line, markup=False, highlight=False)
+    console.print("Every number: show(every=True), --all.", style="dim", highlight=False)
+
+
+def _defined_and_warned(records: Sequence[EvaluationRecord]) -> list[str]:
+    """Notes below a table: why its threat is weak, Definition 1, and what was warned of."""
+    weak, task = doubt(records[0].threat["name"]), TASKS.get(records[0].config.get("task", "node"))
+    what = "rows" if task is None else task.rows_are
+    defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
+    warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
+    return [*([weak] if weak else []), *defined, *warned]
 
 
 def _flat(prefix: str, values: Any) -> list[tuple[str, Any]]:
@@ -151,11 +181,8 @@ def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
         f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
-    weak = doubt(first.threat["name"])
     sharp = [f"{r.name}, {words}." for r in records if (words := _sharpness_words(r.metrics))]
-    defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
-    warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
-    return (about, *([weak] if weak else []), *sharp, *defined, *warned)
+    return (about, *sharp, *_defined_and_warned(records))
 
 
 def threat_words(record: EvaluationRecord) -> str:
@@ -194,16 +221,16 @@ def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
     """The shares of Definition 1 at the output layer, in words.
 
     Example:
-        >>> shares = {"counted": [7, 9], "same_explanation": {"last": 0.5}, "all_four": {"last": None}}
+        >>> shares = {"counted": [7, 9], "same_explanation": {"last": 0.5}, "all_four": {"last": 0.4}}
         >>> words = _definition_words({"definition": {"r01": shares}}, "nodes")
         >>> " ".join(words.split())
-        'Definition 1 at the output layer, radius 0.01, of 9 nodes: same explanation 50.0 %, all four –'
+        'Definition 1 at the output layer, radius 0.01, of 9 nodes: same explanation 50.0 %, all four 40.0 %'
     """
     found = look_up(metrics, "definition.r01") or {}
     shares = {name: look_up(part, "last") for name, part in found.items() if isinstance(part, Mapping)}
     if not shares:
         return ""
-    texts = {name: "–" if share is None else f"{100 * share:.1f}\u00a0%" for name, share in shares.items()}
+    texts = {n: "not measured" if v is None else f"{100 * v:.1f}\u00a0%" for n, v in shares.items()}
     parts = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
     return f"Definition 1 at the output layer, radius 0.01, of {found['counted'][-1]} {what}: {parts}"
 

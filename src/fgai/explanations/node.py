@@ -179,7 +179,7 @@ def explain(
         certificate: also certify (a pass over the whole graph), see `certify_attention`.
         vanilla: the model it was made from, for two of the four properties of Definition 1.
         attack: the result of an attack on this model, instead of running one.
-        names: of the nodes, by number.
+        names: of the nodes, by number; those of the data by default.
 
     Raises:
         InputError: no such node, or an argument out of range.
@@ -197,6 +197,7 @@ def explain(
     check_seed(seed)
     given = as_graph(data)
     graph = prepared(model, given)
+    names = given.node_names if names is None else names
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     before = observe(model, graph)

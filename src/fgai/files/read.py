@@ -232,3 +232,26 @@ def require_whole(archive: zipfile.ZipFile) -> None:
         end = member.header_offset + _HEADER.size + name + extra + member.compress_size
     if not 0 <= archive.start_dir - end <= _DESCRIPTOR:
         raise zipfile.BadZipFile("it holds more than its list says")
+
+
+def load_torch(path: Path, kinds: Iterable[type] = ()) -> Any:
+    """Return what `torch.save` wrote, made of tensors, plain values and `kinds` alone; nothing in it is run.
+
+    Raises:
+        ValueError: it is damaged, holds anything else, or claims more than its size explains.
+    """
+    import torch
+
+    if zipfile.is_zipfile(regular(path)):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            if size > most_bytes(path.stat().st_size):
+                raise ValueError(f"it claims to hold {size} bytes, more than its own size explains")
+            require_whole(archive)
+            if (member := archive.testzip()) is not None:  # PyTorch does not compare checksums
+                raise ValueError(f"it is damaged: {member} does not fit its checksum; write it anew")
+    try:
+        with torch.serialization.safe_globals(list(kinds)):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError("it is damaged, or holds something else than tensors") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,6 +103,9 @@ class Graph:
             limits, between the ends of these, in place of their features. Injecting further nodes drops it.
         peers: range (first, behind the last) of the nodes from whose features those of injected nodes are
             bounded, e.g. those of one type; None for all.
+        node_names: what the nodes are called in the file they come from, by number, or None; injected nodes
+            have none.
+        class_names: likewise the classes.
         name: for messages and records.
     """
 
@@ -122,6 +126,8 @@ class Graph:
     merged: Tensor | None = None
     entry_values: Tensor | None = None
     peers: tuple[int, int] | None = None
+    node_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None
     name: str = "graph"
 
     def __repr__(self) -> str:
@@ -284,6 +290,21 @@ class Graph:
     def has_loops(self) -> bool:
         """Whether every node has a self-loop."""
         return int((self.adjacency.source == self.adjacency.destination).sum()) == self.num_nodes
+
+    def number_of(self, node: str) -> int:
+        """Return the number of a node from its name, or from the number as text.
+
+        Raises:
+            InputError: there is no such node.
+        """
+        if self.node_names is not None and node in self.node_names:
+            return self.node_names.index(node)
+        if self.node_names is None and node.isdecimal() and int(node) < self.num_nodes:
+            return int(node)
+        close = difflib.get_close_matches(node, self.node_names or (), 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        numbers = f"; its nodes are 0 to {self.num_nodes - 1}" if self.node_names is None else hint
+        raise InputError(f"{self.name!r} has no node {node!r}{numbers}")
 
     def replace(self, **fields: Any) -> Graph:
         """Return a copy with some fields replaced; the edge structure is shared."""

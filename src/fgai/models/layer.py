@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fgai.alone import alone
 from fgai.attention import Limits, TappedLayer
 from fgai.attention.layer import mean_heads
 from fgai.checks import at_least, fraction, memory, one_of, rate, whole
@@ -166,13 +167,20 @@ class AttentionLayer(TappedLayer):
         return self.limited(name, out).view(-1, self.heads, self.channels)
 
     def _sides(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
-        found = self.sides(x)
+        found = self._read(x)
         if found[2].shape[0] != adjacency.num_nodes:
             raise InputError(f"got {found[2].shape[0]} rows of features for {adjacency.num_nodes} nodes")
         return found
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the source's and the destination's side of the score (key, query) and the values, by row."""
+        """Return the source's and the destination's side of the score (key, query) and the values, by row.
+
+        Waits for blocks of other threads that set switches of the limits.
+        """
+        with alone():
+            return self._read(x)
+
+    def _read(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
         values = self._project(x, self.value, "value")
         if self.score == "additive":
             source, destination = node_scores(values, self.source_weight, self.destination_weight)

@@ -128,10 +128,12 @@ def make_report(
         fields["title"] = title
     explorer: dict[str, Any] | None
     if seen and graph is not None:
-        explorer = _nodes_of_models(parts, graph, seen, node, node_names)
+        explorer = _nodes_of_models(parts, graph, seen, node, node_names or graph.node_names)
         fields["subgraph"] = subgraph(seen, graph, explorer["nodes"]["id"][0])
     else:
         explorer = _nodes_of_records(parts, node)
+    if class_names is None and graph is not None:
+        class_names = graph.class_names
     if explorer is not None:
         explorer["classes"] = None if class_names is None else [_clipped(str(name)) for name in class_names]
     scored = None if graph is None else graph.test_mask

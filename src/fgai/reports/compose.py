@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fgai.alone import with_gradients
-from fgai.attacks import Threat, threat_of
+from fgai.attacks import DEFAULT, Threat, threat_of
 from fgai.attention import model_name
 from fgai.certificates import CertificateRecord, certify_attention
 from fgai.errors import InputError
@@ -33,7 +33,7 @@ def report(
     data: Any,
     path: Path | str | None = None,
     *,
-    threat: str | Threat = "standard",
+    threat: str | Threat = DEFAULT,
     nodes: int | None = None,
     edges: int | None = None,
     k: int = 5,
@@ -106,12 +106,12 @@ def measure(
     models: Mapping[str, nn.Module],
     graph: Graph,
     *,
-    threat: str | Threat = "standard",
+    threat: str | Threat = DEFAULT,
     k: int = 5,
     seed: int = 0,
     on_step: Callable[[str], None] | None = None,
 ) -> tuple[Comparison, dict[str, CertificateRecord]]:
-    """Return the comparison of models, and certificates with the first of them as the vanilla model."""
+    """Return the comparison of models and certificates with the first of them as the vanilla model."""
     say = (lambda step: None) if on_step is None else on_step
     say("comparing")
     comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)

@@ -12,28 +12,27 @@ from typing import Any, NamedTuple
 
 from fgai.errors import InputError, extra
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.evaluation.summary import (
+    RULE,
+    Record,
+    next_steps,
+    number_at,
+    percent,
+    recall_by_class,
+    score_at,
+    score_of,
+    score_phrase,
+    signed,
+    size_of,
+)
 from fgai.files import write_atomic
 from fgai.metrics import NULLS, chance_path, quantity
 from fgai.records import ARROWS, provenance_line
 from fgai.reports.build import Report, make_report
-from fgai.reports.numbers import (
-    Record,
-    _best_records,
-    _best_value,
-    _number,
-    _numbers_of,
-    _of_null,
-    _percent,
-    _score,
-    _score_of,
-    _score_phrase,
-    _signed,
-)
+from fgai.reports.numbers import _best_records, _best_value, _numbers_of, _of_null
 from fgai.reports.words import (
-    RULE,
     _kind_of,
     _pair,
-    _size_of,
     attack_words,
     changes_in,
     definition_share,
@@ -57,7 +56,7 @@ def header(report: Report) -> str:
     names = ("nodes", "edges", "features", "classes")
     sizes = [f"{data[name]:,} {name}" for name in names if isinstance(data.get(name), int)]
     about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
-    facts = {"Data": about, "Attack": attack_words(report.records[0])}
+    facts = {"Data": about, "Attack": attack_words(report.records[0], len(report.records) > 1)}
     lines = [(f"{name}.", text) for name, text in facts.items()]
     for name, record in zip(report.names, report.records, strict=True):
         block = record.get("provenance")
@@ -66,8 +65,38 @@ def header(report: Report) -> str:
     listed = (f'<p class="facts"><strong>{_esc(name)}</strong> {_esc(text)}</p>' for name, text in lines)
     return (
         f'<p class="kicker">{_esc(report.title)}</p><h1>{_esc(headline(report))}</h1>'
-        f'<div class="lead">{lead}</div>{"".join(listed)}'
+        f'{_warnings_box(report.records)}<div class="lead">{lead}</div>{_risks(report)}{_steps(report)}'
+        f"{''.join(listed)}"
     )
+
+
+def _risks(report: Report) -> str:
+    """Of one model: how many nodes of each class it finds, without the attack and under it."""
+    found = recall_by_class(report.records[0])
+    if len(report.records) > 1 or not found:
+        return ""
+    names, rows = (report.explorer or {}).get("classes") or [], ""
+    for number, (count, clean, attacked) in enumerate(found):
+        if count:
+            label = names[number] if number < len(names) else number
+            texts = (count, percent(clean), percent(attacked), round(count * (1 - attacked)))
+            cells = "".join(f"<td>{_esc(text)}</td>" for text in texts)
+            rows += f'<tr><th scope="row">{_esc(label)}</th>{cells}</tr>'
+    heads = ("class", "tested", "found without attack", "found under attack", "missed under attack")
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    return (
+        '<details open><summary>Risk by class</summary><div class="scroll" tabindex="0" role="region"'
+        f' aria-label="Risk by class"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+        "</div></details>"
+    )
+
+
+def _steps(report: Report) -> str:
+    """Of one model: what to do next."""
+    if len(report.records) > 1:
+        return ""
+    listed = "".join(f"<li>{_esc(step)}</li>" for step in next_steps(report.records[0]))
+    return f"<p><strong>What to do next</strong></p><ol>{listed}</ol>"
 
 
 def _missing_box(report: Report) -> str:
@@ -103,20 +132,20 @@ def _all_numbers(report: Report) -> str:
     for group, listed in _numbers_of(report.records).items():
         rows = ""
         for row in listed:
-            values = [_number(record, row.path) for record in report.records]
+            values = [number_at(record, row.path) for record in report.records]
             if all(value is None for value in values):
                 continue
             shown, aim = quantity(row.path), _best_value(row)
             best = _best_records(row, report.records)
             cells = "".join(
                 f'<td class="{"best" * is_best}" data-of="{_esc(name)}">'
-                f"{_esc(_signed(value, shown.form))}</td>"
+                f"{_esc(signed(value, shown.form))}</td>"
                 for name, value, is_best in zip(report.names, values, best, strict=True)
             )
             beside = {kind: _of_null(reference, kind, row.path) for kind in nulls}
-            beside["chance"] = _number(reference, chance_path(row.path))
+            beside["chance"] = number_at(reference, chance_path(row.path))
             cells += "".join(
-                f'<td class="null" data-of="{kind}">{_esc(_signed(level, shown.form))}</td>'
+                f'<td class="null" data-of="{kind}">{_esc(signed(level, shown.form))}</td>'
                 for kind, level in beside.items()
             )
             arrow = "≈" if row.like else ARROWS[shown.direction]
@@ -293,7 +322,6 @@ def render(report: Report, library: str | None = None) -> str:
         "style": asset("style.css"),
         "header": header(report),
         "missing": _missing_box(report),
-        "warnings": _warnings_box(report.records),
         "cards": cards(report),
         "rule": f'<p class="caption">{_esc(RULE)}</p>' if len(report.records) > 1 else "",
         "words": _esc((values.get("explorer") or {}).get("words", "")),
@@ -399,18 +427,20 @@ def _of_k(share: float | None, k: int) -> str:
 def _predictions(report: Report) -> _Card:
     first, bars = report.records[0], []
     for name, record in zip(report.names, report.records, strict=True):
-        before, after = _score(record, "clean"), _score(record, "attacked")
-        bars.append(_Bar(name, after, f"{_percent(before)} → {_percent(after)}", before))
-    phrase, level = _score_phrase(first), _number(first, f"{_score_of(first)}.chance")
+        before, after = score_at(record, "clean"), score_at(record, "attacked")
+        bars.append(_Bar(name, after, f"{percent(before)} → {percent(after)}", before))
+    phrase, level = score_phrase(first), number_at(first, f"{score_of(first)}.chance")
     about = f"{phrase[0].upper()}{phrase[1:]}: before the attack (tick) and after it (bar)."
-    chance = "" if level is None else f"chance: {_percent(level)}"
+    chance = "" if level is None else f"chance: {percent(level)}"
     return _Card("attacked", "Predictions that survive", about, bars, chance)
 
 
 def _explanations(report: Report) -> _Card:
-    k, bars = _size_of(report.records[0]), []
+    k, bars = size_of(report.records[0]), []
     for name, record in zip(report.names, report.records, strict=True):
-        kept, aimed = (_number(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation"))
+        kept, aimed = (
+            number_at(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation")
+        )
         shown = [f"{k * share:.1f}" for share in (kept, aimed) if share is not None]
         value = f"{' and '.join(shown)} of {k}" if shown else "–"
         bars.append(_Bar(name, kept if aimed is None else aimed, value, kept))
@@ -418,13 +448,13 @@ def _explanations(report: Report) -> _Card:
         f"Of the {k} neighbours a node attends to most, how many stay: when the attack aims at predictions"
         " (tick), and when it aims at the explanation itself (bar). Nodes in its reach."
     )
-    level = _number(report.records[0], "overlap_touched.chance.all")
+    level = number_at(report.records[0], "overlap_touched.chance.all")
     chance = "" if level is None else f"chance: {_of_k(level, k)}"
     return _Card("kept aimed", "Explanations that survive", about, bars, chance)
 
 
 def _output_shift(report: Report) -> _Card:
-    values = [_number(record, "g_tvd.rel") for record in report.records]
+    values = [number_at(record, "g_tvd.rel") for record in report.records]
     most = max([1.0, *(v for v in values if v is not None)])
     tick = 1 / most if most > 1 else None
     about = (
@@ -432,38 +462,38 @@ def _output_shift(report: Report) -> _Card:
         f" ({'tick' if most > 1 else 'a full bar'}) they move as far as classes differ. Shorter is better."
     )
     bars = [
-        _Bar(name, None if v is None else v / most, _signed(v, "#.2g").rstrip("."), tick)
+        _Bar(name, None if v is None else v / most, signed(v, "#.2g").rstrip("."), tick)
         for name, v in zip(report.names, values, strict=True)
     ]
     return _Card("moved", "How far outputs move", about, bars)
 
 
 def _same(report: Report) -> _Card:
-    k, bars = _size_of(report.records[0]), []
+    k, bars = size_of(report.records[0]), []
     for name, record in zip(report.names, report.records, strict=True):
         if name != report.reference:
-            shared = _number(record, "similarity.overlap.all")
+            shared = number_at(record, "similarity.overlap.all")
             bars.append(_Bar(name, shared, _of_k(shared, k)))
     about = (
         f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
         f" {k} strongest here, without any attack."
     )
-    level = _number(report.records[0], "overlap.chance.all")
+    level = number_at(report.records[0], "overlap.chance.all")
     chance = "" if level is None else f"chance: {_of_k(level, k)}"
     return _Card("same", f"Same reasons as {report.reference}", about, bars, chance)
 
 
 def _decides(report: Report) -> _Card:
     whens = ("clean", "attacked")
-    pairs = [[_number(r, f"f_slope.node.{when}.gap") for when in whens] for r in report.records]
+    pairs = [[number_at(r, f"f_slope.node.{when}.gap") for when in whens] for r in report.records]
     most = max([1.0, *(v for pair in pairs for v in pair if v is not None)])
     bars = []
     for name, pair in zip(report.names, pairs, strict=True):
         tick, length = (None if v is None else max(0.0, v) / most for v in pair)
-        bars.append(_Bar(name, length, " → ".join(_signed(v, ".2f") for v in pair), tick))
+        bars.append(_Bar(name, length, " → ".join(signed(v, ".2f") for v in pair), tick))
     about = (
         "How much more it hurts to remove the strongest edges than the weakest (F-slope gap): before the"
-        f" attack (tick) and after it (bar). A full bar is {_signed(most, '.3g')}; a random order gets 0."
+        f" attack (tick) and after it (bar). A full bar is {signed(most, '.3g')}; a random order gets 0."
     )
     return _Card("slope_attacked", "Attention that decides", about, bars)
 
@@ -472,7 +502,7 @@ def _definition(report: Report) -> _Card:
     bars, about = [], ""
     for name in report.names:
         proof, share = report.certificates.get(name) or {}, definition_share(report.certificates, name)
-        bars.append(_Bar(name, share, _percent(share, 1)))
+        bars.append(_Bar(name, share, percent(share, 1)))
         if share is not None:
             about = (
                 "Nodes with all four properties at the output layer: same and stable explanation, same and"
@@ -486,7 +516,7 @@ def _proved(report: Report) -> _Card:
     bars, about = [], ""
     for name in report.names:
         proof, share = report.certificates.get(name) or {}, proved_share(report.certificates, name)
-        bars.append(_Bar(name, share, _percent(share, 1)))
+        bars.append(_Bar(name, share, percent(share, 1)))
         if proof.get("layers"):
             about = (
                 f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its explanation"
@@ -500,7 +530,7 @@ def _injected(report: Report) -> _Card:
     for name in report.names:
         known = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
         shares = [known[where]["share"] if where in known else None for where in ("direct", "any")]
-        shown = [_percent(share, 1) for share in shares if share is not None]
+        shown = [percent(share, 1) for share in shares if share is not None]
         bars.append(_Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
         if known:
             count = next(iter(known.values())).get("neighbours")

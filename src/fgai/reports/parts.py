@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.evaluation.paired import Interval, paired_interval
+from fgai.evaluation.summary import FALL, SHARES, score_of
 from fgai.graph import Graph
 from fgai.records import look_up, unpack_array
-from fgai.reports.numbers import SHARES, _score_of
 
 NEIGHBOURS = 1  # injected neighbours that the page's certificates are about
 
@@ -198,11 +198,6 @@ def _summary(proof: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Intervals = Mapping[str, Mapping[str, Any]]
-"""By model and measure: `difference`, `low`, `high` and `nodes`, as the document carries them."""
-FALL = "fall"  # key of a model's own change: right under attack minus right without
-
-
 def _intervals_of(parts: Sequence[_Part], reference: str) -> dict[str, dict[str, Any]]:
     """Return the interval of every difference whose values are known node by node."""
     first = next((part for part in parts if part.name == reference), parts[0])
@@ -220,23 +215,12 @@ def _intervals_of(parts: Sequence[_Part], reference: str) -> dict[str, dict[str,
     return out
 
 
-def _interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | None:
-    """Return one interval of a document; None where it has none that can be read."""
-    held = intervals.get(name) if isinstance(intervals, Mapping) else None
-    found = held.get(key) if isinstance(held, Mapping) else None
-    try:
-        interval = None if found is None else Interval(**found)
-    except TypeError:  # from a file of another version
-        return None
-    return interval if interval and all(isinstance(value, int | float) for value in interval) else None
-
-
 def _of_predictions(first: _Part, second: _Part, before: str, after: str) -> Interval | None:
     """What is classified right; only where the score is that share."""
     prefix = "item_" if "item_scored" in first.arrays else ""
     ours = first.arrays.get(f"{prefix}correct_{before}")
     theirs = second.arrays.get(f"{prefix}correct_{after}")
-    if ours is None or theirs is None or _score_of(first.record) not in SHARES:
+    if ours is None or theirs is None or score_of(first.record) not in SHARES:
         return None
     return paired_interval(ours, theirs, first.arrays.get(f"{prefix}scored"))
 

@@ -7,29 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from fgai.attacks import THREATS, doubt, make_attack
-from fgai.evaluation.paired import Interval
+from fgai.evaluation.summary import (
+    BETTER,
+    MEASURES,
+    SAME,
+    WORSE,
+    Intervals,
+    Record,
+    heading_of,
+    interval_in,
+    number_at,
+    percent,
+    score_of,
+    sentences,
+    verdict,
+)
 from fgai.records import Cell, Column, Table, look_up
 from fgai.reports.build import Report
-from fgai.reports.numbers import (
-    Record,
-    _heading_of,
-    _number,
-    _percent,
-    _score,
-    _score_of,
-    _share_phrase,
-    _signed,
-)
-from fgai.reports.parts import FALL, Intervals, _interval_in
 from fgai.typed import typed
-
-SLIGHT = 0.02  # slopes, and shares not known node by node, count as equal if they differ by no more
-RATIO = 1.1  # so do distances that differ by no more than this factor
-BETTER, SAME, WORSE = "better", "as before", "worse"
-RULE = (
-    "As before: shares whose difference is within the noise over nodes (paired 95 % interval), slopes within"
-    f" {SLIGHT}, distances within a factor of {RATIO}. One run, one seed."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,50 +52,6 @@ class Change:
     chance: float | None = None
 
 
-@dataclass(frozen=True)
-class _Measure:
-    key: str
-    name: str
-    title: str
-    path: str
-    form: str  # "share", "distance" or "slope"
-    chance: str = ""  # path of what chance gets
-
-    def text(self, value: float) -> str:
-        if self.form == "share":
-            return _percent(value, 1)
-        return _signed(value, "#.2g" if self.form == "distance" else ".2f").rstrip(".")
-
-    def kind(self, before: float, after: float, interval: Interval | None) -> str:
-        if interval is not None:
-            return SAME if not interval.exceeds_noise else BETTER if interval.low > 0 else WORSE
-        if self.form != "distance":
-            gain = after - before
-            return SAME if abs(gain) <= SLIGHT + 1e-9 else BETTER if gain > 0 else WORSE
-        if after * RATIO >= before and before * RATIO >= after:
-            return SAME
-        return BETTER if after < before else WORSE
-
-
-def _kept(key: str, words: str, attack: str) -> _Measure:
-    path = "overlap_touched.{}.all"
-    return _Measure(key, "overlap", words, path.format(attack), "share", path.format("chance"))
-
-
-MEASURES = (
-    _Measure("attacked", "F1 attacked", "right under attack", "f1.attacked", "share", "f1.chance"),
-    _Measure("clean", "F1", "right without attack", "f1.clean", "share", "f1.chance"),
-    _Measure("moved", "g-TVD", "how far predictions move", "g_tvd.rel", "distance"),
-    _Measure("attention", "g-JSD", "how far attention moves", "g_jsd.all", "distance"),
-    _kept("kept", "top {k} kept, attack on predictions", "prediction"),
-    _kept("aimed", "top {k} kept, attack on explanations", "explanation"),
-    _Measure("slope", "F-slope gap", "attention decides", "f_slope.node.clean.gap", "slope"),
-    _Measure("slope_attacked", "F-slope gap", "… under attack", "f_slope.node.attacked.gap", "slope"),
-    _Measure("proved", "certified", "top {k} proved to stay", "", "share"),
-    _Measure("definition", "Definition 1", "all four properties", "definition.r01.all_four.last", "share"),
-)
-
-
 def _changes(
     reference: Record,
     other: Record,
@@ -108,26 +59,26 @@ def _changes(
     intervals: Intervals | None = None,
 ) -> list[Change]:
     """Every measure both records hold; the certified share from the certificates, output layer."""
-    k, score, out = (reference.get("config") or {}).get("k", 5), f"{_score_of(reference)}.", []
+    k, score, out = (reference.get("config") or {}).get("k", 5), f"{score_of(reference)}.", []
     for measure in MEASURES:
         path, chance = (text.replace("f1.", score) for text in (measure.path, measure.chance))
         before, after = (
-            _number(record, path) if path else proved_share(certificates or {}, str(record.get("name")))
+            number_at(record, path) if path else proved_share(certificates or {}, str(record.get("name")))
             for record in (reference, other)
         )
         if before is None or after is None:
             continue
-        interval = _interval_in(intervals, str(other.get("name")), measure.key)
+        interval = interval_in(intervals, str(other.get("name")), measure.key)
         out.append(
             Change(
                 key=measure.key,
-                name=measure.name.replace("F1", _heading_of(reference)),
+                name=measure.name.replace("F1", heading_of(reference)),
                 title=measure.title.format(k=k),
                 before=before,
                 after=after,
                 texts=(measure.text(before), measure.text(after)),
                 kind=measure.kind(before, after, interval),
-                chance=_number(reference, chance) if chance else None,
+                chance=number_at(reference, chance) if chance else None,
             )
         )
     return out
@@ -180,7 +131,7 @@ def table(found: Sequence[Change], reference: str, other: str) -> Table:
     """The same as a table, one measure a row."""
     columns = [Column(""), Column(reference), Column(other), Column("chance"), Column("")]
     rows: list[list[Cell]] = [
-        [f"{change.title} ({change.name})", *change.texts, _percent(change.chance, 1), change.kind]
+        [f"{change.title} ({change.name})", *change.texts, percent(change.chance, 1), change.kind]
         for change in found
     ]
     return Table(f"What changed from {reference} to {other}", columns, rows)
@@ -209,7 +160,7 @@ def headline(report: Report) -> str:
     """In a few words: did it help?"""
     reference, other = _pair(report.records, report.reference)
     if other is None:
-        return "How far can its attention be trusted?"
+        return verdict(reference, (report.explorer or {}).get("classes"))
     return _verdict(changes_in(report), str(reference.get("name")), str(other.get("name")))
 
 
@@ -223,69 +174,7 @@ def meaning(report: Report) -> list[str]:
     """What the headline numbers mean, in plain sentences."""
     reference, other = _pair(report.records, report.reference)
     shown = [reference] if other is None else [reference, other]
-    out, parts = [], [words for record in shown if (words := _fall(record, report.intervals))]
-    if parts:
-        same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        level = _number(reference, f"{_score_of(reference)}.chance")
-        chance = "" if level is None else f" (chance: {_percent(level)})"
-        out.append(f"{same}, {' and '.join(parts)} {_share_phrase(reference)}{chance}.")
-    if missed := _missed(report, shown):
-        out.append(missed)
-    k, told = _size_of(reference), []
-    for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
-        kept = [(r.get("name"), _number(r, f"overlap_touched.{key}.all")) for r in shown]
-        stay = [f"{k * share:.2f} in {name}" for name, share in kept if share is not None]
-        if stay:
-            told.append(f"{' and '.join(stay)} when the attack {when}")
-    if told:
-        level = _number(reference, "overlap_touched.chance.all")
-        chance = "" if level is None else f" By chance {k * level:.2f} would."
-        out.append(f"Of the {k} neighbours that explain a node there stay {', and '.join(told)}.{chance}")
-    if sharp := _sharpness(shown):
-        out.append(sharp)
-    return out
-
-
-def _missed(report: Report, records: Sequence[Record]) -> str:
-    """How many nodes of the rarest class each model misses, where classes are imbalanced."""
-    found = [look_up(record.get("metrics") or {}, "recall") for record in records]
-    support = look_up(records[0].get("metrics") or {}, "recall.support") or []
-    if _score_of(records[0]) != "balanced_accuracy" or not any(support) or not all(found):
-        return ""
-    count, rare = min((count, place) for place, count in enumerate(support) if count)
-    names, parts = (report.explorer or {}).get("classes") or [], []
-    for record, shares in zip(records, found, strict=True):
-        before, after = (round(count * (1 - shares[view][rare])) for view in ("clean", "attacked"))
-        parts.append(f"{record.get('name')} misses {before} without the attack and {after} under it")
-    label = names[rare] if rare < len(names) else rare
-    return f"Of the {count} tested nodes of class {label}, the rarest, {' and '.join(parts)}."
-
-
-def _sharpness(records: Sequence[Record]) -> str:
-    """The share of the strongest neighbour, beside that of uniform attention."""
-    uniform, parts = _number(records[0], "top_share.uniform.all"), []
-    for record in records:
-        top, sharp = _number(record, "top_share.clean.all"), _number(record, "sharpness.clean.all")
-        if top is not None and sharp is not None:
-            parts.append(f"{_percent(top)} of its attention in {record.get('name')} (sharpness {sharp:#.2g})")
-    if not parts or uniform is None:
-        return ""
-    gets = f"A node's strongest neighbour gets {' and '.join(parts)}"
-    return f"{gets}; {_percent(uniform)} if all got the same."
-
-
-def _fall(record: Record, intervals: Intervals) -> str:
-    """How a model's score changes under attack, and whether that may be noise."""
-    before, after = _score(record, "clean"), _score(record, "attacked")
-    if before is None or after is None:
-        return ""
-    name, ends = record.get("name"), (_percent(before), _percent(after))
-    if ends[0] == ends[1]:
-        return f"{name} stays at {ends[1]}"
-    interval = _interval_in(intervals, str(name), FALL)
-    if interval is not None and not interval.exceeds_noise:
-        return f"{name} goes from {ends[0]} to {ends[1]}, which may be noise,"
-    return f"{name} {'falls' if after < before else 'rises'} from {ends[0]} to {ends[1]}"
+    return sentences(shown, report.intervals, (report.explorer or {}).get("classes"))
 
 
 def _pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:
@@ -295,13 +184,8 @@ def _pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:
     return reference, others[-1] if others else None
 
 
-def _size_of(record: Record) -> int:
-    k = (record.get("config") or {}).get("k", 5)
-    return k if isinstance(k, int) else 5
-
-
-def attack_words(record: Record) -> str:
-    """What the attack may do, from its budget."""
+def attack_words(record: Record, several: bool = True) -> str:
+    """What the attack may do, from its budget; `several` models get the same."""
     threat: Mapping[str, Any] = record.get("threat") or {}
     budget = threat.get("budget")
     budget = budget if isinstance(budget, Mapping) else {}
@@ -317,7 +201,7 @@ def attack_words(record: Record) -> str:
         what = "what it changes" if removes else what
     if budget.get("radius"):
         what = "what it changes"
-        share = _percent(budget.get("rows") or 0)
+        share = percent(budget.get("rows") or 0)
         did.append(f"moves the features of {share} of the {who} nodes by at most {budget['radius']}")
     if not did:
         return "The record does not say what the attack may do."
@@ -331,9 +215,8 @@ def attack_words(record: Record) -> str:
         tail = f" It does not search: {what} is random."
     aims = name not in THREATS or make_attack(name).aims
     where = "; where it is spent is chosen for each" if aims else " and the same places to attack"
-    return (
-        f"The {name} attack {' and '.join(did)}.{tail} Every model gets the same budget{where}. {doubt(name)}"
-    ).rstrip()
+    fair = f" Every model gets the same budget{where}." if several else ""
+    return f"The {name} attack {' and '.join(did)}.{tail}{fair} {doubt(name)}".rstrip()
 
 
 @typed
@@ -351,6 +234,6 @@ def missing(report: Report) -> list[str]:
         out.append("F-curves are not in this record. Evaluate with --curves.")
     if not report.certificates:
         out.append("Nothing was certified. Add a record made by fgai certify -o.")
-    if not report.histories:
+    if not report.histories and report.subgraph is None:
         out.append("Loss curves are not in this record. Give the models too.")
     return out

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +15,9 @@ from typing import Any, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import add_limits, limits_of, model_name, unwrapped
+from fgai.attention import Wrapped, add_limits, limits_of, model_name, unwrapped
 from fgai.errors import CheckpointError, InputError
-from fgai.files import check, pack, parse_json, read_metadata, unpack, write_atomic
+from fgai.files import check, load_torch, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.models import MODELS, AttentionModel
 from fgai.training.resume import History, set_history
 from fgai.typed import typed
@@ -25,11 +27,12 @@ Factory = Callable[..., nn.Module] | str
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
+_PICKLED = (".pt", ".pth")
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
 """Folder of the models that come with fgai; tools/pretrained.py trains them."""
 
 
-def _factory_name(factory: Factory) -> str:
+def _factory_name(factory: Callable[..., Any] | str) -> str:
     """Return `package.module:name` of a factory, without importing anything."""
     if isinstance(factory, str):
         if _NAME.fullmatch(factory) is None:
@@ -66,10 +69,17 @@ def _imported(name: str) -> Callable[..., object]:
     module, _, path = name.partition(":")
     try:
         found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+    except ModuleNotFoundError as error:
+        hint = "; is its folder on the Python path?" if error.name == module.partition(".")[0] else ""
+        raise InputError(f"cannot import `{name}`: {error}{hint}") from error
     except Exception as error:  # what a module does when it is imported, it may fail at in any way
-        raise InputError(f"cannot import `{name}`: {error}; is its folder on the Python path?") from error
+        raise InputError(f"cannot import `{name}`: {error}") from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            close = difflib.get_close_matches(part, dir(found), 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InputError(f"`{module}` has no attribute {part!r}{hint}")
+        found = getattr(found, part)
     if not callable(found):
         raise InputError(f"`{name}` must be a function or a class, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]
@@ -85,6 +95,7 @@ _Header = TypedDict(
         "class": str,
         "config": dict[str, Any],
         "factory": NotRequired[str],
+        "call": NotRequired[str],
         "limits": NotRequired[bool],
         "data_fingerprint": NotRequired[str],
         "about": NotRequired[dict[str, Any]],
@@ -107,7 +118,7 @@ def save_model(
     """Write a model to one safetensors file with its architecture inside; atomic.
 
     Of a model of your own the file holds the weights, the name of what makes it anew and the arguments that
-    takes; no code.
+    takes; no code. Of a wrapped model it also holds the name of the function given to `fgai.wrap`.
 
     Args:
         model: a fgai model, one of a registered class, or with a `factory` any other, wrapped or not.
@@ -128,6 +139,8 @@ def save_model(
     own: dict[str, Any] = {}
     if factory is not None:
         own = {"factory": _factory_name(factory), "config": arguments or {}}
+        if isinstance(model, Wrapped):
+            own["call"] = _factory_name(model.call)
     elif known.get(name) is not type(model):
         raise CheckpointError(
             f"only {', '.join(known)} can be saved as they are, got {name}; say what makes it anew, e.g."
@@ -224,7 +237,10 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     """Read a model written by `save_model`, in eval mode.
 
     Weights of a model of your own need what makes the model: nothing a file names is imported unless you
-    name it yourself. With a factory, files of any program that writes safetensors are read.
+    name it yourself. With a factory, files of any program that writes safetensors are read, and `.pt` files
+    that hold a `state_dict`, by PyTorch's restricted loader. A model that was wrapped when it was saved is
+    wrapped again if the function given to `fgai.wrap` is in the factory's module; if not, let the factory
+    return the wrapped model.
 
     Args:
         path: the file, or the name of a model that comes with fgai, see `pretrained_names`.
@@ -238,13 +254,15 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
         InputError: the factory cannot be imported, fails or makes no model.
     """
     path = _bundled(path)
-    foreign = factory is not None and _header_text(path) is None
+    if path.suffix in _PICKLED and factory is None:
+        raise CheckpointError(f"{path} holds weights alone; give what makes the model, `factory=...`")
+    foreign = factory is not None and (path.suffix in _PICKLED or _header_text(path) is None)
     header = {"class": None, "config": {}} if foreign else read_header(path)
     if expect is not None and header["class"] != expect:
         raise CheckpointError(f"{path} holds a {header['class']}, expected {expect}")
     if factory is None:
         _require_known(path, header)
-    tensors = unpack(path)
+    tensors = _state_dict(path) if path.suffix in _PICKLED else unpack(path)
     try:
         model = _made(header, tensors) if factory is None else _made_by(factory, header, tensors)
         kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -264,7 +282,42 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             set_history(model, History.from_dict(header["history"]))
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error}") from error
-    return model.eval()
+    return _wrapped_again(model, header, factory, path).eval()
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    """The weights in a file of `torch.save`: a `state_dict`, or one under that name in a dictionary."""
+    try:
+        found = load_torch(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"there is no checkpoint at {path}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} was refused: {error}. Write it anew with `torch.save(model.state_dict(), path)`"
+        ) from error
+    for name in ("state_dict", "model_state_dict"):
+        found = found.get(name, found) if isinstance(found, Mapping) else found
+    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise CheckpointError(
+            f"{path} must hold a `state_dict`, write it with `torch.save(model.state_dict(), path)`"
+        )
+    return dict(found)
+
+
+def _wrapped_again(
+    model: nn.Module, header: Mapping[str, Any], factory: Factory | None, path: Path
+) -> nn.Module:
+    """Wrap a model that was wrapped when it was saved; a function is only taken from the factory's module."""
+    if factory is None or "call" not in header or isinstance(model, Wrapped):
+        return model
+    (module, _, name), made_by = header["call"].partition(":"), _factory_name(factory).partition(":")[0]
+    call = getattr(sys.modules.get(made_by), name, None) if module == made_by else None
+    if not callable(call):
+        raise CheckpointError(
+            f"{path} holds a model that was wrapped with {header['call']!r}, which is no function of"
+            f" {made_by!r}; let `factory` return the wrapped model, `fgai.wrap(model, call)`"
+        )
+    return Wrapped(model, call)
 
 
 def _require_known(path: Path, header: Mapping[str, Any]) -> None:

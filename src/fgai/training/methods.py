@@ -112,7 +112,7 @@ def train_method(
             the whole graph.
     """
     check_method(method)
-    one_of(model, "model", tuple(MODELS))
+    model = one_of(model, "model", tuple(MODELS), any_case=True)
     chosen = dict(settings or {})
     check_names(chosen, setting_names(method, model))
     sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}

@@ -42,7 +42,7 @@ def untrained(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> A
         seed: of the weights.
         **arguments: of the model.
     """
-    one_of(model, "model", tuple(MODELS))
+    model = one_of(model, "model", tuple(MODELS), any_case=True)
     with seeded(checks.seed(seed), torch.device("cpu")):
         return MODELS[model].for_data(graph, **arguments)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypedDict
+
+from rich.console import Console
 
 from fgai.attacks import doubt
 from fgai.certificates import ALL_FOUR, PROPERTIES, CertificateRecord, InjectionCertificate
@@ -15,6 +17,7 @@ from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.evaluation.definition import ALPHA, BETA, RADII
 from fgai.evaluation.record import shown_quantities, threat_words
+from fgai.evaluation.summary import measure_names
 from fgai.files import check, write_atomic
 from fgai.metrics import METRICS, Quantity, chance_path, metric_at, quantity
 from fgai.records import (
@@ -111,6 +114,17 @@ class Card(TabledDocument):
         columns = [Column(name) for name in ("quantity", "what", "value", "chance", "parameters")]
         return [Table(self.title, columns, rows, [*self.definition, *self._limits()])]
 
+    def show(self, console: Console | None = None, *, every: bool = False) -> None:
+        """Print the readable numbers, at most twelve; `every` prints all instead."""
+        (table,) = self.tables()
+        if not every:
+            words = self.readable()
+            kept = [row for row in table.rows if row[0] in words]
+            rows = [[words[str(row[0])], row[2], row[3]] for row in kept]
+            names = [Column("quantity"), Column("value"), Column("chance")]
+            table = replace(table, columns=names, rows=rows, notes=[*table.notes, "Every number: --all."])
+        table.show(console)
+
     def _limits(self) -> list[str]:
         return [*self.limits, *(entry.get("message", "") for entry in self.warnings)]
 
@@ -118,6 +132,16 @@ class Card(TabledDocument):
     def title(self) -> str:
         """The model, the data and the threat in one line."""
         return f"{self.name} on {self.data['name']}, threat {self.threat['words']}"
+
+    def readable(self) -> dict[str, str]:
+        """Return readable names of the main numbers by their paths, with layer, nodes and radius."""
+        metrics: dict[str, Any] = {path.partition(".")[0]: {} for path in self.numbers}
+        names = measure_names({"config": self.protocol, "metrics": metrics})
+        found = {path: text for text, path in names.items() if path in self.numbers}
+        if (proved := self.numbers.get("certificate.share")) is not None:
+            k, radius = (proved["parameters"].get(name) for name in ("k", "radius"))
+            found["certificate.share"] = f"top {k} proved to stay, output layer, R = {radius}"
+        return found
 
     def to_markdown(self) -> str:
         """Return the card as Markdown in which no name is markup."""
@@ -182,7 +206,7 @@ def card(
         limits.append(proof.promise)
         if isinstance(proof, CertificateRecord):
             definition += [f"{proof.layer().name}: {text}" for text in proof.sentences()]
-    names = [name for name in ("task", "targets", "k") if name in record.config]
+    names = [name for name in ("task", "targets", "k", "headline") if name in record.config]
     return Card(
         name=record.name if name is None else name,
         model=record.model,
@@ -254,7 +278,9 @@ def _check_same(record: EvaluationRecord, proof: Proof) -> None:
     """Raise unless a certificate is about the model and the data of the record."""
     for what, part in (("model", "class"), ("model", "config"), ("data", "name"), ("data", "nodes")):
         ours, theirs = getattr(record, what), getattr(proof, what)
-        if part in theirs and theirs[part] != ours.get(part):
+        if part in theirs and (theirs[part] or None) != (
+            ours.get(part) or None
+        ):  # an own model has no config
             text = f"its {part} is {theirs[part]!r}, that of the record {ours.get(part)!r}"
             raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
     for what in ("weights", "data"):
@@ -353,7 +379,8 @@ def check_card(
     """Compare a card's numbers with bars; return one finding for each number and bar.
 
     A bar on `f1` holds for every number below that name, `f1.clean` and `f1.attacked`; a bar on a metric's
-    name, such as `g_tvd_rel`, for every number of that metric.
+    name, such as `g_tvd_rel`, for every number of that metric; a bar on the beginning of a readable name,
+    such as `top 5 kept`, for all that begin so, see `Card.readable`.
 
     Args:
         card: whose numbers.
@@ -380,7 +407,8 @@ def check_card(
                 for path in _paths(card, name)
             ]
     if not found:
-        raise InputError("`minimum` or `maximum` must set at least one bar")
+        names = "; ".join(card.readable().values())
+        raise InputError(f"set at least one bar, `--min NAME=NUMBER` or `--max NAME=NUMBER`, of: {names}")
     return found
 
 
@@ -389,7 +417,12 @@ def _paths(card: Card, name: str) -> list[str]:
     below = [path for path in card.numbers if path == name or path.startswith(f"{name}.")]
     if not below and name in METRICS:
         below = [path for path in card.numbers if (spec := metric_at(path)) and spec.name == name]
+    words = card.readable()
     if not below:
-        near = get_close_matches(name, card.numbers) or list(card.numbers)
-        raise InputError(f"the card has no quantity {name!r}; it has {', '.join(near)}")
+        start = name.lower()
+        below = [path for path, text in words.items() if f"{text.lower()},".startswith(f"{start},")]
+    if not below:
+        known = [*words.values(), *card.numbers]
+        near = get_close_matches(name, known) or known
+        raise InputError(f"the card has no quantity {name!r}; it has {'; '.join(near)}")
     return below

@@ -1,0 +1,379 @@
+"""The short form of evaluations: at most twelve rows in plain words, and what they mean in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fgai.evaluation.paired import Interval
+from fgai.records import Cell, Column, Table, look_up
+from fgai.tasks import TASKS, Task
+
+Record = Mapping[str, Any]
+"""An evaluation as plain values."""
+SLIGHT = 0.02  # slopes, and shares not known node by node, count as equal if they differ by no more
+RATIO = 1.1  # so do distances that differ by no more than this factor
+BETTER, SAME, WORSE = "better", "as before", "worse"
+RULE = (
+    "As before: shares whose difference is within the noise over nodes (paired 95 % interval), slopes within"
+    f" {SLIGHT}, distances within a factor of {RATIO}. One run, one seed."
+)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One row of the summary: a number of a record, in plain words."""
+
+    key: str
+    name: str
+    title: str
+    path: str
+    form: str  # "share", "distance" or "slope"
+    chance: str = ""  # path of what chance gets
+    where: str = ""  # layer and nodes it is about
+
+    def text(self, value: float) -> str:
+        """Return a value as it is printed."""
+        if self.form == "share":
+            return percent(value, 1)
+        return signed(value, "#.2g" if self.form == "distance" else ".2f").rstrip(".")
+
+    def kind(self, before: float, after: float, interval: Interval | None) -> str:
+        """Return `better`, `as before` or `worse`."""
+        if interval is not None:
+            return SAME if not interval.exceeds_noise else BETTER if interval.low > 0 else WORSE
+        if self.form != "distance":
+            gain = after - before
+            return SAME if abs(gain) <= SLIGHT + 1e-9 else BETTER if gain > 0 else WORSE
+        if after * RATIO >= before and before * RATIO >= after:
+            return SAME
+        return BETTER if after < before else WORSE
+
+
+Intervals = Mapping[str, Mapping[str, Any]]
+"""By model and measure: `difference`, `low`, `high` and `nodes`, as the document carries them."""
+FALL = "fall"  # key of a model's own change: right under attack minus right without
+
+
+def interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | None:
+    """Return one interval of a document; None where it has none that can be read."""
+    held = intervals.get(name) if isinstance(intervals, Mapping) else None
+    found = held.get(key) if isinstance(held, Mapping) else None
+    try:
+        interval = None if found is None else Interval(**found)
+    except TypeError:  # from a file of another version
+        return None
+    return interval if interval and all(isinstance(value, int | float) for value in interval) else None
+
+
+def _kept(key: str, words: str, attack: str) -> Measure:
+    path = "overlap_touched.{}.all"
+    where = "all layers, nodes in reach"
+    return Measure(key, "overlap", words, path.format(attack), "share", path.format("chance"), where)
+
+
+MEASURES = (
+    Measure("attacked", "F1 attacked", "right under attack", "f1.attacked", "share", "f1.chance"),
+    Measure("clean", "F1", "right without attack", "f1.clean", "share", "f1.chance"),
+    Measure("moved", "g-TVD", "how far predictions move", "g_tvd.rel", "distance"),
+    Measure("attention", "g-JSD", "how far attention moves", "g_jsd.all", "distance"),
+    _kept("kept", "top {k} kept, attack on predictions", "prediction"),
+    _kept("aimed", "top {k} kept, attack on explanations", "explanation"),
+    Measure("slope", "F-slope gap", "attention decides", "f_slope.node.clean.gap", "slope"),
+    Measure(
+        "slope_attacked",
+        "F-slope gap",
+        "attention decides, under attack",
+        "f_slope.node.attacked.gap",
+        "slope",
+    ),
+    Measure("proved", "certified", "top {k} proved to stay", "", "share"),
+    Measure(
+        "definition",
+        "Definition 1",
+        "all four properties",
+        "definition.r01.all_four.last",
+        "share",
+        where="output layer, R = 0.01",
+    ),
+)
+
+
+def size_of(record: Record) -> int:
+    """Return k, the neighbours in an explanation."""
+    k = (record.get("config") or {}).get("k", 5)
+    return k if isinstance(k, int) else 5
+
+
+def sentences(
+    shown: Sequence[Record], intervals: Intervals | None = None, classes: Sequence[str] | None = None
+) -> list[str]:
+    """Say in plain sentences what the numbers of one or two records mean.
+
+    Args:
+        shown: the reference first.
+        intervals: of differences, by model.
+        classes: names of the classes, by number.
+    """
+    reference, out = shown[0], list[str]()
+    parts = [words for record in shown if (words := _fall(record, intervals))]
+    if parts:
+        same = "Under the same attack" if len(parts) > 1 else "Under attack"
+        level = number_at(reference, f"{score_of(reference)}.chance")
+        chance = "" if level is None else f" (chance: {percent(level)})"
+        out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
+    if missed := _missed(shown, classes):
+        out.append(missed)
+    out += _stay(shown)
+    if sharp := _sharpness(shown):
+        out.append(sharp)
+    return out
+
+
+def _stay(shown: Sequence[Record]) -> list[str]:
+    """How much of the explanations stays, for each attack."""
+    k, told = size_of(shown[0]), []
+    for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
+        kept = [(r.get("name"), number_at(r, f"overlap_touched.{key}.all")) for r in shown]
+        stay = [f"{percent(share)} in {name}" for name, share in kept if share is not None]
+        if stay:
+            told.append(f"{' and '.join(stay)} when the attack {when}")
+    if not told:
+        return []
+    level = number_at(shown[0], "overlap_touched.chance.all")
+    chance = "" if level is None else f" (chance: {percent(level)})"
+    return [f"Of the top {k} neighbours of the nodes in reach there stay {', and '.join(told)}{chance}."]
+
+
+def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
+    """Nodes of each class that were tested, and the shares found without the attack and under it.
+
+    Empty where the record does not hold them.
+    """
+    recall = look_up(record.get("metrics") or {}, "recall")
+    if not isinstance(recall, Mapping):
+        return []
+    columns = [recall.get(name) for name in ("support", "clean", "attacked")]
+    if not all(isinstance(values, list) for values in columns) or len(set(map(len, columns))) > 1:  # type: ignore[arg-type]
+        return []
+    rows = list(zip(*columns, strict=True))
+    known = all(isinstance(value, int | float) for row in rows for value in row if row[0])
+    return [row if row[0] else (0, 0.0, 0.0) for row in rows] if known else []
+
+
+def _rarest(record: Record) -> int | None:
+    """The rarest class that was tested, where classes are imbalanced."""
+    if score_of(record) != "balanced_accuracy":
+        return None
+    tested = [(row[0], place) for place, row in enumerate(recall_by_class(record)) if row[0]]
+    return min(tested)[1] if tested else None
+
+
+def _class_name(record: Record, number: int, names: Sequence[str] | None) -> str:
+    """Name of a class: of `names`, of the data, or its number."""
+    known = names or (record.get("data") or {}).get("class_names") or ()
+    return str(known[number]) if number < len(known) else str(number)
+
+
+def _missed(records: Sequence[Record], names: Sequence[str] | None) -> str:
+    """How many nodes of the rarest class each model misses, where classes are imbalanced."""
+    rare, parts = _rarest(records[0]), []
+    if rare is None:
+        return ""
+    count = recall_by_class(records[0])[rare][0]
+    for record in records:
+        found = recall_by_class(record)
+        if rare < len(found):
+            before, after = (round(count * (1 - share)) for share in found[rare][1:])
+            parts.append(f"{record.get('name')} misses {before} without the attack and {after} under it")
+    label = _class_name(records[0], rare, names)
+    return f"Of the {count} tested nodes of class {label}, the rarest, {' and '.join(parts)}."
+
+
+def _sharpness(records: Sequence[Record]) -> str:
+    """The share of the strongest neighbour, beside that of uniform attention."""
+    uniform, parts = number_at(records[0], "top_share.uniform.all"), []
+    for record in records:
+        top, sharp = number_at(record, "top_share.clean.all"), number_at(record, "sharpness.clean.all")
+        if top is not None and sharp is not None:
+            parts.append(f"{percent(top)} of its attention in {record.get('name')} (sharpness {sharp:#.2g})")
+    if not parts or uniform is None:
+        return ""
+    gets = f"A node's strongest neighbour gets {' and '.join(parts)}"
+    return f"{gets}; {percent(uniform)} if all got the same."
+
+
+def _fall(record: Record, intervals: Intervals | None) -> str:
+    """How a model's score changes under attack, and whether that may be noise."""
+    before, after = score_at(record, "clean"), score_at(record, "attacked")
+    if before is None or after is None:
+        return ""
+    name, ends = record.get("name"), (percent(before), percent(after))
+    if ends[0] == ends[1]:
+        return f"{name} stays at {ends[1]}"
+    interval = interval_in(intervals, str(name), FALL)
+    if interval is not None and not interval.exceeds_noise:
+        return f"{name} goes from {ends[0]} to {ends[1]}, which may be noise,"
+    return f"{name} {'falls' if after < before else 'rises'} from {ends[0]} to {ends[1]}"
+
+
+def number_at(record: Record, path: str) -> float | None:
+    """A metric of a record by its dotted path, None where it is missing or no number."""
+    found = look_up(record.get("metrics") or {}, path)
+    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+SCORES = {
+    "f1": "F1",
+    "accuracy": "accuracy",
+    "roc_auc": "ROC-AUC",
+    "balanced_accuracy": "balanced accuracy",
+}
+"""Headings of scores by their names in records."""
+SHARES = ("f1", "accuracy")  # scores that are shares of what is classified right
+
+
+def _task_in(record: Record) -> Task:
+    """The task of a record; nodes if it names none that is registered."""
+    return TASKS.get((record.get("config") or {}).get("task", ""), TASKS["node"])
+
+
+def score_of(record: Record) -> str:
+    """Name of a record's headline score: its own, the task's, any that is there, or `f1`."""
+    metrics, own = record.get("metrics") or {}, str((record.get("config") or {}).get("headline"))
+    return next((name for name in (own, _task_in(record).headline, *SCORES) if name in metrics), "f1")
+
+
+def heading_of(record: Record) -> str:
+    """Return the headline score as tables call it, e.g. `F1`."""
+    name = score_of(record)
+    return SCORES.get(name, name)
+
+
+def score_phrase(record: Record) -> str:
+    """The headline score in words, e.g. `tested nodes classified right`."""
+    rows = _task_in(record).rows_are
+    if score_of(record) in SHARES:
+        return f"tested {rows} classified right"
+    return f"{heading_of(record)} on the tested {rows}"
+
+
+def share_phrase(record: Record) -> str:
+    """The same after a percentage, e.g. `of the tested nodes classified right`."""
+    return f"of the {score_phrase(record)}" if score_of(record) in SHARES else score_phrase(record)
+
+
+def score_at(record: Record, when: str) -> float | None:
+    """Return the headline score, `clean` or `attacked`."""
+    return number_at(record, f"{score_of(record)}.{when}")
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """Return a share in percent, a dash where there is none."""
+    return "–" if value is None else f"{100 * value:.{digits}f}\u00a0%"
+
+
+def signed(value: float | None, form: str) -> str:
+    """A number with a real minus sign, a dash where there is none."""
+    return "–" if value is None else format(value, form).replace("-", "−")
+
+
+def measure_names(record: Record) -> dict[str, str]:
+    """Return readable names of the measures, with layer and nodes, and the paths they stand for.
+
+    Example:
+        >>> names = measure_names({"config": {"k": 3}})
+        >>> names["top 3 kept, attack on explanations, all layers, nodes in reach"]
+        'overlap_touched.explanation.all'
+    """
+    score, out = score_of(record), dict[str, str]()
+    for measure in MEASURES:
+        title = measure.title.format(k=size_of(record))
+        path = measure.path.replace("f1.", f"{score}.")
+        if measure.path.startswith("f1."):
+            title = f"{heading_of(record)}, {'without' if path.endswith('clean') else 'under'} attack"
+        if path:
+            out[f"{title}, {measure.where}" if measure.where else title] = path
+    return out
+
+
+def summary_table(records: Sequence[Record]) -> Table:
+    """The measures that the records hold, a row each; a column for each model, and what chance gets."""
+    first = records[0]
+    columns = [Column(""), *(Column(str(record.get("name"))) for record in records), Column("chance")]
+    rows: list[list[Cell]] = []
+    shown = [measure for measure in MEASURES if measure.path]
+    for measure, (name, path) in zip(shown, measure_names(first).items(), strict=True):
+        values = [number_at(record, path) for record in records]
+        if all(value is None for value in values):
+            continue
+        beside = measure.chance.replace("f1.", f"{score_of(first)}.")
+        texts = ["–" if value is None else measure.text(value) for value in values]
+        title = name.removesuffix(", all layers, nodes in reach")
+        rows.append([title, *texts, percent(number_at(first, beside) if beside else None, 1)])
+    data, threat, config = (first.get(part) or {} for part in ("data", "threat", "config"))
+    note = (
+        f"{config.get('targets')} {_task_in(first).rows_are}, seed {first.get('seed')}. Kept: all layers,"
+        " nodes in reach of the attack. Chance: a random ranking, or always the most frequent class."
+    )
+    return Table(f"{data.get('name')}, threat {threat.get('name')}", columns, rows, [note])
+
+
+def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
+    """Say in two sentences how a model holds: how much of its explanations stays, and what an attack hides.
+
+    Example:
+        >>> metrics = {"f1": {"clean": 0.9, "attacked": 0.8}}
+        >>> metrics["overlap_touched"] = {"explanation": {"all": 0.94}}
+        >>> threat = {"name": "ensemble", "budget": {"nodes": 20}}
+        >>> verdict({"metrics": metrics, "threat": threat}).replace("\u00a0", " ")
+        '94 % of the reasons stay. 20 fake nodes can turn 11 of 100 right predictions wrong.'
+    """
+    kept = [number_at(record, f"overlap_touched.{key}.all") for key in ("explanation", "prediction")]
+    shares = [share for share in kept if share is not None]
+    said = [f"{percent(min(shares))} of the reasons stay."] if shares else []
+    budget = (record.get("threat") or {}).get("budget") or {}
+    nodes = budget.get("nodes") if isinstance(budget, Mapping) else None
+    who = f"{nodes} fake nodes" if nodes else "The attack"
+    what, before, after = "right predictions", score_at(record, "clean"), score_at(record, "attacked")
+    verb, end = "turn", " wrong"
+    if (rare := _rarest(record)) is not None:
+        _, before, after = recall_by_class(record)[rare]
+        label = _class_name(record, rare, classes)
+        verb, end, what = "hide", "", f"nodes of class {label} that it finds"
+    if before and after is not None:
+        lost = max(0, round(100 * (before - after) / before))
+        said.append(f"{who} can {verb} {lost} of 100 {what}{end}.")
+    return " ".join(said) or "How far can its attention be trusted?"
+
+
+FLAT, MOVED = 0.05, 0.05
+"""Sharpness below which attention says little; share of right predictions whose loss is called a problem."""
+
+
+def next_steps(record: Record) -> list[str]:
+    """Say what to do about what was found, most important first."""
+    steps = []
+    if record.get("warnings"):
+        steps.append("Read the warnings first: each may make a number on this page wrong.")
+    if (sharp := number_at(record, "sharpness.clean.all")) is not None and sharp < FLAT:
+        steps.append(
+            "Its attention is nearly flat. Do not show it as a reason; another seed may rank otherwise."
+        )
+    before, after = score_at(record, "clean"), score_at(record, "attacked")
+    falls = before is not None and after is not None and after < (1 - MOVED) * before
+    kept = number_at(record, "overlap_touched.explanation.all")
+    moves = kept is not None and kept < 1 - MOVED
+    if falls:
+        steps.append(
+            "Predictions move. Put limits around its layers (fgai limit, one pass), or fine-tune it: fgai"
+            " faithful keeps its explanation, fgai harden does not and is more robust."
+        )
+    elif moves:
+        steps.append("Predictions hold and explanations move. Fine-tune it: fgai faithful.")
+    name = str((record.get("threat") or {}).get("name"))
+    if name != "ensemble-strong":
+        stronger = "ensemble-strong" if name == "ensemble" else "ensemble"
+        steps.append(f"Before you call it robust, run this again with --threat {stronger}.")
+    return steps
