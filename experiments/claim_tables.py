@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from experiments.again import ANOTHER
 from experiments.build import LOST, RATIO, count, flat_note, name_of, nothing, sheet, warned
@@ -33,81 +32,11 @@ PRESET = (
 )
 
 
-def methods(store: Store) -> list[Sheet | Table]:
-    """Every method in one line: means over all pairs of model and graph."""
-    results, every, timed = Results.node(store), every_rule(store), Results.read(store, "cost", "cost")
-    pairs = [(model, dataset) for model in results.models() for dataset in results.datasets(model)]
-
-    def mean(row: str, path: str, threat: str = CLAIM, source: Results = results) -> float | None:
-        values = [source.estimate(*pair, row, path, threat) for pair in pairs]
-        return None if None in values or not values else fmean(value.mean for value in values if value)
-
-    def likeness(row: str) -> str:
-        both = [
-            [results.estimate(*pair, name, "sharpness.clean.all", CLAIM) for name in (row, "vanilla")]
-            for pair in pairs
-        ]
-        ratios = [ours.mean / vanilla.mean for ours, vanilla in both if ours and vanilla]
-        same = 1.0 if row == "vanilla" else mean(row, "similarity.overlap.all")
-        return f"{same:.2f} ({fmean(ratios):.2f}×)" if same is not None and ratios else "–"
-
-    def cost(row: str) -> str:
-        if row in ("vanilla", "limits"):
-            return "1" if row == "vanilla" else "one forward pass"
-        ratios = [ratio for pair in pairs if (ratio := total_cost(results, timed, *pair, row)) is not None]
-        return f"{min(ratios):.0f}–{max(ratios):.0f}×" if ratios else "not timed"
-
-    columns = [
-        Column("method"),
-        Column("clean F1", ".3f"),
-        Column("F1, `ensemble`", ".3f"),
-        Column("F1, `ensemble-strong`", ".3f"),
-        Column("top 5 kept", ".2f"),
-        Column("same top 5 as vanilla (sharpness)"),
-        Column("training ÷ vanilla"),
-    ]
-    rows: list[Sequence[Cell]] = [
-        [
-            name_of(row),
-            mean(row, "f1.clean"),
-            mean(row, "f1.attacked", EVERY_RULE, every),
-            mean(row, "f1.attacked", BESIDE),
-            mean(row, "endpoints.cover.explanation.overlap.last", EVERY_RULE, every),
-            likeness(row),
-            cost(row),
-        ]
-        for row in ("vanilla", "limits", "at-limits", "fgai")
-    ]
-    notes = (
-        f"Means over {len(pairs)} pairs of model and graph, five seeds each. `ensemble`: 20 injected"
-        " nodes × 20 edges, the worst of every search at the endpoints of four rules; `ensemble-strong`:"
-        " 60 × 40, three rules. Top 5 kept: output layer, explanation attack, `cover` endpoints, the"
-        " same nodes for every method. Sharpness: as a multiple of vanilla's. Training: time per epoch ×"
-        " epochs × attempts, from the least to the most expensive pair; for `limits` and FGAI the"
-        " vanilla training comes first and is not counted.",
-    )
-    return [Table("Methods", columns, rows, notes)]
-
-
 def every_rule(store: Store) -> Results:
     """The records of the grid `endpoints`."""
     cells = read_grid("endpoints")
     keys = {cell.key for cell in cells}
     return Results.newest((record for record in store.records("attack") if record["key"] in keys), cells)
-
-
-def total_cost(results: Results, timed: Results, model: str, dataset: str, row: str) -> float | None:
-    """Return the time of a whole training as a multiple of vanilla's: per epoch × epochs × attempts."""
-    seconds = []
-    for name in (row, "vanilla"):
-        epoch = timed.estimate(model, dataset, name, "training.epoch_seconds")
-        epochs, attempts = (
-            results.values(model, dataset, name, f"training.{part}") for part in ("epochs", "attempts")
-        )
-        if epoch is None or not epochs:
-            return None
-        seconds.append(epoch.mean * fmean(count * attempts.get(seed, 1) for seed, count in epochs.items()))
-    return seconds[0] / seconds[1]
 
 
 def headline(store: Store) -> list[Sheet | Table]:

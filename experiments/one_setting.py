@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,78 +12,160 @@ from experiments.cells import read_grid
 from experiments.claim_tables import BESIDE, CLAIM, every_rule
 from experiments.results import GRAPHS, Results
 from experiments.sheet import Sheet
-from experiments.statistics import Interval
 from experiments.store import Store
 from experiments.threats import EVERY_RULE
 from fgai.certificates import ALL_FOUR, PROPERTIES
 from fgai.records import Cell, Column, Table
 from fgai.training import FaithfulSettings
 
-ROWS = ("vanilla", "limits, one setting", "harden", "fgai, one setting")
-"""Rows of the grid `methods`; the vanilla models of the paper's graphs are in other grids."""
+ROWS = ("vanilla", "limits, one setting", "at", "harden", "fgai, one setting")
+"""Rows of the table `methods`; vanilla models of the paper's graphs, and `at`, are in other grids."""
 FAITHFUL = "fgai, one setting"
 Pair = tuple[str, str]
+Costs = dict[str, dict[str, float]]
+_MOST_LAYERS = 8
 
 
-def one_setting(store: Store) -> list[Sheet | Table]:
+class Methods:
+    """What the methods with one setting reach, by pair of model and graph: seeds 0 and 1.
+
+    Args:
+        store: with the records of the grids `methods`, `definition` and, for vanilla models, `endpoints`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        cells = read_grid("methods")
+        keys = {cell.key for cell in cells}
+        records = (record for record in store.records("attack") if record["key"] in keys)
+        self.asked: list[Pair] = list(dict.fromkeys((cell.model, cell.dataset) for cell in cells))
+        self.progress = f"{sum(store.read(cell) is not None for cell in cells)} of {len(cells)}"
+        self._seeds = {cell.seed for cell in cells}
+        self._ours = Results.newest(records, cells)
+        self._every, self._node = every_rule(store), Results.node(store)
+        self._proofs = _proofs(store)
+
+    def values(self, pair: Pair, row: str, path: str, threat: str = EVERY_RULE) -> list[float]:
+        """Return a number of each seed."""
+        source = self._ours
+        if row == "at" or (row == "vanilla" and pair[1] in GRAPHS):
+            source = self._node if threat == BESIDE or row == "at" else self._every
+        threat = CLAIM if row == "at" and threat == EVERY_RULE else threat
+        return [
+            value for seed, value in source.values(*pair, row, path, threat).items() if seed in self._seeds
+        ]
+
+    def mean(self, pair: Pair, row: str, path: str, threat: str = EVERY_RULE) -> float | None:
+        """Return the mean over seeds."""
+        values = self.values(pair, row, path, threat)
+        return fmean(values) if values else None
+
+    def over(self, pairs: Sequence[Pair], row: str, path: str, threat: str = EVERY_RULE) -> float | None:
+        """Return the mean over pairs, None unless each has a value."""
+        values = [self.mean(pair, row, path, threat) for pair in pairs]
+        known = [value for value in values if value is not None]
+        return fmean(known) if len(known) == len(values) > 0 else None
+
+    def layers(self, pair: Pair, row: str, path: str) -> list[float]:
+        """Return the mean of each layer whose vanilla attention is not flat."""
+        flat = self._ours.flat(*pair, EVERY_RULE)
+        means = (self.mean(pair, row, f"{path}.layers.{place}") for place in range(_MOST_LAYERS))
+        return [mean for place, mean in enumerate(means, 1) if mean is not None and place not in flat]
+
+    def shares(self, pair: Pair, row: str, radius: str = "r01", layer: int = -1) -> list[float]:
+        """Return the share of nodes that satisfy Definition 1, of each seed; empty where it is unknown."""
+        records = self._proofs.get((*pair, row), [])
+        if any(record["definition"][radius][ALL_FOUR][layer] is None for record in records):
+            return []
+        return _shares(records, radius, layer=layer)
+
+    def whole(self, pair: Pair, row: str) -> list[float]:
+        """Return the share of nodes whose whole top 5 is certified in the output layer, of each seed."""
+        return _whole(self._proofs.get((*pair, row), []))
+
+
+def methods(store: Store) -> list[Sheet | Table]:
     """Means over pairs of model and graph, of the paper's graphs and of the others, seeds 0 and 1."""
-    cells = read_grid("methods")
-    keys = {cell.key for cell in cells}
-    ours = Results.newest((record for record in store.records("attack") if record["key"] in keys), cells)
-    every, strong = every_rule(store), Results.node(store)
-    seeds, proofs = {cell.seed for cell in cells}, _proofs(store)
-
-    def values(pair: Pair, row: str, path: str, threat: str = EVERY_RULE) -> list[float]:
-        other = row == "vanilla" and pair[1] in GRAPHS
-        source = ours if not other else strong if threat == BESIDE else every
-        return [value for seed, value in source.values(*pair, row, path, threat).items() if seed in seeds]
+    read = Methods(store)
+    costs = whole_seconds(store)
 
     def complete(pair: Pair) -> bool:
         both = (EVERY_RULE, BESIDE)
-        return all(values(pair, row, "f1.attacked", threat) for row in ROWS for threat in both)
+        return all(
+            read.values(pair, row, "f1.attacked", threat) for row in ROWS if row != "at" for threat in both
+        )
 
-    pairs = [pair for pair in dict.fromkeys((cell.model, cell.dataset) for cell in cells) if complete(pair)]
-    done = sum(store.read(cell) is not None for cell in cells)
+    pairs = [pair for pair in read.asked if complete(pair)]
     note = (
-        f"Up to two seeds each; {done} of {len(cells)} cells of the grid `methods` are run. `ensemble`: 20 ×"
+        f"Up to two seeds each; {read.progress} cells of the grid `methods` are run. `ensemble`: 20 ×"
         " 20 at four endpoint rules; `ensemble-strong`: 60 × 40 at three. All four: share of nodes that"
         " satisfy Definition 1 in the output layer at R = 0.01 (grid `definition`). Top 5 kept: output layer,"
         " explanation attack, `cover` endpoints. Settings were chosen on validation nodes of five graphs"
-        " (grid `search-one`)."
+        " (grid `search-one`); AT has settings for each graph, and three endpoint rules. Cost: whole calls on"
+        " two CPU threads (grid `whole`)."
     )
     titles = ("clean F1", "F1, `ensemble`", "F1, `ensemble-strong`", "all four", "top 5 kept", "same top 5")
-    columns = [Column("method"), *(Column(title, ".3f") for title in titles), Column("sharpness ÷", ".2f")]
+    columns = [Column("method"), *(Column(title, ".3f") for title in titles)]
+    columns += [Column("sharpness ÷", ".2f"), Column("cost ÷ training", ".1f")]
     tables: list[Sheet | Table] = []
     for title, chosen, notes in (
         ("Methods with one setting for every graph", [pair for pair in pairs if pair[1] in GRAPHS], (note,)),
         ("The same on small graphs", [pair for pair in pairs if pair[1] not in GRAPHS], ()),
     ):
         graphs = dict.fromkeys(dataset for _, dataset in chosen)
-        said = f"Means over {len(chosen)} pairs of model and graph ({', '.join(graphs)})."
-        rows = [_row(row, chosen, values, proofs) for row in ROWS]
-        tables.append(Table(title, columns, rows, (said, *notes)))
+        means = f"Means over {len(chosen)} pairs of model and graph ({', '.join(graphs)})."
+        rows = [_row(row, chosen, read, costs) for row in ROWS]
+        tables.append(Table(title, columns, rows, (means, *notes)))
     return tables
 
 
-def _row(
-    row: str, pairs: Sequence[Pair], values: Callable[..., list[float]], proofs: dict[Any, list[Any]]
-) -> list[Cell]:
-    def mean(name: str, path: str, threat: str = EVERY_RULE) -> float | None:
-        found = [fmean(held) for pair in pairs if (held := values(pair, name, path, threat))]
-        return fmean(found) if len(found) == len(pairs) > 0 else None
-
-    sharp, base = (mean(name, "sharpness.clean.all") for name in (row, "vanilla"))
-    held = [fmean(shares) for pair in pairs if (shares := _shares(proofs.get((*pair, row), ())))]
+def _row(row: str, pairs: Sequence[Pair], methods: Methods, costs: Costs) -> list[Cell]:
+    sharp, base = (methods.over(pairs, name, "sharpness.clean.all") for name in (row, "vanilla"))
+    proven = [fmean(shares) for pair in pairs if (shares := methods.shares(pair, row))]
     return [
         name_of(row),
-        mean(row, "f1.clean"),
-        mean(row, "f1.attacked"),
-        mean(row, "f1.attacked", BESIDE),
-        fmean(held) if held else None,
-        mean(row, "endpoints.cover.explanation.overlap.last"),
-        1.0 if row == "vanilla" else mean(row, "similarity.overlap.all"),
+        methods.over(pairs, row, "f1.clean"),
+        methods.over(pairs, row, "f1.attacked"),
+        methods.over(pairs, row, "f1.attacked", BESIDE),
+        fmean(proven) if proven else None,
+        methods.over(pairs, row, "endpoints.cover.explanation.overlap.last"),
+        1.0 if row == "vanilla" else methods.over(pairs, row, "similarity.overlap.all"),
         sharp / base if sharp is not None and base else None,
+        _times(costs, row),
     ]
+
+
+def whole_seconds(store: Store) -> Costs:
+    """Seconds of whole calls by graph and method, from the grid `whole`."""
+    costs: Costs = {}
+    for cell in read_grid("whole"):
+        record = store.read(cell)
+        if record is not None and record["status"] == "done":
+            costs.setdefault(cell.dataset, {})[cell.method] = record["whole_seconds"]
+    return costs
+
+
+def _times(costs: Costs, row: str) -> float | None:
+    """Mean over graphs of a whole call's time as a multiple of vanilla training's."""
+    method = row.partition(",")[0]
+    ratios = [held[method] / held["vanilla"] for held in costs.values() if {method, "vanilla"} <= held.keys()]
+    return fmean(ratios) if ratios else None
+
+
+def whole_calls(store: Store) -> list[Sheet | Table]:
+    """Seconds of a whole call of each method beside vanilla training, on a CPU."""
+    costs = whole_seconds(store)
+    columns = [Column("graph"), Column("method"), Column("seconds", ".2f"), Column("÷ training", ".2f")]
+    rows: list[Sequence[Cell]] = []
+    for cell in sorted(read_grid("whole"), key=lambda cell: cell.dataset):
+        calls = costs.get(cell.dataset, {})
+        seconds, base = calls.get(cell.method), calls.get("vanilla")
+        ratio = seconds / base if seconds is not None and base else None
+        rows.append([cell.dataset, name_of(cell.method), seconds, ratio])
+    note = (
+        "GAT, seed 0, two CPU threads. Second call in a process, from a trained vanilla model to the result:"
+        " all attempts and the check included, the training of the vanilla model not."
+    )
+    return [Table("Seconds of whole calls", columns, rows, (note,))]
 
 
 def _proofs(store: Store) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
@@ -133,7 +215,6 @@ def definition(store: Store) -> list[Sheet | Table]:
         " stays (β = 1). Hidden layer: R = 0.001; nothing is known of GT's. F1 without"
         " edges: the better of a linear model and a network of two layers on features alone, five seeds (grid"
         " `alone`); no injected node can change it.",
-        _against_vanilla(proofs),
     )
     return [Table("Definition 1", columns, rows, notes), _margins(store)]
 
@@ -160,33 +241,6 @@ def _margins(store: Store) -> Table:
         " 60 × 20; other settings are the defaults. Short attacks of 20 × 20 and 60 × 40 (grid `search-one`)."
     )
     return Table("The weight of the margin", columns, rows, (note if rows else f"–. {note}",))
-
-
-def _against_vanilla(proofs: dict[tuple[str, str, str], list[dict[str, Any]]]) -> str:
-    """How FGAI compares with vanilla on the paper's graphs, in a sentence."""
-    pairs = [key[:2] for key in proofs if key[2] == FAITHFUL and key[1] in GRAPHS]
-    both = [[proofs[(*pair, row)] for row in (FAITHFUL, "vanilla")] for pair in pairs]
-    ahead = [fmean(_shares(ours)) - fmean(_shares(base)) for ours, base in both]
-    hidden = [
-        fmean(_shares(ours, "r001", layer=0)) - fmean(_shares(base, "r001", layer=0))
-        for ours, base in both
-        if base[0]["definition"]["r001"][ALL_FOUR][0] is not None
-    ]
-    whole = [[fmean(_whole(held)) for held in pair] for pair in both]
-    more = sum(gain > 0 for gain in ahead)
-    if not ahead:
-        return "FGAI: –, no cell of the grid `definition` is run."
-    return (
-        f"FGAI on the paper's graphs: all four at more nodes than vanilla on {more}"
-        f" of {len(ahead)} pairs, {fmean(ahead):+.3f} on average; hidden layer not below vanilla on"
-        f" {sum(gain >= 0 for gain in hidden)} of {len(hidden)}; whole top 5 at least 1.5 times vanilla's on"
-        f" {sum(ours >= 1.5 * base for ours, base in whole)} of {len(whole)}."
-    )
-
-
-def _interval(change: Interval) -> str:
-    text = f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
-    return f"**{text}**" if change.excludes_zero else text
 
 
 def terms(store: Store) -> list[Sheet | Table]:

@@ -97,8 +97,8 @@ def f_slope(store: Store) -> list[Sheet | Table]:
 
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
-    "methods": claims.methods,
-    "one-setting": one_setting.one_setting,
+    "methods": one_setting.methods,
+    "whole": one_setting.whole_calls,
     "definition": one_setting.definition,
     "terms": one_setting.terms,
     "headline": claims.headline,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments import bars, read_grid
+from experiments import read_grid
 from experiments.build import sheet
 from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.results import Results
@@ -58,11 +58,6 @@ def flat(method: str, seed: int, metrics: dict[str, Any]) -> None:
     metrics["similarity"]["overlap"] |= {"layers": [0.1, 0.93], "all": 0.515}
 
 
-def bar(found: Results, name: str) -> bars.Bar:
-    held = bars.judge(found, found)
-    return next(one for one in held if one.name == name and (one.model, one.dataset) == WHERE)
-
-
 @pytest.fixture(scope="module")
 def reached() -> Results:
     return results(few_neighbours)
@@ -108,14 +103,6 @@ class TestCommonLayers:
         ours, base = reached.pair(*WHERE, KEPT, "ensemble")
         assert ours == pytest.approx({0: 0.8, 1: 0.95}) and base == pytest.approx({0: 0.6, 1: 0.8})
 
-    def test_seeds_that_one_of_them_has_are_not_compared(self) -> None:
-        def gone(method: str, seed: int, metrics: dict[str, Any]) -> None:
-            metrics["lost"]["explanation"]["cover"] = {"fgai": 0.05 + seed, "vanilla": 0.3}.get(method, 0.2)
-            if (method, seed) == ("vanilla", 1):
-                metrics.clear()
-
-        assert bar(results(gone), "top 5 lost, `cover`").found == "0.050, 0.300"
-
     def test_sheet_compares_every_row_with_vanilla_over_the_same_layers(self) -> None:
         made = sheet(results(few_neighbours, seeds=3), "kept", [estimated(KEPT, threat="ensemble")])
         assert isinstance(made, Sheet)
@@ -137,28 +124,7 @@ class TestCommonLayers:
         assert wins(results(hidden, seeds=5), "fgai", "vanilla", KEPT) == Wins(1, 0, 1)
 
 
-class TestFirstLayer:
-    def test_seeds_without_a_top_5_in_reach_are_told(self) -> None:
-        found = bar(results(few_neighbours), "top 5 lost at the first layer")
-        assert found.met is True and found.seeds == 1
-        assert found.found == "0.0000 (no top 5 in reach on 1 of 2 seeds)"
-
-    def test_without_any_nothing_is_said(self) -> None:
-        def none(method: str, seed: int, metrics: dict[str, Any]) -> None:
-            del method, seed
-            kept(metrics, None, 0.9)
-
-        found = bar(results(none), "top 5 lost at the first layer")
-        assert found.met is None and found.found == "– (no top 5 in reach on 2 of 2 seeds)"
-
-
 class TestFlatLayers:
-    def test_bars_leave_them_out_and_name_them(self, silent: Results) -> None:
-        alike, sharp = bar(silent, "similarity"), bar(silent, "sharpness")
-        assert alike.met is True and alike.found == "0.930 (layer 1 is flat, left out)"
-        assert sharp.met is True and sharp.found == "0.3800, 0.4000 (layer 1 is flat, left out)"
-        assert "flat" not in bar(silent, "similarity, sharpest layer").found
-
     def test_tables_name_them(self, silent: Results) -> None:
         made = sheet(silent, "alike", [estimated("similarity.overlap.all", threat="ensemble", own=False)])
         assert any("flat to 1e-6: GAT on coauthor-cs, layer 1." in note for note in made.notes)
