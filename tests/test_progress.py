@@ -59,9 +59,26 @@ def test_long_work_writes_plain_lines_without_a_terminal(
     out, lines = capfd.readouterr()
     assert out == "" and "\x1b" not in lines
     assert "outer · work: 1 of 3, about " in lines and " s left" in lines and "2 of 3" in lines
-    with shown(False), stage("work", 3) as work:
+    with shown(False), shown(), shown(True), stage("work", 3) as work:  # inside it nothing is shown either
         work.advance()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("pace", "text"), [(0.5, "about 48 s"), (6.0, "about 10 min"), (0.001, None)])
+def test_long_work_says_early_how_long_it_takes(
+    pace: float, text: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(progress, "EVERY", 20.0)
+    with shown(), stage("work", 100) as work:
+        for _ in range(3):
+            now[0] += pace
+            work.advance()
+            if work.done < 3:  # too little to tell
+                assert capfd.readouterr().err == ""
+    lines = capfd.readouterr().err
+    assert (lines == "") if text is None else (f"work: 3 of 100, {text} left in this step" in lines)
 
 
 class Watched:

@@ -1,6 +1,7 @@
 """Progress of long work: stages count their steps, and `shown` tells how far they are.
 
-On a terminal that is one line that changes, elsewhere a new line every few seconds.
+On a terminal that is one line that changes, elsewhere a new line every few seconds. The time left is measured
+from the steps of the stage that are done.
 Without `shown`, counting a step costs a call and nothing is written.
 """
 
@@ -84,15 +85,15 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
     """Show the stages of the block on standard error, or on the display that is already open.
 
     Args:
-        show: False shows nothing.
+        show: False shows nothing, whatever is asked for inside the block.
         console: to write to; one on standard error by default.
     """
     terminal = sys.stderr.isatty() if console is None else console.is_terminal
-    wanted, held = show is not False, _display.get()
+    held = _display.get()
     opened: _Display | None = None
-    if wanted and held is None:
+    if show is not False and held is None:
         opened = _Display(console) if terminal else _Lines(console)
-    token = _display.set(opened or held if wanted else None)
+    token = _display.set(_NOWHERE if show is False else opened or held)
     try:
         yield
     finally:
@@ -140,15 +141,21 @@ class _Display:
 
 EVERY = 10.0
 """Seconds between two lines where there is no terminal; work that takes less writes none."""
+ENOUGH = 0.03
+"""Share of a stage that must be done before its time is estimated from it."""
 
 
 class _Lines(_Display):
-    """One plain line every few seconds: the stages, how much is done, and about how long it will take."""
+    """One plain line every few seconds: the stages, how much is done, and about how long the last one takes.
+
+    A stage that takes longer than that writes its first line as soon as its time can be estimated.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
         self._began = self._told = perf_counter()
         self._first = 0
+        self._estimated = False
 
     def update(self, stages: tuple[Stage, ...]) -> None:
         now = perf_counter()
@@ -156,17 +163,37 @@ class _Lines(_Display):
             return
         inner = stages[-1]
         if inner is not self._stage:
-            self._stage, self._began, self._first = inner, now, inner.done
-        if now - self._told < EVERY:
-            return
-        self._told = now
+            self._stage, self._began, self._first, self._estimated = inner, now, inner.done, False
         done, total = inner.done - self._first, inner.total
+        left = 0.0
+        if total and done >= max(1, ENOUGH * (total - self._first)):
+            left = (now - self._began) / done * (total - inner.done)
+        early = not self._estimated and left >= EVERY
+        if now - self._told < EVERY and not early:
+            return
+        self._told, self._estimated = now, self._estimated or left > 0
         text = " · ".join(stage.label for stage in stages)
         if total:
             text += f": {min(inner.done, total)} of {total}"
-            left = (now - self._began) / done * (total - inner.done) if done > 0 else 0.0
-            text += f", about {left:.0f} s left" if left > 0 else ""
+            text += f", about {_duration(left)} left in this step" if left > 0 else ""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+class _Nowhere(_Display):
+    """Shows nothing, and keeps what is called inside from opening a display of its own."""
+
+    def __init__(self) -> None:
+        pass
+
+    def update(self, stages: tuple[Stage, ...]) -> None:
+        pass
+
+
+_NOWHERE = _Nowhere()
 
 
 def _bar(console: Console) -> Progress:

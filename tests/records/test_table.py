@@ -42,6 +42,16 @@ def test_every_number_is_whole(width: int, models: int) -> None:
     assert {"touched", "sharpness", "attacked", "GAT"} <= words
 
 
+def test_columns_of_very_different_widths_are_narrowed_not_cut() -> None:
+    names = ("dataset", "method", "clean", "paper", "attacked", "paper's")
+    row = ["coauthor-physics", "vanilla + limits", *["0.931 ± 0.005 [−0.010, −0.001]"] * 4]
+    text = StringIO()
+    Table("F1", [Column(name) for name in names], [row, row]).show(Console(file=text, width=80))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and all(line[-1] in "┓┃┩│┘" for line in lines[1:])
+    assert text.getvalue().count("[−0.010,") == 8 and "paper's" in text.getvalue()
+
+
 def test_a_list_where_no_table_fits() -> None:
     lines = [line.rstrip() for line in printed(40).splitlines()]
     at = lines.index("F1 attacked ↑")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fgai.evaluation.summary import BETTER, SAME, WORSE
+from fgai.evaluation.summary import BETTER, SAME, WORSE, sentences
 from fgai.reports.words import _changes, _kind_of, _verdict, balance_words, table
 
 
@@ -34,6 +34,9 @@ def record(name: str, **values: Any) -> dict[str, Any]:
         ("g_tvd__rel", "moved", 0.0, 0.0, SAME),
         ("g_tvd__rel", "moved", 0.0, 0.1, WORSE),
         ("f_slope__node__attacked__gap", "slope_attacked", -0.19, 0.63, BETTER),
+        ("intruders__explanation__mass__all", "taken", 0.46, 0.15, BETTER),
+        ("intruders__explanation__mass__all", "taken", 0.15, 0.46, WORSE),
+        ("intruders__explanation__mass__all", "taken", 0.15, 0.16, SAME),
     ],
 )
 def test_kinds(path: str, key: str, before: float, after: float, kind: str) -> None:
@@ -81,3 +84,16 @@ def test_table_and_words() -> None:
         "2 of 4 measures got better. As before: right without attack (89.1 % → 87.8 %)."
         " Worse: top 7 proved to stay (30.0 % → 25.0 %)."
     )
+
+
+def test_attention_taken_by_injected_nodes_stands_beside_uniform_attention() -> None:
+    reference = record(
+        "A", intruders__explanation__mass__all=0.456, null__uniform__intruders__mass__all=0.083
+    )
+    other = record("B", intruders__explanation__mass__all=0.148)
+    (said,) = sentences([reference, other])
+    assert "take 46 % in A and 15 % in B when" in said.replace("\u00a0", " ")
+    assert said.replace("\u00a0", " ").endswith("(uniform attention: 8 %).")
+    (change,) = _changes(reference, other)
+    assert change.chance == 0.083 and change.texts == ("45.6\u00a0%", "14.8\u00a0%")
+    assert sentences([record("A")]) == []

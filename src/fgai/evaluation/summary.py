@@ -29,13 +29,13 @@ class Measure:
     name: str
     title: str
     path: str
-    form: str  # "share", "distance" or "slope"
+    form: str  # "share", "loss" (a share of which less is better), "distance" or "slope"
     chance: str = ""  # path of what chance gets
     where: str = ""  # layer and nodes it is about
 
     def text(self, value: float) -> str:
         """Return a value as it is printed."""
-        if self.form == "share":
+        if self.form in ("share", "loss"):
             return percent(value, 1)
         return signed(value, "#.2g" if self.form == "distance" else ".2f").rstrip(".")
 
@@ -44,7 +44,7 @@ class Measure:
         if interval is not None:
             return SAME if not interval.exceeds_noise else BETTER if interval.low > 0 else WORSE
         if self.form != "distance":
-            gain = after - before
+            gain = before - after if self.form == "loss" else after - before
             return SAME if abs(gain) <= SLIGHT + 1e-9 else BETTER if gain > 0 else WORSE
         if after * RATIO >= before and before * RATIO >= after:
             return SAME
@@ -80,6 +80,14 @@ MEASURES = (
     Measure("attention", "g-JSD", "how far attention moves", "g_jsd.all", "distance"),
     _kept("kept", "top {k} kept, attack on predictions", "prediction"),
     _kept("aimed", "top {k} kept, attack on explanations", "explanation"),
+    Measure(
+        "taken",
+        "mass",
+        "attention that injected nodes take, attack on explanations",
+        "intruders.explanation.mass.all",
+        "loss",
+        "null.uniform.intruders.mass.all",
+    ),
     Measure("slope", "F-slope gap", "attention decides", "f_slope.node.clean.gap", "slope"),
     Measure(
         "slope_attacked",
@@ -126,6 +134,8 @@ def sentences(
     if missed := _missed(shown, classes):
         out.append(missed)
     out += _stay(shown)
+    if taken := _taken(shown):
+        out.append(taken)
     if sharp := _sharpness(shown):
         out.append(sharp)
     return out
@@ -144,6 +154,21 @@ def _stay(shown: Sequence[Record]) -> list[str]:
     level = number_at(shown[0], "overlap_touched.chance.all")
     chance = "" if level is None else f" (chance: {percent(level)})"
     return [f"Of the top {k} neighbours of the nodes in reach there stay {', and '.join(told)}{chance}."]
+
+
+def _taken(shown: Sequence[Record]) -> str:
+    """How much attention injected nodes take; overlap is about original neighbours and cannot show it."""
+    measure = next(measure for measure in MEASURES if measure.key == "taken")
+    shares = [(record.get("name"), number_at(record, measure.path)) for record in shown]
+    parts = [f"{percent(share)} in {name}" for name, share in shares if share is not None]
+    if not parts:
+        return ""
+    level = number_at(shown[0], measure.chance)
+    chance = "" if level is None else f" (uniform attention: {percent(level)})"
+    return (
+        f"Of the attention of the nodes they are joined to, injected nodes take {' and '.join(parts)} when the"
+        f" attack aims at explanations{chance}."
+    )
 
 
 def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
@@ -315,7 +340,8 @@ def summary_table(records: Sequence[Record]) -> Table:
     data, threat, config = (first.get(part) or {} for part in ("data", "threat", "config"))
     note = (
         f"{config.get('targets')} {_task_in(first).rows_are}, seed {first.get('seed')}. Kept: all layers,"
-        " nodes in reach of the attack. Chance: a random ranking, or always the most frequent class."
+        " nodes in reach of the attack. Chance: a random ranking, uniform attention, or always the most"
+        " frequent class."
     )
     return Table(f"{data.get('name')}, threat {threat.get('name')}", columns, rows, [note])
 

@@ -114,7 +114,7 @@ class Table:
         fitting = [table for table in tables if table.width() <= most]
         wrapped = sorted((table for table in tables if table.narrowest() <= most), key=Table.width)
         for table in (fitting or wrapped)[:1]:
-            console.print(table._drawn())
+            console.print(table._drawn(most))
         if not wrapped:
             console.print(max(tables, key=lambda table: len(table.rows))._listed())
         for note in self.notes:
@@ -129,11 +129,23 @@ class Table:
             max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in self._cells()
         ]
 
-    def _drawn(self) -> RichTable:
+    def _widths(self, most: int) -> list[int]:
+        """Characters of each column: as wide as its cells, the widest narrowed by whole words until all fit."""
+        least = self._longest_words()
+        widths = [max(map(len, cells)) for cells in self._cells()]
+        while sum(widths) + 3 * len(widths) + 1 > most:
+            spare = [width if width > low else 0 for width, low in zip(widths, least, strict=True)]
+            if not any(spare):
+                break
+            widths[spare.index(max(spare))] -= 1
+        return widths
+
+    def _drawn(self, most: int) -> RichTable:
+        """Widths are set here: rich would narrow columns below their longest word and cut the last ones."""
         out = RichTable(title=escape(self.title), title_justify="left")
-        for index, (column, least) in enumerate(zip(self.columns, self._longest_words(), strict=True)):
+        for index, (column, width) in enumerate(zip(self.columns, self._widths(most), strict=True)):
             side: Literal["left", "right"] = "left" if index == 0 else "right"
-            out.add_column(escape(column.heading), justify=side, overflow="fold", min_width=least)
+            out.add_column(escape(column.heading), justify=side, overflow="fold", width=width)
         for row in self.texts():
             out.add_row(*map(escape, row))
         return out
