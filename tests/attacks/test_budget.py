@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fgai.attacks import THREATS, Attack, Budget, PGDInjection, RandomEdges, make_attack
+from fgai.attacks import DEFAULT, THREATS, Attack, Budget, PGDInjection, RandomEdges, make_attack
 from fgai.errors import BudgetError, InputError
 from fgai.graph import GraphChange
 from support import attack_cases as cases
@@ -117,7 +117,7 @@ def test_no_attack_overspends(make: Any, message: str) -> None:
 
 def test_the_threats_are_those_of_the_protocol() -> None:
     protocol = {"ensemble", "ensemble-strong", "standard", "strong", "random", "edges", "modify", "values"}
-    assert next(iter(THREATS)) == "ensemble" and protocol <= set(THREATS)
+    assert next(iter(THREATS)) == DEFAULT == "ensemble-short" and protocol <= set(THREATS)
     for weak, better in (("standard", "ensemble"), ("strong", "ensemble-strong")):
         one, two = THREATS[weak].budget, THREATS[better].budget
         assert (one.nodes, one.edges, one.box) == (two.nodes, two.edges, two.box)

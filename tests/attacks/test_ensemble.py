@@ -19,6 +19,7 @@ from fgai.attacks import (
     Budget,
     EnsembleInjection,
     PGDInjection,
+    ShortEnsemble,
     make_attack,
 )
 from fgai.attacks.budget import Box
@@ -387,3 +388,13 @@ def test_threats_by_name(name: str, size: tuple[int, int]) -> None:
     assert isinstance(attack, EnsembleInjection) and attack.searches
     assert attack.objective.reads != "logits"
     assert (attack.budget.nodes, attack.budget.edges) == size
+
+
+@pytest.mark.parametrize("objective", ["prediction", "explanation"])
+def test_the_short_ensemble_is_a_part_of_the_whole(objective: str) -> None:
+    budget = Budget(nodes=3, edges=4)
+    short, whole = ShortEnsemble(budget, objective), EnsembleInjection(budget, objective)
+    names = {member.name for member in short.members}
+    assert 2 <= len(names) < len(whole.members) and names <= {member.name for member in whole.members}
+    assert set(short.rules) < set(whole.rules) and short.budget.steps == 100
+    assert max(member.steps for member in short.members) <= 100

@@ -149,7 +149,7 @@ def test_an_unknown_node_is_refused(folder: Path) -> None:
             "line 3 of graph/nodes.csv has the split 'val'",
         ),
         ("nodes", "node,label\na,1\nb,0\n", "rename it `y`"),
-        ("nodes", "node,y\na,1\n\nb,0\n", "look at line 3"),
+        ("nodes", "node,y\na,1\n\nb\n", "look at line 4"),
         ("nodes", "node,y\na,1\n,0\n", "`node` in line 3 of graph/nodes.csv is empty"),
     ],
 )
@@ -165,6 +165,8 @@ def test_a_table_without_a_split_is_trained_on_with_a_drawn_one(tmp_path: Path) 
     place = write_tables(tmp_path)
     lines = [line.split(",") for line in (place / "nodes.csv").read_text().splitlines()]
     (place / "nodes.csv").write_text("\n".join(",".join([a, b, *rest]) for a, b, _, *rest in lines))
+    edges = [line.split(",")[:2] for line in (place / "edges.csv").read_text().splitlines()]
+    (place / "edges.csv").write_text("\n".join(map(",".join, edges)))
     found = answer("train", "--data", "graph", "--model", "gat", "--epochs", 2, cwd=tmp_path)
     assert found["output"] == "vanilla-gat-graph.safetensors" and found["model"] == "GAT"
     words = ("evaluate", found["output"], *SMALL, "--no-curves", "--no-nulls")

@@ -30,6 +30,7 @@ from fgai.attacks import (
     PGDInjection,
     RandomEdges,
     RandomInjection,
+    ShortEnsemble,
     ValueInjection,
 )
 from fgai.attacks.base import _ReportedAttack
@@ -67,7 +68,7 @@ BUDGETS: dict[type[Attack], Budget] = {
     NaturalInjection: Budget(nodes=3, edges=4, steps=4, step_size=0.3, restarts=2),
 }
 for threat in THREATS.values():  # a new attack is tested without an entry here
-    if threat.attack not in (EnsembleInjection, ValueInjection):  # the first is tested as `SmallEnsemble`
+    if threat.attack not in (EnsembleInjection, ShortEnsemble, ValueInjection):  # see `SmallEnsemble`
         small = {"nodes": 3, "edges": 4 if threat.budget.nodes else 7, "steps": 4}
         small = {name: min(most, getattr(threat.budget, name)) for name, most in small.items()}
         BUDGETS.setdefault(threat.attack, replace(threat.budget, **small))

@@ -161,7 +161,7 @@ def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
 
 
 def _ends(
-    columns: dict[str, list[str]],
+    columns: dict[str, _Column],
     path: Path,
     table: Path | None,
     numbers: dict[str, int] | None,
@@ -174,19 +174,17 @@ def _ends(
         return torch.tensor([_numbers(words, name, path, int) for name, words in ends.items()])
     if numbers is None:
         for name, words in ends.items():
-            odd = next((line for line, word in enumerate(words, 2) if _is_number(word)), None)
-            if odd is not None:
+            if odd := words.first(_is_number):
                 raise DataError(
-                    f"`{name}` in line {odd} of {path} must be a name as others are, got {words[odd - 2]!r}"
+                    f"`{name}` in line {odd[0]} of {path} must be a name as others are, got {odd[1]!r}"
                 )
         pairs = zip(*ends.values(), strict=True)
         numbers = {name: place for place, name in enumerate(dict.fromkeys(w for pair in pairs for w in pair))}
         fields["node_names"], fields["num_nodes"] = tuple(numbers), len(numbers)
     for name, words in ends.items():
-        odd = next((line for line, word in enumerate(words, 2) if word not in numbers), None)
-        if odd is not None:
+        if odd := words.first(lambda word: word not in numbers):
             where = "" if table is None else f", which {table} does not have"
-            raise DataError(f"`{name}` in line {odd} of {path} is node {words[odd - 2]!r}{where}")
+            raise DataError(f"`{name}` in line {odd[0]} of {path} is node {odd[1]!r}{where}")
     return torch.tensor([[numbers[word] for word in words] for words in ends.values()])
 
 
@@ -221,10 +219,9 @@ def _node_table(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         if classes is not None:
             fields["class_names"] = classes
     if split is not None:
-        odd = next((line for line, word in enumerate(split, 2) if word not in (*PARTS, "")), None)
-        if odd is not None:
+        if odd := split.first(lambda word: word not in (*PARTS, "")):
             raise DataError(
-                f"`split` in line {odd} of {path} must be train, val, test or nothing, got {split[odd - 2]!r}"
+                f"`split` in line {odd[0]} of {path} must be train, val, test or nothing, got {odd[1]!r}"
             )
         for part in PARTS:
             fields[f"{part}_mask"] = torch.tensor([word == part for word in split])[rows]
@@ -233,9 +230,9 @@ def _node_table(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return fields, numbers
 
 
-def _refuse_twice(names: list[str], path: Path) -> None:
+def _refuse_twice(names: _Column, path: Path) -> None:
     first: dict[str, int] = {}
-    for line, name in enumerate(names, 2):
+    for line, name in zip(names.lines, names, strict=True):
         if not name:
             raise DataError(f"`node` in line {line} of {path} is empty")
         if name in first:
@@ -243,31 +240,39 @@ def _refuse_twice(names: list[str], path: Path) -> None:
         first[name] = line
 
 
-def _classes(words: list[str], split: list[str] | None, path: Path) -> tuple[Tensor, tuple[str, ...] | None]:
+def _classes(words: _Column, split: _Column | None, path: Path) -> tuple[Tensor, tuple[str, ...] | None]:
     """Class numbers, -1 where there is none, and the names of the classes if they are no numbers."""
-    for line, (word, part) in enumerate(zip(words, split or [""] * len(words), strict=True), 2):
+    for line, word, part in zip(words.lines, words, split or [""] * len(words), strict=True):
         if not word and part:
             raise DataError(f"line {line} of {path} has the split {part!r} and no class `y`; fill in one")
     if all(_is_number(word) or word in ("", "-1") for word in words):
         return torch.tensor([int(word or -1) for word in words]), None
     classes = tuple(sorted({word for word in words if word}))
     if any(_is_number(name) for name in classes):
-        line = next(line for line, word in enumerate(words, 2) if word and not _is_number(word))
-        raise DataError(
-            f"`y` in line {line} of {path} must be a whole number as others are, got {words[line - 2]!r}"
-        )
+        odd = words.first(lambda word: bool(word) and not _is_number(word))
+        line, word = odd or (words.lines[0], words[0])
+        raise DataError(f"`y` in line {line} of {path} must be a whole number as others are, got {word!r}")
     numbers = {name: place for place, name in enumerate(classes)} | {"": -1}
     return torch.tensor([numbers[word] for word in words]), classes
 
 
-def _columns(path: Path, needed: tuple[str, ...], known: tuple[str, ...]) -> dict[str, list[str]]:
-    """Words of a table by column; line 2 of the file holds the first of each."""
+class _Column(list[str]):
+    """The words of a column; `lines` holds the number of each word's line in the file."""
+
+    lines: list[int]
+
+    def first(self, wrong: Callable[[str], bool]) -> tuple[int, str] | None:
+        """Return the line and the text of the first word that is wrong, if any is."""
+        return next(((line, word) for line, word in zip(self.lines, self, strict=True) if wrong(word)), None)
+
+
+def _columns(path: Path, needed: tuple[str, ...], known: tuple[str, ...]) -> dict[str, _Column]:
+    """Words of a table by column; empty lines are passed over."""
     with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = csv.reader(file)
-        heading = [name.strip() for name in next(lines, [])]
-        rows = list(lines)
-    while rows and not rows[-1]:
-        rows.pop()
+        reader = csv.reader(file)
+        heading = [name.strip() for name in next(reader, [])]
+        numbered = ((reader.line_num, [word.strip() for word in row]) for row in reader)
+        rows = {line: row for line, row in numbered if row}
     for name in heading:
         meant = _MEANT.get(name.lower())
         if meant in (*needed, *known) and meant not in heading:
@@ -276,24 +281,29 @@ def _columns(path: Path, needed: tuple[str, ...], known: tuple[str, ...]) -> dic
     if missing or len(set(heading)) != len(heading):
         wanted = f"a column `{missing[0]}`" if missing else "different columns"
         raise DataError(f"{path} must have {wanted} in its first line, got {', '.join(heading) or 'nothing'}")
-    odd = next((number for number, row in enumerate(rows, 2) if len(row) != len(heading)), None)
+    odd = next((line for line, row in rows.items() if len(row) != len(heading)), None)
     if odd is not None or not rows:
         raise DataError(f"{path} must have {len(heading)} values in every line; look at line {odd or 2}")
-    return {name: [row[place].strip() for row in rows] for place, name in enumerate(heading)}
+    columns = {
+        name: _Column(row[place].strip() for row in rows.values()) for place, name in enumerate(heading)
+    }
+    for column in columns.values():
+        column.lines = list(rows)
+    return columns
 
 
-def _matrix(columns: dict[str, list[str]], path: Path) -> Tensor:
+def _matrix(columns: dict[str, _Column], path: Path) -> Tensor:
     values = np.array([_numbers(column, name, path) for name, column in columns.items()], dtype=np.float32)
     return torch.from_numpy(values.T.copy())
 
 
-def _numbers(words: list[str], name: str, path: Path, kind: type[int] | type[float] = float) -> list[Any]:
+def _numbers(words: _Column, name: str, path: Path, kind: type[int] | type[float] = float) -> list[Any]:
     values: list[Any] = []
     try:
         for word in words:
             values.append(kind(word))
     except ValueError:
-        line, what = len(values) + 2, "a whole number" if kind is int else "a number"
+        line, what = words.lines[len(values)], "a whole number" if kind is int else "a number"
         raise DataError(f"`{name}` in line {line} of {path} must be {what}, got {word!r}") from None
     return values
 
