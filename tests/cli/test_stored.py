@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from fgai.training import read_header
+from support import own_cases as own
 from support.cli_cases import answer, here
+
+MODULE = """
+import torch
+from torch.nn.functional import elu
+from torch_geometric.nn import GATv2Conv
+
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = GATv2Conv(6, 4, heads=2, edge_dim=2)
+        self.second = GATv2Conv(8, 3, edge_dim=2)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.second(elu(self.first(x, edge_index, edge_attr)), edge_index, edge_attr)
+"""
 
 
 def test_a_folder_is_trained_on_and_found_again(tmp_path: Path) -> None:
@@ -35,7 +54,7 @@ def test_a_folder_is_trained_on_in_batches_and_never_loaded(tmp_path: Path) -> N
 def test_what_batches_cannot_do_is_refused(tmp_path: Path) -> None:
     answer("data", "convert", "planted", "graph", cwd=tmp_path)
     for words, message in (
-        (("--method", "at", "--batch-size", 9), "batch-size"),
+        (("--method", "limits", "--batch-size", 9), "batch-size"),
         (("--batch-size", 9, "--fan-out", "many"), "--fan-out"),
         (("--batch-size", 9, "--fan-out", 0), "--fan-out"),
         (("--fan-out", 3), "--batch-size"),
@@ -44,3 +63,23 @@ def test_what_batches_cannot_do_is_refused(tmp_path: Path) -> None:
     ):
         done = here("train", "-d", "graph", "--epochs", 1, *words, cwd=tmp_path)
         assert done.exit_code == 2 and message in done.stderr, (words, done.stderr)
+
+
+def test_an_own_model_goes_all_the_way_on_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine_stored.py").write_text(MODULE)
+    torch.save(own.own_model().state_dict(), tmp_path / "w.pt")
+    data = own.own_data()
+    torch.save(data, tmp_path / "data.pt")
+    answer("data", "convert", "data.pt", "graph", cwd=tmp_path)
+    mine = ("--model", "mine_stored:Mine", "--data", "graph")
+    sizes = ("--batch-size", 15, "--fan-out", "4,3", "--epochs", 2, "--nodes", 2, "--edges", 3)
+    plain = answer("evaluate", *mine, "--weights", "w.pt", "--stored", cwd=tmp_path)
+    assert np.isclose(plain["f1"]["test"], own.own_accuracy(own.own_model(), data))
+    steps = (("faithful", "faithful-w", ("--epoch-size", 30)), ("harden", "hardened-w", ()))
+    for command, stem, more in steps:
+        made = answer(command, *mine, "--weights", "w.pt", *sizes, *more, cwd=tmp_path)
+        assert made["output"] == f"{stem}.safetensors" and made["batch_size"] == 15
+        words = ("--weights", made["output"], "--stored", "--vanilla", "w.pt")
+        found = answer("evaluate", *mine, *words, cwd=tmp_path)
+        assert found["f1"] == made["f1"] and 0 < found["agreement"] <= 1 and len(found["overlap"]) == 2
+    assert not list(tmp_path.glob("*.partial"))

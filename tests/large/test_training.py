@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fgai
-from fgai.attention import add_limits, limits_of, prepared
+from fgai.attention import limits_of, prepared
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large import StoredGraph, write_store
@@ -21,10 +21,9 @@ from fgai.large.source import _StoredSource
 from fgai.large.training import _FaithfulBatches, _VanillaBatches, open_source
 from fgai.progress import current
 from fgai.training import Faithful, FaithfulSettings, Vanilla, certified, make_faithful, train, untrained
-from fgai.training.capture import _run_parts, _summed
 from fgai.training.limiting import set_ranges
 from support.graph_cases import small_data
-from support.training_cases import Calling, assert_same_weights
+from support.training_cases import Calling, assert_same_weights, close, gradients, nudged
 
 SIZES: dict[str, dict[str, Any]] = {
     "GAT": {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0},
@@ -41,23 +40,6 @@ def graph() -> Graph:
 
 def made(name: str, graph: Graph, seed: int = 0) -> nn.Module:
     return untrained(name, graph, seed=seed, **SIZES[name])
-
-
-def gradients(
-    model: nn.Module, parts: Iterator[dict[str, Tensor]]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    names, terms = _run_parts(parts)
-    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    return found, _summed(names, terms.tolist())
-
-
-def close(one: dict[str, Tensor], two: dict[str, Tensor], most: float = 1e-5) -> None:
-    """Assert that two gradients differ by a small part of their length."""
-    assert one.keys() == two.keys()
-    apart = sum(float((one[name] - two[name]).square().sum()) for name in two)
-    assert (apart / sum(float(value.square().sum()) for value in two.values())) ** 0.5 < most
 
 
 class TestGradients:
@@ -107,7 +89,7 @@ class TestGradients:
         graph = small_data(nodes=90, width=7, covered=True)
         config = FaithfulSettings(**{"nodes": 12, "edges": 21, "clip_share": 0.0, "shrink": 0.0, **given})
         vanilla = train(made(name, graph), graph, epochs=30, progress=False)
-        on_whole, in_batches = (_nudged(vanilla, config) for _ in range(2))
+        on_whole, in_batches = (nudged(vanilla, config) for _ in range(2))
         full = Faithful(vanilla, prepared(vanilla, graph), config, own)
         full.start(on_whole, 3)
         with open_source(graph, 0) as whole:
@@ -135,7 +117,7 @@ class TestGradients:
         with open_source(graph, 0) as whole:
             whole.batched_for(vanilla, 16, 2)
             recipe = _FaithfulBatches(vanilla, whole, FaithfulSettings(nodes=3, edges=4))
-            recipe.start(_nudged(vanilla, recipe.settings), 0)
+            recipe.start(nudged(vanilla, recipe.settings), 0)
             for part in whole.parts(vanilla, None, 1):
                 targets = recipe.targets.of(part)
                 rows = part.nodes[: part.seeds]
@@ -151,19 +133,6 @@ class TestGradients:
                         row = {edge: theirs[edge] for edge in mine if edge[1] == node}
                         for edge, value in row.items():
                             assert mine[edge] == pytest.approx(value / sum(row.values()), abs=1e-5)
-
-
-def _nudged(vanilla: nn.Module, config: FaithfulSettings) -> Any:
-    """A copy whose weights differ a little, so that no term is at its minimum."""
-    from fgai.training.train import copied
-
-    other, generator = copied(vanilla), torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    if config.limits:
-        add_limits(other)
-    return other
 
 
 class TestTraining:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fgai.attention import add_limits
 from fgai.trackers import Tracker
-from fgai.training import untrained
+from fgai.training import FaithfulSettings, HardenSettings, untrained
+from fgai.training.capture import _run_parts, _summed
+from fgai.training.train import copied
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -48,3 +51,31 @@ class Calling(Tracker):
 
     def on_epoch(self, run: str, epoch: int, values: Any) -> None:
         self.call(epoch, values)
+
+
+def gradients(
+    model: nn.Module, parts: Iterator[dict[str, Tensor]]
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    names, terms = _run_parts(parts)
+    found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return found, _summed(names, terms.tolist())
+
+
+def close(one: dict[str, Tensor], two: dict[str, Tensor], most: float = 1e-5) -> None:
+    """Assert that two gradients differ by a small part of their length."""
+    assert one.keys() == two.keys()
+    apart = sum(float((one[name] - two[name]).square().sum()) for name in two)
+    assert (apart / sum(float(value.square().sum()) for value in two.values())) ** 0.5 < most
+
+
+def nudged(vanilla: nn.Module, config: FaithfulSettings | HardenSettings) -> Any:
+    """A copy whose weights differ a little, so that no term is at its minimum."""
+    other, generator = copied(vanilla), torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    if config.limits:
+        add_limits(other)
+    return other

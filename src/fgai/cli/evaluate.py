@@ -76,6 +76,7 @@ def evaluate(
     - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat ensemble -o claim.json`
     - `fgai evaluate club.safetensors --nodes 2 --edges 2`
     - `fgai evaluate large.safetensors --stored --vanilla gat.safetensors`
+    - `fgai evaluate --model mine:Model --weights w.pt --data folder --stored`
     """
     out = Output(json, quiet)
     if current().several and not stored:

@@ -199,6 +199,7 @@ def faithful(
     - `fgai faithful gat.safetensors --epochs 100 --set similarity=4 --output fgai.safetensors`
     - `fgai faithful club.safetensors --nodes 2 --edges 2`
     - `fgai faithful large.safetensors --batch-size 1024 --fan-out 10,5 --epochs 20`
+    - `fgai faithful --model mine:Model --weights w.pt --data folder --batch-size 512`
     """
     out = Output(json, quiet)
     neighbours = _fan_out(fan_out)
@@ -245,6 +246,7 @@ def _merged_settings(
 
 
 @command
+@_on_all_ranks
 def harden(
     model: options.ModelFile = None,
     *,
@@ -258,6 +260,8 @@ def harden(
     nodes: Nodes = None,
     edges: Edges = None,
     box: options.Box = None,
+    batch_size: options.BatchSize = None,
+    fan_out: options.FanOut = None,
     check: Check = True,
     set_: options.Settings = None,
     log: options.Log = None,
@@ -272,14 +276,17 @@ def harden(
     """Harden a model: adversarial training behind limits, for predictions that stay the same under attack.
 
     Needs labels. Explanations may change; `fgai faithful` keeps them. Ctrl-C saves the training; the same
-    command goes on with it.
+    command goes on with it. Under torchrun several processes share the mini-batches.
 
     Examples:
     - `fgai harden gat.safetensors`
     - `fgai harden gat.safetensors --epochs 100 --set attack_weight=0.9 --output hard.safetensors`
+    - `fgai harden --model mine:Model --weights w.pt --data folder --batch-size 512`
     """
     out = Output(json, quiet)
-    opened = _open_model(model, data, root, device, own=own, weights=weights)
+    neighbours = _fan_out(fan_out)
+    opened = _open_model(model, data, root, device, own=own, weights=weights, stored=batch_size is not None)
+    _check_split(opened, seed)
     given = {"epochs": epochs, "lr": lr, "nodes": nodes, "edges": edges, "box": _parsed_box(box)}
     settings = _merged_settings(set_, opened.kind, "harden", given)
     path = _model_output(output, opened, "hardened", force)
@@ -294,12 +301,16 @@ def harden(
             progress=out.progress,
             checkpoint=folder,
             tracker=tracker,
+            batch_size=batch_size,
+            fan_out=neighbours,
             **settings,
         )
         about = {**opened.about, "method": "harden", "seed": seed, "settings": settings}
         about["vanilla"] = str(opened.path)
+        about |= {} if batch_size is None else {"batch_size": batch_size, "fan_out": fan_out}
         path = _write_model(hardened, path, opened.graph, about, opened.factory)
-    _report(out, "harden", hardened, _scores(hardened, opened.graph, seed), path, about)
+    if current().leads:
+        _report(out, "harden", hardened, _scores(hardened, opened.graph, seed), path, about)
 
 
 @command

@@ -196,10 +196,12 @@ def _gathered(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, T
     return far, torch.from_numpy(near), values
 
 
-def _write_rows(folder: Path, stored: StoredGraph, loops: bool, block_edges: int) -> None:
-    """Write `rowptr.npy`, `source.npy` and, where edges have weights, `edge_weight.npy`."""
+def _write_rows(
+    folder: Path, stored: StoredGraph, loops: bool, block_edges: int, *, weighted: bool = True
+) -> None:
+    """Write `rowptr.npy`, `source.npy` and, where edges have weights and they are read, `edge_weight.npy`."""
     rowptr, source = stored.rows()
-    weight = stored.array("edge_weight")
+    weight = stored.array("edge_weight") if weighted else None
     counts = np.zeros(stored.num_nodes + 1, np.int64)
     with _ArrayFiles(folder) as files:
         for first, last in _row_blocks(rowptr, block_edges, block_edges):

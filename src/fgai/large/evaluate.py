@@ -103,7 +103,7 @@ def evaluate_store(
     read whole graphs and need `fgai.evaluate(model, stored.load())`.
 
     Args:
-        model: GAT, GATv2, or GT without encodings.
+        model: GAT, GATv2, GT without encodings, or a PyG model, see `observe_store`.
         stored: the graph or its folder.
         vanilla: the model it was made from.
         k: neighbours in an explanation.
@@ -134,10 +134,11 @@ def evaluate_store(
         found = whole.observe(model, ranked=True, ranks=ranks)
         whole.check_classes(found.logits.shape[1])
         other = None if vanilla is None else whole.observe(vanilla, ranked=True, ranks=ranks)
-        sizes = {(each.logits.shape, len(each.layers)) for each in (found, other) if each is not None}
+        seen = [each for each in (found, other) if each is not None]
+        sizes = {(each.logits.shape, len(each.layers), len(each.rows.source)) for each in seen}
         if other is not None and len(sizes) > 1:
             raise InputError(
-                "`vanilla` must have the model's layers and classes, to be compared with it; got"
+                "`vanilla` must have the model's layers, edges and classes, to be compared with it; got"
                 f" {model_name(model)} and {other.model}"
             )
         means = _measured(found, other, k, ranks)

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention import call_model, duplicate, evaluating, find_layers, limits_of, prepared, unwrapped
+from fgai.attention import call_model, duplicate, evaluating, limits_of, prepared
+from fgai.attention.calls import device_of
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.large.message_passing import _is_own
 from fgai.large.observation import StoredObservation
 from fgai.large.resident import _Resident
 from fgai.large.sampling import Batches, NeighbourSampler
 from fgai.large.stored import StoredGraph
-from fgai.large.streaming import check_streamed, measure_store, observe_store
+from fgai.large.streaming import _hops_of, check_streamed, measure_store, observe_store
 from fgai.large.write import _feature_blocks
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import check_logits
@@ -59,7 +61,7 @@ class _StoredSource:
         """Say for which model batches are, how large, and how many seeds an epoch has at most."""
         check_streamed(model, self.stored)
         self.batch_size = checks.whole(batch_size, "batch_size", 1)
-        self.fan_out = _fan_out(fan_out, len(find_layers(unwrapped(model))))
+        self.fan_out = _fan_out(fan_out, _hops_of(model, self.stored))
         self.epoch_size = None if epoch_size is None else checks.whole(epoch_size, "epoch_size", 1)
         self.sampler = NeighbourSampler(self.stored, self.fan_out, seed=self.seed)
         (first,) = self.parts(model, torch.zeros(1, dtype=torch.long), 0)
@@ -91,7 +93,7 @@ class _StoredSource:
         self.sampler.epoch = epoch
         order: dict[str, Any] = {"shuffle": shuffle, "most": most, "rank": rank, "ranks": ranks}
         for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **order):
-            yield _PreparedBatch(prepared(model, batch.graph), batch.nodes, batch.num_seeds)
+            yield _PreparedBatch(_ready(model, batch.graph), batch.nodes, batch.num_seeds)
 
     def own_parts(
         self, model: nn.Module, nodes: Tensor | None, epoch: int
@@ -118,7 +120,7 @@ class _StoredSource:
             if found is not None:
                 return found
         options: dict[str, Any] = {"heads": "mean", "ranked": ranked, "ranks": ranks}
-        return observe_store(_on_cpu(model), self.stored, place, **options)
+        return observe_store(_streamed(model), self.stored, place, **options)
 
     def set_ranges(
         self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
@@ -127,7 +129,7 @@ class _StoredSource:
         sizes = clip_share, shrink
         if self._on_device(model, lambda there: there.measure(model, *sizes, sampled=sampled)) is not None:
             return
-        here = _on_cpu(model)
+        here = _streamed(model)
         measure_store(
             here, self.stored, clip_share=clip_share, shrink=shrink, sampled=sampled, folder=self.folder
         )
@@ -137,6 +139,8 @@ class _StoredSource:
 
     def _on_device(self, model: nn.Module, run: Callable[[_Resident], T]) -> T | None:
         """What a pass gives over the graph on the model's GPU, loaded once; None if it has no room for it."""
+        if not _is_own(model):
+            return None
         known = self._loaded is not None and self._loaded.serves(model)
         if self._crowded or not (known or _Resident.fits(model, self.stored)):
             return None
@@ -183,13 +187,18 @@ def _fan_out(given: int | Sequence[int] | None, layers: int) -> tuple[int, ...]:
         return (FAN_OUT if given is None else given,) * layers
     if len(given) != layers:
         raise InputError(
-            f"`fan_out` must be one number, or one for each of the model's {layers} attention layers,"
-            f" got {list(given)}"
+            f"`fan_out` must be one number, or one for each of the model's {layers} attention layers (and"
+            f" other message-passing layers), got {list(given)}"
         )
     return tuple(given)
 
 
-def _on_cpu(model: nn.Module) -> nn.Module:
-    """The model, or a copy of it on the CPU, from where stored graphs are read."""
-    away = any(part.device.type != "cpu" for part in model.parameters())
+def _ready(model: nn.Module, graph: Graph) -> Graph:
+    """Return a mini-batch as a model reads it; that a PyG model can read it was checked once, on a part."""
+    return prepared(model, graph) if _is_own(model) else graph.to(device_of(model, graph))
+
+
+def _streamed(model: nn.Module) -> nn.Module:
+    """The model; of fgai's a copy on the CPU, from where they read stored graphs."""
+    away = _is_own(model) and any(part.device.type != "cpu" for part in model.parameters())
     return duplicate(model).cpu() if away else model

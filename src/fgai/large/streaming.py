@@ -15,110 +15,30 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attention import (
     Layerwise,
-    Limits,
     Stage,
     adapter_of,
-    collecting,
     evaluating,
     find_layers,
-    limits_of,
     model_name,
     unwrapped,
 )
 from fgai.attention.forward import HEADS
-from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError, RanksError
 from fgai.files import write_atomic
 from fgai.graph import Graph
-from fgai.large.arrays import Array, _ArrayFiles, _describe, map_array
+from fgai.large.arrays import _ArrayFiles, _describe, map_array
 from fgai.large.blocks import _attend, _Block, _read_ahead, _SidesFile, _write_rows
+from fgai.large.message_passing import _is_own, _MessagePassingPass, _plan_of
 from fgai.large.observation import MANIFEST, VERSION, StoredObservation, _Manifest
+from fgai.large.ranges import _LeftOut, _measure_layer
 from fgai.large.sort import _row_blocks
 from fgai.large.stored import StoredGraph, _Rows, encode
 from fgai.large.write import _building, _feature_blocks
 from fgai.models import AttentionModel
-from fgai.ops import clip, loudness
 from fgai.processes import SINGLE, ProcessGroup
 from fgai.progress import stage as progress
 from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
-
-NUMBERS = 1 << 22
-"""Numbers that are in memory together; the order statistics of one channel take all its rows."""
-
-
-class _LeftOut(NamedTuple):
-    """How many honest nodes limits leave out."""
-
-    clip_share: float  # share of the nodes at either end of each channel
-    shrink: float  # share of the nodes, the loudest as a whole
-    sampled: bool  # take order statistics from a few thousand nodes, evenly spread
-
-
-def _measure_layer(
-    layer: Any, blocks: Callable[[], Iterator[Tensor | Features]], folder: Path, left_out: _LeftOut
-) -> None:
-    """Take the ranges of a layer's limits from all rows it reads.
-
-    Without `clip_share` and `shrink` limits change nothing and are measured together, else in order.
-    """
-    found = limits_of(layer)
-    together = left_out.clip_share == left_out.shrink == 0
-    for group in [found] if together and found else [[limits] for limits in found]:
-        for limits, path in _written(layer, blocks(), group, folder).items():
-            _measure(limits, map_array(path), left_out)
-            path.unlink()
-
-
-def _written(
-    layer: Any, blocks: Iterator[Tensor | Features], group: list[Limits], folder: Path
-) -> dict[Limits, Path]:
-    """Write what reaches some limits of a layer, a file each."""
-    names = {limits: f"said.{number}" for number, limits in enumerate(group)}
-    with _ArrayFiles(folder) as files:
-
-        def note(limits: Limits, rows: Tensor) -> None:
-            files.append(names[limits], rows.reshape(-1, *limits.low.shape).numpy())
-
-        with collecting(group, note):
-            for x in blocks:
-                layer.sides(x)
-    return {limits: folder / f"{name}.npy" for limits, name in names.items()}
-
-
-def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
-    """As `Limits.measure`, from rows on disk."""
-    every = max(1, len(rows) // SAMPLE) if left_out.sampled else 1
-    clip_share, shrink = left_out.clip_share, left_out.shrink
-    low, high = _ends(rows, 0.0) if clip_share == 0 else _ends(rows[::every], clip_share)
-    radius = limits.radius
-    if not limits.derived:
-        counted = rows[::every] if shrink else rows
-        loud = [loudness(clip(block, low, high), low, high) for block in _blocks(counted)]
-        radius = largest(torch.cat(loud), shrink) * (1 + SLACK)
-    usual = limits.usual
-    if every == 1:
-        moved = sum(int((clip(block, low, high, radius) != block).sum()) for block in _blocks(rows))
-        usual = torch.tensor(moved / max(1, rows.size))
-    limits.set(low, high, radius, usual)
-
-
-def _ends(rows: Array, clip_share: float) -> tuple[Tensor, Tensor]:
-    if clip_share == 0:
-        ends = [torch.stack([block.amin(0), block.amax(0)]) for block in _blocks(rows)]
-        return ranges(torch.cat(ends), 0.0)
-    shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)
-    step = max(1, NUMBERS // max(1, len(flat)))
-    columns = range(0, flat.shape[1], step)
-    parts = [ranges(torch.from_numpy(np.array(flat[:, at : at + step])), clip_share) for at in columns]
-    low, high = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
-    return low, high
-
-
-def _blocks(rows: Array) -> Iterator[Tensor]:
-    step = max(1, NUMBERS // max(1, int(np.prod(rows.shape[1:]))))
-    for first in range(0, len(rows), step):
-        yield torch.from_numpy(np.array(rows[first : first + step]))
 
 
 @typed
@@ -139,8 +59,12 @@ def observe_store(
     sources, gathered block by block. In memory are the blocks being computed and gathered, and the scores of
     a node with more edges than a block.
 
+    A PyG model is computed by its own forward pass on one block of nodes after another, for each of its
+    message-passing layers in turn: the layers before it give the outputs they gave for these nodes.
+
     Args:
-        model: fgai's GAT or GATv2 for nodes, or its GT without positional encodings; on the CPU.
+        model: fgai's GAT or GATv2 for nodes, or its GT without positional encodings, on the CPU; or a PyG
+            model, on any device, whose nodes meet in message-passing layers of one hop alone.
         stored: the graph, with features.
         path: the new folder; it appears when it is whole.
         heads: `each`, or `mean` for the attention averaged over them.
@@ -151,6 +75,7 @@ def observe_store(
 
     Raises:
         InputError: another model, or one that does not read this graph.
+        AttentionError: a PyG model without attention that can be recorded.
         RanksError: a rank does not see the folder, or one failed.
         DataError: there is something at `path` already, or the graph is damaged.
         FgaiError: the folder cannot be written, or the disk is full.
@@ -165,17 +90,45 @@ def observe_store(
     """
     checks.one_of(heads, "heads", HEADS)
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    bare, stages = _readable(model, stored)
+    made = _exact_pass(model, stored)
     stored.verify()
     place = Path(path)
     with _shared_folder(place, ranks) as folder, evaluating(model), torch.no_grad():
         if ranks.leads:
-            _write_rows(folder, stored, bare.self_loops, block_edges)
+            _write_rows(folder, stored, made.loops, block_edges, weighted=made.weighted)
         ranks.wait()
-        _Pass(folder, stored, stages, heads == "mean", bool(ranked), block_edges, ranks=ranks).run()
+        made.run(folder, heads == "mean", bool(ranked), block_edges, None, ranks)
         if ranks.leads:
-            _write_manifest(folder, model_name(model), stored.fingerprint, list(find_layers(bare)))
+            _write_manifest(folder, model_name(model), stored.fingerprint, made.layers)
     return StoredObservation(place)
+
+
+class _ExactPass(NamedTuple):
+    """How a model is computed on a stored graph."""
+
+    layers: list[str]  # names of its attention layers, in the order they run
+    loops: bool  # whether it reads a self-loop at every node
+    weighted: bool  # whether the softmax reads the weights of edges
+    run: Callable[..., None]  # see `_Pass`: folder, averaged, ranked, block_edges, left_out, ranks
+
+
+def _exact_pass(model: nn.Module, stored: StoredGraph, *, anywhere: bool = False) -> _ExactPass:
+    """Return how a model is computed, after checking that it can be."""
+    if _is_own(model):
+        bare, stages = _readable(model, stored, anywhere=anywhere)
+        return _ExactPass(
+            list(find_layers(bare)),
+            bare.self_loops,
+            True,
+            lambda folder, *how: _Pass(folder, stored, stages, *how).run(),
+        )
+    plan = _plan_of(model, stored)
+    return _ExactPass(
+        plan.attention,
+        plan.loops,
+        False,
+        lambda folder, *how: _MessagePassingPass(folder, stored, model, plan, *how).run(),
+    )
 
 
 @contextmanager
@@ -218,10 +171,11 @@ def measure_store(
 
     Raises:
         InputError: another model, or one that does not read this graph.
+        AttentionError: a PyG model without attention that can be recorded.
         FgaiError: the disk is full.
     """
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    bare, stages = _readable(model, stored)
+    made = _exact_pass(model, stored)
     stored.verify()
     left_out = _LeftOut(clip_share, shrink, sampled)
     with (
@@ -230,14 +184,30 @@ def measure_store(
         evaluating(model),
         torch.no_grad(),
     ):
-        _write_rows(work.folder, stored, bare.self_loops, block_edges)
-        _Pass(work.folder, stored, stages, True, False, block_edges, left_out).run()
+        _write_rows(work.folder, stored, made.loops, block_edges, weighted=made.weighted)
+        made.run(work.folder, True, False, block_edges, left_out, SINGLE)
 
 
 @typed
 def check_streamed(model: nn.Module, stored: StoredGraph) -> None:
-    """Raise `InputError` unless a model, on any device, can be computed on a stored graph row by row."""
-    _readable(model, stored, anywhere=True)
+    """Raise `InputError` unless a model, on any device, can be computed on a stored graph block by block.
+
+    A PyG model is tried on a small part of the graph, once: its outputs from one-hop neighbourhoods, layer by
+    layer, must be those of its own forward pass.
+    """
+    _exact_pass(model, stored, anywhere=True)
+
+
+def _reads_loops(model: nn.Module, stored: StoredGraph) -> bool:
+    """Whether the attention layers of a model read a self-loop at every node."""
+    return _exact_pass(model, stored, anywhere=True).loops
+
+
+def _hops_of(model: nn.Module, stored: StoredGraph) -> int:
+    """Return over how many hops a model reads neighbours: the length of `fan_out`."""
+    if _is_own(model):
+        return len(find_layers(unwrapped(model)))
+    return len(_plan_of(model, stored).runs)
 
 
 def _readable(
@@ -323,9 +293,13 @@ class _Pass:
         """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
         layer = self._stages.stages[number].layer
         if self._left_out is not None:
-            _measure_layer(
-                layer, lambda: (state for _, state in self._inputs(number)), self._folder, self._left_out
-            )
+
+            def run() -> Iterator[slice]:
+                for _, state in self._inputs(number):
+                    yield slice(None)
+                    layer.sides(state)
+
+            _measure_layer(layer, run, self._folder, self._left_out, self._stored.num_nodes)
         sides = self._new_sides(number)
         with _ArrayFiles(self._folder) as files:
             for first, state in self._inputs(number):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fgai.attacks import draw_endpoints
-from fgai.attention import LayerAttention, call_model, entry_limits, evaluating
+from fgai.attention import LayerAttention, call_model, entry_limits, evaluating, straight_through
 from fgai.attention.calls import device_of
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -23,15 +23,18 @@ from fgai.large.observation import StoredObservation
 from fgai.large.sort import _row_blocks
 from fgai.large.source import _PreparedBatch, _StoredSource
 from fgai.large.stored import StoredGraph, open_store
+from fgai.large.streaming import _reads_loops
 from fgai.large.write import write_store
 from fgai.models import as_graph
+from fgai.sparse import Adjacency
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.faithful import FaithfulRecipe
-from fgai.training.loop import PROBE, Recipe, Step
+from fgai.training.hardening import Adversarial
+from fgai.training.loop import PROBE, Recipe, Step, epoch_seed
 from fgai.training.loss import FaithfulLoss, InjectedNodes
 from fgai.training.recipes import Vanilla, labelled, supervised
-from fgai.training.settings import FaithfulSettings
+from fgai.training.settings import FaithfulSettings, HardenSettings
 from fgai.training.targets import Reach, Targets, contrast, layer_sharpness, relative_contrasts, spread
 from fgai.training.terms import Term
 
@@ -41,8 +44,8 @@ BLOCK = 1 << 18  # edges and nodes that are in memory together
 class _StoredTargets:
     """Logits and attention of the vanilla model on the whole graph, frozen, and the scales of the terms."""
 
-    def __init__(self, found: StoredObservation) -> None:
-        self.found = found
+    def __init__(self, found: StoredObservation, loops: bool) -> None:
+        self.found, self.loops = found, loops
         self.layers = range(len(found.layers))
         nodes, many = 0, 0
         total, contrasts, sharpness = 0.0, [0.0] * len(self.layers), [0.0] * len(self.layers)
@@ -74,8 +77,9 @@ class _StoredTargets:
         """Return the targets of a mini-batch; attention is divided by its sum over the neighbours drawn."""
         graph, seeds = part.graph, part.seeds
         logits = torch.from_numpy(self.found.logits[part.nodes.numpy()]).to(graph.device)
-        layers = self._attention(part)
-        rowptr = graph.adjacency.rowptr
+        adjacency = self._adjacency(graph)
+        layers = self._attention(part, adjacency)
+        rowptr = adjacency.rowptr
         into = int(rowptr[seeds])
         values = [layer.heads()[:into] for layer in layers]
         rowptrs = [rowptr[: seeds + 1]] * len(layers)
@@ -92,10 +96,14 @@ class _StoredTargets:
             depths=list(range(len(self.found.layers))),
         )
 
-    def _attention(self, part: _PreparedBatch) -> tuple[LayerAttention, ...]:
+    def _adjacency(self, graph: Graph) -> Adjacency:
+        """The edges that the attention layers read in a batch, with the self-loops that they add."""
+        looped = self.loops and not graph.has_loops
+        return (graph.add_self_loops()[0] if looped else graph).adjacency
+
+    def _attention(self, part: _PreparedBatch, adjacency: Adjacency) -> tuple[LayerAttention, ...]:
         """The attention on all edges of a batch, layer by layer."""
         graph: Graph = part.graph
-        adjacency = graph.adjacency
         ends = [part.nodes[end.cpu()].numpy() for end in (adjacency.source, adjacency.destination)]
         places = self.found.positions(*ends)
         layers = []
@@ -164,7 +172,21 @@ def _lesson(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
     return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
 
 
-class _FaithfulBatches(FaithfulRecipe):
+class _MeasuredLimits:
+    """Limits whose ranges are taken from all nodes where the weights have changed since the last time."""
+
+    whole: _StoredSource
+    settings: Any
+    measured = False
+
+    def _measure(self, model: nn.Module) -> None:
+        """Take the ranges of the limits, before an epoch or a validation."""
+        if self.settings.limits and not self.measured:
+            self.whole.set_ranges(model, self.settings.clip_share, self.settings.shrink, sampled=True)
+            self.measured = True
+
+
+class _FaithfulBatches(_MeasuredLimits, FaithfulRecipe):
     """Faithful training, batch by batch over all nodes.
 
     Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
@@ -186,12 +208,12 @@ class _FaithfulBatches(FaithfulRecipe):
         self.whole, self.count = whole, whole.stored.num_nodes
         self.val_nodes = task_of(whole.nodes).nodes(whole.nodes, "val")
         self.fit, self.val = (_mask(each, self.count) for each in (self.adversary.nodes, self.val_nodes))
-        self.measured = False
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        self.targets = _StoredTargets(self.whole.observe(self.vanilla, ranked=True))
+        loops = _reads_loops(self.vanilla, self.whole.stored)
+        self.targets = _StoredTargets(self.whole.observe(self.vanilla, ranked=True), loops)
         self._measure(model)
         if self.injects:
             with evaluating(model, freeze=True):
@@ -274,12 +296,6 @@ class _FaithfulBatches(FaithfulRecipe):
         super().load_state(state)
         self.measured = False
 
-    def _measure(self, model: nn.Module) -> None:
-        """Take the ranges of limits from all nodes, where the weights have changed since the last time."""
-        if self.settings.limits and not self.measured:
-            self.whole.set_ranges(model, self.settings.clip_share, self.settings.shrink, sampled=True)
-            self.measured = True
-
     def _loss(self, part: _PreparedBatch) -> FaithfulLoss:
         return FaithfulLoss(part.graph, self.targets.of(part), self.settings, self.terms, measures=False)
 
@@ -295,19 +311,130 @@ class _FaithfulBatches(FaithfulRecipe):
         reach: Reach,
         generator: torch.Generator,
     ) -> InjectedNodes | None:
-        seeds = part.nodes[: part.seeds]
-        order = seeds.argsort()  # draws depend on which nodes there are, not on their order
-        joined = order[pool[seeds[order]]]
-        if not joined.numel():
-            return None
-        nodes, device = len(adversary.features), part.graph.device
-        count = min(nodes, max(1, round(nodes * joined.numel() / int(pool.sum()))))
-        some = torch.arange(nodes)
-        if count < nodes:
-            some = torch.randperm(nodes, generator=generator)[:count].sort().values
-        each = min(adversary.budget.edges, joined.numel())
-        endpoints = draw_endpoints(joined, count, each, generator)
-        return InjectedNodes(adversary, endpoints.to(device), reach, some.to(device))
+        found = _borrowed(adversary, part, pool, generator)
+        return None if found is None else InjectedNodes(adversary, found[0], reach, found[1])
+
+
+class _HardenBatches(_MeasuredLimits, _VanillaBatches):
+    """Adversarial training, batch by batch over the training nodes.
+
+    The ranges of limits come from exact passes over the whole graph every epoch. One adversary serves all
+    batches and ranks: a batch borrows a share of its nodes, which join seeds alone.
+    """
+
+    name = Adversarial.name
+
+    def __init__(self, model: nn.Module, whole: _StoredSource, settings: HardenSettings) -> None:
+        super().__init__(whole)
+        self.settings, self.weight, self.seed = settings, settings.attack_weight, 0
+        nodes = whole.nodes.to(device_of(model, whole.nodes))
+        self.adversary = InjectionAdversary(nodes, settings.budget, whole.feature_range)
+        self.adversary.check_box()
+        self.fit, self.val = (
+            _mask(each, whole.stored.num_nodes) for each in (self.adversary.nodes, self.val_nodes)
+        )
+
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Draw the first features."""
+        super().start(model, seed)
+        self.seed = seed
+        self._measure(model)
+        self.adversary.start(self._generator(-1), entry_limits(model))
+        self.probe = self.adversary.restarted()
+
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield one step per batch of training nodes."""
+        self._measure(model)
+        first = epoch * self.steps_per_epoch
+        for number, part in enumerate(self.whole.own_parts(model, self.train_nodes, epoch), first):
+            yield Step(0 if part is None else part.seeds, self._both(model, part, number))
+            self.measured = False
+
+    def _both(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+        """The clean cross-entropy, then the attacked one; the adversary climbs on all ranks."""
+        ranks, found = self.whole.ranks, None
+        generator = self._generator(step * ranks.size + ranks.rank)
+        if part is not None:
+            rows, labels = _lesson(part)
+            with straight_through(model):
+                clean = cross_entropy(call_model(model, part.graph).index_select(0, rows), labels)
+            yield {"clean": clean, "total": (1 - self.weight) * clean}
+            del clean
+            found = _borrowed(self.adversary, part, self.fit, generator)
+        if part is not None and found is not None:
+            attacked = self.adversary.joined_to(part.graph, *found)[0]
+            with self.adversary.sending_values(found[1]), straight_through(model):
+                hit = cross_entropy(call_model(model, attacked).index_select(0, rows), labels)
+            yield {"attacked": hit, "total": self.weight * hit}
+        else:
+            self.adversary.climb()
+        self.adversary.add_up()
+
+    def score(self, model: nn.Module) -> float:
+        """Return the mean of clean and attacked validation accuracy, ties broken by a lower clean loss."""
+        self._measure(model)
+        generator = self._generator(-2)
+        right = held = loss = 0.0
+        for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
+            rows, labels = _lesson(part)
+            with evaluating(model), torch.no_grad():
+                logits = call_model(model, part.graph).index_select(0, rows)
+            right += float((logits.argmax(1) == labels).sum())
+            loss += float(cross_entropy(logits, labels, reduction="sum"))
+            logits = self._probed(model, part, generator).index_select(0, rows)
+            held += float((logits.argmax(1) == labels).sum())
+        count = len(self.val_nodes)
+        return (right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count))) + held / count) / 2
+
+    def _probed(self, model: nn.Module, part: _PreparedBatch, generator: torch.Generator) -> Tensor:
+        """The logits of a batch of validation nodes under an attack that begins here."""
+        rows, labels = _lesson(part)
+        found = _borrowed(self.probe, part, self.val, generator)
+        assert found is not None  # all seeds are validation nodes
+        self.probe.restart()
+        with evaluating(model, freeze=True):
+            for step in range(PROBE + 1):
+                attacked = self.probe.joined_to(part.graph, *found)[0]
+                with self.probe.sending_values(found[1]), straight_through(model):
+                    logits = call_model(model, attacked)
+                if step < PROBE:
+                    loss = cross_entropy(logits.index_select(0, rows), labels)
+                    loss.backward()  # type: ignore[no-untyped-call]
+        return logits.detach()
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the adversary's features."""
+        return self.adversary.state()
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take the adversary's features back; the model has other weights, too, since it was measured."""
+        self.adversary.load_state(state)
+        self.measured = False
+
+    def _generator(self, step: int) -> torch.Generator:
+        return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x2545F4914)
+
+
+def _borrowed(
+    adversary: InjectionAdversary, part: _PreparedBatch, pool: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor] | None:
+    """Endpoints [m, e] among the seeds that are in a pool, and which nodes of an adversary [m] join them.
+
+    As many as the batch has of the pool; None where it has none.
+    """
+    seeds = part.nodes[: part.seeds]
+    order = seeds.argsort()  # draws depend on which nodes there are, not on their order
+    joined = order[pool[seeds[order]]]
+    if not joined.numel():
+        return None
+    nodes, device = len(adversary.features), part.graph.device
+    count = min(nodes, max(1, round(nodes * joined.numel() / int(pool.sum()))))
+    some = torch.arange(nodes)
+    if count < nodes:
+        some = torch.randperm(nodes, generator=generator)[:count].sort().values
+    each = min(adversary.budget.edges, joined.numel())
+    endpoints = draw_endpoints(joined, count, each, generator)
+    return endpoints.to(device), some.to(device)
 
 
 def _mask(nodes: Tensor, count: int) -> Tensor:
@@ -327,6 +454,10 @@ class _TrainingSource(_StoredSource):
     ) -> _FaithfulBatches:
         """Return faithful training in mini-batches."""
         return _FaithfulBatches(model, self, settings, terms)
+
+    def harden(self, model: nn.Module, settings: HardenSettings) -> _HardenBatches:
+        """Return adversarial training in mini-batches."""
+        return _HardenBatches(model, self, settings)
 
 
 @contextmanager

@@ -228,7 +228,8 @@ def as_graph(data: Any) -> Graph:
     if isinstance(data, GraphOnDisk):
         raise InputError(
             f"{data.name!r} is stored, and this reads whole graphs: give `stored.load()` where that fits in"
-            " memory; stored ones are for `batch_size` in `train` and `make_faithful`, and `evaluate_store`"
+            " memory; stored ones are for `batch_size` in `train`, `make_faithful` and `harden`, and for"
+            " `evaluate_store`"
         )
     kind = type(data).__name__
     hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""

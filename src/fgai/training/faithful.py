@@ -93,8 +93,8 @@ def make_faithful(
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
         tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `fgai-2`.
-        batch_size: nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT without
-            encodings.
+        batch_size: nodes of a mini-batch; None trains on the whole graph. For the models of
+            `fgai.large.observe_store`.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         epoch_size: nodes of an epoch of mini-batches, drawn anew for each; all of them by default.
         **overrides: single settings by name, e.g. `epochs=50`, `similarity=4.0`; these win over `settings`.

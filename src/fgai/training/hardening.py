@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,19 +22,19 @@ from fgai.attention import (
     unwrapped,
 )
 from fgai.graph import Graph
-from fgai.models import as_graph
 from fgai.progress import shown
 from fgai.tasks import check_logits, task_of
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn
 from fgai.training.limiting import range_pass, set_ranges
-from fgai.training.loop import PROBE, epoch_seed, fit
+from fgai.training.loop import PROBE, Recipe, epoch_seed, fit
 from fgai.training.recipes import Vanilla, labelled
 from fgai.training.resume import run_label, set_history
 from fgai.training.retry import MIN_EPOCHS, StabilityCheck, attempt_options, retry
 from fgai.training.settings import HardenSettings, resolve
-from fgai.training.train import copied
+from fgai.training.source import open_source
+from fgai.training.train import _in_memory, copied
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -139,6 +139,8 @@ def harden(
     checkpoint: Path | str | None = None,
     checkpoint_every: int = 25,
     tracker: Tracker | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
     **overrides: Any,
 ) -> M:
     """Return a version of a trained model with stable predictions; the given one is untouched.
@@ -147,9 +149,15 @@ def harden(
     and on one with injected nodes. It needs labels and does not keep the model's explanations: for those use
     `make_faithful`. The check is that of `make_faithful` for predictions alone.
 
+    With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
+    loaded whole: an epoch is then a pass over the training nodes, a step for each batch, and injected nodes
+    join these alone. The ranges of limits come from exact passes over the whole graph. Such trainings are not
+    checked. Several processes share the batches inside `fgai.large.joined`.
+
     Args:
         model: trained; fgai's, or any PyG model.
-        data: the graph it was trained on, a `Graph` or PyG `Data`, with labels and masks.
+        data: the graph it was trained on, a `Graph` or PyG `Data`, with labels and masks; with `batch_size`
+            also a stored graph or its folder.
         settings: see `HardenSettings`; every graph has the same defaults.
         seed: of the adversary's draws.
         check: attack the result on validation nodes, and train once more if it is not stable.
@@ -157,6 +165,9 @@ def harden(
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
         tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `at-2`.
+        batch_size: training nodes of a mini-batch; None trains on the whole graph. For the models of
+            `fgai.large.observe_store`.
+        fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         **overrides: single settings by name, e.g. `epochs=50`; these win over `settings`.
 
     Returns:
@@ -173,29 +184,59 @@ def harden(
         >>> len(fgai.harden(model, data, epochs=2, nodes=3, edges=3).history.terms)
         2
     """
-    graph = as_graph(data)
+    options: dict[str, Any] = {
+        "progress": progress,
+        "checkpoint_every": checkpoint_every,
+        "tracker": tracker,
+    }
+    kind = type(unwrapped(model)).__name__
+    if batch_size is not None:
+        with shown(progress), open_source(data, seed) as source:
+            source.batched_for(model, batch_size, fan_out)
+            settings = resolve(HardenSettings, settings, overrides, kind, task_of(source.nodes).training)
+            batches, shares = source.harden(model, settings), (settings.clip_share, settings.shrink)
+            source.agree(model, batches.name, settings, seed)
+            label = source.label(model, batches.name, settings, seed, weights=True)
+            options |= {"seed": seed, "checkpoint": checkpoint}
+            return _hardened(
+                model, batches, settings, label, lambda one: source.set_ranges(one, *shares), **options
+            )
+    graph = _in_memory(data, fan_out)
     task = task_of(graph)
-    settings = resolve(HardenSettings, settings, overrides, type(unwrapped(model)).__name__, task.training)
+    settings = resolve(HardenSettings, settings, overrides, kind, task.training)
     ready = prepared(model, task.view(graph, "fit"))
     labelled(ready, "train_mask")
     with evaluating(model), torch.no_grad():
         check_logits(call_model(model, ready), ready)
-    options = {"progress": progress, "checkpoint_every": checkpoint_every, "tracker": tracker}
 
     def train(settings: HardenSettings, count: int) -> M:
-        hardened = copied(model)
-        if settings.limits:
-            add_limits(hardened)
         recipe = Adversarial(ready, settings)
         own = attempt_options(recipe.name, count, seed, checkpoint, options)
         label = (
             run_label(model, ready, recipe.name, settings, own["seed"], weights=True) if checkpoint else ""
         )
-        set_history(hardened, fit(hardened, recipe, settings.train, fingerprint=label, **own))
-        if settings.limits:
-            set_ranges(hardened, ready, *recipe.shares)
-        return hardened
+        return _hardened(
+            model, recipe, settings, label, lambda one: set_ranges(one, ready, *recipe.shares), **own
+        )
 
     tester = StabilityCheck(model, ready, seed, settings.box, faithful=False)
     with shown(progress):
         return retry(train, tester if check and settings.epochs >= MIN_EPOCHS else None, settings)
+
+
+def _hardened(
+    model: M,
+    recipe: Recipe,
+    settings: HardenSettings,
+    label: str,
+    measure: Callable[[M], None],
+    **options: Any,
+) -> M:
+    """Train a copy of a model; the ranges of its limits are measured again at the end."""
+    hardened = copied(model)
+    if settings.limits:
+        add_limits(hardened)
+    set_history(hardened, fit(hardened, recipe, settings.train, fingerprint=label, **options))
+    if settings.limits:
+        measure(hardened)
+    return hardened

@@ -35,7 +35,7 @@ from fgai.training.train import (
 )
 from fgai.typed import typed
 
-BATCHED = ("vanilla", "ln", "fgai", "fgai-certified")
+BATCHED = ("vanilla", "ln", "at", "harden", "fgai", "fgai-certified")
 """Methods that can be trained in mini-batches."""
 EXPERIMENTS = {
     "fgai-paper": "paper-methods",
@@ -103,8 +103,7 @@ def train_method(
         tracker: told of every epoch, see `fgai.trackers`.
         settings: settings of the training, arguments of the model, by name.
         check: attack the result on validation nodes after fine-tuning, see `make_faithful`.
-        batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for `vanilla`, `ln`, `fgai` and
-            `fgai-certified`.
+        batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for all methods but `limits`.
         fan_out: neighbours drawn of each node.
 
     Raises:
@@ -113,11 +112,11 @@ def train_method(
     """
     check_method(method)
     model = one_of(model, "model", tuple(MODELS), any_case=True)
-    chosen = dict(settings or {})
-    check_names(chosen, setting_names(method, model))
     sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}
     if batch_size is not None and method not in BATCHED:
         raise InputError(f"`batch_size` is for {', '.join(BATCHED)}; {method} reads the whole graph")
+    chosen = dict(settings or {})
+    check_names(chosen, setting_names(method, model))
     seen = _in_memory(graph, fan_out) if batch_size is None else graph
     nodes = seen.nodes(seed) if isinstance(seen, GraphOnDisk) else seen
     common: dict[str, Any] = {
@@ -142,7 +141,8 @@ def train_method(
         set_history(limited, history_of(vanilla))
         return limited
     if method in ("at", "harden"):
-        return harden(vanilla, nodes, check=check, **common, **{"limits": method == "harden", **chosen})
+        chosen = {"limits": method == "harden", **chosen}
+        return harden(vanilla, seen, check=check, **common, **sizes, **chosen)
     if method == "fgai-certified":
         chosen, common["terms"] = {**CERTIFIED, **chosen}, [certified]
     return make_faithful(vanilla, seen, check=check, **common, **sizes, **chosen)

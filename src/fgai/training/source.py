@@ -11,7 +11,7 @@ from torch import nn
 
 from fgai.graph import Graph
 from fgai.training.loop import Recipe
-from fgai.training.settings import FaithfulSettings
+from fgai.training.settings import FaithfulSettings, HardenSettings
 from fgai.training.terms import Term
 
 
@@ -35,6 +35,9 @@ class BatchSource(Protocol):
 
     def faithful(self, model: nn.Module, settings: FaithfulSettings, terms: Sequence[Term]) -> Any:
         """Return faithful training in mini-batches."""
+
+    def harden(self, model: nn.Module, settings: HardenSettings) -> Recipe:
+        """Return adversarial training in mini-batches."""
 
     def agree(self, model: nn.Module, *settings: object) -> None:
         """Check that all processes train the same model in the same way."""

@@ -113,8 +113,8 @@ def train(
         checkpoint: folder to save the training in and to resume from.
         recipe: what to minimise, see `Recipe`; cross-entropy by default.
         tracker: told of every epoch, see `fgai.trackers`.
-        batch_size: training nodes of a mini-batch; None trains on the whole graph. For GAT, GATv2, and GT
-            without encodings.
+        batch_size: training nodes of a mini-batch; None trains on the whole graph. For the models of
+            `fgai.large.observe_store`.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         **settings: single settings: fields of `TrainConfig`, e.g. `epochs=100`; for a model built here its
             arguments, too, e.g. `dropout=0.3`.

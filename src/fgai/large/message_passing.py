@@ -1,0 +1,368 @@
+"""Exact passes of PyG models over a stored graph: one message-passing layer after another, block by block.
+
+Between its layers a PyG model is Python code that fgai does not know. So the model's own forward pass runs on
+a block of nodes and their neighbours, once for each layer: the layers before it return the outputs that they
+gave for these nodes, it alone computes, and those after it return zeros. Its outputs in the rows of the block
+are exact if nodes meet in message-passing layers of one hop and nowhere else. `_plan_of` tries this on a part
+of the graph.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import (
+    GraphModel,
+    LayerAttention,
+    call_model,
+    evaluating,
+    find_layers,
+    limits_of,
+    model_name,
+    prepared,
+    record,
+    unwrapped,
+)
+from fgai.attention.interface import _layout_of, uncompiled
+from fgai.attention.pyg import override
+from fgai.cache import cached_on
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.large.arrays import Array, _ArrayFiles, map_array
+from fgai.large.blocks import _write_rows
+from fgai.large.ranges import _LeftOut, _measure_layer
+from fgai.large.sampling import NeighbourSampler, mini_batch
+from fgai.large.sort import _row_blocks
+from fgai.large.stored import StoredGraph, _Rows
+from fgai.large.write import write_store
+from fgai.processes import SINGLE, ProcessGroup
+from fgai.progress import stage as progress
+from fgai.sparse import Adjacency
+
+NUMBERS = 1 << 26
+"""Entries of the features, or of one layer's outputs, that a block and its neighbours have at most."""
+SEEDS = 6
+"""Nodes around which a model is tried."""
+CLOSE = 1e-4
+"""Relative difference of outputs that is rounding."""
+_Call = Callable[..., Any]
+
+
+class _Run(NamedTuple):
+    """One run of a message-passing layer."""
+
+    name: str  # of the layer in the model
+    attends: bool  # whether its attention is recorded
+    width: tuple[int, ...]  # of its output, behind the nodes
+
+
+class _Plan(NamedTuple):
+    """How a PyG model is computed layer by layer."""
+
+    runs: list[_Run]
+    attention: list[str]  # names of the runs whose attention is recorded
+    loops: bool  # whether these read a self-loop at every node, which the model adds
+
+
+def _is_own(model: nn.Module) -> bool:
+    """Whether a model is fgai's; any other is computed as a PyG model."""
+    return isinstance(uncompiled(unwrapped(model)), GraphModel)
+
+
+def _plan_of(model: nn.Module, stored: StoredGraph) -> _Plan:
+    """Return the layers of a model in the order they run, after trying it on a part of the graph, once.
+
+    Raises:
+        InputError: the model does not read the graph, or nodes meet elsewhere than in its layers.
+        AttentionError: it has no attention that can be recorded.
+    """
+    known: WeakKeyDictionary[nn.Module, _Plan] = cached_on(stored, __name__, WeakKeyDictionary)
+    plan = known.get(model)
+    if plan is None:
+        plan = _tried(model, stored)
+        known[model] = plan
+    layers = _message_passing_layers(model)
+    names = [run.name for run in plan.runs]
+    for name in {name for name in names if names.count(name) > 1}:
+        if limits_of(layers[name]):
+            raise InputError(
+                f"layer {name!r} of {model_name(model)} runs {names.count(name)} times, and ranges of limits"
+                " are measured for layers that run once; give `limits=False`, or one layer for each run"
+            )
+    return plan
+
+
+def _message_passing_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the attention layers, and the other layers in which nodes meet, by name."""
+    from torch_geometric.nn import MessagePassing
+
+    bare = unwrapped(uncompiled(model))
+    found = dict(find_layers(bare))
+    for path, module in bare.named_modules():
+        inside = {id(part) for layer in found.values() for part in layer.modules()}
+        around = any(layer in module.modules() for layer in found.values())
+        if isinstance(module, MessagePassing) and id(module) not in inside and not around:
+            found[path] = module
+    return found
+
+
+@contextmanager
+def _calling(layers: dict[str, nn.Module], call: Callable[[str, _Call], Any]) -> Iterator[None]:
+    """A block in which `call(name, run)` gives the output of a layer; `run()` computes it."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for name, layer in layers.items():
+            original: _Call = layer.forward
+
+            @wraps(original)  # the arguments of a model are read from its signature
+            def forward(*args: Any, _name: str = name, _run: _Call = original, **kwargs: Any) -> Any:
+                return call(_name, partial(_run, *args, **kwargs))
+
+            stack.enter_context(override(layer, "forward", forward))
+        yield
+
+
+def _output(found: Any, name: str, model: nn.Module, nodes: int) -> Tensor:
+    """Return the output of a layer if it is a tensor with a row per node."""
+    if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != nodes:
+        kind = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise InputError(
+            f"layer {name!r} of {model_name(model)} must return a tensor with a row for each of {nodes}"
+            f" nodes to be computed on a stored graph, got {kind}; leave out `return_attention_weights`"
+        )
+    return found
+
+
+def _tried(model: nn.Module, stored: StoredGraph) -> _Plan:
+    """Make a plan, and compare a pass by it over a part of the graph with the model's own forward pass."""
+    if _layout_of(model) is not None:
+        raise InputError("mini-batches and stored graphs are for models of one type of nodes and edges")
+    if not stored.has_features:
+        raise InputError(f"{stored.name!r} has no node features; convert it with some")
+    layers = _message_passing_layers(model)
+    with tempfile.TemporaryDirectory(prefix="fgai-") as name, evaluating(model), torch.no_grad():
+        part = prepared(model, _small_part(stored, len(layers)))
+        runs: list[_Run] = []
+        attending = find_layers(unwrapped(uncompiled(model)))
+
+        def note(name: str, run: _Call) -> Tensor:
+            found = _output(run(), name, model, part.num_nodes)
+            runs.append(_Run(name, name in attending, tuple(found.shape[1:])))
+            return found
+
+        with _calling(layers, note), record(model, ranked=False) as tape:
+            logits = call_model(model, part)
+        attention = tape.attention.layers
+        plan = _Plan(runs, [layer.name for layer in attention], _reads_loops(model, part, attention))
+        small = write_store(part.to("cpu"), Path(name) / "part")
+        folder, most = Path(name) / "pass", max(1, part.num_edges // 4)
+        folder.mkdir()
+        _write_rows(folder, small, plan.loops, most, weighted=False)
+        _MessagePassingPass(folder, small, model, plan, True, False, most).run()
+        pairs = [(logits, "logits")]
+        pairs += [(layer.heads()[:, None], f"attention.{number}") for number, layer in enumerate(attention)]
+        for whole, file in pairs:
+            apart = (torch.from_numpy(np.array(map_array(folder / f"{file}.npy"))) - whole.cpu()).abs()
+            if whole.numel() and not bool(apart.max() <= CLOSE * whole.abs().max()):
+                raise InputError(_not_local(model, stored, layers, attending))
+    return plan
+
+
+def _not_local(
+    model: nn.Module, stored: StoredGraph, layers: dict[str, nn.Module], attending: dict[str, nn.Module]
+) -> str:
+    others = [f"{name} ({type(layer).__name__})" for name, layer in layers.items() if name not in attending]
+    beside = f"; beside attention it has {', '.join(others)}" if others else ""
+    return (
+        f"{model_name(model)} cannot be computed layer by layer from the neighbours of each node: on a part"
+        f" of {stored.name!r} that gives other outputs. Nodes may meet in attention layers and in message"
+        " passing over one hop alone, and not in GraphNorm, GPSConv, pooling, a virtual node, or the degrees"
+        f" that GCNConv divides by{beside}; leave out `batch_size` and train on the whole graph"
+    )
+
+
+def _small_part(stored: StoredGraph, hops: int) -> Graph:
+    """Return a part of the graph around a few nodes, without self-loops; no node has many neighbours."""
+    rowptr = stored.rows().rowptr
+    many = np.unique(np.linspace(0, stored.num_nodes - 1, 1000).astype(np.int64))
+    joined = many[rowptr[many + 1] > rowptr[many]]
+    chosen = (joined if len(joined) else many)[:: max(1, len(joined if len(joined) else many) // SEEDS)]
+    fan_out = [max(1, 4 - hop) for hop in range(max(2, hops))]
+    sample = NeighbourSampler(stored, fan_out).sample(torch.from_numpy(chosen[:SEEDS]))
+    part = mini_batch(stored, sample).graph
+    return part.remove(part.adjacency.source == part.adjacency.destination)[0]
+
+
+def _reads_loops(model: nn.Module, part: Graph, attention: tuple[Any, ...]) -> bool:
+    """Whether all attention layers read the edges of a graph with a self-loop at every node."""
+    found = []
+    for edges, loops in ((part.keys, False), (part.add_self_loops()[0].keys, True)):
+        found += [loops for layer in attention if torch.equal(layer.keys, edges)]
+    if len(found) != len(attention) or len(set(found)) > 1:
+        raise InputError(
+            f"the attention layers of {model_name(model)} must all read the graph's edges, or all of them"
+            " with a self-loop at every node (`add_self_loops=True`), to be computed on a stored graph"
+        )
+    return found[0]
+
+
+class _MessagePassingPass:
+    """An exact pass over all nodes; the arguments are those of `observe_store`, see there.
+
+    With `left_out` the ranges of limits are measured instead, in the order of the layers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stored: StoredGraph,
+        model: nn.Module,
+        plan: _Plan,
+        averaged: bool,
+        ranked: bool,
+        block_edges: int,
+        left_out: _LeftOut | None = None,
+        ranks: ProcessGroup = SINGLE,
+    ) -> None:
+        self._folder, self._stored, self._model, self._plan = folder, stored, model, plan
+        self._averaged, self._ranked, self._left_out, self._ranks = averaged, ranked, left_out, ranks
+        self._layers = _message_passing_layers(model)
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._rows = stored.rows()
+        self._read = _Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
+        widest = max(stored.num_features, *(int(np.prod(run.width)) for run in plan.runs), 1)
+        most = max(1, min(block_edges, NUMBERS // (2 * widest)))
+        self._spans = ranks.share(list(_row_blocks(self._rows.rowptr, most, most)))
+
+    def run(self) -> None:
+        """Go through the layers; each reads the outputs of those before it from files."""
+        last = len(self._plan.runs) - 1
+        for number, run in enumerate(self._plan.runs):
+            if self._left_out is not None:
+                layer = self._layers[run.name]
+                if limits_of(layer):
+                    counted = self._left_out, self._stored.num_nodes
+                    _measure_layer(layer, partial(self._each, number), self._folder, *counted)
+                if number == last:
+                    return
+            with progress(f"layer {number + 1} of {last + 1}", self._stored.num_nodes):
+                self._layer(number)
+            self._ranks.wait()
+        if not self._ranks.leads:
+            return
+        layers = iter(range(len(self._plan.attention)))
+        for number, run in enumerate(self._plan.runs):
+            path = self._folder / f"output.{number}.npy"
+            if run.attends and len(run.width) == 1:
+                path.rename(self._folder / f"state.{next(layers)}.npy")
+            else:
+                path.unlink()
+
+    def _each(self, number: int) -> Iterator[slice]:
+        """Run one layer on all blocks; yields the rows of each in its part of the graph, before it runs."""
+        for span in self._spans:
+            part, nodes, own = self._part(*span)
+            yield own
+            self._forward(number, part, nodes)
+
+    def _layer(self, number: int) -> None:
+        """Write the outputs of one layer, its attention, and after the last one the logits."""
+        layer = sum(one.attends for one in self._plan.runs[:number])
+        with _ArrayFiles(self._folder) as files:
+            for first, last in self._spans:
+                part, nodes, own = self._part(first, last)
+                out, seen, logits = self._forward(number, part, nodes)
+                rows = self._place(first, self._stored.num_nodes)
+                files.append(f"output.{number}", out[own].cpu().numpy(), rows)
+                if seen is not None:
+                    found = self._attention(seen, nodes, own, first, last)
+                    edges = self._place(int(self._read.rowptr[first]), len(self._read.source))
+                    for name, values in found.items():
+                        files.append(f"{name}.{layer}", values.cpu().numpy(), edges)
+                if number + 1 == len(self._plan.runs):
+                    files.append("logits", logits[own].cpu().numpy(), rows)
+
+    def _place(self, first: int, rows: int) -> tuple[int, int] | None:
+        """Where this rank's rows begin in a file of so many rows; None if it writes all of them."""
+        return (first, rows) if self._ranks.several else None
+
+    def _part(self, first: int, last: int) -> tuple[Graph, Array, slice]:
+        """A block and all sources of its edges: the graph, its nodes by number, and the rows of the block.
+
+        Nodes ascend, so that edges come in the order of the whole graph.
+        """
+        edges = slice(int(self._rows.rowptr[first]), int(self._rows.rowptr[last]))
+        source = np.asarray(self._rows.source[edges], np.int64)
+        nodes = np.union1d(source, np.arange(first, last))
+        own = int(np.searchsorted(nodes, first))
+        counts = np.diff(self._rows.rowptr[first : last + 1])
+        ends = np.repeat(np.arange(own, own + last - first), counts)
+        local = torch.from_numpy(np.searchsorted(nodes, source))
+        adjacency = Adjacency.from_sorted(local, torch.from_numpy(ends), len(nodes))
+        fields: dict[str, Any] = dict(self._stored.edge_fields(edges))
+        features = self._stored.features(nodes)
+        part = Graph(adjacency, features, name=self._stored.name, **fields).to(self._device)
+        return part, nodes, slice(own, own + last - first)
+
+    def _forward(
+        self, number: int, part: Graph, nodes: Array
+    ) -> tuple[Tensor, LayerAttention | None, Tensor]:
+        """Run the model on a part of the graph with one layer computing.
+
+        Returns:
+            The layer's output, its attention, if it has some and ranges are not measured, and the logits.
+        """
+        begun, computed = 0, list[tuple[Tensor, LayerAttention | None]]()
+
+        def call(name: str, run: _Call) -> Tensor:
+            nonlocal begun
+            here, begun = begun, begun + 1
+            if here >= len(self._plan.runs) or self._plan.runs[here].name != name:
+                raise InputError(
+                    f"{model_name(self._model)} runs its layers in another order on another part of the graph"
+                )
+            if here == number:
+                seen = None
+                if self._plan.runs[here].attends and self._left_out is None:
+                    with record(self._layers[name], ranked=self._ranked) as tape:
+                        out = run()
+                    seen = tape.attention.last
+                else:
+                    out = run()
+                computed.append((_output(out, name, self._model, len(nodes)), seen))
+                return computed[0][0]
+            if here < number:
+                file = map_array(self._folder / f"output.{here}.npy")
+                return torch.from_numpy(file.take(nodes, 0)).to(self._device)
+            width, dtype = self._plan.runs[here].width, part.features.dtype  # type: ignore[union-attr]
+            return torch.zeros(len(nodes), *width, dtype=dtype, device=self._device)
+
+        with _calling(self._layers, call):
+            logits = call_model(self._model, part)
+        return *computed[0], logits
+
+    def _attention(
+        self, layer: LayerAttention, nodes: Array, own: slice, first: int, last: int
+    ) -> dict[str, Tensor]:
+        """Return the attention, and the scores if asked for, of the edges into a block, by name."""
+        edges = slice(int(layer.rowptr[own.start]), int(layer.rowptr[own.stop]))
+        expected = self._read.source[int(self._read.rowptr[first]) : int(self._read.rowptr[last])]
+        if not np.array_equal(nodes[layer.source[edges].cpu().numpy()], expected):
+            raise InputError(
+                f"an attention layer of {model_name(self._model)} reads other edges than the graph has"
+            )
+        values = layer.heads()[:, None] if self._averaged else layer.values
+        found = {"attention": values[edges]}
+        return {**found, "scores": layer.ranking()[edges]} if self._ranked else found
