@@ -1,7 +1,5 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
-from fgai.attacks import balls
-from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check
 from fgai.attacks.endpoints import SHARED_RULES, draw_endpoints
@@ -47,7 +45,6 @@ __all__ = [
     "AdaptiveInjection",
     "Attack",
     "AttackResult",
-    "AttentionShift",
     "Budget",
     "Clean",
     "EnsembleInjection",
@@ -65,8 +62,6 @@ __all__ = [
     "ShortEnsemble",
     "Threat",
     "ValueInjection",
-    "attack_attention",
-    "balls",
     "check",
     "doubt",
     "draw_endpoints",
