@@ -25,10 +25,10 @@ __all__ = [
     "fraction",
     "mask",
     "memory",
-    "number",
     "one_of",
     "positions",
     "rate",
+    "real_number",
     "seed",
     "whole",
 ]
@@ -57,7 +57,7 @@ def _require(good: bool, value: float, rule: str, remedy: str = "") -> float:
     return value
 
 
-def number(value: float, name: str) -> float:
+def real_number(value: float, name: str) -> float:
     """Return `value` if it is a finite number, else raise."""
     return _require(_is_finite(value), value, f"`{name}` must be a finite number")
 

@@ -158,7 +158,7 @@ def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
 
 @typed
-def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+def margin_loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Best wrong logit minus the clean prediction's logit, cut at a small positive value, to be maximised.
 
     Nodes that are wrong already by a clear margin give no more gradient, so the budget goes to the others.
@@ -321,7 +321,7 @@ class _Preserving:
 
 
 PREDICTION = Objective("prediction", prediction, "logits", node_mean=True, damage=_wrong_share, classes=True)
-MARGIN = Objective("margin", margin, "logits", node_mean=True, damage=_wrong_share)
+MARGIN = Objective("margin", margin_loss, "logits", node_mean=True, damage=_wrong_share)
 
 
 @typed

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Stage", "current", "shown", "stage"]
+__all__ = ["Bar", "current_stage", "shown", "stage"]
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +24,7 @@ _FIXED = 28  # columns that bar, count and time left take at most when the bar i
 
 
 @dataclass
-class Stage:
+class Bar:
     """A piece of work that is under way.
 
     Attributes:
@@ -50,12 +50,12 @@ class Stage:
         self.advance(0, note)
 
 
-_stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
+_stages: ContextVar[tuple[Bar, ...]] = ContextVar("stages", default=())
 _display: ContextVar[_Display | None] = ContextVar("display", default=None)
 
 
 @contextmanager
-def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[Stage]:
+def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[Bar]:
     """Open a stage for the work in the block; stages may be nested.
 
     Example:
@@ -64,7 +64,7 @@ def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[St
         >>> counting.done
         2
     """
-    opened = Stage(label, total, done)
+    opened = Bar(label, total, done)
     token = _stages.set((*_stages.get(), opened))
     _show()
     try:
@@ -74,9 +74,9 @@ def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[St
         _show()
 
 
-def current() -> Stage:
+def current_stage() -> Bar:
     """Return the innermost stage, or a hidden one if there is none."""
-    return (_stages.get() or (Stage(""),))[-1]
+    return (_stages.get() or (Bar(""),))[-1]
 
 
 @contextmanager
@@ -109,10 +109,10 @@ class _Display:
 
         self._console = console or RichConsole(stderr=True)
         self._bar: Progress | None = None
-        self._stage: Stage | None = None
+        self._stage: Bar | None = None
         self._task: Any = None
 
-    def update(self, stages: tuple[Stage, ...]) -> None:
+    def update(self, stages: tuple[Bar, ...]) -> None:
         """Show the innermost stage, the names of those around it before its own; without any, nothing."""
         if not stages:
             self.stop()
@@ -150,7 +150,7 @@ class _Lines(_Display):
         self._began = self._told = perf_counter()
         self._first = 0
 
-    def update(self, stages: tuple[Stage, ...]) -> None:
+    def update(self, stages: tuple[Bar, ...]) -> None:
         now = perf_counter()
         if not stages:
             return

@@ -11,7 +11,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch_geometric.data import Batch, Data
 
-from fgai.attacks import Budget, check, draw_endpoints, make_attack
+from fgai.attacks import Budget, check_budget, draw_endpoints, make_attack
 from fgai.attention import call_model, evaluating, prepared
 from fgai.datasets import fold_split, link_split, planted
 from fgai.errors import BudgetError, InputError
@@ -237,16 +237,16 @@ class TestGraphTask:
         budget = Budget(nodes=1, edges=2, targets="test")
         first = [int((graph.batch == g).nonzero()[0]) for g in task_of(graph).rows(graph, "test")]
         fine = torch.tensor([[node, node + 1] for node in first])
-        check(GraphChange(endpoints=fine), budget, graph)
+        check_budget(GraphChange(endpoints=fine), budget, graph)
         with pytest.raises(BudgetError, match="different small graphs"):
-            check(GraphChange(endpoints=torch.tensor([first[:2]])), budget, graph)
+            check_budget(GraphChange(endpoints=torch.tensor([first[:2]])), budget, graph)
         with pytest.raises(BudgetError, match="one small graph got 2"):
-            check(GraphChange(endpoints=fine[[0, 0]]), budget, graph)
+            check_budget(GraphChange(endpoints=fine[[0, 0]]), budget, graph)
         with pytest.raises(BudgetError, match="smallest attacked graph"):
             make_attack("standard").run(cases.trained("graph"), graph)
         with pytest.raises(BudgetError, match="one small graph got 3 new edges"):
             edges = torch.tensor([[first[0]] * 3, [first[0] + 1, first[0] + 2, first[0] + 3]])
-            check(GraphChange(edges=edges), Budget(edges=2), graph)
+            check_budget(GraphChange(edges=edges), Budget(edges=2), graph)
 
 
 class TestScores:

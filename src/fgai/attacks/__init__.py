@@ -1,7 +1,7 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
-from fgai.attacks.budget import Budget, check
+from fgai.attacks.budget import Budget, check_budget
 from fgai.attacks.endpoints import SHARED_RULES, draw_endpoints
 from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
@@ -62,7 +62,7 @@ __all__ = [
     "ShortEnsemble",
     "Threat",
     "ValueInjection",
-    "check",
+    "check_budget",
     "doubt",
     "draw_endpoints",
     "draw_features",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.alone import with_gradients
-from fgai.attacks.budget import Box, Budget, check
+from fgai.attacks.budget import Box, Budget, check_budget
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
 from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
 from fgai.attacks.search.site import _InjectionSite, _read_model
@@ -25,7 +25,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.graph.change import SeenEdges
 from fgai.models import as_graph
 from fgai.objectives import Clean, Loss, Objective
-from fgai.progress import current, stage
+from fgai.progress import current_stage, stage
 from fgai.recompute import Recompute
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
@@ -195,7 +195,7 @@ class Judge:
 
     def tell(self, step: str) -> None:
         """Announce the next step in a few words."""
-        current().tell(step)
+        current_stage().tell(step)
         if self.on_step is not None:
             self.on_step(step)
 
@@ -378,7 +378,7 @@ class Attack(ABC):
                 generator = torch.Generator().manual_seed(checks.seed(seed) * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
                     frozen = change.detach()
-                    check(frozen, self.budget, graph)
+                    check_budget(frozen, self.budget, graph)
                     with torch.no_grad():
                         value = float(judge.change(frozen))
                     noise = max(noise, value) if index == 0 else noise

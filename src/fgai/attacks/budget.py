@@ -244,7 +244,7 @@ def smallest_pool(graph: Graph, nodes: Tensor) -> int:
 
 
 @typed
-def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
+def check_budget(change: GraphChange, budget: Budget, graph: Graph) -> None:
     """Raise if `change` spends more than `budget` allows on `graph`; called after every attack.
 
     Comparisons are written so that NaN fails them.

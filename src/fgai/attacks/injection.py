@@ -27,7 +27,7 @@ def draw_features(
     if not isinstance(box, Box):
         if len(box) != 2:
             raise InputError(f"`box` must be (low, high), got {box!r}")
-        low, high = (checks.number(end, "box") for end in box)
+        low, high = (checks.real_number(end, "box") for end in box)
         box = Box.of(low, high, torch.zeros(graph.num_features, dtype=dtype, device=graph.device))
     noise = torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32).to(box.low)
     return (box.low + (box.high - box.low) * noise).clamp(*box)

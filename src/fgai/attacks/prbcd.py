@@ -19,7 +19,7 @@ from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Loss, Objective
-from fgai.progress import current
+from fgai.progress import current_stage
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
 
@@ -161,7 +161,7 @@ class _Bridge(nn.Module):
         if not edge_weight.requires_grad:
             return self.judge(self.flips.rounded(edge_index, edge_weight))
         self.ledger.steps += 1
-        current().advance()
+        current_stage().advance()
         edge_weight.register_hook(self._note)  # type: ignore[no-untyped-call]
         graph, weight = self.flips.weighted(edge_index, edge_weight)
         value = self.judge.scored(*_weighted_forward(self.judge.model, graph, weight))

@@ -24,7 +24,7 @@ from fgai.metrics.spec import Shown, metric
 from fgai.metrics.stability import changed_share
 from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
-from fgai.progress import current, stage
+from fgai.progress import current_stage, stage
 from fgai.topk import ranks_in_rows, scoped_rows, topk_mask
 from fgai.typed import typed
 
@@ -77,7 +77,7 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     undefined = [isinstance(entry, float) and math.isnan(entry) for entry in y]
     known = [0.0 if gone else entry for entry, gone in zip(y, undefined, strict=True)]
     a, b = (
-        torch.tensor([checks.number(entry, name) for entry in values], dtype=torch.float64)
+        torch.tensor([checks.real_number(entry, name) for entry in values], dtype=torch.float64)
         for name, values in (("x", x), ("y", known))
     )
     if a.shape != b.shape or a.numel() < 2 or bool((a == a[0]).all()):
@@ -161,7 +161,7 @@ def _removal_curves(
     loops = scored.source == scored.destination if scope == "node" else None
     curves: dict[bool, list[float]] = {True: [], False: []}
     seen: list[tuple[Tensor, float]] = []
-    progress = current()
+    progress = current_stage()
     for fraction in fractions:
         progress.advance()
         for largest in (True, False):

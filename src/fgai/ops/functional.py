@@ -55,7 +55,7 @@ def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") ->
 
 def _checked(score: Score, shape: tuple[int, ...], like: Tensor) -> Score:
     """The score, if both sides have this shape, and the type and device of `like`."""
-    checks.number(score.slope, "slope")
+    checks.real_number(score.slope, "slope")
     sides = {"source": score.far, "destination": score.near}
     for name, side in ({"query": score.near, "key": score.far} if score.kind == DOT else sides).items():
         _check_like(side, name, shape, like)
@@ -244,9 +244,9 @@ def mean_shift(
     """
     _check_numbers(one, "one", "NC")
     _check_like(two, "two", tuple(one.shape), one)
-    checks.number(share, "share")
+    checks.real_number(share, "share")
     if not isinstance(scale, Tensor):
-        checks.number(scale, "scale")
+        checks.real_number(scale, "scale")
     fused = getattr(_kernels_for(one), "mean_shift", None)
     fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
     if fused is not None and fits and isinstance(scale, float) and one.numel():

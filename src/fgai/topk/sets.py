@@ -283,7 +283,7 @@ def topk_l1(
     """
     checks.one_of(form, "form", FORMS)
     checks.one_of(scope, "scope", SCOPES)
-    checks.number(factor, "factor")
+    checks.real_number(factor, "factor")
     check_k(k)
     if w.shape != w_tilde.shape and grown is None:
         raise InputError(
