@@ -179,9 +179,9 @@ class Judge:
         """
         site = self.site(change)
         site.moves, passes = moves, site.passes
-        (found,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
-        self.spent(site.passes - passes, site.share, found.curve)
-        return found
+        (result,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
+        self.spent(site.passes - passes, site.share, result.curve)
+        return result
 
     def look(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
         """Return logits and attention after a change: one full pass, no objective."""
@@ -351,9 +351,9 @@ class Attack(ABC):
             BudgetError: the budget is impossible on this graph, or the attack overspent it.
             InputError: the model's output is not finite.
         """
-        whole = as_graph(data)
-        task = task_of(whole)
-        graph = prepared(model, task.view(whole, self.budget.targets))
+        full_graph = as_graph(data)
+        task = task_of(full_graph)
+        graph = prepared(model, task.view(full_graph, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
             self.budget.check_box(graph)
@@ -366,8 +366,8 @@ class Attack(ABC):
                 recompute = Recompute(model, graph)
                 logits, attention = recompute.clean_logits, recompute.clean_attention
             else:
-                seen = observe(model, graph)
-                logits, attention = seen.logits, seen.attention
+                observation = observe(model, graph)
+                logits, attention = observation.logits, observation.attention
             rows = task.rows(graph, self.budget.targets)
             clean = Clean(logits, attention, rows, task.labels(graph), task.name, task.headline_for(graph))
             start = float(self.objective(logits, attention, clean))
