@@ -122,13 +122,13 @@ def seed(value: int, name: str = "seed") -> int:
 def device(value: torch.device | str, name: str = "device") -> torch.device:
     """Return the device if torch knows it and this machine has it, else raise."""
     try:
-        found = torch.device(value)
+        chosen = torch.device(value)
     except RuntimeError as error:
         raise InputError(f"`{name}` must be a device of torch such as cpu or cuda, got {value!r}") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        seen = torch.cuda.device_count()
-        raise InputError(f"`{name}` must be there, got {value!s} where torch sees {seen} GPUs; use cpu")
-    return found
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise InputError(f"`{name}` must be there, got {value!s} where torch sees {count} GPUs; use cpu")
+    return chosen
 
 
 def dense(tensor: Tensor, name: str) -> Tensor:

@@ -120,19 +120,19 @@ class Objective:
         return _scalar(judge(logits, attention, clean), self.name).detach()
 
     @classmethod
-    def of(cls, given: str | Objective | Loss, k: int = 5) -> Objective:
+    def of(cls, objective: str | Objective | Loss, k: int = 5) -> Objective:
         """Return a named objective with explanations of size k, an `Objective` as it is, or one of a loss.
 
         Raises:
             InputError: an unknown name, or something that cannot be called.
         """
-        if isinstance(given, Objective):
-            return given
-        if isinstance(given, str):
-            return OBJECTIVES[one_of(given, "objective", tuple(OBJECTIVES))](k)
-        if not callable(given):
-            raise InputError(f"`objective` must be a name or a function, got {type(given).__name__}")
-        return cls(getattr(given, "__name__", "custom"), given)
+        if isinstance(objective, Objective):
+            return objective
+        if isinstance(objective, str):
+            return OBJECTIVES[one_of(objective, "objective", tuple(OBJECTIVES))](k)
+        if not callable(objective):
+            raise InputError(f"`objective` must be a name or a function, got {type(objective).__name__}")
+        return cls(getattr(objective, "__name__", "custom"), objective)
 
 
 def _scalar(value: Tensor, name: str) -> Tensor:

@@ -88,11 +88,11 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
         console: to write to; one on standard error by default.
     """
     terminal = sys.stderr.isatty() if console is None else console.is_terminal
-    wanted, held = show is not False, _display.get()
+    enabled, display = show is not False, _display.get()
     opened: _Display | None = None
-    if wanted and held is None:
+    if enabled and display is None:
         opened = _Display(console) if terminal else _Lines(console)
-    token = _display.set(opened or held if wanted else None)
+    token = _display.set(opened or display if enabled else None)
     try:
         yield
     finally:
