@@ -171,7 +171,7 @@ def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tenso
 
 
 def mask(given: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """Return `given` if it is a boolean tensor of this shape, else raise."""
+    """Return `values` if it is a boolean tensor of this shape, else raise."""
     if given.dtype != torch.bool or given.shape != shape:
         got = f"{given.dtype} {tuple(given.shape)}"
         raise InputError(f"`{name}` must be a boolean mask of shape {tuple(shape)}, got {got}")

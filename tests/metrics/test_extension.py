@@ -98,7 +98,7 @@ class TestDeclaredOutside:
             assert done.exit_code == 0, done.output
         values = json.loads(done.stdout)
         assert values["metrics"]["flips"] >= 0 and set(values["metrics"]["peak"]["edge"]) == set(_VIEWS)
-        words = ["evaluate", str(model), "-t", "random", "--no-curves", "--no-nulls", "-q"]
+        words = ["evaluate", str(model), "-t", "random", "--no-curves", "--no-nulls", "-q", "--all"]
         shown = runner.invoke(app, words, env={"COLUMNS": "200"})
         assert "peak.edge.attacked" in shown.stdout and "strongest edge clean" in shown.stdout
 
