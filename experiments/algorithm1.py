@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import pi
 from typing import Any
 
 import torch
@@ -12,15 +11,13 @@ from torch import Tensor, nn
 
 from experiments.terms import DIVERGENCES, prediction_distance
 from fgai import Graph
-from fgai.attacks import balls
 from fgai.attention import LayerAttention, evaluating, observe
 from fgai.checks import above, one_of, whole
+from fgai.ops import row_sum
 from fgai.tasks import task_of
-from fgai.topk import topk_l1, topk_mask
+from fgai.topk import ranks_in_rows, topk_l1, topk_mask
 from fgai.training import Drawn, Recipe, Targets, TrainConfig, epoch_seed
 
-NORM = "l1"
-"""Of the balls around the attention of every node, as in the paper."""
 OVERSHOOT = 2.5
 """All steps together, in radii: enough to cross a ball from a random point and to turn on its surface."""
 
@@ -160,25 +157,23 @@ class Ascent(Recipe):
             "similarity": topk_l1(target, w, self.rowptrs[0], self.k, "graph", form="paper"),
         }
 
-    def starts(self, generator: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def starts(self, generator: Hashed) -> tuple[list[Tensor], list[Tensor]]:
         """Return a random δ [E, H] and ρ [E] of every layer that counts, inside their balls."""
         delta = [self._random(layer, generator) for layer in self.layers]
         rho = [self._random(layer, generator) for layer in self.targets.layers[-1:]]
         return delta, [one[:, 0] for one in rho]
 
-    def _random(self, layer: LayerAttention, generator: Any) -> Tensor:
+    def _random(self, layer: LayerAttention, generator: Hashed) -> Tensor:
         values, radius = layer.values, self.settings.radius
-        options: dict[str, Any] = {"generator": generator, "dtype": values.dtype}
-        heads = range(layer.num_heads)
-        points = [balls.random_point(layer.rowptr, len(values), radius, NORM, **options) for _ in heads]
-        return torch.stack(points, dim=1)
+        points = [random_point(layer.rowptr, len(values), radius, generator) for _ in range(layer.num_heads)]
+        return project(torch.stack(points, dim=1).to(values.dtype), layer.rowptr, radius)
 
-    def climbed(self, model: nn.Module, generator: Any) -> tuple[list[Tensor], list[Tensor]]:
+    def climbed(self, model: nn.Module, generator: Hashed) -> tuple[list[Tensor], list[Tensor]]:
         """Return δ* and ρ* as Algorithm 1 finds them from `starts`; we maximise.
 
         Args:
             model: as it is now; only read.
-            generator: of the starts, see `fgai.attacks.balls.random_point`.
+            generator: of the starts.
         """
         delta, rho = self.starts(generator)
         with evaluating(model, freeze=True):
@@ -240,15 +235,62 @@ def ascend(
     Returns:
         Where the last step ended, inside the balls.
     """
-    stride, found = OVERSHOOT * radius / steps, list(points)
+    stride, ends = OVERSHOOT * radius / steps, list(points)
     for _ in range(steps):
-        moving = [point.detach().requires_grad_() for point in found]
+        moving = [point.detach().requires_grad_() for point in ends]
         gradients = torch.autograd.grad(objective(moving), moving)
-        found = [
-            balls.project(at.detach() + balls.steepest(along, rows, stride, "l2"), rows, radius, NORM)
-            for at, along, rows in zip(moving, gradients, rowptrs, strict=True)
+        ends = [
+            project(point.detach() + stride * _directions(gradient, rowptr), rowptr, radius)
+            for point, gradient, rowptr in zip(moving, gradients, rowptrs, strict=True)
         ]
-    return found
+    return ends
+
+
+def random_point(rowptr: Tensor, size: int, radius: float, generator: Hashed) -> Tensor:
+    """Draw a point [size] uniformly from the l1 ball of every node, float64.
+
+    Signed exponentials divided by their sum and one exponential more.
+    """
+    sign = torch.where(1 - generator.rand(size) > 0.5, 1.0, -1.0).double()
+    part, rest = -torch.log1p(-generator.rand(size)), -torch.log1p(-generator.rand(len(rowptr) - 1))
+    return sign * part * (radius / (row_sum(part, rowptr) + rest))[_row(rowptr, size)]
+
+
+def project(points: Tensor, rowptr: Tensor, radius: float) -> Tensor:
+    """Return the nearest points [E] or [E, H] in the l1 ball of every node (and head).
+
+    sign(x) max(|x| - θ, 0) with θ = max(0, max_c (sum of the c largest |x| - R) / c).
+    """
+    if points.dim() > 1:
+        return torch.stack([project(column, rowptr, radius) for column in points.unbind(1)], dim=1)
+    row, size = _row(rowptr, len(points)), points.abs().double()
+    first = rowptr[row]
+    ordered = torch.zeros_like(size).scatter(0, first + ranks_in_rows(size, rowptr), size)
+    sums = ordered.cumsum(0)
+    count = torch.arange(1, len(size) + 1, device=size.device) - first
+    excess = (sums - (sums - ordered)[first] - radius) / count
+    threshold = _largest(excess, rowptr)[row].to(points.dtype)
+    nearest = points - torch.minimum(torch.maximum(points, -threshold), threshold)
+    length = row_sum(nearest.abs(), rowptr)
+    return nearest * torch.where(length > radius, radius / length, 1.0)[row]  # the last rounding above R
+
+
+def _directions(gradient: Tensor, rowptr: Tensor) -> Tensor:
+    """Return the gradient [E] or [E, H], of length 1 at every node and head; zeros stay."""
+    row, largest = _row(rowptr, len(gradient)), _largest(gradient.abs(), rowptr)
+    scaled = gradient / torch.where(largest > 0, largest, 1.0)[row]  # squares neither overflow nor vanish
+    return scaled / row_sum(scaled.square(), rowptr).sqrt().clamp(min=1)[row]
+
+
+def _largest(values: Tensor, rowptr: Tensor) -> Tensor:
+    """Return the largest value of every node, at least 0."""
+    options: dict[str, Any] = {"offsets": rowptr, "axis": 0, "unsafe": True, "initial": 0.0}
+    return torch.segment_reduce(values.contiguous(), "max", **options)
+
+
+def _row(rowptr: Tensor, size: int) -> Tensor:
+    nodes = torch.arange(len(rowptr) - 1, device=rowptr.device)
+    return nodes.repeat_interleave(rowptr.diff(), output_size=size)
 
 
 STEP = -7046029254386353131
@@ -277,11 +319,6 @@ class Hashed:
         places = torch.arange(first, first + size, device=self.seed.device)
         word = _mixed(_mixed(self.seed) + places * STEP)
         return _shifted(word, 11).double() * 2.0**-53
-
-    def randn(self, size: int) -> Tensor:
-        """Return the next numbers, normal, float64."""
-        radius = (-2 * torch.log1p(-self.rand(size))).sqrt()
-        return radius * torch.cos(2 * pi * self.rand(size))
 
 
 def _mixed(word: Tensor) -> Tensor:

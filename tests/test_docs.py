@@ -97,8 +97,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     method = fgai.training.train_method
     options = {"settings": {"epochs": 3}, "progress": False}
     monkeypatch.setattr(fgai.training, "train_method", shortened(method, options))
-    hetero = shortened(fgai.hetero.make_faithful, SHORT["make_faithful"])
-    monkeypatch.setattr(fgai.hetero, "make_faithful", hetero)
+    hetero = shortened(fgai.hetero.make_hetero_faithful, SHORT["make_faithful"])
+    monkeypatch.setattr(fgai.hetero, "make_hetero_faithful", hetero)
     alone = shortened(fgai.training.features_alone, SHORT["train"])
     monkeypatch.setattr(fgai.training, "features_alone", alone)
     monkeypatch.setattr(fgai, "load_dataset", small)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import torch
 
 import fgai
 from fgai.errors import CheckpointError, DataError, FgaiError, InputError, MissingExtraError
-from fgai.hub import push_to_hub, read_card
 from fgai.reports.cards import Card, card
 from support.report_cases import EVIL, GRAPH, comparison, models
 
@@ -38,7 +36,7 @@ class TestFolder:
         read = fgai.from_pretrained(folder)
         with torch.no_grad():
             torch.testing.assert_close(read(GRAPH), models()["GAT"].eval()(GRAPH))
-        assert read_card(str(folder)) == made and not read.training
+        assert Card.load(folder / "card.json") == made and not read.training
         config = json.loads((folder / "config.json").read_text())
         assert config["architectures"] == ["GAT"] and config["config"] == models()["GAT"].config
         page = (folder / "README.md").read_text(encoding="utf-8")
@@ -46,8 +44,7 @@ class TestFolder:
 
     def test_without_a_card_an_older_one_does_not_stay(self, folder: Path) -> None:
         fgai.save_pretrained(models()["GAT"], folder)
-        with pytest.raises(CheckpointError, match="there is no record at"):
-            read_card(folder)
+        assert not (folder / "card.json").exists()
         assert "No card was given" in (folder / "README.md").read_text()
 
     def test_a_card_of_another_model_is_refused_before_anything_is_written(
@@ -89,41 +86,23 @@ class TestHub:
         with pytest.raises(CheckpointError, match="a model on the hub is called owner/model"):
             fgai.from_pretrained(name)
 
-    def test_the_extra_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-        for call in (lambda: fgai.from_pretrained("owner/gat"), lambda: push_to_hub(folder, "owner/gat")):
-            with pytest.raises(MissingExtraError, match=r"pip install 'fgai\[hub\]'"):
-                call()
+        with pytest.raises(MissingExtraError, match=r"pip install 'fgai\[hub\]'"):
+            fgai.from_pretrained("owner/gat")
 
-    def test_files_are_fetched_and_sent_by_their_names(
-        self, folder: Path, tmp_path: Path, made: Card, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        remote, asked = tmp_path / "remote", []
-
-        class Api:
-            def __init__(self, token: str | None) -> None:
-                asked.append(token)
-
-            def create_repo(self, name: str, private: bool, exist_ok: bool) -> None:
-                remote.mkdir(exist_ok=exist_ok)
-
-            def upload_folder(self, repo_id: str, folder_path: str, allow_patterns: list[str]) -> str:
-                for file in allow_patterns:
-                    shutil.copy(Path(folder_path) / file, remote / file)
-                return f"https://hub/{repo_id}"
+    def test_the_weights_are_fetched_by_name(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
 
         def download(name: str, file: str, revision: str | None, token: str | None) -> str:
-            asked.append((name, file, revision))
+            asked.append((name, file, revision, token))
             if name != "owner/gat":
                 raise OSError("404 for <that> name")
-            return str(remote / file)
+            return str(folder / file)
 
-        stand_in = SimpleNamespace(HfApi=Api, hf_hub_download=download)
-        monkeypatch.setitem(sys.modules, "huggingface_hub", stand_in)
-        assert push_to_hub(folder, "owner/gat", token="t") == "https://hub/owner/gat"
-        assert type(fgai.from_pretrained("owner/gat", revision="v1")).__name__ == "GAT"
-        assert read_card("owner/gat") == made
-        assert asked == ["t", ("owner/gat", "model.safetensors", "v1"), ("owner/gat", "card.json", None)]
+        monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
+        assert type(fgai.from_pretrained("owner/gat", revision="v1", token="t")).__name__ == "GAT"
+        assert asked == [("owner/gat", "model.safetensors", "v1", "t")]
         with pytest.raises(DataError, match=r"404 for <that> name.*check name, network and token"):
             fgai.from_pretrained("owner/other")
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import fgai
-from fgai.attacks import Budget, PGDInjection, Threat, attack_attention
+from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import observe, prepared, record
 from fgai.cli import data as doctor
 from fgai.errors import AttentionError, FgaiWarning
@@ -45,7 +45,6 @@ def weights(model: torch.nn.Module) -> Tensor:
 
 NEEDS: dict[str, Callable[[fgai.GAT, Graph], Any]] = {
     "attack": lambda model, graph: PGDInjection(SMALL.budget).run(model, graph).value,
-    "attack_attention": lambda model, graph: attack_attention(model, graph, steps=2)[0].logits,
     "certify": lambda model, graph: fgai.certify_attention(model, graph, radius=0.1).layers[0].costs,
     "evaluate": lambda model, graph: fgai.evaluate(model, graph, SMALL).metrics["f1"],
     "explain": lambda model, graph: fgai.explain(model, graph, 3, threat=SMALL).attacked,

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fgai import progress
 from fgai.attacks import Attack
-from fgai.progress import current, shown, stage
+from fgai.progress import current_stage, shown, stage
 from support import attack_cases as cases
 
 NOTE = "best 0.8123  total 1.234  closeness 0.123  similarity 0.0123  prediction stability 0.456"
@@ -87,7 +87,7 @@ class Watched:
     def __init__(self) -> None:
         self.seen: list[tuple[str, int, int | None]] = []
 
-    def update(self, stages: tuple[progress.Stage, ...]) -> None:
+    def update(self, stages: tuple[progress.Bar, ...]) -> None:
         self.seen += (
             [(" · ".join(s.label for s in stages), stages[-1].done, stages[-1].total)] if stages else []
         )
@@ -103,20 +103,20 @@ def watched() -> Any:
 
 def test_stages_lie_in_one_another(watched: Watched) -> None:
     with stage("outer"), stage("inner", 2):
-        current().advance()
+        current_stage().advance()
     assert watched.seen == [
         ("outer", 0, None),
         ("outer · inner", 0, 2),
         ("outer · inner", 1, 2),
         ("outer", 0, None),
     ]
-    current().advance()  # nobody's stage
+    current_stage().advance()  # nobody's stage
     assert len(watched.seen) == 4
 
 
 def test_false_hides_what_was_shown(watched: Watched) -> None:
     with shown(False), stage("hidden", 2):
-        current().advance()
+        current_stage().advance()
     assert watched.seen == []
 
 

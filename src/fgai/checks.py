@@ -25,10 +25,10 @@ __all__ = [
     "fraction",
     "mask",
     "memory",
-    "number",
     "one_of",
     "positions",
     "rate",
+    "real_number",
     "seed",
     "whole",
 ]
@@ -57,7 +57,7 @@ def _require(good: bool, value: float, rule: str, remedy: str = "") -> float:
     return value
 
 
-def number(value: float, name: str) -> float:
+def real_number(value: float, name: str) -> float:
     """Return `value` if it is a finite number, else raise."""
     return _require(_is_finite(value), value, f"`{name}` must be a finite number")
 
@@ -122,13 +122,13 @@ def seed(value: int, name: str = "seed") -> int:
 def device(value: torch.device | str, name: str = "device") -> torch.device:
     """Return the device if torch knows it and this machine has it, else raise."""
     try:
-        found = torch.device(value)
+        chosen = torch.device(value)
     except RuntimeError as error:
         raise InputError(f"`{name}` must be a device of torch such as cpu or cuda, got {value!r}") from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        seen = torch.cuda.device_count()
-        raise InputError(f"`{name}` must be there, got {value!s} where torch sees {seen} GPUs; use cpu")
-    return found
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise InputError(f"`{name}` must be there, got {value!s} where torch sees {count} GPUs; use cpu")
+    return chosen
 
 
 def dense(tensor: Tensor, name: str) -> Tensor:
@@ -171,7 +171,7 @@ def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tenso
 
 
 def mask(given: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """Return `given` if it is a boolean tensor of this shape, else raise."""
+    """Return `values` if it is a boolean tensor of this shape, else raise."""
     if given.dtype != torch.bool or given.shape != shape:
         got = f"{given.dtype} {tuple(given.shape)}"
         raise InputError(f"`{name}` must be a boolean mask of shape {tuple(shape)}, got {got}")

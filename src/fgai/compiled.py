@@ -41,7 +41,7 @@ def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> A
     Also a decorator with options of `njit`.
     """
     if function is None:
-        return lambda given: compiled(given, **options)
+        return lambda inner: compiled(inner, **options)
     kernel = njit(**{"cache": True, "nogil": True, **options})(function)
     if hasattr(kernel, "_cache"):  # not with NUMBA_DISABLE_JIT, which leaves the function as it is
         kernel._cache = _Store(kernel._cache, f"{function.__module__}.{function.__qualname__}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,11 @@ from fgai.errors import CheckpointError, DataError, InputError, extra
 from fgai.files import write_atomic
 from fgai.records import plain, to_text, weights_hash
 from fgai.reports.cards import Card
-from fgai.training import load_model, pretrained_names, read_header, save_model
+from fgai.training import load_model, pretrained_names, save_model
 from fgai.typed import typed
 from fgai.version import __version__, versions
 
-__all__ = ["from_pretrained", "push_to_hub", "read_card", "save_pretrained"]
+__all__ = ["from_pretrained", "save_pretrained"]
 
 MODEL, CARD, CONFIG, PAGE = "model.safetensors", "card.json", "config.json", "README.md"
 TAGS = ("graph-neural-networks", "explainability", "attention", "fgai")
@@ -34,7 +33,8 @@ def save_pretrained(
 ) -> Path:
     """Write a model to a folder: weights, settings, its card, and the page a hub shows; return the folder.
 
-    Files are written one by one, each whole or not at all, the weights last.
+    Files are written one by one, each whole or not at all, the weights last. `hf upload owner/model FOLDER`
+    (of huggingface_hub) sends the folder to the hub.
 
     Args:
         model: as `fgai.save_model` takes it.
@@ -99,59 +99,23 @@ def from_pretrained(
     """
     if str(name) in pretrained_names():
         return load_model(name, expect)
-    return load_model(_file(name, MODEL, revision, token), expect)
+    return load_model(_file(name, revision, token), expect)
 
 
-@typed
-def read_card(name: Path | str, *, revision: str | None = None, token: str | None = None) -> Card:
-    """Read the card beside a model; arguments and errors as of `from_pretrained`."""
-    return Card.load(_file(name, CARD, revision, token))
-
-
-@typed
-def push_to_hub(folder: Path | str, name: str, *, private: bool = False, token: str | None = None) -> str:
-    """Upload a folder of `save_pretrained`, and return its address.
-
-    Args:
-        folder: with a model in it.
-        name: `owner/model`; the repository is created if missing.
-        private: whether a new repository is.
-        token: the one huggingface_hub has stored by default.
-
-    Raises:
-        CheckpointError: there is no model in the folder.
-        DataError: the hub refuses it, or cannot be reached.
-        MissingExtraError: huggingface_hub is not installed.
-    """
-    client = extra("huggingface_hub").HfApi(token=token)
-    read_header(Path(folder) / MODEL)
-
-    def upload() -> str:
-        client.create_repo(name, private=private, exist_ok=True)
-        files = [MODEL, CARD, CONFIG, PAGE]
-        return str(client.upload_folder(repo_id=name, folder_path=str(folder), allow_patterns=files))
-
-    return _asked(name, upload)
-
-
-def _file(name: Path | str, file: str, revision: str | None, token: str | None) -> Path:
+def _file(name: Path | str, revision: str | None, token: str | None) -> Path:
+    """The file of the weights: in a folder, or fetched from the hub."""
     folder = Path(name)
     if folder.is_dir():
-        return folder / file
+        return folder / MODEL
     if isinstance(name, Path) or str(name).count("/") != 1 or str(name).startswith((".", "/")):
         raise CheckpointError(f"there is no folder {name}, and a model on the hub is called owner/model")
     fetch = extra("huggingface_hub").hf_hub_download
-    return Path(_asked(str(name), lambda: str(fetch(name, file, revision=revision, token=token))))
-
-
-def _asked(name: str, ask: Callable[[], str]) -> str:
-    """What the hub answers; whatever goes wrong on the way is told in one sentence."""
     try:
-        return ask()
-    except Exception as error:
+        return Path(fetch(str(name), MODEL, revision=revision, token=token))
+    except Exception as error:  # network, access and the hub's own errors
         reason = " ".join(str(error).split())[:300]
         raise DataError(
-            f"the hub did not answer for {name!r} ({type(error).__name__}: {reason});"
+            f"the hub did not answer for {str(name)!r} ({type(error).__name__}: {reason});"
             " check name, network and token, or use a folder"
         ) from error
 

@@ -120,19 +120,19 @@ class Objective:
         return _scalar(judge(logits, attention, clean), self.name).detach()
 
     @classmethod
-    def of(cls, given: str | Objective | Loss, k: int = 5) -> Objective:
+    def of(cls, objective: str | Objective | Loss, k: int = 5) -> Objective:
         """Return a named objective with explanations of size k, an `Objective` as it is, or one of a loss.
 
         Raises:
             InputError: an unknown name, or something that cannot be called.
         """
-        if isinstance(given, Objective):
-            return given
-        if isinstance(given, str):
-            return OBJECTIVES[one_of(given, "objective", tuple(OBJECTIVES))](k)
-        if not callable(given):
-            raise InputError(f"`objective` must be a name or a function, got {type(given).__name__}")
-        return cls(getattr(given, "__name__", "custom"), given)
+        if isinstance(objective, Objective):
+            return objective
+        if isinstance(objective, str):
+            return OBJECTIVES[one_of(objective, "objective", tuple(OBJECTIVES))](k)
+        if not callable(objective):
+            raise InputError(f"`objective` must be a name or a function, got {type(objective).__name__}")
+        return cls(getattr(objective, "__name__", "custom"), objective)
 
 
 def _scalar(value: Tensor, name: str) -> Tensor:
@@ -158,7 +158,7 @@ def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
 
 @typed
-def margin(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+def margin_loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Best wrong logit minus the clean prediction's logit, cut at a small positive value, to be maximised.
 
     Nodes that are wrong already by a clear margin give no more gradient, so the budget goes to the others.
@@ -321,7 +321,7 @@ class _Preserving:
 
 
 PREDICTION = Objective("prediction", prediction, "logits", node_mean=True, damage=_wrong_share, classes=True)
-MARGIN = Objective("margin", margin, "logits", node_mean=True, damage=_wrong_share)
+MARGIN = Objective("margin", margin_loss, "logits", node_mean=True, damage=_wrong_share)
 
 
 @typed

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Stage", "current", "shown", "stage"]
+__all__ = ["Bar", "current_stage", "shown", "stage"]
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ _FIXED = 28  # columns that bar, count and time left take at most when the bar i
 
 
 @dataclass
-class Stage:
+class Bar:
     """A piece of work that is under way.
 
     Attributes:
@@ -51,12 +51,12 @@ class Stage:
         self.advance(0, note)
 
 
-_stages: ContextVar[tuple[Stage, ...]] = ContextVar("stages", default=())
+_stages: ContextVar[tuple[Bar, ...]] = ContextVar("stages", default=())
 _display: ContextVar[_Display | None] = ContextVar("display", default=None)
 
 
 @contextmanager
-def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[Stage]:
+def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[Bar]:
     """Open a stage for the work in the block; stages may be nested.
 
     Example:
@@ -65,7 +65,7 @@ def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[St
         >>> counting.done
         2
     """
-    opened = Stage(label, total, done)
+    opened = Bar(label, total, done)
     token = _stages.set((*_stages.get(), opened))
     _show()
     try:
@@ -75,9 +75,9 @@ def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[St
         _show()
 
 
-def current() -> Stage:
+def current_stage() -> Bar:
     """Return the innermost stage, or a hidden one if there is none."""
-    return (_stages.get() or (Stage(""),))[-1]
+    return (_stages.get() or (Bar(""),))[-1]
 
 
 @contextmanager
@@ -89,11 +89,11 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
         console: to write to; one on standard error by default.
     """
     terminal = sys.stderr.isatty() if console is None else console.is_terminal
-    held = _display.get()
+    display = _display.get()
     opened: _Display | None = None
-    if show is not False and held is None:
+    if show is not False and display is None:
         opened = _Display(console) if terminal else _Lines(console)
-    token = _display.set(_NOWHERE if show is False else opened or held)
+    token = _display.set(_NOWHERE if show is False else opened or display)
     try:
         yield
     finally:
@@ -110,10 +110,10 @@ class _Display:
 
         self._console = console or RichConsole(stderr=True)
         self._bar: Progress | None = None
-        self._stage: Stage | None = None
+        self._stage: Bar | None = None
         self._task: Any = None
 
-    def update(self, stages: tuple[Stage, ...]) -> None:
+    def update(self, stages: tuple[Bar, ...]) -> None:
         """Show the innermost stage, the names of those around it before its own; without any, nothing."""
         if not stages:
             self.stop()
@@ -157,7 +157,7 @@ class _Lines(_Display):
         self._first = 0
         self._estimated = False
 
-    def update(self, stages: tuple[Stage, ...]) -> None:
+    def update(self, stages: tuple[Bar, ...]) -> None:
         now = perf_counter()
         if not stages:
             return
@@ -189,7 +189,7 @@ class _Nowhere(_Display):
     def __init__(self) -> None:
         pass
 
-    def update(self, stages: tuple[Stage, ...]) -> None:
+    def update(self, stages: tuple[Bar, ...]) -> None:
         pass
 
 

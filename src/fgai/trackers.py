@@ -164,10 +164,10 @@ class CsvTracker(_FileTracker):
     def _read(self, text: str) -> list[_Row]:
         reader = csv.DictReader(io.StringIO(text), strict=True)
         rows = list(reader)
-        found = list(reader.fieldnames or self._columns)
-        if found[:2] != self._columns or any(None in row or None in row.values() for row in rows):
+        columns = list(reader.fieldnames or self._columns)
+        if columns[:2] != self._columns or any(None in row or None in row.values() for row in rows):
             raise ValueError("it has other columns")
-        self._columns = found
+        self._columns = columns
         return [{name: value for name, value in row.items() if value != ""} for row in rows]
 
     def _write(self) -> None:
@@ -243,8 +243,8 @@ def _mlflow(experiment: str) -> Tracker:
     mlflow, name = extra("mlflow"), experiment or "Default"
     try:
         client = mlflow.MlflowClient()
-        known = client.get_experiment_by_name(name)
-        identity = client.create_experiment(name) if known is None else known.experiment_id
+        record = client.get_experiment_by_name(name)
+        identity = client.create_experiment(name) if record is None else record.experiment_id
     except Exception as error:  # MLflow's own errors, and those of the server
         raise InputError(
             f"MLflow cannot log to experiment {name!r}: {str(error)[:300]}; see MLFLOW_TRACKING_URI"
@@ -287,6 +287,6 @@ def tracker_named(text: str) -> Tracker:
         return _SERVICES[service](rest)
     suffix = Path(text).suffix.lower()
     if suffix not in _FILES:
-        known = [*(f"*{name}" for name in _FILES), *(f"{name}:NAME" for name in _SERVICES)]
-        raise InputError(f"`log` must be {', '.join(known[:-1])} or {known[-1]}, got {text!r}")
+        options = [*(f"*{name}" for name in _FILES), *(f"{name}:NAME" for name in _SERVICES)]
+        raise InputError(f"`log` must be {', '.join(options[:-1])} or {options[-1]}, got {text!r}")
     return _FILES[suffix](text)

@@ -44,8 +44,8 @@ class _Kind(NamedTuple):
         if isinstance(value, np.ndarray | Tensor):
             return int in self.entries and value.ndim == 1
         entries = value.values() if isinstance(value, Mapping) else value
-        known = isinstance(value, Mapping | list | tuple | str)
-        return not known or all(isinstance(entry, self.entries) for entry in entries)  # type: ignore[attr-defined]
+        checked = isinstance(value, Mapping | list | tuple | str)
+        return not checked or all(isinstance(entry, self.entries) for entry in entries)  # type: ignore[attr-defined]
 
 
 def _iterates(value: Any) -> bool:
@@ -100,7 +100,7 @@ def _named(value: object) -> str:
 
 def _annotated(function: Callable[..., Any]) -> dict[str, _Kind]:
     """The kind of each parameter whose annotation says one."""
-    found = {"": _Kind((), (), "")}  # looked at, even if nothing is said
+    kinds = {"": _Kind((), (), "")}  # looked at, even if nothing is said
     scope = vars(sys.modules[function.__module__])
     for name, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
@@ -111,8 +111,8 @@ def _annotated(function: Callable[..., Any]) -> dict[str, _Kind]:
         except NameError:  # imported for type checkers only
             continue
         if kind is not None:
-            found[name] = kind
-    return found
+            kinds[name] = kind
+    return kinds
 
 
 def _kind(hint: Any) -> _Kind | None:
@@ -130,9 +130,9 @@ def _kind(hint: Any) -> _Kind | None:
         classes = tuple(kind for part in parts for kind in part.classes)
         words = " or ".join(part.words for part in parts)
         return _Kind(classes, (*entries, *plain) if entries else (), words)
-    origin, held = get_origin(hint), get_args(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Sequence, Iterable, Mapping, dict):
-        entry = _kind(held[-1])
+        entry = _kind(arguments[-1])
         name = "a mapping" if origin in (Mapping, dict) else "a sequence"
         words = name if entry is None else f"{name} of {entry.words}"
         classes = (Sequence, np.ndarray, Tensor) if origin is Sequence else (origin,)
@@ -142,5 +142,5 @@ def _kind(hint: Any) -> _Kind | None:
     if hint in _ACCEPTED:
         return _Kind(_ACCEPTED[hint], (), "True or False" if hint is bool else "a number")
     vague = getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False)
-    known = isinstance(hint, type) and not vague and hint not in (Any, object)
-    return _Kind((hint,), (), hint.__name__) if known else None
+    checkable = isinstance(hint, type) and not vague and hint not in (Any, object)
+    return _Kind((hint,), (), hint.__name__) if checkable else None

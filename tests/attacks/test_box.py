@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fgai
-from fgai.attacks import THREATS, Budget, FeaturePGD, PGDInjection, RandomInjection, check, draw_features
+from fgai.attacks import (
+    THREATS,
+    Budget,
+    FeaturePGD,
+    PGDInjection,
+    RandomInjection,
+    check_budget,
+    draw_features,
+)
 from fgai.attacks.budget import BEYOND, Box, data_range
 from fgai.errors import BudgetError, InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange
@@ -195,10 +203,10 @@ def test_the_check_is_made_feature_by_feature() -> None:
     graph = with_features(x)
     ends = graph.test_mask.nonzero().flatten()[:3].view(1, 3)  # type: ignore[union-attr]
     inside = x.mean(0, keepdim=True)
-    check(GraphChange(endpoints=ends, features=inside), SMALL, graph)
+    check_budget(GraphChange(endpoints=ends, features=inside), SMALL, graph)
     inside[0, 4] = 20.0  # within what the last feature holds
     with pytest.raises(BudgetError, match=r"leave the box: feature 4 must be in .*, got 20"):
-        check(GraphChange(endpoints=ends, features=inside), SMALL, graph)
+        check_budget(GraphChange(endpoints=ends, features=inside), SMALL, graph)
 
 
 def test_a_threat_in_another_box() -> None:

@@ -29,7 +29,7 @@ from fgai.attacks import (
     PGDInjection,
     RandomEdges,
     RandomInjection,
-    check,
+    check_budget,
     explanation,
 )
 from fgai.attacks.search.members import GRADIENTS
@@ -37,7 +37,7 @@ from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, pr
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import intruder_mass
-from fgai.objectives import margin, prediction
+from fgai.objectives import margin_loss, prediction
 from support import attack_cases as cases
 from support.forward import seen_by
 
@@ -93,7 +93,7 @@ def assert_within(change: GraphChange, attacked: Graph, budget: Budget, graph: G
         more = 0.1 * (high - low) + 1e-6
         new = after[graph.num_nodes :]
         assert bool(((new >= low - more) & (new <= high + more)).all())
-    check(change, budget, graph)
+    check_budget(change, budget, graph)
 
 
 def judged(attack: Attack, model: nn.Module, graph: Graph, attacked: Graph, how: str = "__call__") -> float:
@@ -362,7 +362,7 @@ def test_the_prediction_objectives_equal_loops() -> None:
         rest = max(float(now[node, c]) for c in range(4) if c != own)
         margins.append(min(rest - float(now[node, own]), 1.0))
     assert float(prediction(now, AttentionMap(()), clean)) == pytest.approx(sum(losses) / 4)
-    assert float(margin(now, AttentionMap(()), clean)) == pytest.approx(sum(margins) / 4)
+    assert float(margin_loss(now, AttentionMap(()), clean)) == pytest.approx(sum(margins) / 4)
 
 
 # Weak attacks say so.

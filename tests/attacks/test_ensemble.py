@@ -229,7 +229,7 @@ class TestSite:
                 for a in (again, None)
             )
             edit, wanted = Edit.of(change, graph), None if reads else clean.nodes
-            part._set_plan(again.plan(edit, wanted, whole=reads, limit=float("inf")))
+            part._set_plan(again.plan(edit, wanted, all_rows=reads, limit=float("inf")))
             labels = seen.logits.argmax(1)
             values = []
             for site in (part, full):

@@ -21,7 +21,7 @@ from fgai.attacks import (
     Budget,
     Clean,
     PGDInjection,
-    check,
+    check_budget,
     draw_endpoints,
     explanation,
     make_attack,
@@ -78,20 +78,20 @@ class TestRemoval:
 
     def test_both_count(self) -> None:
         graph, change = self.change()
-        check(change, Budget(edges=5), graph)
+        check_budget(change, Budget(edges=5), graph)
         with pytest.raises(BudgetError, match="added 3 edges and removed 2, allowed 4"):
-            check(change, Budget(edges=4), graph)
+            check_budget(change, Budget(edges=4), graph)
         with pytest.raises(BudgetError, match="allowed 0"):
-            check(change, Budget(nodes=2, edges=9), graph)
+            check_budget(change, Budget(nodes=2, edges=9), graph)
 
     def test_what_is_not_there_cannot_go(self) -> None:
         graph, change = self.change()
         with pytest.raises(BudgetError, match="3 of the removed edges are not there"):
-            check(GraphChange(removed=change.edges), Budget(edges=9), graph)
+            check_budget(GraphChange(removed=change.edges), Budget(edges=9), graph)
         loops = graph.add_self_loops()[0]
         node = Budget().target_nodes(graph)[:1]
         with pytest.raises(BudgetError, match="itself"):
-            check(GraphChange(removed=torch.stack([node, node])), Budget(edges=9), loops)
+            check_budget(GraphChange(removed=torch.stack([node, node])), Budget(edges=9), loops)
 
     @pytest.mark.parametrize("k", [1, 2])
     def test_the_explanation_objective_reads_the_edges_that_stay(self, k: int) -> None:

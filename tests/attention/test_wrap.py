@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 import fgai
 from fgai.attention import call_model, find_layers, model_name, prepared, record
@@ -83,7 +83,9 @@ def test_models_that_take_a_data_object_or_a_batch() -> None:
 
     data = own.own_data()
     fgai.wrap(TakesData().eval(), lambda m, g: m(g), data)
-    both = fgai.datasets.batched([data, own.own_data(4)], y=[0, 1])
+    pair = [data.clone(), own.own_data(4)]
+    small = [one.update({"y": torch.tensor([number])}) for number, one in enumerate(pair)]
+    both = Graph.from_data(Batch.from_data_list(small))
     model = Pooled().eval()  # needs no wrapping: its arguments have the names of the fields
     wrapped = fgai.wrap(model, lambda m, g: m(g.x, g.edge_index, g.edge_attr, g.batch))
     found = [call_model(one, prepared(one, both.replace())) for one in (model, wrapped)]

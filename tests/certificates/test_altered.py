@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks.balls import random_point, steepest
 from fgai.attention import AttentionMap, evaluating, observe, prepared
 from fgai.certificates import CertificateRecord, certify_attention
 from fgai.errors import InputError, ReliabilityWarning
@@ -16,6 +15,7 @@ from fgai.graph import Graph
 from fgai.topk import topk_mask
 from support.altered_cases import EXACT, REFUSED, own, pyg
 from support.altered_parts import CASES
+from support.balls import random_point, steepest
 
 K, RADIUS = 3, 0.02
 

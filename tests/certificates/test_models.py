@@ -16,7 +16,6 @@ from torch.nn.functional import elu, log_softmax, relu
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, SuperGATConv, TransformerConv
 
 import fgai
-from fgai.attacks.balls import steepest
 from fgai.attention import call_model, prepared, record
 from fgai.certificates import certify_attention
 from fgai.datasets import planted
@@ -25,6 +24,7 @@ from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.sparse import Features
 from fgai.topk import overlap, topk_mask
+from support.balls import steepest
 from support.certify_cases import NORMS, OBJECTIVES, Objective, breaks, climb, swap
 
 K = 3

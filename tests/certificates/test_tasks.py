@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fgai.attacks import balls
 from fgai.attention import prepared
 from fgai.certificates import certify_attention
 from fgai.certificates.record import CertificateRecord
 from fgai.errors import ReliabilityWarning
 from fgai.models import AttentionModel
 from fgai.tasks import get_task
+from support import balls
 from support import task_cases as cases
 from support.forward import seen_by
 

@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import kstest
 from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv
 
-from experiments.algorithm1 import Ascent, AscentSettings, ascend
+from experiments.algorithm1 import Ascent, AscentSettings, Hashed, ascend, project, random_point
 from experiments.methods import setting_names, train_method
-from fgai.attacks.balls import _norms
 from fgai.attention import evaluating, observe, prepared
 from fgai.errors import InputError
 from fgai.training import TrainConfig, fit
+from support.balls import _norms
+from support.balls import project as reference_project
+from support.csr_rows import pointer, rows
 from support.training_cases import GRAPH, Calling, assert_same_weights, fresh
 
 RADIUS = 0.07
@@ -37,8 +42,26 @@ def started(kind: str = "GAT", model: nn.Module | None = None, **changes: Any) -
     return recipe, vanilla
 
 
-def draws(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def draws(seed: int = 0) -> Hashed:
+    return Hashed(torch.tensor(seed))
+
+
+@given(rows(columns=2), st.sampled_from([0.0, 0.01, 0.3, 1.0, 40.0]))
+def test_projection_equals_the_reference(case: tuple[Tensor, ...], radius: float) -> None:
+    *columns, rowptr = case
+    points = torch.stack(columns, dim=1)
+    torch.testing.assert_close(
+        project(points, rowptr, radius), reference_project(points, rowptr, radius), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_random_points_are_uniform() -> None:
+    # In d dimensions the norm of a uniform point satisfies P(norm <= t R) = t^d.
+    rowptr = pointer([3] * 400 + [0] + [2] * 400)
+    point = random_point(rowptr, 2000, 0.2, draws(4))
+    size = _norms(point, rowptr, "l1") / 0.2
+    assert kstest(torch.cat([size[:400] ** 3, size[401:] ** 2]).numpy(), "uniform").pvalue > 0.01
+    assert abs(float(point.sign().mean())) < 0.1
 
 
 class TestAscend:
@@ -69,8 +92,8 @@ def test_both_stay_in_their_balls_and_climb(kind: str) -> None:
     with evaluating(model), torch.no_grad():
         found, before = recipe.stability(model, *ends), recipe.stability(model, *starts)
     for points in (*starts, *ends):
-        for rows, point in zip(recipe.rowptrs, points, strict=True):
-            assert bool((_norms(point, rows, "l1") <= RADIUS * (1 + 1e-5)).all())
+        for rowptr, point in zip(recipe.rowptrs, points, strict=True):
+            assert bool((_norms(point, rowptr, "l1") <= RADIUS * (1 + 1e-5)).all())
     assert [tuple(point.shape) for point in ends[0]] == [
         tuple(layer.values.shape) for layer in observe(model, recipe.graph).attention.layers[-1:]
     ]

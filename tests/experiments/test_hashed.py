@@ -46,11 +46,10 @@ def test_a_seed_that_changes_in_place_changes_the_numbers() -> None:
     assert torch.equal(Hashed(seed).rand(4), stream(2).rand(4)) and not torch.equal(before, stream(2).rand(4))
 
 
-def test_uniform_and_normal_and_apart_for_neighbouring_seeds() -> None:
+def test_uniform_and_apart_for_neighbouring_seeds() -> None:
     drawn = stream(11).rand(100_000)
     assert float(drawn.min()) >= 0 and float(drawn.max()) < 1 and drawn.dtype == torch.float64
     assert stats.kstest(drawn.numpy(), "uniform").pvalue > 1e-3
-    assert stats.kstest(stream(12).randn(100_000).numpy(), "norm").pvalue > 1e-3
     other = stream(12).rand(100_000)
     for pair in ((drawn, other), (drawn[1:], drawn[:-1])):
         assert abs(float(torch.corrcoef(torch.stack(pair))[0, 1])) < 0.015

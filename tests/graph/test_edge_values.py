@@ -9,10 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 
 import fgai
-from fgai.datasets import batched
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.fingerprint import fingerprint
@@ -110,11 +109,12 @@ def test_a_change_keeps_the_values_of_the_edges_that_stay() -> None:
 def test_small_graphs_bring_their_values_along() -> None:
     one, ones = valued(3, [(0, 1), (2, 1), (2, 2)], seed=1)
     two, twos = valued(4, [(3, 0), (1, 2)], seed=2)
-    both = batched([one.to_data(), two], y=[0, 1])
+    pair = [graph.to_data() for graph in (one, two)]
+    both = Graph.from_data(
+        Batch.from_data_list([data.update({"y": torch.tensor([i])}) for i, data in enumerate(pair)])
+    )
     assert_values(both, ones | {(3 + a, 3 + b): value for (a, b), value in twos.items()})
     assert_values(take_graphs(both, torch.tensor([1])), twos)
-    with pytest.raises(InputError, match="all graphs or none must have `edge_attr`, of one width; 1 have"):
-        batched([one, two.replace(edge_attr=None)])
 
 
 def test_both_directions_of_an_undirected_edge_have_its_values() -> None:

@@ -10,7 +10,7 @@ from torch_geometric.data import Data, InMemoryDataset
 
 import fgai
 from experiments.defences import GNNGuard
-from fgai.datasets import batched, random_split
+from fgai.datasets import random_split
 from fgai.errors import InputError
 from fgai.graph import Graph
 from support.graph_cases import small_data
@@ -28,7 +28,7 @@ def data_with(**fields: Any) -> Data:
 def test_types_of_edges_are_refused() -> None:
     data = data_with(edge_type=torch.ones(GRAPH.num_edges, dtype=torch.long))
     words = "`data.edge_type` would be lost.*set `data.edge_type = None`"
-    for refusing in (Graph.from_data, fgai.GAT.for_data, fgai.GAT.for_data(GRAPH), lambda d: batched([d])):
+    for refusing in (Graph.from_data, fgai.GAT.for_data, fgai.GAT.for_data(GRAPH)):
         with pytest.raises(InputError, match=words):
             refusing(data)
     data.edge_type = None

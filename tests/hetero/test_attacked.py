@@ -10,7 +10,7 @@ import torch
 import fgai
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.errors import BudgetError, InputError
-from fgai.hetero import attack, attend, explain
+from fgai.hetero import attack, attend, explain_node
 from support.attention_cases import assert_unchanged, snapshot
 from support.hetero_cases import (
     AUTHORS,
@@ -206,7 +206,7 @@ class TestExplain:
     @pytest.mark.parametrize("kind", ["gat", "han", "hgt", "heteroconv"])
     def test_neighbours_by_type(self, kind):
         model = hetero_model(kind, DATA)
-        found, seen = explain(model, DATA, "paper", 7, k=2), attend(model, DATA)
+        found, seen = explain_node(model, DATA, "paper", 7, k=2), attend(model, DATA)
         assert list(found.neighbours) == [WRITES, CITES, HOSTS, DRAFTS]
         for edge_type, near in found.neighbours.items():
             source, destination = DATA[edge_type].edge_index
@@ -224,17 +224,17 @@ class TestExplain:
     def test_one_layer_with_one_head_is_as_recorded(self):
         model = hetero_model("gat", DATA)
         entry = attend(model, DATA)[WRITES][1]
-        near = explain(model, DATA, "paper", 7, layer=1).neighbours[WRITES]
+        near = explain_node(model, DATA, "paper", 7, layer=1).neighbours[WRITES]
         for one in near:
             spot = (entry.edge_index == torch.tensor([[one["node"]], [7]])).all(0)
             assert one["attention"] == pytest.approx(float(entry.values[spot]), rel=1e-4)
-        assert explain(model, DATA, "paper", 7, layer="last").neighbours[WRITES] == near
+        assert explain_node(model, DATA, "paper", 7, layer="last").neighbours[WRITES] == near
 
     def test_nodes_of_other_types_and_isolated_ones(self):
         model = hetero_model("gat", DATA)
-        author = explain(model, DATA, "author", 2)
+        author = explain_node(model, DATA, "author", 2)
         assert author.predicted is None and list(author.neighbours) == [WRITTEN]
-        assert explain(model, DATA, "paper", 0).neighbours[WRITES] == []
+        assert explain_node(model, DATA, "paper", 0).neighbours[WRITES] == []
 
     def test_refusals(self):
         model = hetero_model("gat", DATA)
@@ -243,11 +243,11 @@ class TestExplain:
             (("venue", 7), "`node` must be"),
         ):
             with pytest.raises(InputError, match=match):
-                explain(model, DATA, *arguments)
+                explain_node(model, DATA, *arguments)
         with pytest.raises(InputError, match="`layer` must be one of mean, last, max"):
-            explain(model, DATA, "paper", 1, layer="first")
+            explain_node(model, DATA, "paper", 1, layer="first")
         with pytest.raises(fgai.AttentionError, match="layer 5"):
-            explain(model, DATA, "paper", 1, layer=5)
+            explain_node(model, DATA, "paper", 1, layer=5)
 
 
 @pytest.mark.parametrize(("kind", "coupled"), [("gat", False), ("han", True)])

@@ -1,4 +1,4 @@
-"""`make_faithful` of heterogeneous models: same class, same predictions, attention that moves less."""
+"""`make_hetero_faithful` of heterogeneous models: same class, same predictions, attention that moves less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import fgai
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import limits_of
 from fgai.errors import FgaiWarning, InputError
-from fgai.hetero import attack, attend, make_faithful
+from fgai.hetero import attack, attend, make_hetero_faithful
 from support.attention_cases import assert_unchanged, snapshot
 from support.hetero_cases import CITES, WRITES, WRITTEN, hetero_data, trained
 
@@ -30,7 +30,7 @@ def accuracy(model, data=DATA):
 def pair():
     vanilla = trained("gat", DATA, epochs=40)
     before = snapshot(vanilla)
-    faithful = make_faithful(vanilla, DATA, WRITES, epochs=20, **SETTINGS)
+    faithful = make_hetero_faithful(vanilla, DATA, WRITES, epochs=20, **SETTINGS)
     assert_unchanged(before, vanilla)
     return vanilla, faithful
 
@@ -70,19 +70,19 @@ class TestToHeteroGAT:
 @pytest.mark.parametrize("kind", ["heteroconv", "hgt"])
 def test_other_models_run(kind):
     vanilla = trained(kind, DATA, epochs=10)
-    faithful = make_faithful(vanilla, DATA, CITES, epochs=2, **SETTINGS)
+    faithful = make_hetero_faithful(vanilla, DATA, CITES, epochs=2, **SETTINGS)
     assert type(faithful) is type(vanilla) or type(faithful).__name__ == type(vanilla).__name__
     assert bool(limits_of(faithful)) == (kind != "hgt")
 
 
 def test_what_cannot_be_limited_is_said():
     with pytest.warns(FgaiWarning, match="cannot be limited"):
-        make_faithful(trained("han", DATA, epochs=2), DATA, WRITES, epochs=2, **SETTINGS)
+        make_hetero_faithful(trained("han", DATA, epochs=2), DATA, WRITES, epochs=2, **SETTINGS)
 
 
 def test_refusals():
     model = trained("gat", DATA, epochs=1)
     with pytest.raises(InputError, match="`edge_type` must be one of"):
-        make_faithful(model, DATA, ("author", "reads", "paper"))
+        make_hetero_faithful(model, DATA, ("author", "reads", "paper"))
     with pytest.raises(InputError, match="settings"):
-        make_faithful(model, DATA, WRITES, colour=3)
+        make_hetero_faithful(model, DATA, WRITES, colour=3)

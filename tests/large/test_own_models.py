@@ -34,7 +34,7 @@ from fgai.large import (
     observe_store,
     write_store,
 )
-from fgai.large.training import _FaithfulBatches, _HardenBatches, _VanillaBatches, open_source
+from fgai.large.training import _FaithfulBatches, _HardenBatches, _VanillaBatches, stored_source
 from fgai.training import (
     Adversarial,
     Faithful,
@@ -221,7 +221,7 @@ class TestBatches:
     def test_one_batch_of_all_is_a_step_on_the_whole_graph(self, name: str) -> None:
         graph, model = graph_of(name), own_net(name)
         wanted, terms = gradients(model, Vanilla(prepared(model, graph)).parts(model, 0))
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(model, 1000, -1)
             (step,) = _VanillaBatches(whole).steps(model, 0)
             found, same = gradients(model, step.parts)
@@ -249,7 +249,7 @@ class TestBatches:
         on_whole, in_batches = (nudged(vanilla, config) for _ in range(2))
         full = Faithful(vanilla, prepared(vanilla, graph), config)
         full.start(on_whole, 3)
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config)
             batched.start(in_batches, 3)
@@ -276,7 +276,7 @@ class TestBatches:
         full = Adversarial(prepared(vanilla, graph), config)
         full.adversary.nodes = full.train_nodes
         full.start(on_whole, 3)
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(vanilla, 1000, -1)
             batched = _HardenBatches(vanilla, whole, config)
             batched.fit = graph.train_mask

@@ -18,8 +18,8 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large import StoredGraph, write_store
 from fgai.large.source import _StoredSource
-from fgai.large.training import _FaithfulBatches, _VanillaBatches, open_source
-from fgai.progress import current
+from fgai.large.training import _FaithfulBatches, _VanillaBatches, stored_source
+from fgai.progress import current_stage
 from fgai.training import Faithful, FaithfulSettings, Vanilla, certified, make_faithful, train, untrained
 from fgai.training.limiting import set_ranges
 from support.graph_cases import small_data
@@ -48,7 +48,7 @@ class TestGradients:
         model = made(name, graph)
         wanted, terms = gradients(model, Vanilla(prepared(model, graph)).parts(model, 0))
         assert max(float(value.abs().max()) for value in wanted.values()) > 1e-3
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(model, 1000, -1)
             (step,) = _VanillaBatches(whole).steps(model, 0)
             found, same = gradients(model, step.parts)
@@ -60,7 +60,7 @@ class TestGradients:
         model = made(name, graph)
         recipe = Vanilla(prepared(model, graph))
         wanted, terms = gradients(model, recipe.parts(model, 0))
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(model, 4, [-1] * 2)
             batches, sums, count, loss = _VanillaBatches(whole), {}, 0, 0.0
             for step in batches.steps(model, 3):
@@ -92,7 +92,7 @@ class TestGradients:
         on_whole, in_batches = (nudged(vanilla, config) for _ in range(2))
         full = Faithful(vanilla, prepared(vanilla, graph), config, own)
         full.start(on_whole, 3)
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config, own)
             batched.start(in_batches, 3)
@@ -114,7 +114,7 @@ class TestGradients:
     def test_targets_are_those_of_the_whole_graph_whatever_is_drawn(self, graph: Graph) -> None:
         vanilla = train(made("GAT", graph), graph, epochs=5, progress=False)
         seen = fgai.attention.observe(vanilla, prepared(vanilla, graph), heads="mean")
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(vanilla, 16, 2)
             recipe = _FaithfulBatches(vanilla, whole, FaithfulSettings(nodes=3, edges=4))
             recipe.start(nudged(vanilla, recipe.settings), 0)
@@ -154,7 +154,7 @@ class TestTraining:
 
     def test_score_with_all_neighbours_is_that_of_the_whole_graph(self, graph: Graph) -> None:
         model = made("GATv2", graph)
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(model, 5, -1)
             found = _VanillaBatches(whole).score(model)
         assert found == pytest.approx(Vanilla(prepared(model, graph)).score(model), abs=1e-5)
@@ -170,7 +170,7 @@ class TestTraining:
 
     def test_an_epoch_of_some_nodes_draws_others_every_time(self, graph: Graph) -> None:
         model, taken = made("GAT", graph), list[Tensor]()
-        with open_source(graph, 0) as whole:
+        with stored_source(graph, 0) as whole:
             whole.batched_for(model, 8, 2, 20)
             recipe = _FaithfulBatches(model, whole, FaithfulSettings(nodes=3, edges=4))
             assert recipe.steps_per_epoch == 3
@@ -257,7 +257,7 @@ class TestResume:
         seen: list[tuple[str, int, int | None]] = []
 
         def pressed(self: _VanillaBatches, *args: Any) -> Iterator[dict[str, Tensor]]:
-            stage = current()
+            stage = current_stage()
             seen.append((stage.label, stage.done, stage.total))
             if len(seen) == 2:
                 os.kill(os.getpid(), signal.SIGINT)

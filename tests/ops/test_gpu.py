@@ -233,24 +233,6 @@ def compare_top(device: str, long: int) -> None:
         assert gpu.margin(lost.requires_grad_(), rows, 2, 0.3).isnan()
 
 
-def compare_thresholds(device: str, long: int) -> None:
-    """Those of the l1 projection for rows from empty to `long`, with ties and tiny entries."""
-    from fgai.attacks import balls, balls_gpu
-
-    degree = torch.tensor([0, 1, long, 128, 3, 0, 3, 129])
-    rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
-    generator = torch.Generator().manual_seed(3)
-    for dtype in (torch.float32, torch.float64):
-        size = torch.rand(int(rowptr[-1]), 3, generator=generator, dtype=torch.float64).to(dtype)
-        size[rowptr[4] : rowptr[5]], size[rowptr[6] : rowptr[7]] = 0.5, 1e-20
-        for radius in (0.0, 0.05, 1.0, 500.0):
-            limit = torch.full((len(degree),), radius, dtype=torch.float64)
-            wanted = balls._l1_threshold(size.double(), rowptr, limit[:, None])
-            given = size.to(device), rowptr.to(device), limit.to(device)
-            assert_same([balls_gpu.threshold(*given).cpu()], [wanted], 1e-9)
-            assert_same([balls_gpu.threshold(given[0][:, 1], *given[1:]).cpu()], [wanted[:, 1]], 1e-9)
-
-
 def interpret() -> None:
     """Every operation once on tiny graphs, with rows in several pieces; fails by raising."""
     from fgai.ops.gpu import plan
@@ -278,7 +260,6 @@ def interpret() -> None:
     compare_top("cpu", 17)
     compare_rivals("cpu", 17)
     compare_shift("cpu")
-    compare_thresholds("cpu", 40)
     from fgai.ops import backend, functional, gpu
 
     functional.kernels_for = lambda values: reference if backend._backend.get() == "reference" else gpu  # type: ignore[attr-defined]
@@ -339,10 +320,6 @@ class TestOnTheDevice:
     def test_top_of_rows(self, long: int) -> None:
         compare_top("cuda", long)
         compare_rivals("cuda", long)
-
-    @pytest.mark.parametrize("long", [5, 3000])
-    def test_thresholds_of_rows(self, long: int) -> None:
-        compare_thresholds("cuda", long)
 
     def test_top_of_the_graph(self) -> None:
         generator = torch.Generator().manual_seed(3)

@@ -150,7 +150,7 @@ def test_whole_rows_give_the_ranking(shape: str) -> None:
     change = GraphChange(endpoints=ends, features=rows.detach())
     attacked, _ = change.apply(again.graph)
     logits, attention = seen_by(model, attacked)
-    plan = again.plan(Edit.of(change, again.graph), whole=True, limit=float("inf"))
+    plan = again.plan(Edit.of(change, again.graph), all_rows=True, limit=float("inf"))
     assert plan is not None and attacked.features is not None
     encoded = None if attacked.positional is None else attacked.positional[plan.start]
     touched = again.forward(plan, attacked.features, encoded)
@@ -288,7 +288,7 @@ def test_outsiders_out_of_the_race_are_not_looked_at(shape: str) -> None:
     ends, rows = draw(again.graph, 2, 2)
     change = GraphChange(endpoints=ends, features=rows)
     clean = Clean(again.clean_logits, again.clean_attention, torch.arange(60))
-    plan = again.plan(Edit.of(change, again.graph), whole=True, limit=float("inf"))
+    plan = again.plan(Edit.of(change, again.graph), all_rows=True, limit=float("inf"))
     assert plan is not None and again.graph.features is not None
     attacked = change.apply(again.graph)[0]
     for k in (1, 3):

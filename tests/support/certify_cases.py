@@ -10,12 +10,12 @@ import torch
 from scipy.optimize import linprog, nnls
 from torch import Tensor, nn
 
-from fgai.attacks.balls import project, random_point, steepest
 from fgai.attention import call_model, evaluating, record
 from fgai.certificates import CertificateRecord
 from fgai.divergence import tvd
 from fgai.graph import Graph
 from fgai.topk import overlap, topk_mask
+from support.balls import project, random_point, steepest
 
 NORMS = ("l1", "l2", "linf")
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

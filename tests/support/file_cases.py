@@ -29,7 +29,7 @@ from fgai.datasets.readers import (
 )
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, EvaluationRecord
-from fgai.hub import from_pretrained, read_card, save_pretrained
+from fgai.hub import from_pretrained, save_pretrained
 from fgai.large import StoredObservation, convert, observe_store, open_store, write_store
 from fgai.records import read_json
 from fgai.reports import read_report
@@ -252,7 +252,7 @@ def _saved(folder: Path) -> list[Path]:
 
 
 def _pretrained(folder: Path) -> Any:
-    return from_pretrained(folder / "m"), read_card(folder / "m")
+    return from_pretrained(folder / "m"), Card.load(folder / "m" / "card.json")
 
 
 def _pretrained_content(found: Any) -> Any:

@@ -68,7 +68,7 @@ def compare_patches(device: str) -> None:
             again, attacked = Recompute(model, whole), change.apply(whole)[0]
             wanted, maps = model(attacked), observe(model, attacked, heads="mean", grad=True).attention
         for full in (False, True):
-            plan = again.plan(Edit.of(change, whole), whole=full, limit=float("inf"))
+            plan = again.plan(Edit.of(change, whole), all_rows=full, limit=float("inf"))
             assert plan is not None and attacked.features is not None
             encoded = again.encodings(plan, change)
             touched = again.forward(repeat_plan(plan, 1).plan, attacked.features, encoded)

@@ -22,7 +22,7 @@ from fgai.attacks import (
     RandomEdges,
     RandomInjection,
     Threat,
-    check,
+    check_budget,
     make_attack,
 )
 from fgai.attention import evaluating, observe, prepared
@@ -70,7 +70,7 @@ def test_every_attack_keeps_its_contract(kind: type[Attack], task: str) -> None:
     with attack_cases.quiet():
         result, again, other = (attack.run(model, graph, seed=seed) for seed in (3, 3, 4))
     seen = prepared(model, task_of(graph).view(graph, "test"))
-    check(result.change, attack.budget, seen)
+    check_budget(result.change, attack.budget, seen)
     assert result.value == again.value and result.ledger.curve == again.ledger.curve
     assert result.ledger.curve != other.ledger.curve
     if kind in attack_cases.REPORTED:

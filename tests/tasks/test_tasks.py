@@ -11,9 +11,9 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from torch_geometric.data import Batch, Data
 
-from fgai.attacks import Budget, check, draw_endpoints, make_attack
+from fgai.attacks import Budget, check_budget, draw_endpoints, make_attack
 from fgai.attention import call_model, evaluating, prepared
-from fgai.datasets import batched, fold_split, link_split, planted
+from fgai.datasets import fold_split, link_split, planted
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.fields import Links
@@ -197,22 +197,14 @@ class TestGraphTask:
             )
             for size in (4, 2, 5)
         ]
-        ours, theirs = batched(graphs), Batch.from_data_list(graphs)
-        assert ours.batch is not None and ours.graph_y is not None and ours.features is not None
+        theirs = Batch.from_data_list(graphs)
+        ours = Graph.from_data(theirs)
+        assert ours.y is None and ours.features is not None and ours.num_graphs == 3
         assert torch.equal(ours.batch, theirs.batch) and torch.equal(ours.graph_y, theirs.y)
         torch.testing.assert_close(ours.features.to_dense(), theirs.x)
         assert set(map(tuple, ours.edge_index.t().tolist())) == set(
             map(tuple, theirs.edge_index.t().tolist())
         )
-        split = fold_split(torch.tensor([0, 1, 1]), folds=3)
-        masked = batched(graphs, [0, 1, 1], split=split)
-        assert masked.test_mask is not None and torch.equal(masked.test_mask, split.test[ours.batch])
-        for bad, words in (
-            ([], "at least one"),
-            ([graphs[0], Data(x=torch.ones(2, 4), edge_index=graphs[0].edge_index[:, :0])], "one width"),
-        ):
-            with pytest.raises(InputError, match=words):
-                batched(bad)
 
     def test_bad_folds_are_refused(self) -> None:
         with pytest.raises(InputError, match="at least 3"):
@@ -245,16 +237,16 @@ class TestGraphTask:
         budget = Budget(nodes=1, edges=2, targets="test")
         first = [int((graph.batch == g).nonzero()[0]) for g in task_of(graph).rows(graph, "test")]
         fine = torch.tensor([[node, node + 1] for node in first])
-        check(GraphChange(endpoints=fine), budget, graph)
+        check_budget(GraphChange(endpoints=fine), budget, graph)
         with pytest.raises(BudgetError, match="different small graphs"):
-            check(GraphChange(endpoints=torch.tensor([first[:2]])), budget, graph)
+            check_budget(GraphChange(endpoints=torch.tensor([first[:2]])), budget, graph)
         with pytest.raises(BudgetError, match="one small graph got 2"):
-            check(GraphChange(endpoints=fine[[0, 0]]), budget, graph)
+            check_budget(GraphChange(endpoints=fine[[0, 0]]), budget, graph)
         with pytest.raises(BudgetError, match="smallest attacked graph"):
             make_attack("standard").run(cases.trained("graph"), graph)
         with pytest.raises(BudgetError, match="one small graph got 3 new edges"):
             edges = torch.tensor([[first[0]] * 3, [first[0] + 1, first[0] + 2, first[0] + 3]])
-            check(GraphChange(edges=edges), Budget(edges=2), graph)
+            check_budget(GraphChange(edges=edges), Budget(edges=2), graph)
 
 
 class TestScores:

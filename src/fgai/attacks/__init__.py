@@ -1,9 +1,7 @@
 """Attacks on graphs: one budget, checked in one place; no attack judges its own success."""
 
-from fgai.attacks import balls
-from fgai.attacks.attention import AttentionShift, attack_attention
 from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
-from fgai.attacks.budget import Budget, check
+from fgai.attacks.budget import Budget, check_budget
 from fgai.attacks.endpoints import SHARED_RULES, draw_endpoints
 from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
@@ -47,7 +45,6 @@ __all__ = [
     "AdaptiveInjection",
     "Attack",
     "AttackResult",
-    "AttentionShift",
     "Budget",
     "Clean",
     "EnsembleInjection",
@@ -65,9 +62,7 @@ __all__ = [
     "ShortEnsemble",
     "Threat",
     "ValueInjection",
-    "attack_attention",
-    "balls",
-    "check",
+    "check_budget",
     "doubt",
     "draw_endpoints",
     "draw_features",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.alone import with_gradients
-from fgai.attacks.budget import Box, Budget, check
+from fgai.attacks.budget import Box, Budget, check_budget
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
 from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
 from fgai.attacks.search.site import _InjectionSite, _read_model
@@ -25,7 +25,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.graph.change import SeenEdges
 from fgai.models import as_graph
 from fgai.objectives import Clean, Loss, Objective
-from fgai.progress import current, stage
+from fgai.progress import current_stage, stage
 from fgai.recompute import Recompute
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
@@ -179,9 +179,9 @@ class Judge:
         """
         site = self.site(change)
         site.moves, passes = moves, site.passes
-        (found,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
-        self.spent(site.passes - passes, site.share, found.curve)
-        return found
+        (result,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
+        self.spent(site.passes - passes, site.share, result.curve)
+        return result
 
     def look(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
         """Return logits and attention after a change: one full pass, no objective."""
@@ -195,7 +195,7 @@ class Judge:
 
     def tell(self, step: str) -> None:
         """Announce the next step in a few words."""
-        current().tell(step)
+        current_stage().tell(step)
         if self.on_step is not None:
             self.on_step(step)
 
@@ -351,9 +351,9 @@ class Attack(ABC):
             BudgetError: the budget is impossible on this graph, or the attack overspent it.
             InputError: the model's output is not finite.
         """
-        whole = as_graph(data)
-        task = task_of(whole)
-        graph = prepared(model, task.view(whole, self.budget.targets))
+        full_graph = as_graph(data)
+        task = task_of(full_graph)
+        graph = prepared(model, task.view(full_graph, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
             self.budget.check_box(graph)
@@ -366,8 +366,8 @@ class Attack(ABC):
                 recompute = Recompute(model, graph)
                 logits, attention = recompute.clean_logits, recompute.clean_attention
             else:
-                seen = observe(model, graph)
-                logits, attention = seen.logits, seen.attention
+                observation = observe(model, graph)
+                logits, attention = observation.logits, observation.attention
             rows = task.rows(graph, self.budget.targets)
             clean = Clean(logits, attention, rows, task.labels(graph), task.name, task.headline_for(graph))
             start = float(self.objective(logits, attention, clean))
@@ -378,7 +378,7 @@ class Attack(ABC):
                 generator = torch.Generator().manual_seed(checks.seed(seed) * 7_919 + restart)
                 for index, change in enumerate(self.candidates(graph, nodes, generator, judge, ledger)):
                     frozen = change.detach()
-                    check(frozen, self.budget, graph)
+                    check_budget(frozen, self.budget, graph)
                     with torch.no_grad():
                         value = float(judge.change(frozen))
                     noise = max(noise, value) if index == 0 else noise

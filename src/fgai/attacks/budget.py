@@ -244,7 +244,7 @@ def smallest_pool(graph: Graph, nodes: Tensor) -> int:
 
 
 @typed
-def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
+def check_budget(change: GraphChange, budget: Budget, graph: Graph) -> None:
     """Raise if `change` spends more than `budget` allows on `graph`; called after every attack.
 
     Comparisons are written so that NaN fails them.
@@ -266,9 +266,11 @@ def check(change: GraphChange, budget: Budget, graph: Graph) -> None:
     _check_inside(change.endpoints, budget.nodes, graph, "new nodes")
     _check_inside(None if change.edges is None else change.edges.T, budget.edges, graph, "new edges")
     if change.endpoints is not None:
-        made, each = change.endpoints.shape
-        if made > budget.nodes * shares or each > budget.edges:
-            raise BudgetError(f"injected {made} × {each}, allowed {budget.nodes * shares} × {budget.edges}")
+        new_nodes, each = change.endpoints.shape
+        if new_nodes > budget.nodes * shares or each > budget.edges:
+            raise BudgetError(
+                f"injected {new_nodes} × {each}, allowed {budget.nodes * shares} × {budget.edges}"
+            )
     if change.features is not None and change.features.numel():
         box = budget.feature_box(graph)
         if (left := box.outside(change.features).nonzero()).numel():

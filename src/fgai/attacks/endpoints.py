@@ -99,17 +99,17 @@ def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
     """Fill each row with the first distinct numbers of its tries; return the rows with too few."""
     short = np.zeros(tries.shape[0], dtype=np.bool_)
     for row in range(tries.shape[0]):
-        found = 0
+        count_distinct = 0
         for number in tries[row]:
-            if found == chosen.shape[1]:
+            if count_distinct == chosen.shape[1]:
                 break
-            known = False
-            for place in range(found):
-                known = known or chosen[row, place] == number
-            if not known:
-                chosen[row, found] = number
-                found += 1
-        short[row] = found < chosen.shape[1]
+            repeated = False
+            for slot in range(count_distinct):
+                repeated = repeated or chosen[row, slot] == number
+            if not repeated:
+                chosen[row, count_distinct] = number
+                count_distinct += 1
+        short[row] = count_distinct < chosen.shape[1]
     return short
 
 
@@ -250,9 +250,9 @@ def _cover(
                 best = v
         allowed[best] = False
         chosen[turn] = best
-        for place in range(rowptr[best] - 1, rowptr[best + 1]):
-            u = best if place < rowptr[best] else source[place]
-            if left[u] <= 0 or (place >= rowptr[best] and u == best):
+        for position in range(rowptr[best] - 1, rowptr[best + 1]):
+            u = best if position < rowptr[best] else source[position]
+            if left[u] <= 0 or (position >= rowptr[best] and u == best):
                 continue
             gone = min(left[u], weight[u] * (2.0 / degree[u]))
             left[u] -= gone

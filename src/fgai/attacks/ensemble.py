@@ -137,14 +137,14 @@ class EnsembleInjection(_ReportedAttack):
             site = self.site(judge, GraphChange(endpoints=endpoints))
             if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
                 context = replace(context, donated=self._donated(judge.vanilla, judge.clean, context))
-            found: list[SearchResult] = []
+            outcomes: list[SearchResult] = []
             for batch in _batches(members):
                 began = perf_counter()
                 first, *others = (member.name for member in batch)
                 more = f" and {others[0] if len(others) == 1 else f'{len(others)} more'}" if others else ""
                 judge.tell(f"{rule} endpoints: {first}{more}")
-                if found:
-                    worst = max(found, key=lambda one: (one.damage, one.loss))
+                if outcomes:
+                    worst = max(outcomes, key=lambda one: (one.damage, one.loss))
                     context = replace(context, incumbent=worst.features)
                 if batch[0].gradient == "smooth":
                     results = self._smooth(batch, context, site)
@@ -154,7 +154,7 @@ class EnsembleInjection(_ReportedAttack):
                         results = self._members(batch, context, site)
                 seconds = (perf_counter() - began) / len(batch)
                 for member, one in zip(batch, results, strict=True):
-                    found.append(one)
+                    outcomes.append(one)
                     ledger.note(one)
                     ledger.add_member(member.name, rule, one, seconds)
             if index == 0:
@@ -163,10 +163,10 @@ class EnsembleInjection(_ReportedAttack):
                 score = _damage_at(site, self.objective, [DONOR.loss] * POPULATION)
                 free = _evolved(site, score, context)
                 ledger.add_member(EVOLUTION, rule, free, perf_counter() - began)
-                _warn_if_masked(free, found)
-                found.append(free)
+                _warn_if_masked(free, outcomes)
+                outcomes.append(free)
             judge.spent(site.passes, site.share)
-            for one in found:
+            for one in outcomes:
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=one.features)
 
@@ -183,8 +183,8 @@ class EnsembleInjection(_ReportedAttack):
                 with torch.no_grad():
                     damage = self.damage(judge, change.detach(), 0.0)
                 assert change.features is not None
-                found = SearchResult(change.features, damage, 0.0, own.gradient, plan.steps)
-                ledger.add_member(BASELINE, "random", found, perf_counter() - began)
+                result = SearchResult(change.features, damage, 0.0, own.gradient, plan.steps)
+                ledger.add_member(BASELINE, "random", result, perf_counter() - began)
                 ledger.rules.append("random")
                 yield change
             ledger.steps, ledger.gradient = ledger.steps + own.steps, max(ledger.gradient, own.gradient)
@@ -240,8 +240,8 @@ class EnsembleInjection(_ReportedAttack):
         steps = max(member.steps for member in self.members if member.start == "donated")
         with evaluating(vanilla, freeze=True):
             site = self._site_of(vanilla, context, clean)
-            (found,) = self._members([replace(DONOR, steps=steps)], context, site)
-        return found.features
+            (result,) = self._members([replace(DONOR, steps=steps)], context, site)
+        return result.features
 
 
 def _prototypes(context: _StartContext, generator: torch.Generator, noise: int = 8) -> Tensor:
@@ -253,9 +253,9 @@ def _prototypes(context: _StartContext, generator: torch.Generator, noise: int =
         return drawn
     count = int(context.labels.max()) + 1
     rows = torch.randperm(graph.num_nodes, generator=generator)[:2000].to(graph.device)
-    known, label = context.box.points(graph.features.select(rows)), context.labels[rows]
-    mean = known.new_zeros(count, known.shape[1]).index_add(0, label, known)
-    mean = mean / torch.bincount(label, minlength=count).clamp(min=1)[:, None] - known.mean(0)
+    points, label = context.box.points(graph.features.select(rows)), context.labels[rows]
+    mean = points.new_zeros(count, points.shape[1]).index_add(0, label, points)
+    mean = mean / torch.bincount(label, minlength=count).clamp(min=1)[:, None] - points.mean(0)
     return torch.cat([mean / mean.abs().amax(1, keepdim=True).clamp(min=1e-9), drawn])
 
 
@@ -305,8 +305,8 @@ def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None
 
 def _warn_if_saturated(clean: Clean) -> None:
     """Say so when attention is all or nothing almost everywhere: its gradients vanish."""
-    if found := _saturated_layer(clean.attention):
-        name, share = found
+    if layer := _saturated_layer(clean.attention):
+        name, share = layer
         text = (
             f"attention of layer {name!r} gives one neighbour everything at {share:.0%} of nodes:"
             " its softmax is saturated, and gradients through it vanish"

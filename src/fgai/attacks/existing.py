@@ -35,20 +35,20 @@ def _draw_edges(
 ) -> Tensor:
     """Return [2, count] distinct pairs of `nodes` without an edge; with `labels` [N], of unlike nodes."""
     pool = nodes.numel()
-    found = torch.zeros(0, dtype=torch.long)
+    pair_keys = torch.zeros(0, dtype=torch.long)
     taken = graph.keys.cpu()
     for _ in range(64):
-        if found.numel() >= count:
+        if pair_keys.numel() >= count:
             break
         pairs = nodes.cpu()[torch.randint(pool, (2, 2 * count + 16), generator=generator)]
         low, high = pairs.amin(0), pairs.amax(0)
         free = low != high if labels is None else labels.cpu()[low] != labels.cpu()[high]
         keys = edge_keys(low, high)[free]
         keys = keys[~torch.isin(keys, taken)]
-        found = _first_of_each(torch.cat([found, keys]))
-    if (free_pairs := found.numel()) < count:
+        pair_keys = _first_of_each(torch.cat([pair_keys, keys]))
+    if (free_pairs := pair_keys.numel()) < count:
         raise BudgetError(f"{count} new edges were asked for, the targets have only {free_pairs} free pairs")
-    return torch.stack(key_ends(found[:count])).to(graph.device)
+    return torch.stack(key_ends(pair_keys[:count])).to(graph.device)
 
 
 class FeaturePGD(Attack):
@@ -79,9 +79,9 @@ class FeaturePGD(Attack):
             project=lambda point, box: point.clamp_(-budget.radius, budget.radius),
         )
         spec = SearchSpec(space=ball, optimiser="sign", rate=budget.step_size, steps=budget.steps)
-        found = judge.climb(change, start, spec, box, moves="delta")
-        ledger.note(found)
-        yield GraphChange(rows=rows, delta=found.features)
+        result = judge.climb(change, start, spec, box, moves="delta")
+        ledger.note(result)
+        yield GraphChange(rows=rows, delta=result.features)
 
 
 class DICE(Attack):
@@ -130,5 +130,5 @@ def _same_label_pairs(graph: Graph, nodes: Tensor, labels: Tensor) -> Tensor:
     member[nodes] = True
     same = member[source] & member[destination] & (labels[source] == labels[destination])
     pairs = torch.stack([torch.minimum(source, destination), torch.maximum(source, destination)])
-    found: Tensor = torch.unique(pairs[:, same & (source != destination)], dim=1)
-    return found
+    distinct: Tensor = torch.unique(pairs[:, same & (source != destination)], dim=1)
+    return distinct

@@ -27,7 +27,7 @@ def draw_features(
     if not isinstance(box, Box):
         if len(box) != 2:
             raise InputError(f"`box` must be (low, high), got {box!r}")
-        low, high = (checks.number(end, "box") for end in box)
+        low, high = (checks.real_number(end, "box") for end in box)
         box = Box.of(low, high, torch.zeros(graph.num_features, dtype=dtype, device=graph.device))
     noise = torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32).to(box.low)
     return (box.low + (box.high - box.low) * noise).clamp(*box)
@@ -68,9 +68,9 @@ class PGDInjection(RandomInjection):
         restart = ledger.steps // max(1, spec.steps)
         change, start = self.begin(graph, nodes, generator, restart, noise)
         start = box.middle.expand(len(noise.endpoints), -1) if start is None else start.clamp(*box)
-        found = judge.climb(change, start, spec, box)
-        ledger.note(found)
-        yield GraphChange(endpoints=change.endpoints, features=found.features)
+        result = judge.climb(change, start, spec, box)
+        ledger.note(result)
+        yield GraphChange(endpoints=change.endpoints, features=result.features)
 
     def search(self) -> SearchSpec:
         """Return how the features climb: the budget's steps and step size."""
@@ -130,8 +130,8 @@ def _disguise(graph: Graph, endpoints: Tensor) -> Tensor:
     """Return [M, F]: the average features of the nodes that each new node is joined to."""
     assert graph.features is not None
     rows, places = torch.unique(endpoints, return_inverse=True)
-    known = graph.features.select(rows)
-    out = known.new_zeros(endpoints.shape[0], graph.num_features)
-    for index, place in enumerate(places):  # row by row: all at once would lay out every endpoint again
-        out[index] = known[place].mean(0)
+    real = graph.features.select(rows)
+    out = real.new_zeros(endpoints.shape[0], graph.num_features)
+    for index, position in enumerate(places):  # row by row: all at once would lay out every endpoint again
+        out[index] = real[position].mean(0)
     return out

@@ -54,10 +54,10 @@ class NaturalInjection(_ReportedAttack):
         pool = graph.features.select(_strangers(context, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
         judge.tell("copies and mixtures of real nodes")
-        for name, found, seconds in self._searched(site, box, pool, generator):
-            ledger.note(found)
-            ledger.add_member(name, "random", found, seconds)
-            yield GraphChange(endpoints=endpoints, features=found.features)
+        for name, result, seconds in self._searched(site, box, pool, generator):
+            ledger.note(result)
+            ledger.add_member(name, "random", result, seconds)
+            yield GraphChange(endpoints=endpoints, features=result.features)
         judge.spent(site.passes, site.share)
 
     def _searched(
@@ -87,9 +87,9 @@ class NaturalInjection(_ReportedAttack):
             SearchSpec(space=mixture, rate=budget.step_size, loss=loss, steps=budget.steps)
             for loss in CLIMBS.values()
         ]
-        made = self.climb(site, torch.stack(starts), specs, box)
-        seconds = (perf_counter() - began) / len(made)
-        yield from ((name, found, seconds) for name, found in zip(CLIMBS, made, strict=True))
+        results = self.climb(site, torch.stack(starts), specs, box)
+        seconds = (perf_counter() - began) / len(results)
+        yield from ((name, result, seconds) for name, result in zip(CLIMBS, results, strict=True))
 
 
 register_threat(

@@ -19,7 +19,7 @@ from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Loss, Objective
-from fgai.progress import current
+from fgai.progress import current_stage
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
 
@@ -83,8 +83,8 @@ class PRBCD(Attack):
             return
         seed = int(torch.randint(2**31, (1,), generator=generator))
         with seeded(seed, graph.device):
-            found = self._search(flips, judge, ledger)
-        yield flips.perturbation(found)
+            edges = self._search(flips, judge, ledger)
+        yield flips.perturbation(edges)
 
     def _search(self, flips: _Flips, judge: Judge, ledger: Ledger) -> Tensor:
         """Return the flipped pairs [2, K] as places among the targets."""
@@ -100,14 +100,14 @@ class PRBCD(Attack):
         try:
             with _single_by_default():
                 like = torch.zeros(flips.nodes.numel(), 1, device=flips.nodes.device)
-                _, found = attack.attack(like, flips.inside, torch.zeros(0), self.budget.edges)
+                _, result = attack.attack(like, flips.inside, torch.zeros(0), self.budget.edges)
         except RuntimeError as error:
             if "Sampling random block" not in str(error):
                 raise
             raise BudgetError(f"no block of more than {self.budget.edges} pairs could be drawn") from error
         finally:
             ledger.gradient = max(ledger.gradient, bridge.steepest)
-        pairs: Tensor = found.to(flips.nodes.device)
+        pairs: Tensor = result.to(flips.nodes.device)
         return pairs
 
 
@@ -118,9 +118,9 @@ class _Flips:
         if graph.batch is not None:
             raise InputError("edge flips are searched in one graph; this is a batch of small ones")
         self.graph, self.nodes = graph, nodes.sort().values
-        place = torch.full((graph.num_nodes,), -1, device=graph.device)
-        place[self.nodes] = torch.arange(nodes.numel(), device=graph.device)
-        ends = place[graph.edge_index]
+        position = torch.full((graph.num_nodes,), -1, device=graph.device)
+        position[self.nodes] = torch.arange(nodes.numel(), device=graph.device)
+        ends = position[graph.edge_index]
         self.inside = ends[:, (ends >= 0).all(0) & (ends[0] != ends[1])]
         if not torch.equal(edge_keys(*self.inside), edge_keys(*self.inside.flip(0)).sort().values):
             raise InputError(f"edge flips need an undirected graph; {graph.name!r} has edges one way only")
@@ -161,7 +161,7 @@ class _Bridge(nn.Module):
         if not edge_weight.requires_grad:
             return self.judge(self.flips.rounded(edge_index, edge_weight))
         self.ledger.steps += 1
-        current().advance()
+        current_stage().advance()
         edge_weight.register_hook(self._note)  # type: ignore[no-untyped-call]
         graph, weight = self.flips.weighted(edge_index, edge_weight)
         value = self.judge.scored(*_weighted_forward(self.judge.model, graph, weight))
@@ -197,15 +197,15 @@ def _pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
     return attack
 
 
-def _random_pairs(count: int, wanted: int, generator: torch.Generator) -> Tensor:
+def _random_pairs(count: int, number: int, generator: torch.Generator) -> Tensor:
     """Return [2, wanted] distinct pairs (low, high) of the numbers below `count`; there must be more."""
-    found = torch.zeros(0, dtype=torch.long)
-    while found.numel() < wanted:
-        ends = torch.randint(count, (2, 2 * wanted + 16), generator=generator)
+    drawn = torch.zeros(0, dtype=torch.long)
+    while drawn.numel() < number:
+        ends = torch.randint(count, (2, 2 * number + 16), generator=generator)
         low, high = ends.amin(0), ends.amax(0)
-        keys = torch.unique(torch.cat([found, edge_keys(low, high)[low != high]]))
-        found = keys[torch.randperm(keys.numel(), generator=generator)]
-    return torch.stack(key_ends(found[:wanted]))
+        keys = torch.unique(torch.cat([drawn, edge_keys(low, high)[low != high]]))
+        drawn = keys[torch.randperm(keys.numel(), generator=generator)]
+    return torch.stack(key_ends(drawn[:number]))
 
 
 def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Tensor, AttentionMap]:
@@ -221,15 +221,15 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
     Weights the graph has itself stay. Nothing is detached.
     """
     if adapter_of(model).reads_weights:
-        whole = weight if graph.edge_weight is None else weight * graph.edge_weight
-        seen = observe(model, graph.replace(edge_weight=whole), grad=True)
+        edge_weight = weight if graph.edge_weight is None else weight * graph.edge_weight
+        observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:
-        seen = observe(model, graph, grad=True, perturb=Weigh(graph.keys, weight))
+        observation = observe(model, graph, grad=True, perturb=Weigh(graph.keys, weight))
     layers = []
-    for layer in seen.attention:
+    for layer in observation.attention:
         own = _look_up(layer.keys, graph.keys, weight).to(layer.values.dtype).clamp(min=TINY)
         layers.append(layer.with_values(layer.values / own[:, None]))
-    return seen.logits, AttentionMap(tuple(layers))
+    return observation.logits, AttentionMap(tuple(layers))
 
 
 class Weigh:
@@ -253,12 +253,12 @@ class Weigh:
         return weighted * (before / after)[destination]
 
 
-def _look_up(wanted: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
+def _look_up(queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
     """The weight of each wanted edge, 1 where it has none."""
     if keys.numel() == 0:
-        return torch.ones_like(wanted, dtype=weight.dtype)
-    spot = torch.searchsorted(keys, wanted).clamp(max=keys.numel() - 1)
-    return torch.where(keys[spot] == wanted, weight[spot], 1.0)
+        return torch.ones_like(queries, dtype=weight.dtype)
+    spot = torch.searchsorted(keys, queries).clamp(max=keys.numel() - 1)
+    return torch.where(keys[spot] == queries, weight[spot], 1.0)
 
 
 register_threat(

@@ -69,10 +69,10 @@ class TDGIA(RandomInjection):
         size = max(1, min(-(-budget.nodes // BATCHES), nodes.numel() // max(1, budget.edges)))
         sizes = [min(size, budget.nodes - first) for first in range(0, budget.nodes, size)]
         for index, size in enumerate(sizes):
-            found = _defective_endpoints(
+            endpoints = _defective_endpoints(
                 attacked, nodes, logits, judge.clean.logits, (size, budget.edges), generator
             )
-            joined = torch.cat([joined, found])
+            joined = torch.cat([joined, endpoints])
             fresh = torch.randn(size, graph.num_features, generator=generator, dtype=torch.float32)
             angles = torch.cat([angles, fresh.to(angles)])
             steps = budget.steps * (index + 1) // len(sizes) - budget.steps * index // len(sizes)

@@ -111,9 +111,9 @@ class ValueInjection(_ReportedAttack):
         endpoints, features = worst.endpoints, worst.features
         if endpoints is None or features is None:
             raise InputError(f"{type(self.contained).__name__} injects no nodes, so it cannot be contained")
-        found = SearchResult(features, most, 0.0, inner.gradient, inner.steps)
-        ledger.note(found)
-        ledger.add_member("features", "random", found, 0.0)
+        result = SearchResult(features, most, 0.0, inner.gradient, inner.steps)
+        ledger.note(result)
+        ledger.add_member("features", "random", result, 0.0)
         yield worst
         values = _entry_values(judge, worst)
         coins = torch.rand(values.shape, generator=generator, dtype=torch.float32).to(values) < 0.5
@@ -140,10 +140,10 @@ class ValueInjection(_ReportedAttack):
         for through, more in ((nullcontext, ""), (straight_through, " straight")):
             began = perf_counter()
             with through(site.model):
-                made = self.climb(site, start, specs, box)
-            seconds = (perf_counter() - began) / len(made)
-            for (name, where), found in zip(pairs, made, strict=True):
-                yield f"{name} from {where}{more}", found, seconds
+                results = self.climb(site, start, specs, box)
+            seconds = (perf_counter() - began) / len(results)
+            for (name, where), result in zip(pairs, results, strict=True):
+                yield f"{name} from {where}{more}", result, seconds
 
 
 def _entry_values(judge: Judge, change: GraphChange) -> Tensor:

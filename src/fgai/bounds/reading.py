@@ -37,8 +37,8 @@ class Range:
     @classmethod
     def of(cls, limits: Limits) -> Range:
         """Of measured limits."""
-        loud = limits.radius if bool(limits.radius.isfinite()) else None
-        return cls(limits.low, limits.high, loud)
+        radius = limits.radius if bool(limits.radius.isfinite()) else None
+        return cls(limits.low, limits.high, radius)
 
     @classmethod
     def measured(
@@ -54,12 +54,12 @@ class Range:
             whole: bound the norm, too.
         """
         low, high = ranges(rows[::every] if clip_share else rows, clip_share)
-        found = cls(low, high)
+        box = cls(low, high)
         if not whole:
-            return found
+            return box
         counted = rows[::every] if shrink else rows
-        loud = found.loudness(torch.clamp(counted, low, high))
-        return cls(low, high, largest(loud, shrink) * (1 + SLACK))
+        norms = box.loudness(torch.clamp(counted, low, high))
+        return cls(low, high, largest(norms, shrink) * (1 + SLACK))
 
     @cached_property
     def middle(self) -> Tensor:
@@ -107,9 +107,9 @@ class Range:
         """
         if self.radius is None:
             return by
-        whole = self.norm(by)[(...,) + (None,) * (by.dim() - 1)]
-        further = whole / self.radius.clamp(min=torch.finfo(by.dtype).tiny)
-        return _smaller(self.half * whole, by + (said - self.middle).abs() * further)
+        norm = self.norm(by)[(...,) + (None,) * (by.dim() - 1)]
+        further = norm / self.radius.clamp(min=torch.finfo(by.dtype).tiny)
+        return _smaller(self.half * norm, by + (said - self.middle).abs() * further)
 
 
 Ranges = Mapping[str, Range]  # of a layer: `value`, and `source` and `destination`, or `right`
@@ -248,8 +248,8 @@ class _Said:
         drawn = low.new_zeros(low.shape[0], 1)
         if limits.radius is not None:
             middle = limits.middle
-            loud = limits.loudness(middle + _larger((low - middle).abs(), (high - middle).abs()))
-            drawn = (1 - limits.radius / loud).clamp(min=0)[:, None]
+            norms = limits.loudness(middle + _larger((low - middle).abs(), (high - middle).abs()))
+            drawn = (1 - limits.radius / norms).clamp(min=0)[:, None]
         ends = _drawn(low, high, limits.middle, drawn[:, :, None])
         said = limits.heard((raw[0] + raw[1]) / 2)
         moved = limits.moved(said, (raw[1] - raw[0]) / 2)

@@ -337,12 +337,12 @@ def _leads(
     peak = new.detach().amax(1).scatter_reduce(0, destination, high.detach(), "amax")
     width = lead.shape[1]
     # `index_select` rather than brackets: its backward pass does not sort.
-    told = lead.flatten(0, 1).index_select(0, source * width + classes[destination])
+    message = lead.flatten(0, 1).index_select(0, source * width + classes[destination])
     least, most = (torch.exp(end - peak[destination])[:, None] for end in (low, high))
-    zeros = told.new_zeros(adjacency.num_nodes, told.shape[1])
-    total = zeros.index_add(0, destination, torch.where(told < 0, most, least) * told)
+    zeros = message.new_zeros(adjacency.num_nodes, message.shape[1])
+    total = zeros.index_add(0, destination, torch.where(message < 0, most, least) * message)
     words = scores.words[:, classes].transpose(0, 1)  # [N, S, C]
     worst = (torch.exp(new - peak[:, None])[:, :, None] * words).clamp(max=0).amin(1)
     size = zeros[:, 0].index_add(0, destination, torch.exp((low + high) / 2 - peak[destination]))
-    found = (total + neighbours * worst) / size.clamp(min=torch.finfo(size.dtype).tiny)[:, None]
-    return found.scatter(1, classes[:, None], torch.inf)
+    lowest = (total + neighbours * worst) / size.clamp(min=torch.finfo(size.dtype).tiny)[:, None]
+    return lowest.scatter(1, classes[:, None], torch.inf)

@@ -41,7 +41,7 @@ from fgai.certificates.record import TABLE_RADII
 from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
 from fgai.ops.segments import row_max
-from fgai.progress import current
+from fgai.progress import current_stage
 from fgai.progress import stage as progress_of
 from fgai.sparse import Adjacency
 from fgai.tasks import get_task
@@ -148,7 +148,7 @@ def _hidden_prediction(
     state = _State(stage, norm)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
     alive = torch.ones_like(top, dtype=torch.bool)
-    progress = current()
+    progress = current_stage()
     for size in tried:
         progress.advance()
         if size != radius and not bool(alive.any()):

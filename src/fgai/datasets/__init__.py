@@ -1,6 +1,5 @@
 """Real datasets by name, a built-in one, their splits and fingerprints."""
 
-from fgai.datasets.batches import batched
 from fgai.datasets.loader import load_dataset, with_degrees
 from fgai.datasets.own import load_graph
 from fgai.datasets.planted import planted
@@ -21,7 +20,6 @@ __all__ = [
     "DatasetInfo",
     "Source",
     "Split",
-    "batched",
     "fingerprint",
     "fold_split",
     "info",

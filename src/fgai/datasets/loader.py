@@ -114,8 +114,8 @@ def _verified(files: tuple[Path, ...], about: DatasetInfo, seed: int, split: str
     """The graph in some files: known by their digests, or else by its fingerprint where that is known."""
     origin = source(about.name)
     assert origin.reader is not None
-    known = origin.sha256 if len(files) == len(origin.sha256) else ()
-    foreign = [file for file, sum_ in zip(files, known, strict=False) if digest_of(file) != sum_]
+    digests = origin.sha256 if len(files) == len(origin.sha256) else ()
+    foreign = [file for file, sum_ in zip(files, digests, strict=False) if digest_of(file) != sum_]
     if foreign and not origin.fingerprint:
         raise DataError(
             f"{foreign[0]} is not the published file (its SHA-256 is {digest_of(foreign[0])}); fetch it again"
@@ -169,10 +169,10 @@ def _drawn(graph: Graph, seed: int, split: str) -> Graph:
 
 def _check_sizes(graph: Graph, about: DatasetInfo) -> None:
     for field in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs"):
-        found, wanted = getattr(graph, field), getattr(about, field)
-        if found != wanted:
+        size, expected = getattr(graph, field), getattr(about, field)
+        if size != expected:
             raise DataError(
-                f"the files of {about.name!r} are foreign: {field} is {found}, expected {wanted};"
+                f"the files of {about.name!r} are foreign: {field} is {size}, expected {expected};"
                 " fetch them again"
             )
 

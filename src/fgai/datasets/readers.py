@@ -91,14 +91,14 @@ INDEX, NUMBER, TRUTH = "iu", "iuf", "b"
 
 def _arrays(path: Path, layout: Mapping[str, tuple[str, int]]) -> dict[str, Array]:
     """Arrays of an archive by name, each of the kind and the number of dimensions that the layout says."""
-    found = read_arrays(path, layout)
+    arrays = read_arrays(path, layout)
     for name, (kinds, dimensions) in layout.items():
-        array = found[name]
+        array = arrays[name]
         if array.dtype.kind not in kinds or array.ndim != dimensions:
             raise DataError(
                 f"{path}: `{name}` has type {array.dtype} and {array.ndim} dimensions; fetch it again"
             )
-    return found
+    return arrays
 
 
 def _csr_layout(prefix: str) -> dict[str, tuple[str, int]]:
@@ -139,25 +139,25 @@ def _read_planetoid(files: Files) -> _Raw:
     y, ty, ally = (_expect(load_pickle(parts[name]), np.ndarray, parts[name]) for name in ("y", "ty", "ally"))
     neighbours = _expect(load_pickle(parts["graph"]), dict, parts["graph"])
     test = _table(parts["test.index"], np.int64)[:, 0]
-    known, first = allx.shape[0], int(test.min())
+    count, first = allx.shape[0], int(test.min())
     n = int(test.max()) + 1
-    fits = first == known and test.size == tx.shape[0] == np.unique(test).size
-    if not fits or n - known > 2 * test.size:  # a few test nodes are left out, never most of them
+    fits = first == count and test.size == tx.shape[0] == np.unique(test).size
+    if not fits or n - count > 2 * test.size:  # a few test nodes are left out, never most of them
         raise DataError(f"{parts['test.index']} does not fit {parts['allx'].name} and {parts['tx'].name}")
-    place = sp.csr_matrix(
-        (np.ones(test.size), (test - known, np.arange(test.size))), shape=(n - known, test.size)
+    permutation = sp.csr_matrix(
+        (np.ones(test.size), (test - count, np.arange(test.size))), shape=(n - count, test.size)
     )
-    words = sp.csr_matrix(sp.vstack([allx, place @ tx]), dtype=np.float32)
+    words = sp.csr_matrix(sp.vstack([allx, permutation @ tx]), dtype=np.float32)
     labels = np.full(n, -1, dtype=np.int64)
-    labels[:known], labels[test] = ally.argmax(axis=1), ty.argmax(axis=1)
+    labels[:count], labels[test] = ally.argmax(axis=1), ty.argmax(axis=1)
     split = {"train": np.arange(len(y)), "val": np.arange(len(y), len(y) + 500), "test": test}
     return _Raw(edges=_pairs(neighbours, parts["graph"]), num_nodes=n, features=words, y=labels, split=split)
 
 
-def _expect(found: Any, kind: type, path: Path) -> Any:
-    if not isinstance(found, kind):
-        raise DataError(f"{path} holds a {type(found).__name__}, expected a {kind.__name__}; fetch it again")
-    return found
+def _expect(value: Any, kind: type, path: Path) -> Any:
+    if not isinstance(value, kind):
+        raise DataError(f"{path} holds a {type(value).__name__}, expected a {kind.__name__}; fetch it again")
+    return value
 
 
 def _pairs(neighbours: Mapping[Any, Any], path: Path) -> Array:
@@ -210,19 +210,19 @@ def _table(path: Path, kind: type) -> Array:
 def _read_ground_truth(files: Files) -> _Raw:
     """Read an archive of edges, features, labels, masks and the true explanation (`gt_edges`)."""
     layout = {"edge_index": (INDEX, 2), "x": (NUMBER, 2), "y": (INDEX, 1), "gt_edges": (INDEX, 2)}
-    found = _arrays(files[0], layout | {f"{name}_mask": (TRUTH, 1) for name in ("train", "val", "test")})
-    masks = {name: found[f"{name}_mask"] for name in ("train", "val", "test")}
-    n = found["x"].shape[0]
+    archive = _arrays(files[0], layout | {f"{name}_mask": (TRUTH, 1) for name in ("train", "val", "test")})
+    masks = {name: archive[f"{name}_mask"] for name in ("train", "val", "test")}
+    n = archive["x"].shape[0]
     for name, mask in masks.items():
         if mask.shape != (n,):
             raise DataError(f"{files[0]}: `{name}_mask` is not a boolean for each of the {n} nodes")
     return _Raw(
-        edges=found["edge_index"].astype(np.int64),
+        edges=archive["edge_index"].astype(np.int64),
         num_nodes=n,
-        features=found["x"].astype(np.float32),
-        y=found["y"].astype(np.int64),
+        features=archive["x"].astype(np.float32),
+        y=archive["y"].astype(np.int64),
         split={name: np.flatnonzero(mask) for name, mask in masks.items()},
-        truth=found["gt_edges"].astype(np.int64),
+        truth=archive["gt_edges"].astype(np.int64),
     )
 
 

@@ -108,12 +108,12 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
     checks.whole(fold, "fold")
     _check_labels(y)
     source = _generator(checks.seed(seed) + fold // folds)
-    place, dealt = torch.full((y.numel(),), -1), 0
+    fold_of, dealt = torch.full((y.numel(),), -1), 0
     for order in _shuffled(y, source):
-        place[order] = (torch.arange(order.numel()) + dealt) % folds
+        fold_of[order] = (torch.arange(order.numel()) + dealt) % folds
         dealt += order.numel()
-    test, val = place == fold % folds, place == (fold + 1) % folds
-    return Split((place >= 0) & ~test & ~val, val, test)
+    test, val = fold_of == fold % folds, fold_of == (fold + 1) % folds
+    return Split((fold_of >= 0) & ~test & ~val, val, test)
 
 
 def _check_labels(y: Tensor) -> None:
@@ -174,7 +174,7 @@ def link_split(graph: Graph, seed: int = 0, *, train: float = 0.85, val: float =
         ends += [pairs[:, links], fill]
         y += [torch.ones(links.numel(), dtype=torch.long), torch.zeros(fill.shape[1], dtype=torch.long)]
         part.append(torch.full((links.numel() + fill.shape[1],), index))
-    known = graph.remove(both_ways(graph, pairs[:, parts[2]]))[0]
+    visible = graph.remove(both_ways(graph, pairs[:, parts[2]]))[0]
     dropped = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
     hidden = Links(torch.cat(ends, dim=1), torch.cat(y), torch.cat(part))
-    return known.replace(links=hidden, **dict.fromkeys(dropped))
+    return visible.replace(links=hidden, **dict.fromkeys(dropped))

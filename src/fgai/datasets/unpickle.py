@@ -37,10 +37,10 @@ class _Dtype:
     def resolve(self) -> np.dtype[Any]:
         if not isinstance(self.word, str) or self.order not in ("<", ">", "|", "="):
             raise DataError(f"array type {self.word!r} is not a plain number")
-        found = np.dtype(self.word)
-        if found.kind not in _ARRAY_KINDS or found.fields is not None:
+        dtype = np.dtype(self.word)
+        if dtype.kind not in _ARRAY_KINDS or dtype.fields is not None:
             raise DataError(f"array type {self.word!r} is not a plain number")
-        return found if self.order == "|" else found.newbyteorder(self.order)
+        return dtype if self.order == "|" else dtype.newbyteorder(self.order)
 
 
 class _Array:
@@ -132,15 +132,15 @@ def load_pickle(path: Path) -> Any:
     try:
         raw = regular(path).read_bytes()
         _check_sizes(raw)
-        found = _Unpickler(io.BytesIO(raw)).load()
+        result = _Unpickler(io.BytesIO(raw)).load()
         # Called on our own classes: what the pickle made may have attributes of these names.
-        if isinstance(found, _Array):
-            return _Array.resolve(found)
-        if isinstance(found, _Csr):
-            return _Csr.resolve(found)
-        if isinstance(found, dict):
-            return dict(found)
-        raise DataError(f"it holds a {type(found).__name__}, not an array, a matrix or a dictionary")
+        if isinstance(result, _Array):
+            return _Array.resolve(result)
+        if isinstance(result, _Csr):
+            return _Csr.resolve(result)
+        if isinstance(result, dict):
+            return dict(result)
+        raise DataError(f"it holds a {type(result).__name__}, not an array, a matrix or a dictionary")
     except DataError as error:
         raise DataError(f"{path} was refused: {error}") from None
     except Exception as error:  # a broken pickle can fail in any way

@@ -78,7 +78,7 @@ def _fetch_once(url: str, path: Path) -> None:
     opener = build_opener(ProxyHandler(), HTTPSHandler(context=ssl.create_default_context()), _OnlyHttps())
     began, size = monotonic(), 0
     with opener.open(Request(url, headers={"User-Agent": "fgai"}), timeout=PATIENCE) as answer:
-        told = answer.headers.get("Content-Length")
+        length = answer.headers.get("Content-Length")
         with path.open("wb") as file:
             while chunk := answer.read1(_CHUNK):
                 size += len(chunk)
@@ -87,8 +87,8 @@ def _fetch_once(url: str, path: Path) -> None:
                 if monotonic() - began > DEADLINE:
                     raise TimeoutError(f"not done after {DEADLINE:.0f} seconds")
                 file.write(chunk)
-    if told is not None and told.isdigit() and int(told) != size:
-        raise ConnectionError(f"it ended after {size} of {told} bytes")
+    if length is not None and length.isdigit() and int(length) != size:
+        raise ConnectionError(f"it ended after {size} of {length} bytes")
 
 
 def extract(archive: Path | str, names: Iterable[str], folder: Path | str) -> None:
@@ -113,14 +113,16 @@ def extract(archive: Path | str, names: Iterable[str], folder: Path | str) -> No
         for member in members:
             _check_member(member)
         chosen = {name: [m for m in members if PurePosixPath(m.filename).name == name] for name in names}
-        if absent := [name for name, found in chosen.items() if not found]:
+        if absent := [name for name, members_of in chosen.items() if not members_of]:
             raise FileNotFoundError(f"the archive has no {', '.join(absent)}")
-        if double := [name for name, found in chosen.items() if len(found) > 1]:
+        if double := [name for name, members_of in chosen.items() if len(members_of) > 1]:
             raise DataError(f"the archive holds {double[0]} more than once")
-        if sum(found[0].file_size for found in chosen.values()) > most_bytes(archive.stat().st_size):
+        if sum(members_of[0].file_size for members_of in chosen.values()) > most_bytes(
+            archive.stat().st_size
+        ):
             raise DataError("the archive claims to hold more than its own size explains")
-        for name, found in chosen.items():
-            content = opened.read(found[0])
+        for name, members_of in chosen.items():
+            content = opened.read(members_of[0])
             (folder / name).unlink(missing_ok=True)
             with (folder / name).open("xb") as file:
                 file.write(content)
@@ -128,8 +130,8 @@ def extract(archive: Path | str, names: Iterable[str], folder: Path | str) -> No
 
 def _check_member(member: zipfile.ZipInfo) -> None:
     name = member.filename
-    whole = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or name.startswith("\\")
-    if whole or ".." in PurePosixPath(name.replace("\\", "/")).parts:
+    absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or name.startswith("\\")
+    if absolute or ".." in PurePosixPath(name.replace("\\", "/")).parts:
         raise DataError(f"the archive holds {name!r}, a name that leads out of it")
     if stat.S_ISLNK(member.external_attr >> 16):
         raise DataError(f"the archive holds {name!r}, a link")

@@ -94,11 +94,11 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
-    return found
+    return mapping
 
 
 def _no_constant(word: str) -> NoReturn:
@@ -157,14 +157,14 @@ def gunzip(raw: bytes) -> bytes:
 def _inflated(raw: bytes, window: int, most: int, *, exactly: bool) -> bytes:
     stream = zlib.decompressobj(window)
     try:
-        found = stream.decompress(raw, most + 1)
+        content = stream.decompress(raw, most + 1)
     except zlib.error as error:
         raise ValueError(f"compressed data is damaged: {error}") from error
-    if len(found) > most or (exactly and len(found) != most):
+    if len(content) > most or (exactly and len(content) != most):
         raise ValueError(f"{len(raw)} compressed bytes do not hold {'' if exactly else 'at most '}{most}")
     if not stream.eof or stream.unused_data:
         raise ValueError("compressed data is cut off or followed by something else")
-    return found
+    return content
 
 
 _HEADER = struct.Struct("<26xHH")
@@ -193,11 +193,11 @@ def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any
         names = list(names)
         if absent := [name for name in names if f"{name}.npy" not in members]:
             raise KeyError(absent[0])
-        wanted = {name: members[f"{name}.npy"] for name in names}
-        size, most = sum(member.file_size for member in wanted.values()), most_bytes(path.stat().st_size)
+        selected = {name: members[f"{name}.npy"] for name in names}
+        size, most = sum(member.file_size for member in selected.values()), most_bytes(path.stat().st_size)
         if size > most:
             raise ValueError(f"it claims to hold {size} bytes, more than its own size explains")
-        return {name: _array(archive.read(member), name) for name, member in wanted.items()}
+        return {name: _array(archive.read(member), name) for name, member in selected.items()}
 
 
 def _array(raw: bytes, name: str) -> NDArray[Any]:

@@ -97,8 +97,8 @@ def _check_scalar(value: Any, kind: Any, where: str) -> None:
     _expect(good, value, _WORDS[kind], where)
 
 
-def _expect(good: bool, value: Any, wanted: str, where: str) -> None:
+def _expect(good: bool, value: Any, expected: str, where: str) -> None:
     if not good:
         text = repr(value)
-        found = text if len(text) < 80 else f"{text[:77]}..."
-        raise CheckpointError(f"{where} must be {wanted}, got {found}")
+        excerpt = text if len(text) < 80 else f"{text[:77]}..."
+        raise CheckpointError(f"{where} must be {expected}, got {excerpt}")

@@ -44,12 +44,12 @@ def write_atomic(path: Path | str, content: bytes | str) -> None:
 def is_stream(path: Path | str) -> bool:
     """Whether `path` leads to a device, a pipe, a socket or the file that this process prints to."""
     try:
-        found = Path(path).stat()
+        status = Path(path).stat()
     except (OSError, ValueError):
         return False
-    if stat.S_ISREG(found.st_mode):
-        return _printed_to(found) is not None
-    return not stat.S_ISDIR(found.st_mode)
+    if stat.S_ISREG(status.st_mode):
+        return _printed_to(status) is not None
+    return not stat.S_ISDIR(status.st_mode)
 
 
 def _printed_to(file: os.stat_result) -> int | None:
@@ -130,8 +130,8 @@ def unpack(path: Path | str) -> dict[str, Tensor]:
         tensors = load(Path(path).read_bytes())
     except Exception as error:  # safetensors has errors of its own
         raise CheckpointError(f"{path} is truncated or not a safetensors file ({error})") from error
-    wanted = metadata.pop(_CHECKSUM, None)
-    if wanted is not None and wanted != _checksum(tensors, metadata):
+    checksum = metadata.pop(_CHECKSUM, None)
+    if checksum is not None and checksum != _checksum(tensors, metadata):
         raise CheckpointError(f"{path} is damaged: its contents do not fit its checksum; restore it")
     return tensors
 

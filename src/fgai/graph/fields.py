@@ -29,9 +29,9 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
         raise InputError(f"`{name}` must be a dense tensor, got {type(values).__name__}")
     most = 2 if name == "edge_attr" else 1
     if not 1 <= values.dim() <= most or values.shape[0] != num_edges:
-        wanted = f"[{num_edges}]" + (f" or [{num_edges}, D]" if most == 2 else "")
+        expected = f"[{num_edges}]" + (f" or [{num_edges}, D]" if most == 2 else "")
         raise InputError(
-            f"`{name}` must have one entry per column of `edge_index`, shape {wanted},"
+            f"`{name}` must have one entry per column of `edge_index`, shape {expected},"
             f" got {tuple(values.shape)}"
         )
     return checks.finite(values, name)

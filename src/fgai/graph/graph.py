@@ -199,12 +199,25 @@ class Graph:
 
     @classmethod
     def from_data(cls, data: Data, name: str = "graph") -> Graph:
-        """Build a graph from a PyG `Data` object (homogeneous, one graph).
+        """Build a graph from a homogeneous PyG `Data`, or from a `Batch` of small graphs with a `y` each.
 
         Raises:
             InputError: typed edges, a dataset, heterogeneous data, and whatever `from_edges` refuses.
+
+        Example:
+            >>> from torch_geometric.data import Batch, Data
+            >>> one = Data(x=torch.ones(2, 3), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([1]))
+            >>> other = one.clone().update({"y": torch.tensor([0])})
+            >>> both = Graph.from_data(Batch.from_data_list([one, other]))
+            >>> both.batch.tolist(), both.graph_y.tolist()
+            ([0, 0, 1, 1], [1, 0])
         """
-        return cls.from_edges(**arguments_from_data(data), name=str(getattr(data, "name", name)))
+        arguments, batch = arguments_from_data(data), getattr(data, "batch", None)
+        y = arguments["y"]
+        if isinstance(batch, Tensor) and isinstance(y, Tensor) and not y.is_floating_point():
+            small = y.shape != batch.shape and torch.unique(batch).tolist() == list(range(y.numel()))
+            arguments |= {"y": None, "batch": batch.long(), "graph_y": y.flatten().long()} if small else {}
+        return cls.from_edges(**arguments, name=str(getattr(data, "name", name)))
 
     def to_data(self) -> Data:
         """Return a PyG `Data` with dense features."""

@@ -5,8 +5,8 @@ Everything takes PyG's `HeteroData` and a model called as `model(x_dict, edge_in
 `HeteroView` is the way to the rest of fgai.
 """
 
-from fgai.hetero.attention import HeteroAttention, HeteroExplanation, TypeAttention, attend, explain
-from fgai.hetero.injection import HeteroAttack, attack, make_faithful
+from fgai.hetero.attention import HeteroAttention, HeteroExplanation, TypeAttention, attend, explain_node
+from fgai.hetero.injection import HeteroAttack, attack, make_hetero_faithful
 from fgai.hetero.model import HeteroLayout, HeteroModel
 from fgai.hetero.view import HeteroView
 
@@ -20,6 +20,6 @@ __all__ = [
     "TypeAttention",
     "attack",
     "attend",
-    "explain",
-    "make_faithful",
+    "explain_node",
+    "make_hetero_faithful",
 ]

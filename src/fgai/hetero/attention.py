@@ -1,4 +1,4 @@
-"""`attend` and `explain`: attention of a heterogeneous model by type of edges, and of one node."""
+"""`attend` and `explain_node`: attention of a heterogeneous model by type of edges, and of one node."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class HeteroExplanation(Tabled):
 
 
 @typed
-def explain(
+def explain_node(
     model: nn.Module,
     data: HeteroData,
     node_type: str,

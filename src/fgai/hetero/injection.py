@@ -1,4 +1,4 @@
-"""`attack` and `make_faithful`: nodes injected within one type of edges, and training against them."""
+"""`attack` and `make_hetero_faithful`: nodes injected within one type of edges, and training against them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def attack(
 
 
 @typed
-def make_faithful(
+def make_hetero_faithful(
     model: M,
     data: HeteroData,
     edge_type: EdgeType,

@@ -22,7 +22,7 @@ from fgai.large.sort import _row_blocks
 from fgai.large.source import _StoredSource
 from fgai.large.stored import StoredGraph
 from fgai.large.streaming import check_streamed
-from fgai.large.training import open_source
+from fgai.large.training import stored_source
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.records import plain
 from fgai.tasks import task_of
@@ -125,7 +125,7 @@ def evaluate_store(
     """
     checks.whole(k, "k", 1)
     ranks = current() if together else SINGLE
-    with open_source(stored, seed) as whole:
+    with stored_source(stored, seed) as whole:
         for each in (model, vanilla):
             if each is not None:
                 check_streamed(each, whole.stored)

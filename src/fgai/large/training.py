@@ -461,7 +461,7 @@ class _TrainingSource(_StoredSource):
 
 
 @contextmanager
-def open_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
+def stored_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
     """Give a graph as mini-batch training reads it; intermediate files are removed afterwards.
 
     Args:

@@ -207,10 +207,10 @@ def average_precision(score: Tensor, target: Tensor) -> float:
     if not bool(positive.any()):
         return float("nan")
     levels, group = torch.unique(score, return_inverse=True)
-    found = torch.bincount(group[positive], minlength=levels.numel()).flip(0).double()
+    positives = torch.bincount(group[positive], minlength=levels.numel()).flip(0).double()
     listed = torch.bincount(group, minlength=levels.numel()).flip(0).double()
-    precision = found.cumsum(0) / listed.cumsum(0)
-    return float((precision * found).sum() / found.sum())
+    precision = positives.cumsum(0) / listed.cumsum(0)
+    return float((precision * positives).sum() / positives.sum())
 
 
 def _recalls(views: Views) -> dict[str, Any]:
@@ -274,8 +274,8 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
         got = f"{logits.dtype} {tuple(logits.shape)}"
         raise InputError(f"`logits` must be floating-point of shape [rows, classes], got {got}")
     _check_labels(target, tuple(logits.shape[:1]))
-    known = target >= 0
-    logits, target = logits[known], target[known]
+    labelled = target >= 0
+    logits, target = logits[labelled], target[labelled]
     return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}
 
 
@@ -295,12 +295,12 @@ def chance_score(name: str, target: Tensor) -> float:
         0.6666666666666666
     """
     _check_labels(target, tuple(target.shape))
-    known = target[target >= 0]
-    if not known.numel():
+    labels = target[target >= 0]
+    if not labels.numel():
         return float("nan")
     spec = METRICS.get(name)
     guessed = None if spec is None or spec.measure is not None else spec.chance
-    return (guessed or _most_frequent)(known)
+    return (guessed or _most_frequent)(labels)
 
 
 @typed
@@ -357,15 +357,15 @@ _LOGIT_SCORES: dict[str, Callable[[Tensor, Tensor], float]] = {
 
 def _function(score: str) -> Callable[[Tensor, Tensor], float]:
     """A metric of logits [T, C] and known classes [T] by the name a task gives it."""
-    known = {**{name: spec.function for name, spec in METRICS.items()}, **_LOGIT_SCORES}
-    return known[checks.one_of(score, "score", tuple(known))]
+    functions = {**{name: spec.function for name, spec in METRICS.items()}, **_LOGIT_SCORES}
+    return functions[checks.one_of(score, "score", tuple(functions))]
 
 
 def _known(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     guess = _classes_of(prediction)
     _check_labels(target, tuple(guess.shape))
-    known = target >= 0
-    return guess[known], target[known].long()
+    labelled = target >= 0
+    return guess[labelled], target[labelled].long()
 
 
 def _scored(score: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -460,12 +460,12 @@ def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
     row = row_index(rowptr, values.shape[0])
     order = row_order(-values, rowptr)
     ordered = values[order]
-    place = torch.arange(1, values.shape[0] + 1, device=values.device) - rowptr[row]
+    rank = torch.arange(1, values.shape[0] + 1, device=values.device) - rowptr[row]
     # A tie group is a run of equal values in one row.
     starts = torch.ones_like(ordered, dtype=torch.bool)
     starts[1:] = (ordered[1:] != ordered[:-1]) | (row[1:] != row[:-1])
     group = starts.long().cumsum(0) - 1
     count = torch.bincount(group)
-    middle = place[starts].double() + (count.double() - 1) / 2
+    middle = rank[starts].double() + (count.double() - 1) / 2
     ranks = middle[group]
     return torch.empty_like(ranks).scatter_(0, order, ranks)

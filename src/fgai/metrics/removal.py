@@ -24,7 +24,7 @@ from fgai.metrics.spec import Shown, metric
 from fgai.metrics.stability import changed_share
 from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
-from fgai.progress import current, stage
+from fgai.progress import current_stage, stage
 from fgai.topk import ranks_in_rows, scoped_rows, topk_mask
 from fgai.typed import typed
 
@@ -75,10 +75,10 @@ def _still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Slope of the least-squares line, `sum (x - mean x)(y - mean y) / sum (x - mean x)^2`; NaN if a y is."""
     undefined = [isinstance(entry, float) and math.isnan(entry) for entry in y]
-    known = [0.0 if gone else entry for entry, gone in zip(y, undefined, strict=True)]
+    heights = [0.0 if gone else entry for entry, gone in zip(y, undefined, strict=True)]
     a, b = (
-        torch.tensor([checks.number(entry, name) for entry in values], dtype=torch.float64)
-        for name, values in (("x", x), ("y", known))
+        torch.tensor([checks.real_number(entry, name) for entry in values], dtype=torch.float64)
+        for name, values in (("x", x), ("y", heights))
     )
     if a.shape != b.shape or a.numel() < 2 or bool((a == a[0]).all()):
         raise InputError(
@@ -160,19 +160,19 @@ def _removal_curves(
     count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
     loops = scored.source == scored.destination if scope == "node" else None
     curves: dict[bool, list[float]] = {True: [], False: []}
-    seen: list[tuple[Tensor, float]] = []
-    progress = current()
+    cache: list[tuple[Tensor, float]] = []
+    progress = current_stage()
     for fraction in fractions:
         progress.advance()
         for largest in (True, False):
             gone = _edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
-            known = next((share for other, share in seen if torch.equal(other, gone)), None)
-            if known is None:
+            share_before = next((share for other, share in cache if torch.equal(other, gone)), None)
+            if share_before is None:
                 removed = scored.keys[gone]
                 logits = _predict_without(model, observed, removed) if gone.numel() else observed.logits
-                known = _still_right(logits[:count], target, right)
-            seen = [*seen[-1:], (gone, known)]
-            curves[largest].append(known)
+                share_before = _still_right(logits[:count], target, right)
+            cache = [*cache[-1:], (gone, share_before)]
+            curves[largest].append(share_before)
     plus = f_slope_plus(curves[True], fractions)
     minus = f_slope_minus(curves[False], fractions)
     slopes = {"plus": plus, "minus": minus, "gap": f_slope_gap(minus, plus)}
@@ -186,11 +186,11 @@ def _slopes(views: Views) -> dict[str, Any]:
     target, rows = views.target, views.rows
     right = torch.zeros_like(target, dtype=torch.bool)
     right[rows] = views.logits["clean"][rows].argmax(1) == target[rows]
-    seen = {name: views.observations[name] for name in ("clean", "attacked")}
+    observations = {name: views.observations[name] for name in ("clean", "attacked")}
     label = "removing edges" + (f" by {views.null} attention" if views.null else "")
     curves: dict[str, Any] = {scope: {} for scope in _SCOPES}
-    with stage(label, len(_SCOPES) * len(seen) * len(FRACTIONS)):
-        for scope, (name, view) in itertools.product(_SCOPES, seen.items()):
+    with stage(label, len(_SCOPES) * len(observations) * len(FRACTIONS)):
+        for scope, (name, view) in itertools.product(_SCOPES, observations.items()):
             ranking = _edge_ranking(view.attention, scope)
             curves[scope][name] = _removal_curves(views.model, view, ranking, scope, right, target)
     return {"f_slope": curves}
@@ -297,8 +297,10 @@ def _fidelity(views: Views) -> dict[str, Any]:
     """Both fidelities of the top-k and their characterization, clean and attacked."""
     if views.model is None or not views.curves or views.target is None:
         return {}
-    seen = {name: views.observations[name] for name in ("clean", "attacked")}
-    fidelities = {n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in seen.items()}
+    observations = {name: views.observations[name] for name in ("clean", "attacked")}
+    fidelities = {
+        n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in observations.items()
+    }
     return {"fidelity": fidelities}
 
 
@@ -308,9 +310,9 @@ def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: 
     loops = scored.source == scored.destination
     top = topk_mask(scored.values[:, 0].masked_fill(loops, float("-inf")), scored.rowptr, k) & ~loops
     rest = ~top & ~loops
-    whole = observed.logits[nodes]
-    plus = fidelity_plus(whole, _predict_without(model, observed, scored.keys[top])[nodes])
-    minus = fidelity_minus(whole, _predict_without(model, observed, scored.keys[rest])[nodes])
+    full = observed.logits[nodes]
+    plus = fidelity_plus(full, _predict_without(model, observed, scored.keys[top])[nodes])
+    minus = fidelity_minus(full, _predict_without(model, observed, scored.keys[rest])[nodes])
     return {"plus": plus, "minus": minus, "characterization": characterization(plus, minus)}
 
 

@@ -191,9 +191,11 @@ def metric(
             null=null,
             chance=chance,
         )
-        held = _registry.get(name)
-        if held is not None and held.function.__module__ != function.__module__:
-            raise InputError(f"there is a metric {name!r} in {held.function.__module__}; choose another name")
+        previous = _registry.get(name)
+        if previous is not None and previous.function.__module__ != function.__module__:
+            raise InputError(
+                f"there is a metric {name!r} in {previous.function.__module__}; choose another name"
+            )
         _check_paths(spec)
         _registry[name] = spec
         return function
@@ -241,20 +243,20 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
         ('F1 attacked', '.3f', 'higher')
     """
     spec = metric_at(path)
-    found = next((entry for entry in _OTHERS if entry.path == path), None)
+    declared = next((entry for entry in _OTHERS if entry.path == path), None)
     if spec is not None:
         heading = next((entry.heading for entry in spec.shown or () if entry.path == path), "")
         is_chance = "chance" in path.split(".")
-        found = Quantity(
+        declared = Quantity(
             path=path,
             title="chance" if is_chance else heading or _default_title(spec, path),
             form=spec.form,
             direction="" if is_chance else spec.direction,
             about=spec.description,
         )
-    if found is None:
+    if declared is None:
         raise InputError(f"no metric is declared at {path!r}; see fgai.metrics.METRICS")
-    return replace(found, title=title or found.title, form=form or found.form)
+    return replace(declared, title=title or declared.title, form=form or declared.form)
 
 
 def _default_title(spec: MetricSpec, path: str) -> str:
@@ -323,38 +325,42 @@ def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None
         records: the metrics of records.
         table: "prediction" or "explanation", or None for both and for what only the report shows.
     """
-    found: list[Shown] = []
-    held = list(records)
-    if not all(isinstance(values, Mapping) for values in held):
+    entries_shown: list[Shown] = []
+    all_values = list(records)
+    if not all(isinstance(values, Mapping) for values in all_values):
         raise InputError("`records` must be mappings from a metric's name to its numbers")
     for spec in METRICS.values():
         entries = spec.shown
         if entries is None:
             names = dict.fromkeys(pattern.split(".")[0] for pattern in spec.paths)
-            paths = [path for values in held for name in names for path in _leaves(name, values.get(name))]
+            paths = [
+                path for values in all_values for name in names for path in _leaves(name, values.get(name))
+            ]
             entries = tuple(
                 Shown(path, words=quantity(path).title, about=spec.description)
                 for path in dict.fromkeys(paths)
                 if metric_at(path) is spec
             )
         own = "prediction" if spec.section == "prediction" else "explanation"
-        found += [replace(entry, table=own if entry.table is None else entry.table) for entry in entries]
+        entries_shown += [
+            replace(entry, table=own if entry.table is None else entry.table) for entry in entries
+        ]
     if table is None:
-        return found
+        return entries_shown
     views = ("prediction", "explanation")
     return sorted(
-        (entry for entry in found if entry.table == table),
+        (entry for entry in entries_shown if entry.table == table),
         key=lambda entry: next((i for i, view in enumerate(views) if f".{view}." in entry.path), len(views)),
     )
 
 
 def _rest(pattern: str, path: str) -> list[str] | None:
     """The names of a path that stand for `*` or follow the pattern; None where it does not fit."""
-    wanted, names = pattern.split("."), path.split(".")
-    if len(names) < len(wanted) or any(w not in ("*", n) for w, n in zip(wanted, names, strict=False)):
+    parts, names = pattern.split("."), path.split(".")
+    if len(names) < len(parts) or any(w not in ("*", n) for w, n in zip(parts, names, strict=False)):
         return None
-    free = [n for w, n in zip(wanted, names, strict=False) if w == "*"]
-    return [*free, *names[len(wanted) :]]
+    free = [n for w, n in zip(parts, names, strict=False) if w == "*"]
+    return [*free, *names[len(parts) :]]
 
 
 def _leaves(path: str, value: Any) -> Iterator[str]:

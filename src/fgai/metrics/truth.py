@@ -173,8 +173,8 @@ def truth_precision(
     positives = row_sum(truth, rowptr)
     size = positives if k is None else positives.clamp(max=min(k, len(w)))
     top = ranks_in_rows(w, rowptr) < size[row_index(rowptr, w.shape[0])]
-    found = row_sum(top & truth, rowptr).double() / size
-    return mean_over(torch.where(positives < rowptr.diff(), found, float("nan")), nodes)
+    precision = row_sum(top & truth, rowptr).double() / size
+    return mean_over(torch.where(positives < rowptr.diff(), precision, float("nan")), nodes)
 
 
 @typed

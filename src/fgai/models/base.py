@@ -51,8 +51,8 @@ class Capabilities:
 @typed
 def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
     """Return what a class of models declares about itself; None where it declares nothing."""
-    found = vars(kind).get("capabilities")
-    return found if isinstance(found, Capabilities) else None
+    capabilities = vars(kind).get("capabilities")
+    return capabilities if isinstance(capabilities, Capabilities) else None
 
 
 def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
 @typed
 def body_of(model: nn.Module) -> str:
     """Return the `body` that the class of a model declares; empty where there is none."""
-    found = capabilities_of(type(model))
-    return "" if found is None else found.body
+    capabilities = capabilities_of(type(model))
+    return "" if capabilities is None else capabilities.body
 
 
 @typed
@@ -119,7 +119,7 @@ class AttentionModel(GraphModel, ABC):
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as this model reads it: with self-loops where the model wants them."""
         if self.self_loops and not graph.has_loops:
-            return graph.derived("self-loops", lambda given: given.add_self_loops()[0])
+            return graph.derived("self-loops", lambda clean: clean.add_self_loops()[0])
         return graph
 
     @property
@@ -241,8 +241,8 @@ def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Gra
         if edge_index is None:
             raise InputError("call it as model(graph), model(data) or model(x, edge_index), got `x` alone")
         return Graph.from_edges(edge_index, data.shape[0], data, batch=batch)
-    given = arguments_from_data(data)
-    read = {name: given[name] for name in ("edge_index", "num_nodes", "features", *VALUES)}
+    arguments = arguments_from_data(data)
+    read = {name: arguments[name] for name in ("edge_index", "num_nodes", "features", *VALUES)}
     return Graph.from_edges(**read, batch=getattr(data, "batch", None))
 
 

@@ -62,14 +62,14 @@ class GAT(AttentionModel):
         decoder: str = "dot",
         head: str | None = None,
     ) -> None:
-        given = _arguments(locals())
+        arguments = _arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
         whole(num_layers, "num_layers", 1, 1000)
         rate(dropout)
         if one_of(head, "head", (None, "mlp")) == "mlp" and not get_task(task).row_per_graph:
             raise InputError(f"`head='mlp'` classifies pooled graphs, got a {task!r} task")
-        self.config = given
+        self.config = arguments
         self.dropout = dropout
         width = hidden_channels * heads
         options: dict[str, Any] = {"score": self.score, "attention_dropout": attention_dropout}

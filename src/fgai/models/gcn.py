@@ -67,10 +67,10 @@ class GCNLayer(TappedLayer):
 
     def new_limits(self) -> dict[str, Limits]:
         """Values and, with gates, both sides of the score."""
-        found = {"value": Limits(1, self.channels)}
+        limits = {"value": Limits(1, self.channels)}
         if self.gated:
-            found |= {name: Limits(1, derived=True) for name in ("source", "destination")}
-        return found
+            limits |= {name: Limits(1, derived=True) for name in ("source", "destination")}
+        return limits
 
     def extra_repr(self) -> str:
         """Show the size and whether there are gates."""
@@ -153,12 +153,12 @@ class GCN(AttentionModel):
         pooling: str = "mean",
         decoder: str = "dot",
     ) -> None:
-        given = _arguments(locals())
+        arguments = _arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         one_of(norm, "norm", (None, "layer"))
         whole(num_layers, "num_layers", 1, 1000)
         rate(dropout)
-        self.config = given
+        self.config = arguments
         self.dropout = dropout
         sizes = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         self.convs = nn.ModuleList(

@@ -90,7 +90,7 @@ class GT(AttentionModel):
         pooling: str = "mean",
         decoder: str = "dot",
     ) -> None:
-        given = _arguments(locals())
+        arguments = _arguments(locals())
         super().__init__(task=task, pooling=pooling, decoder=decoder)
         norm = str(one_of(norm, "norm", ("batch", "layer")))
         rate(dropout)
@@ -105,7 +105,7 @@ class GT(AttentionModel):
                 f"`hidden_channels` must be divisible by the `heads` of every block,"
                 f" got {hidden_channels} and {heads}"
             )
-        self.config = {**given, "heads": list(heads), "norm": norm}
+        self.config = {**arguments, "heads": list(heads), "norm": norm}
         self.dropout = dropout
         self.encodings, width = encodings, hidden_channels
         self.input = Projection(in_channels, width)

@@ -148,11 +148,11 @@ class AttentionLayer(TappedLayer):
     def new_limits(self) -> dict[str, Limits]:
         """Values and both sides of the score."""
         size = self.heads, self.channels
-        found = {"value": Limits(*size)}
+        limits = {"value": Limits(*size)}
         if self.score == "additive":  # both sides are read off the value
-            return found | {name: Limits(self.heads, derived=True) for name in ("source", "destination")}
+            return limits | {name: Limits(self.heads, derived=True) for name in ("source", "destination")}
         names = ("right",) if self.score == "dynamic" else ("query", "key")
-        return found | {name: Limits(*size) for name in names}
+        return limits | {name: Limits(*size) for name in names}
 
     def extra_repr(self) -> str:
         """Show the score and the sizes."""
@@ -167,10 +167,10 @@ class AttentionLayer(TappedLayer):
         return self.limited(name, out).view(-1, self.heads, self.channels)
 
     def _sides(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
-        found = self._read(x)
-        if found[2].shape[0] != adjacency.num_nodes:
-            raise InputError(f"got {found[2].shape[0]} rows of features for {adjacency.num_nodes} nodes")
-        return found
+        sides = self._read(x)
+        if sides[2].shape[0] != adjacency.num_nodes:
+            raise InputError(f"got {sides[2].shape[0]} rows of features for {adjacency.num_nodes} nodes")
+        return sides
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return the source's and the destination's side of the score (key, query) and the values, by row.
@@ -212,10 +212,10 @@ class AttentionLayer(TappedLayer):
         length = along.square().sum(-1)
         if not bool((length > SHORTEST).all()):
             return None
-        wanted = (scores / length)[..., None] * along
+        target = (scores / length)[..., None] * along
         if self.score == "dot":
-            return wanted * math.sqrt(self.channels)
-        return torch.where(wanted > 0, wanted, wanted / self.slope) - destination
+            return target * math.sqrt(self.channels)
+        return torch.where(target > 0, target, target / self.slope) - destination
 
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the mean over the heads of `score_edges` [E], added up head by head.
@@ -295,8 +295,8 @@ class AttentionLayer(TappedLayer):
     ) -> Tensor:
         """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
         if self.tap is None and edge_weight is None:
-            seen = self.watch is not None
-            out, attention, ranks = self._attended(x, adjacency, seen, seen)
+            watched = self.watch is not None
+            out, attention, ranks = self._attended(x, adjacency, watched, watched)
             if self.watch is not None:
                 self.watch(attention, adjacency, ranks)
             return out

@@ -97,11 +97,11 @@ def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Fl
     while True:
         values, vectors = solve(matrix, trivial, min(count + 1, n - 1), seed)
         spans = [span for span in _groups(values) if span[0] < size]
-        whole = spans[-1][1] < values.size or values.size == n - 1
-        if whole or count >= limit:
+        complete = spans[-1][1] < values.size or values.size == n - 1
+        if complete or count >= limit:
             break
         count = min(2 * count, limit)
-    if not whole:
+    if not complete:
         spans.pop()
     out, mu = np.zeros((n, size)), np.zeros(size)
     for start, stop in spans:
@@ -125,13 +125,13 @@ def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> t
     until it has nothing left above the last of them.
     """
     draw = np.random.Generator(np.random.PCG64(seed))
-    known = trivial[:, None]
-    values, vectors = _search(matrix, known, count, TOLERANCE, draw)
+    null_space = trivial[:, None]
+    values, vectors = _search(matrix, null_space, count, TOLERANCE, draw)
     for _ in range(ROUNDS):
-        rough, _ = _search(matrix, np.hstack([known, vectors]), 1, 1e-3, draw)
+        rough, _ = _search(matrix, np.hstack([null_space, vectors]), 1, 1e-3, draw)
         if rough[0] <= values[-1] + GAP:
             break
-        more, extra = _search(matrix, np.hstack([known, vectors]), count, TOLERANCE, draw)
+        more, extra = _search(matrix, np.hstack([null_space, vectors]), count, TOLERANCE, draw)
         values, vectors = np.concatenate([values, more]), np.hstack([vectors, extra])
         order = np.argsort(-values, kind="stable")[:count]
         values, vectors = values[order], vectors[:, order]
@@ -216,14 +216,14 @@ def _laplacian_encoding(
     if not cache:
         return _solve(keys, nodes, size, seed)
     name = f"{edge_fingerprint(keys, nodes)}-{size}-{VERSION}"
-    found = _memory.get(name)
-    if found is None:
-        found = _through_disk(name, keys, nodes, size, seed)
-        _memory[name] = found
+    encoding = _memory.get(name)
+    if encoding is None:
+        encoding = _through_disk(name, keys, nodes, size, seed)
+        _memory[name] = encoding
         while len(_memory) > IN_MEMORY:
             _memory.popitem(last=False)
     _memory.move_to_end(name)
-    return found
+    return encoding
 
 
 def _with_encoding(graph: Graph, size: int) -> Graph:
@@ -235,9 +235,9 @@ def _with_encoding(graph: Graph, size: int) -> Graph:
     if size == 0 or (graph.positional is not None and graph.positional.shape[1] == size):
         return graph
 
-    def encoded(given: Graph) -> Graph:
-        vectors, values = _laplacian_encoding(given.adjacency, size=size)
-        return given.replace(positional=vectors.to(given.device), positional_values=values.to(given.device))
+    def encoded(plain: Graph) -> Graph:
+        vectors, values = _laplacian_encoding(plain.adjacency, size=size)
+        return plain.replace(positional=vectors.to(plain.device), positional_values=values.to(plain.device))
 
     return graph.derived(f"{size} encodings", encoded)
 
@@ -270,14 +270,14 @@ def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int,
     if num_nodes < ON_DISK or size == 0:
         return _solve(keys, num_nodes, size, seed)
     path = user_cache() / "positional" / f"{name}.npz"
-    found = _read(path, (num_nodes, size))
-    if found is None:
-        found = _solve(keys, num_nodes, size, seed)
+    encoding = _read(path, (num_nodes, size))
+    if encoding is None:
+        encoding = _solve(keys, num_nodes, size, seed)
         buffer = io.BytesIO()
-        np.savez(buffer, vectors=found.vectors.numpy(), values=found.values.numpy())
+        np.savez(buffer, vectors=encoding.vectors.numpy(), values=encoding.values.numpy())
         with suppress(FgaiError):  # a cache that cannot be written costs time, nothing else
             write_atomic(path, buffer.getvalue())
-    return found
+    return encoding
 
 
 def _read(path: Path, shape: tuple[int, int]) -> _Encoding | None:

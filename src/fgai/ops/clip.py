@@ -25,11 +25,11 @@ def _clip(b, nodes, width, x, low, high, middle, inverse, radius, out, inside, n
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         at = n * width
         for k in range(width):
-            given = x[at + k]
-            said = given if given >= low[k] else low[k]  # NaN is not, so it becomes the lower end
+            value = x[at + k]
+            said = value if value >= low[k] else low[k]  # NaN is not, so it becomes the lower end
             said = high[k] if said > high[k] else said
             out[at + k] = said
-            same = said == given
+            same = said == value
             count += not same
             if noted:
                 inside[at + k] = same
@@ -225,8 +225,8 @@ class _Clip(torch.autograd.Function):
         # The result of an operation that nobody else has yet is clipped in place.
         ctx.mine = _fits(x, low, high)
         own = ctx.mine and x.grad_fn is not None and x._base is None
-        place = x if own else torch.empty_like(x)
-        out, inside, scale = _moved(x, (low, high, radius), place, noted=not straight)
+        buffer = x if own else torch.empty_like(x)
+        out, inside, scale = _moved(x, (low, high, radius), buffer, noted=not straight)
         if own:
             ctx.mark_dirty(x)
         ctx.moved = inside is not None or scale is not None

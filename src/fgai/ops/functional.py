@@ -27,20 +27,20 @@ def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
         )
 
 
-def _check_like(given: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -> None:
-    if given.shape != shape:
-        raise InputError(f"`{name}` must have shape {list(shape)}, got {list(given.shape)}")
-    if given.dtype != like.dtype or given.device != like.device:
+def _check_like(values: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -> None:
+    if values.shape != shape:
+        raise InputError(f"`{name}` must have shape {list(shape)}, got {list(values.shape)}")
+    if values.dtype != like.dtype or values.device != like.device:
         raise InputError(
             f"`{name}` must be {like.dtype} on {like.device}, as the others are,"
-            f" got {given.dtype} on {given.device}"
+            f" got {values.dtype} on {values.device}"
         )
 
 
-def _check_numbers(given: Tensor, name: str, form: str) -> None:
-    """Raise unless `given` is floating-point with as many axes as `form` has letters."""
-    if given.dim() != len(form) or not given.is_floating_point():
-        got = f"{given.dtype} {list(given.shape)}"
+def _check_numbers(values: Tensor, name: str, form: str) -> None:
+    """Raise unless `values` is floating-point with as many axes as `form` has letters."""
+    if values.dim() != len(form) or not values.is_floating_point():
+        got = f"{values.dtype} {list(values.shape)}"
         raise InputError(f"`{name}` must be floating-point of shape [{', '.join(form)}], got {got}")
 
 
@@ -55,7 +55,7 @@ def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") ->
 
 def _checked(score: Score, shape: tuple[int, ...], like: Tensor) -> Score:
     """The score, if both sides have this shape, and the type and device of `like`."""
-    checks.number(score.slope, "slope")
+    checks.real_number(score.slope, "slope")
     sides = {"source": score.far, "destination": score.near}
     for name, side in ({"query": score.near, "key": score.far} if score.kind == DOT else sides).items():
         _check_like(side, name, shape, like)
@@ -206,7 +206,7 @@ def _attend(
     return _kernels_for(values).attend(score, values, adjacency, (p, _seed(values, p, seed)), *options)
 
 
-def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
+def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
     Drawn by position (see `fgai.ops.reference`), with a `seed` from torch's global generator by default. Of
@@ -217,12 +217,12 @@ def dropout(given: X, p: float, training: bool = True, *, seed: int | Tensor | N
     if not isinstance(p, int | float) or p != 1:
         checks.rate(p, "p")
     if p == 0.0 or not training:
-        return given
-    if isinstance(given, Features):
-        return given.map(lambda values: dropout(values, p, seed=seed))
-    if not isinstance(given, Tensor):
-        raise TypeError(f"`given` of `dropout` must be Tensor or Features, got {type(given).__name__}")
-    return given * 0 if p >= 1.0 else _kernels_for(given).dropout(given, p, _seed(given, p, seed))
+        return numbers
+    if isinstance(numbers, Features):
+        return numbers.map(lambda values: dropout(values, p, seed=seed))
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"`numbers` of `dropout` must be Tensor or Features, got {type(numbers).__name__}")
+    return numbers * 0 if p >= 1.0 else _kernels_for(numbers).dropout(numbers, p, _seed(numbers, p, seed))
 
 
 @typed
@@ -244,9 +244,9 @@ def mean_shift(
     """
     _check_numbers(one, "one", "NC")
     _check_like(two, "two", tuple(one.shape), one)
-    checks.number(share, "share")
+    checks.real_number(share, "share")
     if not isinstance(scale, Tensor):
-        checks.number(scale, "scale")
+        checks.real_number(scale, "scale")
     fused = getattr(_kernels_for(one), "mean_shift", None)
     fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
     if fused is not None and fits and isinstance(scale, float) and one.numel():
@@ -257,12 +257,12 @@ def mean_shift(
     return (torch.log1p(distance) if log else distance).mean() / share
 
 
-def _seed(given: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
+def _seed(values: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
     if p == 0.0:
         return 0
     checks.rate(p, "dropout")
     if seed is None:
-        return _draw_seed(given.device)
+        return _draw_seed(values.device)
     if not isinstance(seed, Tensor):
         return checks.whole(seed, "seed", 0, 2**62 - 1)
     if seed.numel() != 1 or seed.dtype != torch.int64:

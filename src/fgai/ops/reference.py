@@ -94,9 +94,9 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
     return _segment_sum(messages, adjacency.destination, adjacency.num_nodes)
 
 
-def score(given: Score, adjacency: Adjacency) -> Tensor:
+def score(terms: Score, adjacency: Adjacency) -> Tensor:
     """One score per edge and head, [E, H]."""
-    kind, near, far, weight, slope = given
+    kind, near, far, weight, slope = terms
     at_source, at_destination = far[adjacency.source], near[adjacency.destination]
     if kind == DOT:
         scale: float = near.shape[-1] ** -0.5
@@ -116,19 +116,19 @@ def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tenso
     return (values * source_weight).sum(-1), (values * destination_weight).sum(-1)
 
 
-def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
+def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p)."""
-    return given * _factors(given.shape, p, seed, given)
+    return values * _factors(values.shape, p, seed, values)
 
 
 def attend(
-    given: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
+    terms: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
 ) -> tuple[Tensor, Tensor]:
     """`score`, `edge_softmax`, `dropout`, `aggregate`: values [N, H, C] and the attention before dropout.
 
     The attention is [E, H], or [E, 1] if `averaged`. A backend may leave it empty unless `written`.
     """
-    attention = edge_softmax(score(given, adjacency), adjacency)
+    attention = edge_softmax(score(terms, adjacency), adjacency)
     used = dropout(attention, *drop) if drop[0] else attention
     out = aggregate(used, values, adjacency)
     return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention

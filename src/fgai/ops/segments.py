@@ -144,11 +144,11 @@ def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> No
         start, stop = rowptr[i], rowptr[i + 1]
         for low in range(start, stop, _RUN):
             for e in range(low, min(low + _RUN, stop)):
-                place = e
-                while place > low and values[e] > values[order[place - 1]]:
-                    order[place] = order[place - 1]
-                    place -= 1
-                order[place] = e
+                slot = e
+                while slot > low and values[e] > values[order[slot - 1]]:
+                    order[slot] = order[slot - 1]
+                    slot -= 1
+                order[slot] = e
         length = _RUN
         while length < stop - start:
             for low in range(start, stop, 2 * length):
@@ -160,11 +160,11 @@ def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> No
 @compiled
 def _merge(values: np.ndarray, order: np.ndarray, out: np.ndarray, low: int, middle: int, high: int) -> None:
     left, right = low, middle
-    for place in range(low, high):
+    for slot in range(low, high):
         # Ties take the left run, which holds the earlier edges.
         if left < middle and (right >= high or values[order[left]] >= values[order[right]]):
-            out[place] = order[left]
+            out[slot] = order[left]
             left += 1
         else:
-            out[place] = order[right]
+            out[slot] = order[right]
             right += 1

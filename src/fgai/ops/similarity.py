@@ -61,10 +61,10 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
         return _dense(x, adjacency)
     if not isinstance(x.base, SparseRows):
         return _dense(x.to_dense(), adjacency)
-    whole = x.appended is None and x.rows is None
-    known = _known(x.base)
-    if whole and known.last is not None and known.last[0]() is adjacency:
-        return known.last[1]
+    stored = x.appended is None and x.rows is None
+    cache = _known(x.base)
+    if stored and cache.last is not None and cache.last[0]() is adjacency:
+        return cache.last[1]
     changed = torch.zeros(x.num_rows, dtype=torch.bool, device=x.device)  # not stored sparsely alone
     changed[x.num_base_rows :] = True
     if x.rows is not None:
@@ -73,8 +73,8 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     still = (~touched).nonzero().flatten()
     out = torch.zeros(adjacency.num_edges, dtype=x.dtype, device=x.device)
     out = out.index_copy(0, still, _remembered(x.base, adjacency.keys[still]).to(x.dtype))
-    if whole:
-        known.last = (ref(adjacency), out)
+    if stored:
+        cache.last = (ref(adjacency), out)
         return out
     moved = touched.nonzero().flatten()
     ends = torch.stack([adjacency.source[moved], adjacency.destination[moved]])
@@ -113,13 +113,13 @@ def _known(rows: SparseRows) -> _Known:
 
 def _remembered(rows: SparseRows, keys: Tensor) -> Tensor:
     """Similarities of stored rows by sorted edge key; those not known yet are computed and kept."""
-    known = _known(rows)
-    spot = torch.searchsorted(known.keys, keys).clamp(max=max(0, known.keys.numel() - 1))
-    fresh = keys if not known.keys.numel() else keys[known.keys[spot] != keys]
+    cache = _known(rows)
+    spot = torch.searchsorted(cache.keys, keys).clamp(max=max(0, cache.keys.numel() - 1))
+    fresh = keys if not cache.keys.numel() else keys[cache.keys[spot] != keys]
     if fresh.numel():
-        known.keys, order = torch.sort(torch.cat([known.keys, fresh]))
-        known.values = torch.cat([known.values, _between(rows, fresh)])[order]
-    return known.values[torch.searchsorted(known.keys, keys)]
+        cache.keys, order = torch.sort(torch.cat([cache.keys, fresh]))
+        cache.values = torch.cat([cache.values, _between(rows, fresh)])[order]
+    return cache.values[torch.searchsorted(cache.keys, keys)]
 
 
 def _between(rows: SparseRows, keys: Tensor) -> Tensor:
@@ -141,14 +141,14 @@ def _between(rows: SparseRows, keys: Tensor) -> Tensor:
 @compiled
 def _products(indptr, indices, values, source, destination, row, out):
     """`out[e] = ⟨x_source, x_destination⟩`; the destination's row is laid out once for all its edges."""
-    held = -1
+    loaded = -1
     for e in range(out.shape[0]):
-        if destination[e] != held:
-            if held >= 0:
-                for k in range(indptr[held], indptr[held + 1]):
+        if destination[e] != loaded:
+            if loaded >= 0:
+                for k in range(indptr[loaded], indptr[loaded + 1]):
                     row[indices[k]] = 0.0
-            held = destination[e]
-            for k in range(indptr[held], indptr[held + 1]):
+            loaded = destination[e]
+            for k in range(indptr[loaded], indptr[loaded + 1]):
                 row[indices[k]] += values[k]
         total = 0.0
         for k in range(indptr[source[e]], indptr[source[e] + 1]):
@@ -172,9 +172,9 @@ def _looked_up(rows: SparseRows, source: Tensor, destination: Tensor) -> Tensor:
         begin = ends[edges] - counts[edges]
         entry = torch.arange(edges.numel(), device=source.device) + begin[:1] - begin
         entry = entry + rows.indptr[source[edges]]
-        wanted = destination[edges] * width + rows.indices[entry]
-        spot = torch.searchsorted(places, wanted).clamp(max=places.numel() - 1)
-        found = torch.where(places[spot] == wanted, values[spot], 0.0)
-        out.index_add_(0, edges, rows.values.double()[entry] * found)
+        keys = destination[edges] * width + rows.indices[entry]
+        spot = torch.searchsorted(places, keys).clamp(max=places.numel() - 1)
+        matches = torch.where(places[spot] == keys, values[spot], 0.0)
+        out.index_add_(0, edges, rows.values.double()[entry] * matches)
         first = last
     return out

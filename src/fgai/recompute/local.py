@@ -118,21 +118,21 @@ class Recompute:
 
     @torch.no_grad()
     def plan(
-        self, edit: Edit, wanted: Tensor | None = None, *, whole: bool = False, limit: float = WORTHWHILE
+        self, edit: Edit, nodes: Tensor | None = None, *, all_rows: bool = False, limit: float = WORTHWHILE
     ) -> Plan | None:
         """Find what has to be computed again after `edit`, or None where a full pass is cheaper.
 
         Args:
             edit: what changes in the graph.
-            wanted: [T] the nodes whose logits are needed; all by default.
-            whole: also give the whole ranking of every touched row.
+            nodes: [T] the nodes whose logits are needed; all by default.
+            all_rows: also give the whole ranking of every touched row.
             limit: share of the work of a full pass that is still worthwhile.
         """
         clean, total = self.graph.adjacency, self.graph.num_nodes + edit.new
         everywhere = torch.ones(total, dtype=torch.bool, device=clean.device)
         rows = everywhere
-        if wanted is not None and not whole:
-            rows = torch.zeros_like(everywhere).index_fill(0, wanted, True)
+        if nodes is not None and not all_rows:
+            rows = torch.zeros_like(everywhere).index_fill(0, nodes, True)
         start = changed = edit.start(self.graph.num_nodes)
         patches, spent, full = [], 0.0, 0.0
         for index, (layer, _) in enumerate(self.stages.stages):
@@ -140,7 +140,7 @@ class Recompute:
             fresh = edit.reached(clean, changed)
             if last:
                 fresh = fresh[rows[fresh]]
-            patch = _Patch.build(clean, edit, changed, fresh, rows if last else everywhere, whole=whole)
+            patch = _Patch.build(clean, edit, changed, fresh, rows if last else everywhere, all_rows=all_rows)
             width = layer.heads * layer.channels
             spent += width * (patch.adjacency.num_edges + patch.adjacency.num_nodes)
             full += width * (clean.num_edges + edit.added.shape[1] + total)
@@ -157,8 +157,8 @@ class Recompute:
             None if before is None else before[patch.constant[: patch.touched - patch.changed]]
             for patch, before in zip(patches, self._states, strict=True)
         ]
-        before = self.clean_attention.layers if whole else ()
-        ranks = [Ranks.of(patch, layer.ranking()) for patch, layer in zip(patches, before, strict=whole)]
+        before = self.clean_attention.layers if all_rows else ()
+        ranks = [Ranks.of(patch, layer.ranking()) for patch, layer in zip(patches, before, strict=all_rows)]
         share = spent / max(1.0, full)
         return Plan(edit, start, patches, fixed, states, keep, changed[keep], share, ranks)
 
@@ -177,14 +177,14 @@ class Recompute:
         parts = [part for part in (moved, features.appended) if part is not None]
         rows = torch.cat(parts) if parts else features.select(plan.start)
         state = self.stages.enter(Features.dense(rows), positional)
-        seen: list[Tensor] = []
+        outputs: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
         for index, (patch, (fixed, score), before, (layer, update)) in enumerate(steps):
             sides, last = patch.joined(layer.sides(state), fixed), index == len(plan.patches) - 1
             if plan.ranks:
-                seen.append(plan.ranks[index](layer, sides))
+                outputs.append(plan.ranks[index](layer, sides))
             if last and not logits:
-                return Touched(plan.nodes[:0], self.clean_logits[:0], seen)
+                return Touched(plan.nodes[:0], self.clean_logits[:0], outputs)
             out = patch.forward(layer, sides, score)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
             if last:
@@ -192,16 +192,16 @@ class Recompute:
                 joined = None if joined is None else chosen_rows(joined, plan.keep)
             state = update(joined, layer.join(out))
         assert isinstance(state, Tensor)
-        return Touched(plan.nodes, self.stages.leave(state), seen)
+        return Touched(plan.nodes, self.stages.leave(state), outputs)
 
-    def logits(self, change: GraphChange, wanted: Tensor | None = None) -> Touched:
+    def logits(self, change: GraphChange, nodes: Tensor | None = None) -> Touched:
         """Return the logits `change` can move; all others are those of `clean_logits`.
 
         Args:
             change: e.g. one new node, or another feature vector of one node.
-            wanted: [T] the nodes of interest; all by default.
+            nodes: [T] the nodes of interest; all by default.
         """
-        plan = self.plan(Edit.of(change, self.graph), wanted, limit=float("inf"))
+        plan = self.plan(Edit.of(change, self.graph), nodes, limit=float("inf"))
         features = change.features_on(self.graph)
         assert plan is not None and features is not None
         return self.forward(plan, features, self.encodings(plan, change))
@@ -211,13 +211,13 @@ class Recompute:
         graph = self.graph
         if graph.positional is None or graph.positional_values is None:
             return None
-        found = graph.positional[plan.edit.rows]
+        encodings = graph.positional[plan.edit.rows]
         if plan.edit.new and change.endpoints is not None:
             degree = graph.adjacency.degree - int(graph.has_loops)
             endpoints = change.endpoints.to(graph.device)
             new = extend_encoding(graph.positional, graph.positional_values, degree, endpoints)[0]
-            found = torch.cat([found, new])
-        return found
+            encodings = torch.cat([encodings, new])
+        return encodings
 
 
 def _plain(graph: Graph) -> bool:
@@ -251,7 +251,7 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
         places.append(spots)
         inputs = numbers[:, : patch.touched]
     ranked = zip(plan.ranks, patches, places, strict=True) if plan.ranks else ()
-    made = replace(
+    plans = replace(
         plan,
         ranks=[ranks.repeated(patch, spots) for ranks, patch, spots in ranked],
         start=plan.start.repeat(times),
@@ -261,7 +261,7 @@ def repeat_plan(plan: Plan, times: int) -> Repeated:
         keep=inputs[:, plan.keep].flatten(),
         nodes=plan.nodes.repeat(times),
     )
-    return Repeated(made, times, places)
+    return Repeated(plans, times, places)
 
 
 def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:

@@ -76,15 +76,15 @@ class Edit:
 
         They are the ends of edges out of `changed`, and the ends of added and removed edges.
         """
-        seen = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
+        mask = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
         try:
-            seen[adjacency.destination[_outgoing(adjacency, changed)]] = True
-            seen[self.added[1]] = True
-            seen[adjacency.destination[self.removed]] = True
-            seen[changed] = False
+            mask[adjacency.destination[_outgoing(adjacency, changed)]] = True
+            mask[self.added[1]] = True
+            mask[adjacency.destination[self.removed]] = True
+            mask[changed] = False
         except IndexError as error:
             raise InputError(f"`changed` and the edit must be of this graph: {error}") from error
-        return seen.nonzero().flatten()
+        return mask.nonzero().flatten()
 
 
 def incoming(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,38 +135,38 @@ class _Patch:
 
     @classmethod
     def build(
-        cls, clean: Adjacency, edit: Edit, changed: Tensor, fresh: Tensor, rows: Tensor, *, whole: bool
+        cls, clean: Adjacency, edit: Edit, changed: Tensor, fresh: Tensor, rows: Tensor, *, all_rows: bool
     ) -> _Patch:
         """Collect the edges to compute again.
 
         `changed` [S] are the nodes whose input differs, `fresh` [P] the other rows to compute, sorted, and
-        `rows` bool [N + new] those whose output is needed. `whole` takes all edges of every row, without
+        `rows` bool [N + new] those whose output is needed. `all_rows` takes all edges of every row, without
         stand-ins.
         """
         total, s, device = clean.num_nodes + edit.new, changed.numel(), changed.device
-        place = torch.full((total,), -1, dtype=torch.long, device=device)
-        place[changed] = torch.arange(s, device=device)
-        place[fresh] = s + torch.arange(fresh.numel(), device=device)
+        position = torch.full((total,), -1, dtype=torch.long, device=device)
+        position[changed] = torch.arange(s, device=device)
+        position[fresh] = s + torch.arange(fresh.numel(), device=device)
         full = changed[rows[changed]]
-        if whole:
+        if all_rows:
             full = torch.cat([full, fresh])
         taken = incoming(clean, full)[0]
-        if not whole:
+        if not all_rows:
             spread = _outgoing(clean, changed)
-            taken = torch.cat([taken, spread[place[clean.destination[spread]] >= s]])
+            taken = torch.cat([taken, spread[position[clean.destination[spread]] >= s]])
         if edit.removed.numel():
             taken = taken[~torch.isin(taken, edit.removed)]
-        added = edit.added[:, rows[edit.added[1]] & (place[edit.added[1]] >= 0)]
+        added = edit.added[:, rows[edit.added[1]] & (position[edit.added[1]] >= 0)]
         source = torch.cat([clean.source[taken], added[0]])
         destination = torch.cat([clean.destination[taken], added[1]])
         other = torch.zeros(total, dtype=torch.bool, device=device)
         other[source] = True
-        other &= place < 0
+        other &= position < 0
         constant = torch.cat([fresh, other.nonzero().flatten()])
-        place[constant] = s + torch.arange(constant.numel(), device=device)
+        position[constant] = s + torch.arange(constant.numel(), device=device)
 
-        rest, owner = incoming(clean, fresh[:0] if whole else fresh)
-        from_clean = place[clean.source[rest]]
+        rest, owner = incoming(clean, fresh[:0] if all_rows else fresh)
+        from_clean = position[clean.source[rest]]
         kept = (from_clean < 0) | (from_clean >= s)
         if edit.removed.numel():
             kept &= ~torch.isin(rest, edit.removed)
@@ -175,7 +175,7 @@ class _Patch:
         nodes = s + constant.numel()
         stands = nodes + torch.arange(standins.numel(), device=device)
         edge_index = torch.stack(
-            [torch.cat([place[source], stands]), torch.cat([place[destination], s + standins])]
+            [torch.cat([position[source], stands]), torch.cat([position[destination], s + standins])]
         )
         adjacency, order = Adjacency.build(edge_index, nodes + standins.numel())
         back = torch.empty_like(order)
@@ -274,5 +274,5 @@ class Ranks(NamedTuple):
 
     def __call__(self, layer: AttentionLayer, joined: Sides) -> Tensor:
         """The scores [E'] from the sides of all nodes of the patch; gradients come from moved edges."""
-        found = layer.mean_scores(*joined[:2], self.adjacency)
-        return self.still.index_copy(0, self.moved, found)
+        scores = layer.mean_scores(*joined[:2], self.adjacency)
+        return self.still.index_copy(0, self.moved, scores)

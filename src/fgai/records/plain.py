@@ -103,19 +103,19 @@ def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
 
 def check_arrays(values: Any) -> None:
     """Raise `CheckpointError` if packed arrays claim more memory than their text explains."""
-    held = needed = 0
+    total = needed = 0
     left = [values]
     while left:
         value = left.pop()
         if isinstance(value, Mapping) and PackedArray.__required_keys__ <= value.keys():
             check(value, PackedArray, "a packed array")
-            held, needed = held + len(value["data"]), needed + _size(value)
+            total, needed = total + len(value["data"]), needed + _size(value)
         elif isinstance(value, Mapping):
             left += value.values()
         elif isinstance(value, list):
             left += [item for item in value if isinstance(item, Mapping | list)]
-    if needed > most_bytes(held):
-        raise CheckpointError(f"packed arrays claim {needed} bytes, more than {held} characters explain")
+    if needed > most_bytes(total):
+        raise CheckpointError(f"packed arrays claim {needed} bytes, more than {total} characters explain")
 
 
 def _size(packed: Mapping[str, Any]) -> int:

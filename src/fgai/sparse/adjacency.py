@@ -173,15 +173,15 @@ class Adjacency:
         check_pointers(colptr, len(source), "colptr")
         check_index(csc, len(source), "csc")
         order = csc.long()
-        seen = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
-        if not bool(seen.all()) or not torch.equal(owners(colptr, len(csc)), source[order].long()):
+        covered = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
+        if not bool(covered.all()) or not torch.equal(owners(colptr, len(csc)), source[order].long()):
             raise InputError("`csc` must hold every edge once, that of node j at `colptr[j]:colptr[j + 1]`")
         return True
 
     def _parts(self, *names: str) -> tuple[Tensor, Tensor, Tensor]:
         """Two vectors over edges and one of pointers, in 32 bits where only those exist."""
-        known = self.__dict__ if "source" in self.__dict__ else self.index32._asdict()
-        one, two, pointer = (known[name] for name in names)
+        parts = self.__dict__ if "source" in self.__dict__ else self.index32._asdict()
+        one, two, pointer = (parts[name] for name in names)
         _check_count(self.num_nodes, "nodes")
         if any(part.dim() != 1 or part.dtype not in INTEGERS for part in (one, two, pointer)):
             raise InputError("the parts of an adjacency must be vectors of integers")
@@ -238,10 +238,10 @@ class Adjacency:
 
 def of_narrow(num_nodes: int, index: Index32) -> Adjacency:
     """An adjacency of indices a kernel made from checked ones; 64-bit indices are made on demand."""
-    made = object.__new__(Adjacency)
-    made.__dict__.update(num_nodes=num_nodes, index32=index)
-    _mark(made)
-    return made
+    adjacency = object.__new__(Adjacency)
+    adjacency.__dict__.update(num_nodes=num_nodes, index32=index)
+    _mark(adjacency)
+    return adjacency
 
 
 def _mark(adjacency: Adjacency) -> None:

@@ -212,10 +212,10 @@ class Features:
             raise InputError("`rows` and `delta` belong together: give both or neither")
 
     def _check_part(self, part: Tensor, name: str, rows: int) -> None:
-        wanted = (rows, self.num_columns), self.dtype, self.device
-        if (part.shape, part.dtype, part.device) != wanted:
+        expected = (rows, self.num_columns), self.dtype, self.device
+        if (part.shape, part.dtype, part.device) != expected:
             got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
-            shape, dtype, device = wanted
+            shape, dtype, device = expected
             raise InputError(f"`{name}` must be {dtype} {shape} on {device}, as the features are, got {got}")
 
     def range(self, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:

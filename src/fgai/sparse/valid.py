@@ -87,13 +87,13 @@ def _kept(tensor: Tensor, key: str, look: Callable[[Tensor], T]) -> T:
     """The result of `look` on the tensor; computed again when it was changed in place."""
     if tensor.is_inference():  # such tensors do not count their changes
         return look(tensor)
-    seen = _SEEN.setdefault(tensor, {})
-    version, known = seen.get(key, (-1, None))
+    cache = _SEEN.setdefault(tensor, {})
+    version, value = cache.get(key, (-1, None))
     if version != tensor._version:
-        known = look(tensor)
-        seen[key] = tensor._version, known
-    found: T = known
-    return found
+        value = look(tensor)
+        cache[key] = tensor._version, value
+    result: T = value
+    return result
 
 
 def _unreadable(device: torch.device) -> bool:

@@ -224,8 +224,8 @@ def check_logits(logits: Tensor, graph: Graph) -> None:
     if logits.dim() == 2 and logits.shape[0] == rows and logits.shape[1] >= classes:
         return
     labels = task.labels(graph)
-    known = None if labels is None else labels[labels >= 0]
-    lowest = 0 if known is None or not known.numel() else int(known.min())
+    labelled = None if labels is None else labels[labels >= 0]
+    lowest = 0 if labelled is None or not labelled.numel() else int(labelled.min())
     hint = f"; labels begin at {lowest}, classes are counted from 0: use `y - {lowest}`" if lowest else ""
     raise InputError(
         f"the model must return logits [{rows}, {max(2, classes)}] on {graph.name!r},"

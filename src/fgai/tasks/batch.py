@@ -53,8 +53,8 @@ class GraphTask(Task):
         mask = _node_mask(graph, targets)
         if mask is None:
             return torch.arange(graph.num_graphs, device=graph.device)
-        found: Tensor = torch.unique(_batch_of(graph)[mask])
-        return found
+        graphs: Tensor = torch.unique(_batch_of(graph)[mask])
+        return graphs
 
     def labels(self, graph: Graph) -> Tensor | None:
         """The graphs' classes."""
@@ -113,11 +113,11 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
     if not rows.numel():
         raise InputError(f"a part of the split of {graph.name!r} holds no graphs")
     batch = _batch_of(graph)
-    wanted = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
-    wanted[rows] = True
-    keep = wanted[batch]
+    chosen = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
+    chosen[rows] = True
+    keep = chosen[batch]
     nodes = keep.nonzero().flatten()
-    new_node, new_graph = keep.long().cumsum(0) - 1, wanted.long().cumsum(0) - 1
+    new_node, new_graph = keep.long().cumsum(0) - 1, chosen.long().cumsum(0) - 1
     edges = keep[graph.adjacency.destination].nonzero().flatten()
     source, destination = new_node[graph.edge_index[:, edges]]
     node_fields = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values")
@@ -127,7 +127,7 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
         Adjacency.from_sorted(source, destination, nodes.numel()),
         None if graph.features is None else _take_rows(graph.features, nodes),
         batch=new_graph[batch[nodes]],
-        graph_y=None if graph.graph_y is None else graph.graph_y[wanted],
+        graph_y=None if graph.graph_y is None else graph.graph_y[chosen],
         name=graph.name,
         **fields,
     )

@@ -47,8 +47,8 @@ class LinkTask(Task):
         if targets == "test":
             return graph
         links = _links_of(graph)
-        held = links.take(links.rows("val"))
-        pairs = held.pairs[:, held.y == 1]
+        validation = links.take(links.rows("val"))
+        pairs = validation.pairs[:, validation.y == 1]
         both = torch.cat([pairs, pairs.flip(0)], dim=1)
         keys = torch.unique(edge_keys(both[0], both[1]))
         _, there = match_edges(keys, graph.keys)
@@ -57,12 +57,12 @@ class LinkTask(Task):
     def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:
         """Training links, as many fresh pairs that are none, and the validation pairs."""
         links = _links_of(graph)
-        known = links.take(links.rows("train"))
-        known = known.take((known.y == 1).nonzero().flatten())
-        pairs = negative_pairs(graph, len(known), generator)
+        positives = links.take(links.rows("train"))
+        positives = positives.take((positives.y == 1).nonzero().flatten())
+        pairs = negative_pairs(graph, len(positives), generator)
         zeros = torch.zeros(pairs.shape[1], dtype=torch.long, device=graph.device)
         fresh = Links(pairs, zeros, zeros)
-        return graph.replace(links=known.join(fresh).join(links.take(links.rows("val"))))
+        return graph.replace(links=positives.join(fresh).join(links.take(links.rows("val"))))
 
     def count(self, graph: Graph) -> int:
         """Pairs."""
@@ -88,11 +88,11 @@ class LinkTask(Task):
         """The first pair the node is an end of: a test link, else another test pair, else any."""
         links = _links_of(graph)
         order = torch.argsort(links.part * 2 + links.y, descending=True, stable=True)
-        place = torch.full((graph.num_nodes,), len(links), device=graph.device)
+        row = torch.full((graph.num_nodes,), len(links), device=graph.device)
         spots = torch.arange(len(links), device=graph.device)
         for end in links.pairs[:, order]:
-            place = place.scatter_reduce(0, end, spots, "amin")
-        return torch.where(place < len(links), order[place.clamp(max=len(links) - 1)], -1)
+            row = row.scatter_reduce(0, end, spots, "amin")
+        return torch.where(row < len(links), order[row.clamp(max=len(links) - 1)], -1)
 
     def has_part(self, graph: Graph, targets: str) -> bool:
         """Always: every link knows its part."""
@@ -119,8 +119,8 @@ class LinkTask(Task):
     def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """`links` and other `pairs`: the mean of the two ends, those without a value left out."""
         links = _links_of(graph)
-        found, truth = values[:, links.pairs[:, rows]].nanmean(1), links.y[rows]
-        return {"links": found[:, truth == 1], "pairs": found[:, truth == 0]}
+        scores, truth = values[:, links.pairs[:, rows]].nanmean(1), links.y[rows]
+        return {"links": scores[:, truth == 1], "pairs": scores[:, truth == 0]}
 
 
 def _links_of(graph: Graph) -> Links:
@@ -150,17 +150,17 @@ def negative_pairs(
         raise InputError(f"`count` must be at most {possible}, all pairs of {graph.name!r}, got {count}")
     if taken is not None and (taken.dim() != 1 or taken.dtype != torch.int64):
         raise InputError(f"`taken` must be a vector of edge keys (torch.long), got {tuple(taken.shape)}")
-    found = torch.zeros(0, dtype=torch.long, device=graph.device)
+    pair_keys = torch.zeros(0, dtype=torch.long, device=graph.device)
     for _ in range(64):
         drawn = torch.randint(graph.num_nodes, (2, count + count // 4 + 16), generator=generator)
         pairs = drawn.to(graph.device)
         low, high = pairs.amin(0), pairs.amax(0)
         keys = edge_keys(low, high)[low != high]
-        for known in (graph.keys, taken):
-            keys = keys if known is None else keys[~torch.isin(keys, known)]
-        found = _first_of_each(torch.cat([found, keys]))
-        if found.numel() >= count:
-            return torch.stack(key_ends(found[:count]))
+        for excluded in (graph.keys, taken):
+            keys = keys if excluded is None else keys[~torch.isin(keys, excluded)]
+        pair_keys = _first_of_each(torch.cat([pair_keys, keys]))
+        if pair_keys.numel() >= count:
+            return torch.stack(key_ends(pair_keys[:count]))
     raise InputError(f"{count} pairs without a link were asked for; {graph.name!r} has too few")
 
 

@@ -66,7 +66,7 @@ def _largest_share(graph: Graph) -> float:
     """Share of the most frequent class among all nodes whose class is known; 0 if none is."""
 
     def share() -> float:
-        known = graph.y[graph.y >= 0] if graph.y is not None else torch.zeros(0, dtype=torch.long)
-        return float(torch.bincount(known).max()) / known.numel() if known.numel() else 0.0
+        labels = graph.y[graph.y >= 0] if graph.y is not None else torch.zeros(0, dtype=torch.long)
+        return float(torch.bincount(labels).max()) / labels.numel() if labels.numel() else 0.0
 
     return cached_on(graph, "fgai.tasks.node", share)

@@ -52,32 +52,32 @@ def _levels(values, first, last, count, levels):
     if count == 5 and last - first <= SHORT:
         _five(values, first, last, levels)
         return
-    for place in range(count):
-        levels[place] = -np.inf
+    for slot in range(count):
+        levels[slot] = -np.inf
     if last - first <= SHORT and count <= 16:
         for e in range(first, last):
             value = values[e]
-            for place in range(count - 1, 0, -1):
-                levels[place] = _sink(value, levels[place - 1], levels[place])
+            for slot in range(count - 1, 0, -1):
+                levels[slot] = _sink(value, levels[slot - 1], levels[slot])
             levels[0] = value if value > levels[0] else levels[0]
         return
     for e in range(first, last):
         value = values[e]
         if value > levels[count - 1]:
-            place = count - 1
-            while place > 0 and value > levels[place - 1]:
-                levels[place] = levels[place - 1]
-                place -= 1
-            levels[place] = value
+            slot = count - 1
+            while slot > 0 and value > levels[slot - 1]:
+                levels[slot] = levels[slot - 1]
+                slot -= 1
+            levels[slot] = value
 
 
 @compiled
 def _spare(levels, count):
     """How many edges with just the last level belong to the `count` largest."""
-    found = 0
-    for place in range(count):
-        found += levels[place] == levels[count - 1]
-    return found
+    count_equal = 0
+    for slot in range(count):
+        count_equal += levels[slot] == levels[count - 1]
+    return count_equal
 
 
 @compiled
@@ -86,7 +86,7 @@ def _distance(low, high, rowptr, grown, w, v, mask, k, slope, sums):
 
     `mask`, unless it is empty, is the top-k of w; the rows of v begin at `grown`.
     """
-    known = len(mask) > 0
+    masked = len(mask) > 0
     levels = np.empty(max(k, 1), w.dtype)
     for i in range(low, high):
         first, last = rowptr[i], rowptr[i + 1]
@@ -100,7 +100,7 @@ def _distance(low, high, rowptr, grown, w, v, mask, k, slope, sums):
             sums[i] = total
             continue
         level, spare = w[first], 0
-        if not known:
+        if not masked:
             _levels(w, first, last, k, levels)
             level, spare = levels[k - 1], _spare(levels, k)
         _levels(v, first + more, last + more, k, levels)
@@ -109,7 +109,7 @@ def _distance(low, high, rowptr, grown, w, v, mask, k, slope, sums):
             after = v[e + more]
             here = int(after > other or (after == other and room > 0))
             room -= after == other
-            if known:
+            if masked:
                 here += mask[e]
             else:
                 here += int(w[e] > level or (w[e] == level and spare > 0))
@@ -124,7 +124,7 @@ def _distance(low, high, rowptr, grown, w, v, mask, k, slope, sums):
 def _margin(low, high, rowptr, values, k, radius, slope, sums):
     """Σ_m relu(R − c(m) / m) / R of every row, and its slope at the edges that matter."""
     levels = np.empty(2 * k, values.dtype)
-    flows, seen = np.empty(2 * k, values.dtype), np.empty(2 * k, np.int64)
+    flows, counts = np.empty(2 * k, values.dtype), np.empty(2 * k, np.int64)
     share = np.empty(k, np.float64)
     for i in range(low, high):
         first, last = rowptr[i], rowptr[i + 1]
@@ -145,15 +145,15 @@ def _margin(low, high, rowptr, values, k, radius, slope, sums):
         for m in range(count, 0, -1):  # the m-th pair takes part in the costs of m and more swaps
             flow += share[m - 1]
             flows[k - m], flows[k + m - 1] = -flow, flow
-        seen[: k + count] = 0
+        counts[: k + count] = 0
         for e in range(first, last):
             rank = 0
-            for place in range(k + count):
-                rank += levels[place] > values[e]
+            for slot in range(k + count):
+                rank += levels[slot] > values[e]
             slope[e] = 0
             if rank < k + count:
-                equal = seen[rank]  # equal values rank in edge order
-                seen[rank] += 1
+                equal = counts[rank]  # equal values rank in edge order
+                counts[rank] += 1
                 if rank + equal < k + count:
                     slope[e] = flows[rank + equal]
 
@@ -163,16 +163,16 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="fgai-rows")
 
 
-def _over_rows(work: Callable[..., None], rowptr: Any, *given: Any) -> None:
+def _over_rows(work: Callable[..., None], rowptr: Any, *arguments: Any) -> None:
     """Run `work(low, high, rowptr, *given)` over all rows, on as many threads as torch uses."""
     rows, edges = len(rowptr) - 1, int(rowptr[-1])
     threads = min(torch.get_num_threads(), max(1, edges // MANY))
     if threads == 1:
-        work(0, rows, rowptr, *given)
+        work(0, rows, rowptr, *arguments)
         return
     bounds = np.searchsorted(rowptr, np.arange(1, threads) * edges // threads)
     bounds = np.concatenate([[0], bounds, [rows]])
-    parts = [_pool(threads).submit(work, a, b, rowptr, *given) for a, b in pairwise(bounds.tolist())]
+    parts = [_pool(threads).submit(work, a, b, rowptr, *arguments) for a, b in pairwise(bounds.tolist())]
     for part in parts:
         part.result()
 
@@ -214,9 +214,9 @@ def _distances(w: Tensor, w_tilde: Tensor, *options: Any) -> tuple[Tensor, Tenso
 
 
 def _margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, float]:
-    given, ptr = _array(values), _array(rowptr)
-    slope, sums = np.empty_like(given), np.empty(len(ptr) - 1, np.float64)
-    _over_rows(_margin, ptr, given, k, radius, slope, sums)
+    array, ptr = _array(values), _array(rowptr)
+    slope, sums = np.empty_like(array), np.empty(len(ptr) - 1, np.float64)
+    _over_rows(_margin, ptr, array, k, radius, slope, sums)
     scale = 1 / max(1, int(np.clip(ptr[1:] - ptr[:-1] - k, 0, k).sum()))
     return values.new_tensor(sums.sum() * scale), torch.from_numpy(slope), scale
 
@@ -231,8 +231,8 @@ def distance(
     grown: Tensor | None = None,
 ) -> Tensor:
     """See `topk_l1`, form "tv", scope "node"; k None takes all edges. Grown rows: no gradient in w."""
-    known = torch.empty(0, dtype=torch.bool) if mask is None else mask
-    options = rowptr, k or 0, known, factor, grown
+    members = torch.empty(0, dtype=torch.bool) if mask is None else mask
+    options = rowptr, k or 0, members, factor, grown
     return _Sloped.apply(_distances, w, w_tilde, *options)  # type: ignore[no-any-return]
 
 

@@ -73,14 +73,14 @@ def _ends(rowptr, i):
 
 
 @triton.jit
-def _pick(rowptr, values, found, K: tl.constexpr, LONG: tl.constexpr):
+def _pick(rowptr, values, positions, K: tl.constexpr, LONG: tl.constexpr):
     i = tl.program_id(0).to(tl.int64)
     first, last = _ends(rowptr, i)
     kind: tl.constexpr = values.dtype.element_ty
     level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
-    for place in range(K):
+    for slot in range(K):
         level, spot = _scan(values, first, last, level, spot, kind, LONG)
-        tl.store(found + i * K + place, tl.where(spot == NONE, -1, spot).to(tl.int64))
+        tl.store(positions + i * K + slot, tl.where(spot == NONE, -1, spot).to(tl.int64))
 
 
 @triton.jit
@@ -104,7 +104,7 @@ def _find(rowptr, values, levels, spots, K: tl.constexpr, SHORT: tl.constexpr, L
 
 @triton.jit
 def _apart(
-    w, v, slope, start, last, level, spot, other, place, factor, kind: tl.constexpr, K: tl.constexpr,
+    w, v, slope, start, last, level, spot, other, other_spot, factor, kind: tl.constexpr, K: tl.constexpr,
     B: tl.constexpr,
 ):  # fmt: skip
     """Σ |w − v| over B edges from `start` on, as often as they are in a top-k set, and its slope in v."""
@@ -113,7 +113,7 @@ def _apart(
     before, after = tl.load(w + e, mask=live, other=0.0), tl.load(v + e, mask=live, other=0.0)
     count = tl.full([B], 2.0, dtype=kind)
     if K > 0:
-        count = _leads(before, e, level, spot).to(kind) + _leads(after, e, other, place).to(kind)
+        count = _leads(before, e, level, spot).to(kind) + _leads(after, e, other, other_spot).to(kind)
     sign = (after > before).to(kind) - (after < before).to(kind)
     tl.store(slope + e, count * sign * factor, mask=live)
     return tl.sum(count * tl.abs(before - after), axis=0)
@@ -135,19 +135,19 @@ def _distance(
     if GROWN:
         shift = tl.load(grown + i).to(tl.int32) - first
         v, slope = v + shift, slope + shift
-    level, spot, other, place = factor, first, factor, first
+    level, spot, other, other_spot = factor, first, factor, first
     if K > 0:
         if KNOWN:
             level, spot = tl.load(levels + i), tl.load(spots + i)
         else:
             level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
-        other, place = _cut(v, first, last, kind, K, SHORT, LONG)
+        other, other_spot = _cut(v, first, last, kind, K, SHORT, LONG)
     total = tl.zeros([], dtype=kind)
     if last - first > SHORT:
         for start in range(first, last, LONG):
-            total += _apart(w, v, slope, start, last, level, spot, other, place, factor, kind, K, LONG)
+            total += _apart(w, v, slope, start, last, level, spot, other, other_spot, factor, kind, K, LONG)
     else:
-        total += _apart(w, v, slope, first, last, level, spot, other, place, factor, kind, K, SHORT)
+        total += _apart(w, v, slope, first, last, level, spot, other, other_spot, factor, kind, K, SHORT)
     tl.store(sums + i, total * factor)
 
 
@@ -166,15 +166,15 @@ def _margin(
     if count > 0:
         level, spot = tl.full([], float("inf"), dtype=kind), tl.full([], -1, dtype=tl.int32)
         if last - first > SHORT:
-            for place in range(0, K + count):
+            for slot in range(0, K + count):
                 level, spot = _scan(values, first, last, level, spot, kind, LONG)
-                levels, spots = tl.where(j == place, level, levels), tl.where(j == place, spot, spots)
+                levels, spots = tl.where(j == slot, level, levels), tl.where(j == slot, spot, spots)
         else:
             e = first + tl.arange(0, SHORT)
             v = tl.load(values + e, mask=e < last, other=0.0)
-            for place in range(0, K + count):
+            for slot in range(0, K + count):
                 level, spot = _best(v, e, e < last, level, spot)
-                levels, spots = tl.where(j == place, level, levels), tl.where(j == place, spot, spots)
+                levels, spots = tl.where(j == slot, level, levels), tl.where(j == slot, spot, spots)
         # Row m of this matrix adds the m weakest members and takes the m strongest outsiders away.
         far = tl.where(j < K, K - j, j - K + 1)
         sign = tl.where(j < K, 1.0, -1.0).to(kind)
@@ -196,10 +196,10 @@ def _margin(
 
 def pick_leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     """Positions [N, count] of the largest of every row, -1 where a row has fewer; see `leaders`."""
-    found = rowptr.new_empty(rowptr.numel() - 1, count)
-    if found.numel():
-        _pick[(found.shape[0],)](rowptr, values, found, K=count, LONG=LONG, num_warps=1)
-    return found
+    positions = rowptr.new_empty(rowptr.numel() - 1, count)
+    if positions.numel():
+        _pick[(positions.shape[0],)](rowptr, values, positions, K=count, LONG=LONG, num_warps=1)
+    return positions
 
 
 def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
@@ -312,7 +312,7 @@ def _compare(
     high, low = tl.full([], float("inf"), dtype=kind), tl.full([], float("inf"), dtype=kind)
     far, near = tl.full([], -1, dtype=tl.int32), tl.full([], -1, dtype=tl.int32)
     if last - first > SHORT:
-        for place in range(K):
+        for slot in range(K):
             best, where = tl.full([], float("-inf"), dtype=kind), tl.full([], NONE, dtype=tl.int32)
             least, whose = tl.full([], float("-inf"), dtype=kind), tl.full([], NONE, dtype=tl.int32)
             for start in range(first, last, LONG):
@@ -325,14 +325,14 @@ def _compare(
                 better = (spot != NONE) & ((top > least) | (whose == NONE))
                 least, whose = tl.where(better, top, least), tl.where(better, spot, whose)
             high, far, low, near = best, where, least, whose
-            _note(there, members, gaps, strong, weak, row * K + place, high, far, low, near)
+            _note(there, members, gaps, strong, weak, row * K + slot, high, far, low, near)
     else:
         e = first + tl.arange(0, SHORT)
         out, own = _sides(now, there, members, e, e < last)
-        for place in range(K):
+        for slot in range(K):
             high, far = _best(out, e, e < last, high, far)
             low, near = _best(own, e, e < last, low, near)
-            _note(there, members, gaps, strong, weak, row * K + place, high, far, low, near)
+            _note(there, members, gaps, strong, weak, row * K + slot, high, far, low, near)
 
 
 @triton.jit

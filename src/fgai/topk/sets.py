@@ -96,9 +96,9 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     if (rowptr.numel() - 1) * count > LARGEST_TABLE:
         raise InputError(f"{count} leaders at {rowptr.numel() - 1} nodes are too many; use a smaller `count`")
     if values.device.type == "cpu" and count <= FEW and values.dim() == 1:
-        found = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
-        _lead_rows(sortable(values).numpy(), rowptr.numpy(), found)
-        return torch.from_numpy(found)
+        positions = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
+        _lead_rows(sortable(values).numpy(), rowptr.numpy(), positions)
+        return torch.from_numpy(positions)
     if _on_gpu(values) and count <= FEW:
         from fgai.topk.gpu import pick_leaders
 
@@ -205,8 +205,8 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
 
 
 @compiled
-def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> None:
-    rows, count = found.shape
+def _lead_rows(values: np.ndarray, rowptr: np.ndarray, positions: np.ndarray) -> None:
+    rows, count = positions.shape
     best = np.empty(count, values.dtype)
     for i in range(rows):
         filled = 0
@@ -216,20 +216,20 @@ def _lead_rows(values: np.ndarray, rowptr: np.ndarray, found: np.ndarray) -> Non
                 filled += 1
             elif not value > best[count - 1]:
                 continue
-            place = filled - 1
+            slot = filled - 1
             # Strictly larger only: an equal value that came earlier stays ahead.
-            while place > 0 and value > best[place - 1]:
-                best[place] = best[place - 1]
-                found[i, place] = found[i, place - 1]
-                place -= 1
-            best[place] = value
-            found[i, place] = e
+            while slot > 0 and value > best[slot - 1]:
+                best[slot] = best[slot - 1]
+                positions[i, slot] = positions[i, slot - 1]
+                slot -= 1
+            best[slot] = value
+            positions[i, slot] = e
 
 
 @compiled
-def _mark(found: np.ndarray, mask: np.ndarray) -> None:
-    for i in range(found.shape[0]):
-        for e in found[i]:
+def _mark(positions: np.ndarray, mask: np.ndarray) -> None:
+    for i in range(positions.shape[0]):
+        for e in positions[i]:
             if e < 0:
                 break
             mask[e] = True
@@ -283,7 +283,7 @@ def topk_l1(
     """
     checks.one_of(form, "form", FORMS)
     checks.one_of(scope, "scope", SCOPES)
-    checks.number(factor, "factor")
+    checks.real_number(factor, "factor")
     check_k(k)
     if w.shape != w_tilde.shape and grown is None:
         raise InputError(

@@ -23,7 +23,7 @@ from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import DivergenceError, InputError
 from fgai.processes import ProcessGroup, current
-from fgai.progress import Stage, shown, stage
+from fgai.progress import Bar, shown, stage
 from fgai.trackers import Tracker
 from fgai.training.capture import Drawn, _mean_terms, _Replays, _run_parts, _summed, _Terms, can_replay
 from fgai.training.resume import History, _read_state, _SavedState, _state_digest, _write_state
@@ -456,7 +456,10 @@ class _Steps:
         own = epoch_seed(self.seed, epoch) + self.ranks.rank  # or all ranks would drop the same places
         # An epoch of mini-batches has a bar of its own.
         batches = stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
-        with seeded(own, self.device), batches if self.recipe.batched else nullcontext(Stage("")) as bar:
+        with (
+            seeded(own, self.device),
+            batches if self.recipe.batched else nullcontext(Bar("")) as bar,
+        ):
             self.model.train()
             for step in self.recipe.steps(self.model, epoch):
                 self.model.train()  # a step may have changed it

@@ -60,5 +60,7 @@ def open_source(data: Any, seed: int) -> AbstractContextManager[BatchSource]:
         InputError: links or small graphs, which mini-batches do not keep.
         DataError: the folder holds no stored graph, or a damaged one.
     """
-    opened: AbstractContextManager[BatchSource] = import_module("fgai.large.training").open_source(data, seed)
+    opened: AbstractContextManager[BatchSource] = import_module("fgai.large.training").stored_source(
+        data, seed
+    )
     return opened

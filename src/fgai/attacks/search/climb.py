@@ -18,7 +18,7 @@ from fgai.attacks.search.scores import Score
 from fgai.attacks.search.site import _InjectionSite
 from fgai.checks import one_of, whole
 from fgai.ops.capture import Replay
-from fgai.progress import current
+from fgai.progress import current_stage
 from fgai.typed import typed
 
 MIN_STEPS = 20  # from which a capture, which costs about as much as five steps, pays
@@ -201,7 +201,7 @@ class _Climb:
         left = steps
         if self.point.is_cuda and self.point.numel() and steps >= MIN_STEPS:
             left = steps - self._replay(steps)
-        progress, climbs = current(), self.point.shape[0]
+        progress, climbs = current_stage(), self.point.shape[0]
         progress.advance((steps - left) * climbs)
         for _ in range(left):
             self._step()

@@ -33,11 +33,11 @@ def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | Non
 
     `guide` is a smoother objective to climb. A site with a plan needs `_sums_rows(objective)`.
     """
-    judged = _values(site, objective)
+    values = _values(site, objective)
     climbed = None if guide is None else _values(site, guide)
 
     def score(view: _View) -> tuple[Tensor, Tensor]:
-        value = judged(view)
+        value = values(view)
         return (value if climbed is None else climbed(view)), value.detach()
 
     return score
@@ -253,7 +253,7 @@ def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowp
 
 
 class _PartialExplanation:
-    """The explanation objective from the rows in reach, of a plan made with `whole=True`."""
+    """The explanation objective from the rows in reach, of a plan made with `all_rows=True`."""
 
     def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
         self._objective, self._copies, self._layers = objective, 1, []

@@ -55,8 +55,8 @@ class _InjectionSite:
         plan = None
         if self.recompute is not None:
             attends = self.reads != "logits"
-            wanted = None if attends else self.clean.nodes
-            plan = self.recompute.plan(Edit.of(self.change, self.graph), wanted, whole=attends)
+            rows = None if attends else self.clean.nodes
+            plan = self.recompute.plan(Edit.of(self.change, self.graph), rows, all_rows=attends)
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan | None) -> None:

@@ -244,11 +244,11 @@ def _sources(
 
 
 @_by_block
-def _sum_rows(b, blocks, rowptr, source, heads, given, out, room):
+def _sum_rows(b, blocks, rowptr, source, heads, values, out, room):
     """out[i] = Σ of given [E, H] over the incoming edges of i."""
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
-        _weighted_sum(None, given, first, last, heads, out[np.int64(i) * heads :], room[b])
+        _weighted_sum(None, values, first, last, heads, out[np.int64(i) * heads :], room[b])
 
 
 class _Attend(Function):
@@ -258,8 +258,8 @@ class _Attend(Function):
     ) -> tuple[Tensor, ...]:
         adjacency, kind, slope, p, seed, averaged = options
         ctx.set_materialize_grads(False)
-        index, given, (limit, scale) = _incoming(adjacency), _array(values), _odds(p)
-        (heads, channels), dtype, edges = given.shape[1:], given.dtype, adjacency.num_edges
+        index, messages, (limit, scale) = _incoming(adjacency), _array(values), _odds(p)
+        (heads, channels), dtype, edges = messages.shape[1:], messages.dtype, adjacency.num_edges
         ctx.adjacency, ctx.kind, ctx.slope = adjacency, kind, slope
         ctx.drop, ctx.averaged = (seed, np.uint32(limit), dtype.type(scale)), averaged and heads > 1
         attention, mean = np.empty((edges, heads), dtype), np.empty((edges * ctx.averaged, 1), dtype)
@@ -267,7 +267,7 @@ class _Attend(Function):
         scores = _score_arguments(kind, near, far, weight, slope)
         room = workspace(index.blocks, attention, channels)
         arrays = _flat(attention), _flat(out), _flat(mean), room
-        _over(_forward, index, heads, channels, *scores, _flat(given), ctx.drop, TILES, *arrays)
+        _over(_forward, index, heads, channels, *scores, _flat(messages), ctx.drop, TILES, *arrays)
         result, weights = torch.from_numpy(out), torch.from_numpy(attention)
         ctx.save_for_backward(near, far, weight, values, weights, result)
         return result, torch.from_numpy(mean) if ctx.averaged else weights
@@ -285,8 +285,8 @@ class _Attend(Function):
             d_attention = _flat(gradients[1] * share if ctx.averaged else gradients[1])
         rows, columns, weights = _incoming(ctx.adjacency), _outgoing(ctx.adjacency), _array(attention)
         means = np.empty(len(out) * heads, d_out.dtype)
-        given = _flat(out), d_out, _flat(weights), d_attention, each, means, workspace(rows.blocks, weights)
-        _over(_means, rows, heads, channels, *given)
+        arrays = _flat(out), d_out, _flat(weights), d_attention, each, means, workspace(rows.blocks, weights)
+        _over(_means, rows, heads, channels, *arrays)
         d_values, d_scores, d_far = (np.empty_like(_array(t)) for t in (values, attention, far))
         scores = _score_arguments(ctx.kind, near, far, weight, ctx.slope)
         tiles = TILES if ctx.kind == ADDITIVE else None
@@ -301,8 +301,8 @@ class _Attend(Function):
         else:
             sizes = heads, channels
             d_near, d_weight = _near_gradients(ctx.adjacency, sizes, scores, _flat(d_scores), _array(near))
-        made = zip((d_near, d_far, d_weight, d_values), ctx.needs_input_grad, strict=False)
-        return (*_tensors(*(a if needed else None for a, needed in made)), *(None for _ in range(6)))
+        outputs = zip((d_near, d_far, d_weight, d_values), ctx.needs_input_grad, strict=False)
+        return (*_tensors(*(a if needed else None for a, needed in outputs)), *(None for _ in range(6)))
 
 
 def attend(

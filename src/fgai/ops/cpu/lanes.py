@@ -66,9 +66,9 @@ def _simple(sig: Any, build: Callable[..., Any]) -> Any:
     return sig, lambda context, builder, _, args: build(builder, *args)
 
 
-def _call(builder: Any, name: str, result: Any, *given: Any, **options: Any) -> Any:
-    kind = ir.FunctionType(result, [g.type for g in given])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), given, **options)
+def _call(builder: Any, name: str, result: Any, *arguments: Any, **options: Any) -> Any:
+    kind = ir.FunctionType(result, [g.type for g in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments, **options)
 
 
 def _operator(function: Callable[[Any, Any], Any], instruction: str) -> None:
@@ -136,8 +136,8 @@ def _store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
 
 def _mask(builder: Any, count: Any) -> Any:
     """Lanes 0..count-1."""
-    place = ir.Constant(ir.VectorType(_LONG, LANES), [ir.Constant(_LONG, k) for k in range(LANES)])
-    return builder.icmp_signed("<", place, _broadcast(builder, count, place.type))
+    position = ir.Constant(ir.VectorType(_LONG, LANES), [ir.Constant(_LONG, k) for k in range(LANES)])
+    return builder.icmp_signed("<", position, _broadcast(builder, count, position.type))
 
 
 @intrinsic
@@ -232,9 +232,9 @@ def _totals(typingctx: Any, tile: Any) -> Any:
         ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15]),
     )
 
-    def build(builder: Any, whole: Any) -> Any:
+    def build(builder: Any, vector: Any) -> Any:
         rows = [range(k, k + LANES) for k in range(0, TILE, LANES)]
-        vectors = [_shuffled(builder, whole, whole, row) for row in rows]
+        vectors = [_shuffled(builder, vector, vector, row) for row in rows]
         for first, second in rounds:
             vectors = [
                 builder.fadd(_shuffled(builder, x, y, first), _shuffled(builder, x, y, second))
@@ -309,9 +309,9 @@ def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
     kind = f"v{LANES}f{bits}" if lanes else f"f{bits}"
 
     def build(builder: Any, value: Any) -> Any:
-        real, whole = value.type, ir.IntType(bits)
+        real, integer = value.type, ir.IntType(bits)
         if lanes:
-            whole = ir.VectorType(whole, LANES)
+            integer = ir.VectorType(integer, LANES)
         scaled = builder.fmul(value, _constant(real, 1.0 / math.log(2.0)))
         n = _call(builder, f"llvm.rint.{kind}", real, scaled)
         r = _call(builder, f"llvm.fma.{kind}", real, n, _constant(real, -high), value)
@@ -321,9 +321,9 @@ def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
             product = builder.fmul(polynomial, r, flags=("contract",))
             polynomial = builder.fadd(product, _constant(real, 1.0 / math.factorial(k)), flags=("contract",))
         # Adding 1.5 · 2^mantissa leaves the integer n in the low bits; the shift drops the rest.
-        power = builder.bitcast(builder.fadd(n, _constant(real, 1.5 * 2.0**mantissa)), whole)
+        power = builder.bitcast(builder.fadd(n, _constant(real, 1.5 * 2.0**mantissa)), integer)
         power = builder.add(
-            builder.shl(power, _constant(whole, mantissa)), _constant(whole, bias << mantissa)
+            builder.shl(power, _constant(integer, mantissa)), _constant(integer, bias << mantissa)
         )
         result = builder.fmul(polynomial, builder.bitcast(power, real))
         tiny = builder.fcmp_ordered("<", value, _constant(real, lowest))

@@ -79,13 +79,13 @@ def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: 
     call = body.get_call_type(typingctx, (types.intp, *arguments.types), {})
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _, thread_count, block_count, given = values
+        _, thread_count, block_count, packed = values
         compiled = body.dispatcher.get_compile_result(call)
         context.active_code_library.add_linking_library(compiled.library)
         index, void = context.get_value_type(types.intp), ir.VoidType()
-        frame_type = ir.LiteralStructType([index, index, given.type])
+        frame_type = ir.LiteralStructType([index, index, packed.type])
         frame = cgutils.alloca_once(builder, frame_type)
-        for k, value in enumerate((ir.Constant(index, 0), block_count, given)):
+        for k, value in enumerate((ir.Constant(index, 0), block_count, packed)):
             builder.store(value, cgutils.gep_inbounds(builder, frame, 0, k))
 
         pointer = cgutils.voidptr_t
@@ -103,8 +103,8 @@ def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: 
             with serial:
                 builder.call(work, [raw])
             with parallel:
-                wanted = builder.trunc(thread_count, word)
-                builder.call(start, [builder.bitcast(work, pointer), raw, wanted, ir.Constant(word, 0)])
+                team = builder.trunc(thread_count, word)
+                builder.call(start, [builder.bitcast(work, pointer), raw, team, ir.Constant(word, 0)])
         return context.get_dummy_value()
 
     return types.void(body, types.intp, types.intp, arguments), generate
@@ -117,13 +117,13 @@ def _fill(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -
     frame = builder.bitcast(work.args[0], frame_type.as_pointer())
     counter = cgutils.gep_inbounds(builder, frame, 0, 0)
     count = builder.load(cgutils.gep_inbounds(builder, frame, 0, 1))
-    given = builder.load(cgutils.gep_inbounds(builder, frame, 0, 2))
+    packed = builder.load(cgutils.gep_inbounds(builder, frame, 0, 2))
     builder.branch(check)
     builder.position_at_end(check)
     block = builder.atomic_rmw("add", counter, ir.Constant(frame_type.elements[0], 1), "monotonic")
     builder.cbranch(builder.icmp_signed("<", block, count), inside, leave)
     builder.position_at_end(inside)
-    unpacked = [builder.extract_value(given, k) for k in range(len(call.args) - 1)]
+    unpacked = [builder.extract_value(packed, k) for k in range(len(call.args) - 1)]
     context.call_internal_no_propagate(builder, described, call, [block, *unpacked])
     builder.branch(check)
     builder.position_at_end(leave)

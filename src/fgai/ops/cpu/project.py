@@ -46,17 +46,17 @@ def _sum_tile(low, high, indices, values, weight, width, column, out, here):
 
 @_by_block
 def _forward(b, blocks, indptr, indices, width, values, weight, out):
-    end, whole = len(indices) - 1, width // TILE * TILE
+    end, full = len(indices) - 1, width // TILE * TILE
     for n in range(blocks[b], blocks[b + 1]):
         here = np.int64(n) * width
-        for column in range(0, whole, TILE):
+        for column in range(0, full, TILE):
             _sum_tile(indptr[n], indptr[n + 1], indices, values, weight, width, column, out, here + column)
-        if whole < width:
-            out[here + whole : here + width] = 0
+        if full < width:
+            out[here + full : here + width] = 0
             for z in range(indptr[n], indptr[n + 1]):
-                _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + whole, width - whole)
-                at = np.int64(indices[z]) * width + whole
-                _axpy(width - whole, values[z], weight, at, out, here + whole)
+                _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + full, width - full)
+                at = np.int64(indices[z]) * width + full
+                _axpy(width - full, values[z], weight, at, out, here + full)
 
 
 @piece
@@ -70,18 +70,18 @@ def _spread_tile(low, high, indices, values, gradient, here, width, column, out)
 
 @_by_block
 def _backward_slabs(b, slabs, indptr, indices, width, values, gradient, partial):
-    out, whole = partial[b], width // TILE * TILE
+    out, full = partial[b], width // TILE * TILE
     out[:] = 0
     for n in range(slabs[b], slabs[b + 1]):
         here = np.int64(n) * width
-        for column in range(0, whole, TILE):
+        for column in range(0, full, TILE):
             _spread_tile(
                 indptr[n], indptr[n + 1], indices, values, gradient, here + column, width, column, out
             )
-        if whole < width:
+        if full < width:
             for z in range(indptr[n], indptr[n + 1]):
-                at = np.int64(indices[z]) * width + whole
-                _axpy(width - whole, values[z], gradient, here + whole, out, at)
+                at = np.int64(indices[z]) * width + full
+                _axpy(width - full, values[z], gradient, here + full, out, at)
 
 
 @_by_block

@@ -40,12 +40,12 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     A kernel has to be compiled again when a piece of it changes, so the stamp of the stored code covers all
     files here and its own.
     """
-    made: Callable[..., None] = compiled(**_OPTIONS)(function)
-    stored = getattr(getattr(made, "_cache", None), "_cache_file", None)
+    kernel: Callable[..., None] = compiled(**_OPTIONS)(function)
+    stored = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if stored is not None and hasattr(stored, "_source_stamp"):
         files = [*_SOURCES, Path(function.__code__.co_filename)]
         stored._source_stamp = tuple((f.name, f.stat().st_mtime_ns, f.stat().st_size) for f in files)
-    return made
+    return kernel
 
 
 @piece
@@ -53,11 +53,11 @@ def _axpy(n, a, x, i, y, j):
     """y[j:j+n] += a · x[i:i+n]."""
     scale = _splat(a)
     rest = n & (LANES - 1)
-    whole = n - rest
-    for c in range(0, whole, LANES):
+    full = n - rest
+    for c in range(0, full, LANES):
         _store(y, j + c, _load(y, j + c) + scale * _load(x, i + c))
     if rest > 0:
-        i, j = i + whole, j + whole
+        i, j = i + full, j + full
         _store_some(y, j, rest, _load_some(y, j, rest) + scale * _load_some(x, i, rest))
 
 
@@ -65,12 +65,12 @@ def _axpy(n, a, x, i, y, j):
 def _dot(n, x, i, y, j):
     """Σ_c x[i+c] · y[j+c]."""
     rest = n & (LANES - 1)
-    whole = n - rest
+    full = n - rest
     lanes = _splat(x.dtype.type(0))
-    for c in range(0, whole, LANES):
+    for c in range(0, full, LANES):
         lanes = lanes + _load(x, i + c) * _load(y, j + c)
     if rest > 0:
-        lanes = lanes + _load_some(x, i + whole, rest) * _load_some(y, j + whole, rest)
+        lanes = lanes + _load_some(x, i + full, rest) * _load_some(y, j + full, rest)
     return _total(lanes)
 
 
@@ -88,11 +88,11 @@ def _add_scaled(n, a, x, i, sums, j):
     """
     scale = _splat(a)
     rest = n & (LANES - 1)
-    whole = n - rest
-    for c in range(0, whole, LANES):
+    full = n - rest
+    for c in range(0, full, LANES):
         _store(sums, j + c, _load(sums, j + c) + scale * _load(x, i + c))
     if rest > 0:
-        _store(sums, j + whole, _load(sums, j + whole) + scale * _load_some(x, i + whole, rest))
+        _store(sums, j + full, _load(sums, j + full) + scale * _load_some(x, i + full, rest))
 
 
 @piece
@@ -107,13 +107,13 @@ def _clear_sums(heads, channels, sums, offset):
 def _copy_sums(heads, channels, sums, offset, out, here):
     """out[here:] = the sums of one row, without the padding."""
     rest = channels & (LANES - 1)
-    whole = channels - rest
+    full = channels - rest
     for h in range(heads):
         k, j = offset + h * _padded(channels), here + h * channels
-        for c in range(0, whole, LANES):
+        for c in range(0, full, LANES):
             _store(out, j + c, _load(sums, k + c))
         if rest > 0:
-            _store_some(out, j + whole, rest, _load(sums, k + whole))
+            _store_some(out, j + full, rest, _load(sums, k + full))
 
 
 @piece
@@ -123,16 +123,16 @@ def _dot_axpy(n, x, i, y, j, a, z, k):
     `z` has room up to the next multiple of 8, see `_add_scaled`.
     """
     rest = n & (LANES - 1)
-    whole = n - rest
+    full = n - rest
     scale, lanes = _splat(a), _splat(x.dtype.type(0))
-    for c in range(0, whole, LANES):
+    for c in range(0, full, LANES):
         here = _load(x, i + c)
         lanes = lanes + here * _load(y, j + c)
         _store(z, k + c, _load(z, k + c) + scale * here)
     if rest > 0:
-        here = _load_some(x, i + whole, rest)
-        lanes = lanes + here * _load_some(y, j + whole, rest)
-        _store(z, k + whole, _load(z, k + whole) + scale * here)
+        here = _load_some(x, i + full, rest)
+        lanes = lanes + here * _load_some(y, j + full, rest)
+        _store(z, k + full, _load(z, k + full) + scale * here)
     return lanes
 
 
@@ -145,10 +145,10 @@ def _average(low, high, heads, attention, mean):
             mean[e] = share * _total(_load(attention, np.int64(e) * LANES))
         return
     for e in range(low, high):
-        found = mean.dtype.type(0)
+        total = mean.dtype.type(0)
         for h in range(heads):
-            found += attention[np.int64(e) * heads + h]
-        mean[e] = share * found
+            total += attention[np.int64(e) * heads + h]
+        mean[e] = share * total
 
 
 @piece
@@ -163,15 +163,15 @@ def _weighted_sum(weight, value, first, last, heads, result, scratch):
     """result[h] = Σ_e weight · value over first..last per head; weight None counts as 1."""
     if heads <= LANES and heads & (heads - 1) == 0:
         rest = (last - first) & (LANES - 1)
-        whole = last - rest
+        full = last - rest
         lanes = _splat(value.dtype.type(0))
-        for k in range(first, whole, LANES):
+        for k in range(first, full, LANES):
             lanes = lanes + (_load(value, k) if weight is None else _load(weight, k) * _load(value, k))
         if rest > 0:
             if weight is None:
-                lanes = lanes + _load_some(value, whole, rest)
+                lanes = lanes + _load_some(value, full, rest)
             else:
-                lanes = lanes + _load_some(weight, whole, rest) * _load_some(value, whole, rest)
+                lanes = lanes + _load_some(weight, full, rest) * _load_some(value, full, rest)
         _store(scratch, 0, lanes)
         for k in range(LANES - 1, heads - 1, -1):
             scratch[k - heads] += scratch[k]
@@ -204,18 +204,18 @@ def _normalise(flat, first, last, heads, scratch):
 @piece
 def _normalise_lanes(flat, first, last, heads, scratch):
     rest = (last - first) & (LANES - 1)
-    whole = last - rest
-    _top_lanes(flat, first, whole, rest, heads, scratch)
+    full = last - rest
+    _top_lanes(flat, first, full, rest, heads, scratch)
     top = _load(scratch, 0)
     sums = _splat(flat.dtype.type(0))
-    for k in range(first, whole, LANES):
+    for k in range(first, full, LANES):
         lanes = _exp_nonpositive(_load(flat, k) - top)
         _store(flat, k, lanes)
         sums = sums + lanes
     _store(scratch, LANES, sums)
     if rest > 0:
-        lanes = _exp_nonpositive(_load_some(flat, whole, rest) - top)
-        _store_some(flat, whole, rest, lanes)
+        lanes = _exp_nonpositive(_load_some(flat, full, rest) - top)
+        _store_some(flat, full, rest, lanes)
         _store_some(scratch, LANES, rest, sums + lanes)
     for k in range(LANES - 1, heads - 1, -1):
         scratch[LANES + k - heads] += scratch[LANES + k]
@@ -224,26 +224,26 @@ def _normalise_lanes(flat, first, last, heads, scratch):
     for k in range(heads, LANES):
         scratch[LANES + k] = scratch[LANES + k - heads]
     scale = _load(scratch, LANES)
-    for k in range(first, whole, LANES):
+    for k in range(first, full, LANES):
         _store(flat, k, _load(flat, k) * scale)
     if rest > 0:
-        _store_some(flat, whole, rest, _load_some(flat, whole, rest) * scale)
+        _store_some(flat, full, rest, _load_some(flat, full, rest) * scale)
 
 
 @piece
-def _top_lanes(flat, first, whole, rest, heads, scratch):
+def _top_lanes(flat, first, full, rest, heads, scratch):
     """scratch[k] = the largest score of head k mod H, for the eight lanes k."""
-    if whole > first:
+    if full > first:
         lanes = _load(flat, first)
-        for k in range(first + LANES, whole, LANES):
+        for k in range(first + LANES, full, LANES):
             lanes = _larger(_load(flat, k), lanes)
         _store(scratch, 0, lanes)
         if rest > 0:
-            _store_some(scratch, 0, rest, _larger(_load_some(flat, whole, rest), lanes))
+            _store_some(scratch, 0, rest, _larger(_load_some(flat, full, rest), lanes))
     else:
         for k in range(LANES):
             scratch[k] = flat[first + k % heads]
-        _store_some(scratch, 0, rest, _load_some(flat, whole, rest))
+        _store_some(scratch, 0, rest, _load_some(flat, full, rest))
     for k in range(LANES - 1, heads - 1, -1):
         scratch[k - heads] = max(scratch[k - heads], scratch[k])
     for k in range(heads, LANES):

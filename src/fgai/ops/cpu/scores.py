@@ -51,14 +51,14 @@ def _additive_row(low, high, i, source, heads, near, far, slope, out):
 @piece
 def _dynamic_score(channels, far, there, near, here, weight, at, slope):
     rest = channels & (LANES - 1)
-    whole = channels - rest
+    full = channels - rest
     lanes, lanes_slope = _splat(far.dtype.type(0)), _splat(slope)
-    for c in range(0, whole, LANES):
+    for c in range(0, full, LANES):
         z = _load(far, there + c) + _load(near, here + c)
         lanes = lanes + _load(weight, at + c) * _where_positive(z, z, lanes_slope * z)
     if rest > 0:
-        z = _load_some(far, there + whole, rest) + _load_some(near, here + whole, rest)
-        lanes = lanes + _load_some(weight, at + whole, rest) * _where_positive(z, z, lanes_slope * z)
+        z = _load_some(far, there + full, rest) + _load_some(near, here + full, rest)
+        lanes = lanes + _load_some(weight, at + full, rest) * _where_positive(z, z, lanes_slope * z)
     return _total(lanes)
 
 
@@ -97,32 +97,32 @@ def _forward(b, blocks, rowptr, source, heads, channels, near, far, weight, slop
 def _dynamic_gradient(channels, far, there, near, here, weight, at, slope, g, out):
     """out[there + c] += g · weight[c] · leaky_relu'(far + near)."""
     rest = channels & (LANES - 1)
-    whole = channels - rest
+    full = channels - rest
     lanes_slope, lanes_g = _splat(slope), _splat(g)
-    for c in range(0, whole, LANES):
+    for c in range(0, full, LANES):
         z = _load(far, there + c) + _load(near, here + c)
         t = lanes_g * _load(weight, at + c)
         _store(out, there + c, _load(out, there + c) + _where_positive(z, t, lanes_slope * t))
     if rest > 0:
-        z = _load_some(far, there + whole, rest) + _load_some(near, here + whole, rest)
-        t = lanes_g * _load_some(weight, at + whole, rest)
+        z = _load_some(far, there + full, rest) + _load_some(near, here + full, rest)
+        t = lanes_g * _load_some(weight, at + full, rest)
         t = _where_positive(z, t, lanes_slope * t)
-        _store_some(out, there + whole, rest, _load_some(out, there + whole, rest) + t)
+        _store_some(out, there + full, rest, _load_some(out, there + full, rest) + t)
 
 
 @piece
 def _dynamic_weight_gradient(channels, far, there, near, here, weight, at, slope, g, out, d_weight):
     """As `_dynamic_gradient`, for the destination; and d_weight[at + c] += g · leaky_relu(far + near)."""
     rest = channels & (LANES - 1)
-    whole = channels - rest
+    full = channels - rest
     lanes_slope, lanes_g = _splat(slope), _splat(g)
-    for c in range(0, whole, LANES):
+    for c in range(0, full, LANES):
         z = _load(far, there + c) + _load(near, here + c)
         t = _where_positive(z, lanes_g, lanes_slope * lanes_g)
         _store(out, here + c, _load(out, here + c) + t * _load(weight, at + c))
         _store(d_weight, at + c, _load(d_weight, at + c) + t * z)
     if rest > 0:
-        there, here, at = there + whole, here + whole, at + whole
+        there, here, at = there + full, here + full, at + full
         z = _load_some(far, there, rest) + _load_some(near, here, rest)
         t = _where_positive(z, lanes_g, lanes_slope * lanes_g)
         _store_some(out, here, rest, _load_some(out, here, rest) + t * _load_some(weight, at, rest))
@@ -201,13 +201,13 @@ def _score_arguments(
 
 
 def _near_gradients(
-    adjacency: Adjacency, sizes: tuple[int, int], given: tuple[Any, ...], gradient: Reals, like: Reals
+    adjacency: Adjacency, sizes: tuple[int, int], arguments: tuple[Any, ...], gradient: Reals, like: Reals
 ) -> tuple[Reals, Reals | None]:
     """Gradients at the destinations [as `like`] and of the weight, if there is one; `gradient` is flat."""
-    rows, d_near, weight = _incoming(adjacency), np.empty_like(like), given[2]
+    rows, d_near, weight = _incoming(adjacency), np.empty_like(like), arguments[2]
     # One partial sum per block, added in block order: the same result for any number of threads.
     partial = np.zeros((len(rows.blocks) - 1, 0 if weight is None else weight.size), like.dtype)
-    _over(_near, rows, *sizes, *given, gradient, _flat(d_near), partial)
+    _over(_near, rows, *sizes, *arguments, gradient, _flat(d_near), partial)
     return d_near, None if weight is None else partial.sum(0).reshape(sizes)
 
 
@@ -218,25 +218,25 @@ class _Score(Function):
         adjacency, kind, slope = ctx.options = options
         ctx.sizes = (near.shape[1], 1) if kind == ADDITIVE else tuple(near.shape[1:])
         out = np.empty((adjacency.num_edges, near.shape[1]), _array(near).dtype)
-        given = _score_arguments(kind, near, far, weight, slope)
-        _over(_forward, _incoming(adjacency), *ctx.sizes, *given, _flat(out))
+        arguments = _score_arguments(kind, near, far, weight, slope)
+        _over(_forward, _incoming(adjacency), *ctx.sizes, *arguments, _flat(out))
         return from_numpy(out)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (near, far, weight), (adjacency, kind, slope) = ctx.saved_tensors, ctx.options
-        given, gradient = _score_arguments(kind, near, far, weight, slope), _flat(gradients[0])
+        arguments, gradient = _score_arguments(kind, near, far, weight, slope), _flat(gradients[0])
         d_near = d_far = d_weight = None
         if ctx.needs_input_grad[1]:
             d_far = np.empty_like(_array(far))
-            _over(_far, _outgoing(adjacency), *ctx.sizes, *given, gradient, _flat(d_far))
+            _over(_far, _outgoing(adjacency), *ctx.sizes, *arguments, gradient, _flat(d_far))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
-            d_near, d_weight = _near_gradients(adjacency, ctx.sizes, given, gradient, _array(near))
+            d_near, d_weight = _near_gradients(adjacency, ctx.sizes, arguments, gradient, _array(near))
         return (*_tensors(d_near, d_far, d_weight), None, None, None)
 
 
-def score(given: Score, adjacency: Adjacency) -> Tensor:
+def score(terms: Score, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.score`."""
-    kind, near, far, weight, slope = given
+    kind, near, far, weight, slope = terms
     return _Score.apply(near, far, weight, adjacency, kind, slope)  # type: ignore[no-any-return]

@@ -71,9 +71,9 @@ def _softmax_back(b, blocks, rowptr, source, heads, weight, gradient, out, room)
 class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
-        given, index = _array(scores), _incoming(adjacency)
-        out = np.empty_like(given)
-        _over(_softmax, index, given.shape[1], _flat(given), _flat(out), workspace(index.blocks, given))
+        array, index = _array(scores), _incoming(adjacency)
+        out = np.empty_like(array)
+        _over(_softmax, index, array.shape[1], _flat(array), _flat(out), workspace(index.blocks, array))
         attention = from_numpy(out)
         ctx.save_for_backward(attention)
         ctx.adjacency = adjacency
@@ -141,10 +141,10 @@ def _weight_back(b, blocks, rowptr, source, heads, channels, values, gradient, d
 class _Aggregate(Function):
     @staticmethod
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
-        given, weight, index = _array(values), _array(attention), _incoming(adjacency)
-        out = np.empty((adjacency.num_nodes, *given.shape[1:]), given.dtype)
-        room = workspace(index.blocks, weight, given.shape[2])
-        _over(_aggregate, index, *given.shape[1:], weight, _flat(given), _flat(out), room)
+        messages, weight, index = _array(values), _array(attention), _incoming(adjacency)
+        out = np.empty((adjacency.num_nodes, *messages.shape[1:]), messages.dtype)
+        room = workspace(index.blocks, weight, messages.shape[2])
+        _over(_aggregate, index, *messages.shape[1:], weight, _flat(messages), _flat(out), room)
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
         return from_numpy(out)
@@ -152,11 +152,11 @@ class _Aggregate(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        weight, given = (_array(t) for t in ctx.saved_tensors)
-        sizes, arrays = given.shape[1:], (_flat(given), _flat(gradients[0]))
+        weight, messages = (_array(t) for t in ctx.saved_tensors)
+        sizes, arrays = messages.shape[1:], (_flat(messages), _flat(gradients[0]))
         d_weight = d_values = None
         if ctx.needs_input_grad[1]:
-            d_weight, d_values = np.empty_like(weight), np.empty_like(given)
+            d_weight, d_values = np.empty_like(weight), np.empty_like(messages)
             index = _outgoing(ctx.adjacency)
             room = workspace(index.blocks, weight, sizes[1])
             _over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, _flat(d_values), room)
@@ -180,18 +180,18 @@ def _halves_back(b, nodes, heads, channels, values, a, c, d_left, d_right, d_val
     """∂values = ∂left · a + ∂right · c; the gradients of a and c in rows 0 and 1 of partial[b]."""
     d_a, d_c = partial[b, 0], partial[b, 1]
     rest = channels & (LANES - 1)
-    whole = channels - rest
+    full = channels - rest
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         for h in range(heads):
             here, at = (n * heads + h) * channels, h * channels
             xs, ys = _splat(d_left[n * heads + h]), _splat(d_right[n * heads + h])
-            for k in range(0, whole, LANES):
+            for k in range(0, full, LANES):
                 v = _load(values, here + k)
                 _store(d_values, here + k, xs * _load(a, at + k) + ys * _load(c, at + k))
                 _store(d_a, at + k, _load(d_a, at + k) + xs * v)
                 _store(d_c, at + k, _load(d_c, at + k) + ys * v)
             if rest > 0:
-                here, at = here + whole, at + whole
+                here, at = here + full, at + full
                 v = _load_some(values, here, rest)
                 mixed = xs * _load_some(a, at, rest) + ys * _load_some(c, at, rest)
                 _store_some(d_values, here, rest, mixed)
@@ -205,45 +205,45 @@ class _NodeScores(Function):
         ctx: Any, values: Tensor, source_weight: Tensor, destination_weight: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(values, source_weight, destination_weight)
-        given = [_array(t) for t in (values, source_weight, destination_weight)]
-        left, right = (np.empty(given[0].shape[:2], given[0].dtype) for _ in range(2))
-        arrays = (_flat(a) for a in (*given, left, right))
-        _launch(_halves, -(-len(values) // _ROWS), *given[0].shape, *arrays)
+        inputs = [_array(t) for t in (values, source_weight, destination_weight)]
+        left, right = (np.empty(inputs[0].shape[:2], inputs[0].dtype) for _ in range(2))
+        arrays = (_flat(a) for a in (*inputs, left, right))
+        _launch(_halves, -(-len(values) // _ROWS), *inputs[0].shape, *arrays)
         return _tensors(left, right)  # type: ignore[return-value]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        given = [_array(t) for t in (*ctx.saved_tensors, *gradients)]
-        nodes, heads, channels = given[0].shape
-        blocks, d_values = -(-nodes // _ROWS), np.empty_like(given[0])
+        inputs = [_array(t) for t in (*ctx.saved_tensors, *gradients)]
+        nodes, heads, channels = inputs[0].shape
+        blocks, d_values = -(-nodes // _ROWS), np.empty_like(inputs[0])
         # One partial sum per block, added in block order: the same result for any number of threads.
         partial = np.zeros((blocks, 2, heads * channels), d_values.dtype)
-        arrays = (_flat(a) for a in (*given, d_values))
+        arrays = (_flat(a) for a in (*inputs, d_values))
         _launch(_halves_back, blocks, nodes, heads, channels, *arrays, partial)
         d_source, d_destination = partial.sum(0).reshape(2, heads, channels)
         return _tensors(d_values, d_source, d_destination)
 
 
 @_by_block
-def _drop(b, given, seed, limit, scale, out):
-    for k in range(b * _CHUNK, min((b + 1) * _CHUNK, len(given))):
-        out[k] = given[k] * _factor(k, seed, limit, scale)
+def _drop(b, values, seed, limit, scale, out):
+    for k in range(b * _CHUNK, min((b + 1) * _CHUNK, len(values))):
+        out[k] = values[k] * _factor(k, seed, limit, scale)
 
 
-def _dropped(given: Reals, seed: int, p: float) -> Tensor:
-    out = np.empty_like(given)
+def _dropped(values: Reals, seed: int, p: float) -> Tensor:
+    out = np.empty_like(values)
     limit, scale = _odds(p)
-    numbers = seed, np.uint32(limit), given.dtype.type(scale)
-    _launch(_drop, -(-given.size // _CHUNK), _flat(given), *numbers, _flat(out))
+    numbers = seed, np.uint32(limit), values.dtype.type(scale)
+    _launch(_drop, -(-values.size // _CHUNK), _flat(values), *numbers, _flat(out))
     return from_numpy(out)
 
 
 class _Dropout(Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, p: float, seed: int) -> Tensor:
+    def forward(ctx: Any, values: Tensor, p: float, seed: int) -> Tensor:
         ctx.options = seed, p
-        return _dropped(_array(given), seed, p)
+        return _dropped(_array(values), seed, p)
 
     @staticmethod
     @once_differentiable
@@ -254,6 +254,6 @@ class _Dropout(Function):
 edge_softmax, aggregate, node_scores = _EdgeSoftmax.apply, _Aggregate.apply, _NodeScores.apply
 
 
-def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
+def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """See `fgai.ops.reference.dropout`; no mask is stored."""
-    return _Dropout.apply(given, p, int(seed))  # type: ignore[no-any-return]
+    return _Dropout.apply(values, p, int(seed))  # type: ignore[no-any-return]

@@ -23,31 +23,31 @@ FEW = 16_384  # new edges up to which counting the smaller ones beats sorting
 
 
 @triton.jit
-def _halve(keys, low, high, wanted, live):
-    """One step of the bisection of sorted `keys` between `low` and `high` for each of `wanted`."""
+def _halve(keys, low, high, target, live):
+    """One step of the bisection of sorted `keys` between `low` and `high` for each of `target`."""
     going = live & (low < high)
     middle = (low + high) // 2
-    less = tl.load(keys + middle, mask=going, other=0) < wanted
+    less = tl.load(keys + middle, mask=going, other=0) < target
     return tl.where(going & less, middle + 1, low), tl.where(going & ~less, middle, high)
 
 
 @triton.jit
-def _below(keys, length, wanted, live, STEPS: tl.constexpr):
-    """How many of the sorted `keys` [length] are below each of `wanted`; int32."""
-    low = tl.zeros_like(wanted).to(tl.int32)
+def _below(keys, length, target, live, STEPS: tl.constexpr):
+    """How many of the sorted `keys` [length] are below each of `target`; int32."""
+    low = tl.zeros_like(target).to(tl.int32)
     high = low + length
     for _ in range(STEPS):
-        low, high = _halve(keys, low, high, wanted, live)
+        low, high = _halve(keys, low, high, target, live)
     return low
 
 
 @triton.jit
 def _row(pointer, node, first, old, live):
     """Where the row of an old node begins and ends; rows of new nodes are empty and at the end."""
-    known = live & (node < first)
-    low = tl.load(pointer + node, mask=known, other=0).to(tl.int32)
-    high = tl.load(pointer + node + 1, mask=known, other=0).to(tl.int32)
-    return tl.where(known, low, old), tl.where(known, high, old)
+    old_node = live & (node < first)
+    low = tl.load(pointer + node, mask=old_node, other=0).to(tl.int32)
+    high = tl.load(pointer + node + 1, mask=old_node, other=0).to(tl.int32)
+    return tl.where(old_node, low, old), tl.where(old_node, high, old)
 
 
 @triton.jit
@@ -154,12 +154,12 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     (nodes, width), first = targets.shape, adjacency.num_nodes
     old, new = adjacency.num_edges, nodes * (2 * width + int(loops))
     keys, turned, count = adjacency.keys, adjacency.turned_keys, first + nodes + 1
-    made, fresh = targets.new_empty(new), targets.new_empty(new)
-    _new_keys[_grid(new)](targets.contiguous(), made, nodes, width, first, loops, new, B=BLOCK)
+    edges, fresh = targets.new_empty(new), targets.new_empty(new)
+    _new_keys[_grid(new)](targets.contiguous(), edges, nodes, width, first, loops, new, B=BLOCK)
     if new <= FEW:
-        _sort[(max(1, -(-new // 16)),)](made, fresh, new, B=16, T=256)
+        _sort[(max(1, -(-new // 16)),)](edges, fresh, new, B=16, T=256)
     else:
-        fresh = torch.sort(made).values
+        fresh = torch.sort(edges).values
     source, destination, csc, target = (keys.new_empty(old + new, dtype=torch.int32) for _ in range(4))
     rowptr, colptr = (keys.new_empty(count, dtype=torch.int32) for _ in range(2))
     ours = keys.new_empty(old)

@@ -115,9 +115,9 @@ class _Attend(Function):
         heads, channels = values.shape[1:]
         d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
         d_attention = attention if gradients[1] is None else gradients[1].contiguous()
-        given = 0 if gradients[1] is None or not d_attention.numel() else ctx.written
+        mode = 0 if gradients[1] is None or not d_attention.numel() else ctx.written
         # Where few nodes move, ∂s is computed twice; else it is kept between the passes.
-        few = not (given or ctx.draws["DROP"] or ctx.needs_input_grad[2])
+        few = not (mode or ctx.draws["DROP"] or ctx.needs_input_grad[2])
         moving, filled = reach_of(ctx.adjacency)
         moving = moving if few else len(values)
         few = few and moving < len(values)
@@ -132,12 +132,12 @@ class _Attend(Function):
             _middles[(max(1, filled),)](
                 index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
                 SLOPE=ctx.numbers["SLOPE"], **shape, FEW=32, BW=max(32, 1024 // sizes["BH"]),
-                AGAIN=not attention.numel(), GIVEN=given,
+                AGAIN=not attention.numel(), GIVEN=mode,
             )  # fmt: skip
             _sources[(len(work.row),)](
                 *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
                 d_values, d_far, value_parts, far_parts, d_scores, seed,
-                **ctx.draws, **ctx.numbers, **sizes, GIVEN=given,
+                **ctx.draws, **ctx.numbers, **sizes, GIVEN=mode,
             )  # fmt: skip
         _add_parts(work, value_parts, d_values)
         _add_parts(work, far_parts, d_far)
@@ -169,15 +169,15 @@ def _destinations(
     return d_near, shares.sum(0) if score == DYNAMIC else None
 
 
-def _movers(ctx: Any, near: Tensor, *given: Tensor) -> Tensor:
+def _movers(ctx: Any, near: Tensor, *tensors: Tensor) -> Tensor:
     """The gradient at the destinations that move; zeros at the others."""
     moving = reach_of(ctx.adjacency).moving
     work, d_near = incoming(ctx.adjacency, moving), _room(near, moving)
     parts = near.new_empty(work.slots, *near.shape[1:])
     if len(work.row):
-        sizes = _sizes(*given[2].shape[1:])
+        sizes = _sizes(*tensors[2].shape[1:])
         _moving_destinations[(len(work.row),)](
-            *work.pieces, work.node, near, *given, d_near, parts, **ctx.numbers, **sizes
+            *work.pieces, work.node, near, *tensors, d_near, parts, **ctx.numbers, **sizes
         )
     _add_parts(work, parts, d_near)
     return d_near
@@ -231,14 +231,14 @@ def _scores(
 
 
 @triton.jit
-def _leave(out, parts, node, place, sums, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
+def _leave(out, parts, node, part, sums, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
     """Write a node's sums, or those of a piece to its slot."""
     if SCORE == 0:
-        at, split, good = node * H + h, place * H + h, h < H
+        at, split, good = node * H + h, part * H + h, h < H
     else:
         inner = h[:, None] * C + c[None, :]
-        at, split, good = node * (H * C) + inner, place * (H * C) + inner, inside(h, c, H, C)
-    if place < 0:
+        at, split, good = node * (H * C) + inner, part * (H * C) + inner, inside(h, c, H, C)
+    if part < 0:
         tl.store(out + at, sums, mask=good)
     else:
         tl.store(parts + split, sums, mask=good)
@@ -252,7 +252,7 @@ def _forward(
     SCORE: tl.constexpr, DROP: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """One piece of a row. `near` belongs to the destination, `far` to the sources."""
-    i, low, high, place = _piece(row, first, last, slot, tl.program_id(0))
+    i, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
     mine = _own(near, i, h, c, H, C, SCORE)
@@ -279,15 +279,15 @@ def _forward(
         sums = sums * shrink[:, None] + tl.sum(a[:, :, None] * v, axis=0)
         top = higher
     good = inside(h, c, H, C)
-    if place < 0:
+    if part < 0:
         some = high > low
         result = tl.where(some, sums / total[:, None], 0.0)
         tl.store(out + i * (H * C) + h[:, None] * C + c[None, :], result, mask=good)
         tl.store(lse + i * H + h, tl.where(some, top + tl.log(total), 0.0), mask=h < H)
     else:
-        tl.store(parts + place * (H * C) + h[:, None] * C + c[None, :], sums, mask=good)
-        tl.store(tops + place * H + h, top, mask=h < H)
-        tl.store(totals + place * H + h, total, mask=h < H)
+        tl.store(parts + part * (H * C) + h[:, None] * C + c[None, :], sums, mask=good)
+        tl.store(tops + part * H + h, top, mask=h < H)
+        tl.store(totals + part * H + h, total, mask=h < H)
 
 
 @triton.jit
@@ -304,12 +304,12 @@ def _join(
     total = tl.zeros([BH], dtype=kind)
     sums = tl.zeros([BH, BC], dtype=kind)
     begin, end = tl.load(split_slot + r).to(tl.int64), tl.load(split_slot + r + 1).to(tl.int64)
-    for place in range(begin, end):
-        level = tl.load(tops + place * H + h, mask=h < H, other=0.0)
+    for part in range(begin, end):
+        level = tl.load(tops + part * H + h, mask=h < H, other=0.0)
         higher = tl.maximum(tl.maximum(top, level), LOWEST)
         shrink, share = tl.exp(top - higher), tl.exp(level - higher)
-        total = total * shrink + share * tl.load(totals + place * H + h, mask=h < H, other=1.0)
-        sums = sums * shrink[:, None] + share[:, None] * one(parts, place, h, c, H, C)
+        total = total * shrink + share * tl.load(totals + part * H + h, mask=h < H, other=1.0)
+        sums = sums * shrink[:, None] + share[:, None] * one(parts, part, h, c, H, C)
         top = higher
     where = out + i * (H * C) + h[:, None] * C + c[None, :]
     some = total > 0
@@ -329,12 +329,12 @@ def _normalise(
     good = live[:, None] & (h[None, :] < H)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
     at = attention + e[:, None] * H + h[None, :]
-    found = tl.exp(tl.load(at, mask=good, other=0.0) - narrow(lse, i, h, live, H))
-    found = tl.where(good, found, 0.0)
+    weight = tl.exp(tl.load(at, mask=good, other=0.0) - narrow(lse, i, h, live, H))
+    weight = tl.where(good, weight, 0.0)
     if KEEP:
-        tl.store(at, found, mask=good)
+        tl.store(at, weight, mask=good)
     if MEAN:
-        tl.store(mean + e, tl.sum(found, axis=1) / H, mask=live)
+        tl.store(mean + e, tl.sum(weight, axis=1) / H, mask=live)
 
 
 @triton.jit
@@ -344,7 +344,7 @@ def _moving_destinations(
     BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     """∂near over a piece of a destination's edges."""
-    i, low, high, place = _piece(row, first, last, slot, tl.program_id(0))
+    i, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
     d = one(d_out, i, h, c, H, C)
@@ -368,7 +368,7 @@ def _moving_destinations(
             sums += tl.sum(t * w[None, :, :], axis=0)
         else:
             sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
-    _leave(d_near, near_parts, i, place, sums, h, c, H, C, SCORE)
+    _leave(d_near, near_parts, i, part, sums, h, c, H, C, SCORE)
 
 
 @triton.jit
@@ -391,10 +391,10 @@ def _claims(
     else:
         a = narrow(attention, e, h, live, H)
     if GIVEN == 2:
-        found = tl.sum(a * share[:, None], axis=0)
+        total = tl.sum(a * share[:, None], axis=0)
     else:
-        found = tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
-    return found
+        total = tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
+    return total
 
 
 @triton.jit
@@ -435,7 +435,7 @@ def _sources(
     SCORE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
     """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive)."""
-    j, low, high, place = _piece(row, first, last, slot, tl.program_id(0))
+    j, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
     v = one(values, j, h, c, H, C)
@@ -474,8 +474,8 @@ def _sources(
         else:
             passed += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
         tl.store(d_scores + at, ds, mask=good)
-    _leave(d_values, value_parts, j, place, sums, h, c, H, C, 1)
-    _leave(d_far, far_parts, j, place, passed, h, c, H, C, SCORE)
+    _leave(d_values, value_parts, j, part, sums, h, c, H, C, 1)
+    _leave(d_far, far_parts, j, part, passed, h, c, H, C, SCORE)
 
 
 @triton.jit
@@ -491,7 +491,7 @@ def _destinations_kernel(
         w = one(weight, 0, h, c, H, C)
         share = tl.zeros([BH, BC], dtype=kind)
     for q in range(tl.program_id(0), pieces, step):
-        i, low, high, place = _piece(row, first, last, slot, q)
+        i, low, high, part = _piece(row, first, last, slot, q)
         sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
         if SCORE == 1:
             mine = one(near, i, h, c, H, C)
@@ -511,7 +511,7 @@ def _destinations_kernel(
                     share += tl.sum(t * z, axis=0)
                 else:
                     sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
-        _leave(d_near, near_parts, i, place, sums, h, c, H, C, SCORE)
+        _leave(d_near, near_parts, i, part, sums, h, c, H, C, SCORE)
     if SCORE == 1:
         where = shares + tl.program_id(0).to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
         tl.store(where, share, mask=inside(h, c, H, C))

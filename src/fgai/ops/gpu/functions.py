@@ -124,8 +124,8 @@ class _Additive(Function):
             own, other = (left, right) if outgoing else (right, left)
             out = _room(own, rows) if needed else None
             if out is not None and rows:
-                given = *_view(adjacency, outgoing=outgoing), own, other, gradient, out, ctx.slope
-                _additive_backward[(rows,)](*given, **sizes, THROUGH=outgoing)
+                arguments = *_view(adjacency, outgoing=outgoing), own, other, gradient, out, ctx.slope
+                _additive_backward[(rows,)](*arguments, **sizes, THROUGH=outgoing)
             results.append(out)
         return *results, None, None
 
@@ -159,9 +159,9 @@ class _Dynamic(Function):
         ends = (True, moving, left, right, d_left), (False, filled, right, left, d_right)
         for outgoing, rows, own, other, out in ends:
             if rows:
-                given = own, other, weight, gradient, out, part, ctx.slope
+                arguments = own, other, weight, gradient, out, part, ctx.slope
                 view, share = _view(adjacency, outgoing=outgoing), learned and not outgoing
-                _dynamic_backward[(rows,)](*view, *given, **sizes, THROUGH=outgoing, WEIGHT=share)
+                _dynamic_backward[(rows,)](*view, *arguments, **sizes, THROUGH=outgoing, WEIGHT=share)
         return d_left, d_right, part.sum(0) if learned else None, None, None
 
 
@@ -176,18 +176,18 @@ class _Dot(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key = ctx.saved_tensors
-        given, rows = (ctx.adjacency, gradients[0] * ctx.scale), reach_of(ctx.adjacency).moving
-        d_query = _weighted(*given, key, rows, outgoing=False) if ctx.needs_input_grad[0] else None
-        d_key = _weighted(*given, query, rows, outgoing=True) if ctx.needs_input_grad[1] else None
+        arguments, rows = (ctx.adjacency, gradients[0] * ctx.scale), reach_of(ctx.adjacency).moving
+        d_query = _weighted(*arguments, key, rows, outgoing=False) if ctx.needs_input_grad[0] else None
+        d_key = _weighted(*arguments, query, rows, outgoing=True) if ctx.needs_input_grad[1] else None
         return d_query, d_key, None
 
 
 edge_softmax, aggregate = _EdgeSoftmax.apply, _Aggregate.apply
 
 
-def score(given: Score, adjacency: Adjacency) -> Tensor:
+def score(terms: Score, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.score`."""
-    kind, near, far, weight, slope = given
+    kind, near, far, weight, slope = terms
     if kind == ADDITIVE:
         return _Additive.apply(far, near, adjacency, slope)  # type: ignore[no-any-return]
     if kind == DYNAMIC:
@@ -228,8 +228,8 @@ def _edge_dot_kernel(
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
     products = wide(at_destination, i, h, c, live, H, C) * wide(at_source, j, h, c, live, H, C)
-    found = tl.sum(products, axis=2) * scale
-    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], found, mask=live[:, None] & (h[None, :] < H))
+    total = tl.sum(products, axis=2) * scale
+    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
 
 @triton.jit
@@ -325,8 +325,8 @@ def _dynamic_forward(
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
     s = wide(left, j, h, c, live, H, C) + wide(right, i, h, c, live, H, C)
-    found = tl.sum(one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
-    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], found, mask=live[:, None] & (h[None, :] < H))
+    total = tl.sum(one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
+    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
 
 @triton.jit

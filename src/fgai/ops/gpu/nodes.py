@@ -95,28 +95,28 @@ node_scores = _NodeScores.apply
 
 
 @triton.jit
-def _drop(given, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+def _drop(values, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    kind: tl.constexpr = given.dtype.element_ty
-    numbers = tl.load(given + at, mask=at < count, other=0.0)
+    kind: tl.constexpr = values.dtype.element_ty
+    numbers = tl.load(values + at, mask=at < count, other=0.0)
     tl.store(out + at, numbers * factor(at, tl.load(seed), LIMIT, SCALE, kind), mask=at < count)
 
 
-def _dropped(given: Tensor, p: float, seed: Tensor) -> Tensor:
-    given = given.contiguous()
-    out, count = torch.empty_like(given), given.numel()
+def _dropped(values: Tensor, p: float, seed: Tensor) -> Tensor:
+    values = values.contiguous()
+    out, count = torch.empty_like(values), values.numel()
     limit, scale = _odds(p)
     if count:
-        _drop[(-(-count // 1024),)](given, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
+        _drop[(-(-count // 1024),)](values, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
     return out
 
 
 class _Dropout(Function):
     @staticmethod
-    def forward(ctx: Any, given: Tensor, p: float, seed: Tensor) -> Tensor:
+    def forward(ctx: Any, values: Tensor, p: float, seed: Tensor) -> Tensor:
         ctx.save_for_backward(seed)
         ctx.p = p
-        return _dropped(given, p, seed)
+        return _dropped(values, p, seed)
 
     @staticmethod
     @once_differentiable
@@ -124,9 +124,9 @@ class _Dropout(Function):
         return _dropped(gradients[0], ctx.p, ctx.saved_tensors[0]), None, None
 
 
-def dropout(given: Tensor, p: float, seed: int | Tensor) -> Tensor:
+def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """See `fgai.ops.reference.dropout`."""
-    return _Dropout.apply(given, p, _seed_on(given, seed))  # type: ignore[no-any-return]
+    return _Dropout.apply(values, p, _seed_on(values, seed))  # type: ignore[no-any-return]
 
 
 SHIFT_TILE = 1024
@@ -175,10 +175,10 @@ class _Shift(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
-        flow, wanted = slope * gradients[0], ctx.needs_input_grad
-        if not wanted[0]:
+        flow, needs = slope * gradients[0], ctx.needs_input_grad
+        if not needs[0]:
             return None, flow, None, None, None
-        return flow, -flow if wanted[1] else None, None, None, None
+        return flow, -flow if needs[1] else None, None, None, None
 
 
 def mean_shift(one: Tensor, two: Tensor, scale: float, log: bool, share: float = 1.0) -> Tensor:
@@ -203,18 +203,18 @@ def _clip(x, low, high, radius, out, inside, scale, N, D, NOTED: tl.constexpr, B
     at, good = n[:, None] * D + k[None, :], live[:, None] & fits[None, :]
     least, most = tl.load(low + k, mask=fits, other=0.0), tl.load(high + k, mask=fits, other=0.0)
     centre, unit = _ball(least, most)
-    given = tl.load(x + at, mask=good, other=0.0)
-    said = tl.where(given >= least[None, :], given, least[None, :])  # NaN is not, so it becomes the lower end
+    value = tl.load(x + at, mask=good, other=0.0)
+    said = tl.where(value >= least[None, :], value, least[None, :])  # NaN is not, so it becomes the lower end
     said = tl.where(said > most[None, :], most[None, :], said)
     if NOTED:
-        tl.store(inside + at, said == given, mask=good)
+        tl.store(inside + at, said == value, mask=good)
     limit = tl.load(radius)
     if limit < float("inf"):
         away = tl.where(good, said - centre[None, :], 0.0)
         size = away * unit[None, :]
-        loud = tl.sqrt(tl.sum(size * size, axis=1))
-        shrunk = loud > limit
-        factor = tl.where(shrunk, limit / tl.where(shrunk, loud, 1.0), 1.0)
+        length = tl.sqrt(tl.sum(size * size, axis=1))
+        shrunk = length > limit
+        factor = tl.where(shrunk, limit / tl.where(shrunk, length, 1.0), 1.0)
         tl.store(scale + n, factor, mask=live)
         said = tl.where(shrunk[:, None], centre[None, :] + factor[:, None] * away, said)
     tl.store(out + at, said, mask=good)

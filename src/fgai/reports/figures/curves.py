@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from fgai.certificates import RADII, CertificateRecord, promised
-from fgai.checks import number
+from fgai.checks import real_number
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
 from fgai.metrics import FRACTIONS
@@ -168,7 +168,7 @@ class ExplainerDot:
         if not len(self.kept):
             raise InputError(f"`kept` of {self.name!r} must hold a share for at least one seed, got none")
         for share in (*self.kept, self.chance, 0.0 if self.again is None else self.again):
-            number(share, "kept, again and chance")
+            real_number(share, "kept, again and chance")
 
     @property
     def mean(self) -> float:

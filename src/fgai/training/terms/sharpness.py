@@ -8,14 +8,13 @@ from torch import Tensor
 
 from fgai.metrics import NOTHING
 from fgai.training.targets import layer_sharpness
-from fgai.training.terms.base import StepContext, add_up, first_rows, term
+from fgai.training.terms.base import StepContext, Term, add_up, first_rows
 
 KEPT = 0.95
 """Share of the vanilla sharpness below which attention counts as flattened."""
 
 
-@term(on="clean")
-def sharpness(context: StepContext) -> Tensor:
+def _flatter(context: StepContext) -> Tensor:
     """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
     targets = context.targets
     now = [
@@ -23,6 +22,9 @@ def sharpness(context: StepContext) -> Tensor:
         for w, rowptr, layer in zip(context.attention, targets.rowptrs, context.layers, strict=True)
     ]
     return _flattening(now, targets.sharpness)
+
+
+sharpness = Term("sharpness", _flatter, on="clean", weight=1.0)
 
 
 def _flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:

@@ -8,8 +8,6 @@ Nothing here is differentiated: adversaries use it between gradients.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,7 +15,6 @@ from torch import Tensor
 from fgai import checks
 from fgai.compiled import compiled
 from fgai.errors import InputError
-from fgai.ops.backend import has_triton
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum, sortable
 from fgai.topk import NORMS
 
@@ -83,7 +80,7 @@ def random_point(
     radius: Radius,
     norm: str = "l1",
     *,
-    generator: Any,
+    generator: torch.Generator,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Return a point [E] drawn uniformly from every row's ball, on the device of `rowptr`.
@@ -91,8 +88,7 @@ def random_point(
     l1: signed exponentials divided by their sum and one exponential more; l2: a normal direction at distance
     R u^(1/d), u uniform; linf: uniform in [-R, R].
 
-    Arguments as in `project`. The generator is a `torch.Generator` (one on the CPU gives the same point on
-    every device), or has the methods `rand(size)` and `randn(size)`, float64.
+    Arguments as in `project`.
 
     Example:
         >>> rowptr = torch.tensor([0, 3, 5])
@@ -123,11 +119,8 @@ def random_point(
     return project(point.to(dtype), rowptr, radius, norm)
 
 
-def _drawn(kind: str, size: int, generator: Any) -> Tensor:
-    options: dict[str, Any] = {}
-    if isinstance(generator, torch.Generator):
-        options = {"generator": generator, "dtype": torch.float64, "device": generator.device}
-    numbers: Tensor = getattr(torch if options else generator, kind)(size, **options)
+def _drawn(kind: str, size: int, generator: torch.Generator) -> Tensor:
+    numbers: Tensor = getattr(torch, kind)(size, generator=generator, dtype=torch.float64)
     return numbers
 
 
@@ -183,15 +176,11 @@ def _per_row(radius: Radius, like: Tensor, rowptr: Tensor, name: str = "radius")
 
 def _l1_threshold(delta: Tensor, rowptr: Tensor, limit: Tensor) -> Tensor:
     """θ of the l1 projection, [N] or [N, H]; 0 for rows inside their ball."""
-    if delta.is_cuda and has_triton():
-        from fgai.attacks.balls_gpu import threshold
-
-        return threshold(delta.abs(), rowptr, limit.reshape(-1)).to(delta.dtype)
     if delta.dim() > 1:
         columns = [_l1_threshold(column, rowptr, limit[:, 0]) for column in delta.unbind(1)]
         return torch.stack(columns, dim=1) if columns else delta.new_zeros((rowptr.numel() - 1, 0))
     thresholds = np.zeros(rowptr.numel() - 1)
-    size, pointers, radius = (t.cpu().numpy() for t in (sortable(delta.abs()), rowptr, limit.double()))
+    size, pointers, radius = (t.numpy() for t in (sortable(delta.abs()), rowptr, limit.double()))
     _threshold_rows(size, pointers, radius, thresholds)
     return torch.from_numpy(thresholds).to(delta)
 
