@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fgai.attacks import THREATS, Attack, Budget, PGDInjection, RandomEdges, make_attack
+from fgai.attacks import DEFAULT, THREATS, Attack, Budget, PGDInjection, RandomEdges, make_attack
 from fgai.errors import BudgetError, InputError
 from fgai.graph import GraphChange
 from support import attack_cases as cases
@@ -38,6 +38,12 @@ def test_impossible_budgets_are_refused(fields: dict[str, Any], message: str) ->
 def test_more_edges_than_targets_are_refused() -> None:
     with pytest.raises(BudgetError, match="lower `edges`"):
         cases.attack(PGDInjection, edges=29).run(cases.trained("gat", "vanilla"), cases.tiny_graph())
+
+
+def test_more_nodes_than_the_graph_are_refused_from_a_thousand_on() -> None:
+    graph = cases.tiny_graph()
+    with pytest.raises(BudgetError, match=f"at most 1000 or .*, {graph.num_nodes}, got 1001"):
+        cases.attack(PGDInjection, nodes=1001).run(cases.trained("gat", "vanilla"), graph)
 
 
 def test_more_new_edges_than_free_pairs_are_refused() -> None:
@@ -117,7 +123,7 @@ def test_no_attack_overspends(make: Any, message: str) -> None:
 
 def test_the_threats_are_those_of_the_protocol() -> None:
     protocol = {"ensemble", "ensemble-strong", "standard", "strong", "random", "edges", "modify", "values"}
-    assert next(iter(THREATS)) == "ensemble" and protocol <= set(THREATS)
+    assert next(iter(THREATS)) == DEFAULT and protocol <= set(THREATS)
     for weak, better in (("standard", "ensemble"), ("strong", "ensemble-strong")):
         one, two = THREATS[weak].budget, THREATS[better].budget
         assert (one.nodes, one.edges, one.box) == (two.nodes, two.edges, two.box)
