@@ -158,6 +158,22 @@ def test_links_in_the_repository_name_files_and_headings() -> None:
             assert not name or name in headings(target), f"{page.name}: {link}"
 
 
+def test_commands_of_reproduce_name_what_there_is() -> None:
+    from experiments import grid_names, only, read_grid
+    from experiments.figures import FIGURES
+    from experiments.tables import TABLES
+
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"[^\s|]+", text)) <= 700
+    known = {"run": set(grid_names()), "table": set(TABLES), "figure": set(FIGURES)}
+    found = re.findall(r"fgai bench (run|table|figure) ([\w-]+)([^`\n]*)", text)
+    assert len(found) > 15
+    for verb, name, options in found:
+        assert name in known[verb], f"{verb} {name}"
+        if verb == "run":
+            assert only(read_grid(name), re.findall(r"--only (\S+)", options)), name
+
+
 def test_lists_and_tables_begin_after_a_blank_line() -> None:
     """The site would show them as running text."""
     begins = re.compile(r"^(?![-|<>\s]|\d+\. ).+\n(?:- |\d+\. |\|)", re.MULTILINE)

@@ -40,6 +40,12 @@ def test_more_edges_than_targets_are_refused() -> None:
         cases.attack(PGDInjection, edges=29).run(cases.trained("gat", "vanilla"), cases.tiny_graph())
 
 
+def test_more_nodes_than_the_graph_are_refused_from_a_thousand_on() -> None:
+    graph = cases.tiny_graph()
+    with pytest.raises(BudgetError, match=f"at most 1000 or .*, {graph.num_nodes}, got 1001"):
+        cases.attack(PGDInjection, nodes=1001).run(cases.trained("gat", "vanilla"), graph)
+
+
 def test_more_new_edges_than_free_pairs_are_refused() -> None:
     with pytest.raises(BudgetError, match="free pairs"):
         cases.attack(RandomEdges, edges=10_000).run(cases.trained("gat", "vanilla"), cases.tiny_graph())

@@ -18,7 +18,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cards")
     comparison().save(folder / "both.json")
     certificates()["GAT"].save(folder / "proof.json")
-    for words in (("both.json", "proof.json", "-n", "GAT", "-o", "cards/gat"), ("both.json", "-n", "FGAI")):
+    for words in (
+        ("both.json", "proof.json", "--name", "GAT", "-o", "cards/gat"),
+        ("both.json", "--name", "FGAI"),
+    ):
         done = here("card", *words, cwd=folder)
         assert done.exit_code == 0, done.stderr
     (folder / "card.json").rename(folder / "cards" / "fgai.json")

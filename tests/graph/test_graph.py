@@ -344,10 +344,14 @@ BAD = {
     "no label at all": ({"y": torch.full((3,), -1)}, "at least two classes, got 0"),
     "label below -1": ({"y": torch.tensor([0, 1, -7])}, "-1 for unknown, got -7"),
     "labels of too few nodes": ({"y": torch.tensor([0, 1])}, r"per node \(3\), got 2"),
-    "float labels": ({"y": torch.tensor([0.0, 1.0, 1.0])}, "class numbers"),
+    "float labels": ({"y": torch.tensor([0.0, 1.0, 1.0])}, r"class numbers.*use `y.long\(\)`"),
     "mask of wrong length": ({"train_mask": torch.ones(4, dtype=torch.bool)}, r"`train_mask`.*\(3\), got 4"),
-    "indices as mask": ({"test_mask": torch.tensor([0, 2, 1])}, "boolean vector"),
-    "several masks at once": ({"val_mask": torch.ones(3, 5, dtype=torch.bool)}, "boolean vector"),
+    "indices as mask": ({"test_mask": torch.tensor([0, 2, 1])}, "boolean vector.*index_to_mask"),
+    "few indices as mask": ({"test_mask": torch.tensor([0, 2])}, "per node.*index_to_mask"),
+    "several masks at once": (
+        {"val_mask": torch.ones(3, 5, dtype=torch.bool)},
+        r"boolean vector.*`val_mask\[:, 0\]`",
+    ),
     "truth of wrong length": ({"edge_truth": torch.ones(2, dtype=torch.bool)}, r"\[3\], got \(2,\)"),
 }
 

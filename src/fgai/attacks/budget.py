@@ -117,6 +117,8 @@ def warn_if_narrow(interval: tuple[float, float] | None, low: Tensor, high: Tens
 
 LARGEST = 1_000_000
 """New nodes, edges, steps and restarts at most: more would not end."""
+MOST_NODES = 1000
+"""New nodes at most in a graph that has fewer itself."""
 
 
 def _is_interval(box: Any) -> bool:
@@ -219,8 +221,14 @@ class Budget:
         """Return the nodes that may be joined or changed: of the targets, or at the ends of target links.
 
         Raises:
-            BudgetError: there are none, or fewer than the edges of one new node.
+            BudgetError: there are none, or fewer than the edges of one new node; or far more new nodes than
+                the graph has.
         """
+        if self.nodes > max(MOST_NODES, graph.num_nodes):
+            raise BudgetError(
+                f"`nodes` must be at most {MOST_NODES} or the number of nodes of the graph,"
+                f" {graph.num_nodes}, got {self.nodes}; lower `nodes`"
+            )
         nodes = task_of(graph).nodes(graph, self.targets)
         if nodes.numel() == 0:
             raise BudgetError(f"there are no {self.targets} nodes to attack in {graph.name!r}")

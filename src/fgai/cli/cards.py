@@ -67,7 +67,7 @@ def card(
     ],
     *,
     name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Model of a comparison; name of the card otherwise.")
+        str | None, typer.Option("--name", help="Model of a comparison; name of the card otherwise.")
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="JSON file to write; Markdown goes beside it.")

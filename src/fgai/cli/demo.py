@@ -172,8 +172,8 @@ def _notes_of(made: Report) -> list[str]:
         attack_words(made.records[0]),
         f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
         " the nodes in reach of the attack. Attention decides: how much more it hurts to remove the strongest"
-        f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking, uniform"
-        f" attention, or always the most frequent class. {RULE}",
+        f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking,"
+        f" uniform attention, or always the most frequent class. {RULE}",
         PROMISE,
     ]
 

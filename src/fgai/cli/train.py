@@ -210,6 +210,8 @@ def faithful(
     path = _model_output(output, opened, "faithful", force)
     tracker = _opened_log(log)
     out.say(f"making {opened.path} faithful on {opened.graph!r}")
+    if isinstance(opened.graph, Graph) and not task_of(opened.graph).has_part(opened.graph, "fit"):
+        out.say("the graph has no train_mask: training on all nodes; labels are not used")
     with _resumable(out, path) as folder:
         faithful = make_faithful(
             opened.model,

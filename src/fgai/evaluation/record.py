@@ -81,6 +81,7 @@ class EvaluationRecord(TabledDocument):
             InputError: there is no such metric.
         """
         value: Any = self.metrics
+        above = ""
         for part in path.split("."):
             if isinstance(value, list) and part.lstrip("-").isdigit() and abs(int(part)) < len(value):
                 value = value[int(part)]
@@ -88,8 +89,9 @@ class EvaluationRecord(TabledDocument):
                 value = value[part]
             else:
                 known = ", ".join(value) if isinstance(value, Mapping) else ""
-                where = f"no {part!r} among {known}" if known else f"nothing was measured below {part!r}"
+                where = f"no {part!r} among {known}" if known else f"{above!r} was not measured"
                 raise InputError(f"the record has no metric {path!r}: {where}")
+            above = f"{above}.{part}".lstrip(".")
         return value
 
     def get(self, path: str) -> Any:

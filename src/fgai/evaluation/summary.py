@@ -166,8 +166,8 @@ def _taken(shown: Sequence[Record]) -> str:
     level = number_at(shown[0], measure.chance)
     chance = "" if level is None else f" (uniform attention: {percent(level)})"
     return (
-        f"Of the attention of the nodes they are joined to, injected nodes take {' and '.join(parts)} when the"
-        f" attack aims at explanations{chance}."
+        f"Of the attention of the nodes they are joined to, injected nodes take {' and '.join(parts)} when"
+        f" the attack aims at explanations{chance}."
     )
 
 

@@ -238,11 +238,13 @@ class Graph:
         for name in NODE_FIELDS:
             value = getattr(self, name)
             if value is not None and value.shape[0] != n:
-                raise InputError(f"`{name}` must have one entry per node ({n}), got {value.shape[0]}")
+                hint = _mask_remedy(name, value) if name.endswith("_mask") else ""
+                raise InputError(f"`{name}` must have one entry per node ({n}), got {value.shape[0]}{hint}")
         for name in ("train_mask", "val_mask", "test_mask"):
             mask = getattr(self, name)
             if mask is not None and (mask.dtype != torch.bool or mask.dim() != 1):
-                raise InputError(f"`{name}` must be a boolean vector, got {mask.dtype} {tuple(mask.shape)}")
+                got = f"{mask.dtype} {tuple(mask.shape)}{_mask_remedy(name, mask)}"
+                raise InputError(f"`{name}` must be a boolean vector, got {got}")
         if self.y is not None:
             if self.y.dim() != 1:
                 raise InputError(
@@ -250,7 +252,9 @@ class Graph:
                     " several labels per node are not supported, train on one column at a time"
                 )
             if self.y.dtype != torch.long:
-                raise InputError(f"`y` must hold class numbers (torch.long), got {self.y.dtype}")
+                raise InputError(
+                    f"`y` must hold class numbers (torch.long), got {self.y.dtype}; use `y.long()`"
+                )
             if int(self.y.min()) < -1:
                 raise InputError(f"`y` must be a class number or -1 for unknown, got {int(self.y.min())}")
             if self.num_classes < 2:
@@ -445,3 +449,12 @@ class Graph:
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
         return {name: _carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}
+
+
+def _mask_remedy(name: str, mask: Tensor) -> str:
+    """What to do with masks of several splits, and with indices in place of a mask."""
+    if mask.dim() == 2:
+        return f"; choose one split, `{name}[:, 0]`"
+    if mask.dtype != torch.bool:
+        return "; for indices use `torch_geometric.utils.index_to_mask(index, num_nodes)`"
+    return ""

@@ -130,7 +130,7 @@ class Table:
         ]
 
     def _widths(self, most: int) -> list[int]:
-        """Characters of each column: as wide as its cells, the widest narrowed by whole words until all fit."""
+        """Characters of each column: those of its cells, the widest narrowed down to whole words."""
         least = self._longest_words()
         widths = [max(map(len, cells)) for cells in self._cells()]
         while sum(widths) + 3 * len(widths) + 1 > most:

@@ -84,7 +84,7 @@ def make_faithful(
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
         data: the graph it was trained on, a `Graph` or PyG `Data`; with `batch_size` also a stored graph or
-            its folder.
+            its folder. Labels are not used; without masks it trains on all nodes.
         settings: see `FaithfulSettings`; every graph has the same defaults.
         seed: of the adversary's draws.
         terms: loss terms of your own, see `fgai.training.term`; one with the name of a built-in replaces it.
