@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import call_model, duplicate, evaluating, model_name, observe, prepared
+from fgai.attention.interface import originals
 from fgai.bounds.reading import Ranges, Reading, State, ranges_of
 from fgai.bounds.scores import first_layer, scores_of, source_ends
 from fgai.bounds.steps import follow, joined
@@ -279,6 +280,7 @@ def certify_injection(
     whole(neighbours, "neighbours", 0)
     one_of(where, "where", WHERE)
     whole(k, "k", 1)
+    (model,) = originals(model)
     original = as_graph(data)
     graph = prepared(model, original)
     with evaluating(model), torch.no_grad():

@@ -21,6 +21,7 @@ from fgai.attention import (
     straight_through,
     unwrapped,
 )
+from fgai.attention.interface import originals
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.progress import shown
@@ -173,6 +174,7 @@ def harden(
         >>> len(fgai.harden(model, data, epochs=2, nodes=3, edges=3).history.terms)
         2
     """
+    (model,) = originals(model)
     graph = as_graph(data)
     task = task_of(graph)
     settings = resolve(HardenSettings, settings, overrides, type(unwrapped(model)).__name__, task.training)
