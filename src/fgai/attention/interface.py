@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from fgai.alone import alone
-from fgai.errors import AttentionError, InputError
+from fgai.errors import AttentionError, FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.graph.fields import VALUES
 from fgai.sparse import Adjacency, Features
@@ -191,6 +191,21 @@ def uncompiled(model: nn.Module) -> nn.Module:
     """Return the module that `torch.compile` wrapped; any other as it is."""
     inner = model._modules.get("_orig_mod")
     return model if inner is None else inner
+
+
+@typed
+def originals(*models: Any) -> tuple[Any, ...]:
+    """Return models as they were before `torch.compile`, with one note if some are compiled.
+
+    A compiled model would be compiled again for every graph of an attack.
+    """
+    found = tuple(uncompiled(model) if isinstance(model, nn.Module) else model for model in models)
+    changed = [model for model, given in zip(found, models, strict=True) if model is not given]
+    if changed:
+        names = " and ".join(dict.fromkeys(map(model_name, changed)))
+        note = f"{names} is compiled: its original module is used, and what is made of it is not compiled"
+        warn(FgaiWarning(note))
+    return found
 
 
 @typed

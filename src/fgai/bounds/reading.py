@@ -13,7 +13,7 @@ steepest slope of the activation in the interval.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -173,6 +173,37 @@ class State:
             low, high = _smaller(low, high), _larger(low, high)
         return (low, high) if bias is None else (low + bias, high + bias)
 
+    def rows(self, index: Tensor) -> State:
+        """Some of the nodes."""
+        ball = self.ball
+        if ball is not None:
+            ball = _Ball(ball.base[index], ball.drift[index], ball.spread[index], ball.radius)
+        clean = None if self.clean is None else self.clean[index]
+        return State(self.low[index], self.high[index], ball, clean)
+
+    def activated(self, function: Callable[[Tensor], Tensor], slope: Tensor) -> State:
+        """Behind a function of each number that never falls, nor rises faster than `slope` [N, D] here."""
+        ball = self.ball
+        if ball is not None:
+            ball = _Ball(function(ball.base), slope * ball.drift, slope * ball.spread, ball.radius)
+        clean = None if self.clean is None else function(self.clean)
+        return State(function(self.low), function(self.high), ball, clean)
+
+    def scaled(self, factor: Tensor, shift: Tensor) -> State:
+        """Every channel times a factor [D] plus a shift [D]."""
+        ends, ball = (self.low * factor + shift, self.high * factor + shift), self.ball
+        if ball is not None:
+            ball = _Ball(ball.base * factor + shift, ball.drift * factor, ball.spread * factor, ball.radius)
+        clean = None if self.clean is None else self.clean * factor + shift
+        return State(_smaller(*ends), _larger(*ends), ball, clean)
+
+    def mapped(self, weight: Tensor, bias: Tensor | None) -> State:
+        """Behind a linear map; how its outputs hang together is left out."""
+        clean = self.clean
+        if clean is not None:
+            clean = clean @ weight if bias is None else clean @ weight + bias
+        return State(*self.through(weight, bias), None, clean)
+
 
 @dataclass(frozen=True, eq=False)
 class Reading:
@@ -211,13 +242,25 @@ class Reading:
         middle = (self.destination[0] + self.destination[1]) / 2
         return replace(self, destination=(middle, middle))
 
-    def lead(self, layer: AttentionLayer, ahead: slice = slice(None)) -> Tensor:
+    def lead(
+        self,
+        layer: AttentionLayer,
+        ahead: slice = slice(None),
+        read_out: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """[N, A, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a in `ahead` and b.
 
         Args:
             layer: the last, of one head.
             ahead: the classes a, all by default; a part of them where there are many nodes and classes.
+            read_out: weight [C', C] and bias of a linear map that follows; none by default.
         """
+        if read_out is not None:
+            across, shift = leads_of(layer, read_out)
+            across, shift = across[:, ahead], shift[ahead]
+            values = self.low[:, 0] @ across.flatten(1) if self.said is None else None
+            least = self.said.through(across.flatten(1))[0] if values is None else values  # type: ignore[union-attr]
+            return least.view(-1, *shift.shape) + shift
         least = self.low[:, 0, ahead, None] - self.high[:, 0, None, :]
         if self.said is not None:
             one = torch.eye(layer.channels, dtype=least.dtype, device=least.device)
@@ -298,6 +341,14 @@ def _bias_lead(layer: AttentionLayer) -> Tensor:
     """[C, C]: the part of the layer's bias in the lead of class a over b."""
     bias = layer.value.weight.new_zeros(layer.channels) if layer.bias is None else layer.bias
     return bias[:, None] - bias[None, :]
+
+
+def leads_of(layer: AttentionLayer, read_out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Lead of class a over b in the logits behind a linear map: weight [C', C, C] of values, bias [C, C]."""
+    weight, bias = read_out
+    if layer.bias is not None:
+        bias = bias + layer.bias @ weight
+    return weight[:, :, None] - weight[:, None, :], bias[:, None] - bias[None, :]
 
 
 def _loudest(limits: Range, weight: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from fgai.bounds.reading import (
     _loudest,
     _root,
     _smaller,
+    leads_of,
 )
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -45,6 +46,12 @@ class _Scores:
     high: Tensor
     new: Tensor  # ceilings of a new neighbour's score, [N, H, S] by sector
     words: Tensor  # with each, its least lead of class a over b, [S, C, C]; empty where H > 1
+
+    def read(self, layer: AttentionLayer, limits: Range, read_out: tuple[Tensor, Tensor]) -> _Scores:
+        """The same with leads behind a linear map, whatever the score of the new neighbour."""
+        across, shift = leads_of(layer, read_out)
+        least = -_loudest(limits, -across.permute(1, 2, 0)[:, :, None])[..., 0] + shift
+        return replace(self, new=self.new.amax(2, keepdim=True), words=least[None])
 
 
 def source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
@@ -215,7 +222,7 @@ def first_layer(
     neighbours: int,
     heard: Tensor | float = 1.0,
 ) -> State:
-    """Bounds of the first layer's activated output [N, D] with new neighbours, whose values lie in the box.
+    """Bounds of the first layer's output [N, D] with new neighbours, whose values lie in the box.
 
     Args:
         layer: the first.
@@ -236,17 +243,16 @@ def first_layer(
     new = heard * neighbours * torch.exp(ceiling - top)
     mass = (new / (total + new).clamp(min=torch.finfo(new.dtype).tiny))[:, :, None]
     mean = aggregate(edge_softmax(scores.low, adjacency), values, adjacency)
-    clean = elu(layer.join(mean))
+    clean = layer.join(mean)
     low = layer.join(mean + mass * (limits.low - mean).clamp(max=0))
     high = layer.join(mean + mass * (limits.high - mean).clamp(min=0))
     ball = None
     if limits.radius is not None and layer.concat:
-        slope = high.clamp(max=0).exp()  # of ELU, largest at the upper end
         # Heads may attend to different new neighbours, each with a ball of its own.
         radius = limits.radius * math.sqrt(max(1, min(neighbours, layer.heads)))
-        drift = slope * (mass * (limits.middle - mean)).flatten(1)
-        ball = _Ball(clean, drift, slope * (mass * limits.half).flatten(1), radius)
-    return State(elu(low), elu(high), ball, clean)
+        drift = (mass * (limits.middle - mean)).flatten(1)
+        ball = _Ball(clean, drift, (mass * limits.half).flatten(1), radius)
+    return State(low, high, ball, clean)
 
 
 def check_followed(model: Any) -> None:
@@ -298,6 +304,7 @@ def worst_leads(
     read, ranges = _read(first, graph.features, clip_share, shrink)
     (scores,) = scores_of(first, ranges, read, read, adjacency)
     state = first_layer(first, ranges["value"], scores, read.low, adjacency, neighbours, heard)
+    state = state.activated(elu, state.high.clamp(max=0).exp())
     assert state.clean is not None
     _, ranges = _read(last, state.clean, clip_share, shrink)
     around = Reading.around(last, ranges, state).centred()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
+from fgai.attention.interface import originals
 from fgai.certificates.familiar import _alike, unfamiliar
 from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
@@ -96,6 +97,7 @@ def certify_attention(
         >>> certificate.layer().prediction.class_status, certificate.shares()["same_explanation"]
         ('exact', 1.0)
     """
+    model, vanilla = originals(model, vanilla)
     check_k(k1, "k1")
     check_k(k2, "k2")
     one_of(norm, "norm", NORMS)

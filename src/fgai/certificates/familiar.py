@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any
@@ -29,8 +30,10 @@ _LAYERS = (AttentionLayer, Projection, InputNorm, Limits)
 _TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _FAMILIAR = frozenset({*_LAYERS, *_TORCH, *_CONTAINERS})
-_HOMES = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent))
-"""Folders of fgai and PyTorch."""
+_PYG = getattr(find_spec("torch_geometric"), "submodule_search_locations", None) or []
+_HOMES = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, *_PYG))
+"""Folders of fgai, PyTorch and PyG."""
+_PACKAGES = ("fgai", "torch", "torch_geometric", "builtins", "typing")
 _IN_USE = ("_measuring", "_points")
 # What computing the output of a layer a second time may change: the order of a sum on a GPU.
 AGAIN = 1e-4
@@ -56,11 +59,12 @@ def unfamiliar(model: nn.Module) -> str | None:
     return None
 
 
-def _change(module: nn.Module, declared: set[type[nn.Module]]) -> str | None:
+def _change(module: nn.Module, declared: set[type[nn.Module]], *, hooked: bool = False) -> str | None:
+    """Say why a module may compute something else than its class; `hooked` if a hook on it is known."""
     kind = type(module)
     if kind not in _FAMILIAR and kind not in declared:
         return f"is a {kind.__name__}, whose forward pass is not known"
-    if module._forward_hooks or module._forward_pre_hooks:
+    if (module._forward_hooks and not hooked) or module._forward_pre_hooks:
         return "has a hook, which may change what it reads or returns"
     if isinstance(module, TappedLayer):
         for name in ("tap", "watch"):
@@ -94,13 +98,14 @@ def _patched(kind: type[nn.Module], declared: set[type[nn.Module]]) -> str | Non
 
 
 def _is_own(member: Any, name: str, home: type | None) -> bool:
-    """Whether an attribute of a class is code of fgai or PyTorch, written in the body of `home`, or no code.
+    """Whether an attribute of a class is code of fgai, PyTorch or PyG, or of the body of `home`, or no code.
 
     Names and modules are copied by `functools.wraps`; the code object and its globals are not.
     """
     if isinstance(member, FunctionType):
         inner = getattr(member, "__wrapped__", None)
-        known = member.__code__.co_filename.startswith(_HOMES) or _is_written_in(member, name, home)
+        known = member.__code__.co_filename.startswith(_HOMES) or _is_generated(member)
+        known = known or _is_written_in(member, name, home)
         return known and (inner is None or _is_own(inner, name, home))
     if isinstance(member, classmethod | staticmethod):
         return _is_own(member.__func__, name, home)
@@ -110,9 +115,16 @@ def _is_own(member: Any, name: str, home: type | None) -> bool:
     if isinstance(member, cached_property):
         return _is_own(member.func, name, home)
     if isinstance(member, type):
-        return str(member.__module__).partition(".")[0] in ("fgai", "torch", "builtins", "typing")
+        return str(member.__module__).partition(".")[0] in _PACKAGES
     builtin = isinstance(member, GetSetDescriptorType | MemberDescriptorType)
     return builtin or not (callable(member) or hasattr(member, "__get__"))
+
+
+def _is_generated(member: FunctionType) -> bool:
+    """Whether PyG made a function of a message passing layer from its templates, in a module of its own."""
+    name = member.__module__
+    generated = name.startswith("torch_geometric.nn.conv.") and name.endswith(("_propagate", "_edge_updater"))
+    return generated and member.__globals__ is vars(sys.modules.get(name, sys))
 
 
 def _is_written_in(member: FunctionType, name: str, home: type | None) -> bool:

@@ -13,6 +13,8 @@ a ceiling. Bounds of every node are carried through the network:
 - output: the class stays if for every other class the same sum of `z_top − z_other` is positive at λ = 0. A
   new neighbour with a high score does not have the worst value: both lie on an ellipse, whose arc between
   them is cut in sectors;
+- between and after layers: activations that never fall, batch norm and linear maps, see `fgai.bounds.steps`.
+  An output layer of several heads, or behind an activation, has intervals; its classes are read off them;
 - top-k: members stay if the least score of each is above the largest of every other old neighbour.
 
 The destination's side of the score is common to all neighbours, so scores count relative to each other, see
@@ -27,16 +29,18 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu
 
-from fgai.attention import call_model, evaluating, limits_of, model_name, observe, prepared
+from fgai.attention import call_model, duplicate, evaluating, model_name, observe, prepared
+from fgai.attention.interface import originals
 from fgai.bounds.reading import Ranges, Reading, State, ranges_of
 from fgai.bounds.scores import first_layer, scores_of, source_ends
-from fgai.certificates.familiar import invariant_layers, unfamiliar
+from fgai.bounds.steps import follow, joined
+from fgai.certificates.chain import Chain, chain_of, same_as
+from fgai.certificates.familiar import INVARIANT, invariant_layers
 from fgai.certificates.kernels import _mean_bounds, class_kept, order_kept
 from fgai.certificates.layer import _tensor_from
 from fgai.checks import one_of, whole
@@ -56,8 +60,7 @@ from fgai.records import (
     plain,
     provenance,
 )
-from fgai.sparse import Adjacency, Features
-from fgai.tasks import get_task
+from fgai.sparse import Adjacency
 from fgai.topk import topk_mask
 from fgai.typed import typed
 from fgai.version import versions
@@ -160,7 +163,8 @@ class InjectionCertificate(TabledDocument):
 
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
-        rows: list[list[Cell]] = [["class", "bound" if self.known else "unknown", self.share(), self.reason]]
+        share = self.share() if self.known else None
+        rows: list[list[Cell]] = [["class", "bound" if self.known else "unknown", share, self.reason]]
         for index, layer in enumerate(self.layers):
             share = self.order_share(index)
             rows.append([f"top {self.k} of {layer.name}", layer.status, share, layer.reason])
@@ -252,8 +256,9 @@ def certify_injection(
     """Certify which nodes keep class and explanation when nodes with any features are injected.
 
     Args:
-        model: GAT or GATv2 behind limits; of others only the first layer's ranking is certified, if their
-            class declares `Capabilities`.
+        model: GAT or GATv2 behind limits, or a user's of PyG's `GATConv` or `GATv2Conv` in a row, with
+            activations, batch norm, linear layers and dropout between and after them. Of others only the
+            first layer's ranking is certified, if their class declares `Capabilities`.
         data: a `Graph` or PyG `Data`.
         neighbours: t, injected neighbours that a node gains at most.
         where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does,
@@ -275,38 +280,41 @@ def certify_injection(
     whole(neighbours, "neighbours", 0)
     one_of(where, "where", WHERE)
     whole(k, "k", 1)
+    (model,) = originals(model)
     original = as_graph(data)
     graph = prepared(model, original)
     with evaluating(model), torch.no_grad():
-        doubt = _doubt(model, graph)
-        orders = _orders(model, graph)
-        if doubt is None:
+        chain = chain_of(model, graph)
+        orders = _orders(model, graph, chain)
+        if not isinstance(chain, str):
             classes = call_model(model, graph).argmax(1).cpu()
-            own = copy.deepcopy(model).cpu()
+            own, chain = duplicate(model).cpu(), copy.deepcopy(chain).cpu()
     graph = graph.to("cpu")
+    degree = (graph.adjacency if isinstance(chain, str) else chain.adjacency(graph)).degree
     with torch.no_grad():
-        if doubt is None:
+        doubt = chain if isinstance(chain, str) else _doubt(own, chain, graph)
+        if isinstance(chain, str) or doubt is not None:
+            holds = torch.zeros(graph.num_nodes, dtype=torch.bool)
+            classes, reason = torch.full((graph.num_nodes,), -1), str(doubt)
+        else:
             seen = observe(own, graph)
             ranks = seen.attention.ranking()
-            proof = _Proof(copy.deepcopy(own).double(), graph, neighbours, where)
+            proof = _Proof(copy.deepcopy(chain).double(), graph, neighbours, where)
             holds, reason = proof.classes(), proof.reason
             # The model computes in its own precision: where that says something else, nothing is proved.
-            holds &= (classes == proof.logits.argmax(1)) & ~_rounded_away(own, graph, proof)
+            holds &= (classes == proof.logits.argmax(1)) & ~_rounded_away(chain, graph, proof)
             holds &= ~_apart(seen.logits, proof.logits)
             orders = [
                 order if order.status == "invariant" else proof.order(order.name, place, rank, k)
                 for place, (order, rank) in enumerate(zip(orders, ranks, strict=True))
             ]
-        else:
-            holds = torch.zeros(graph.num_nodes, dtype=torch.bool)
-            classes, reason = torch.full((graph.num_nodes,), -1), doubt
     return InjectionCertificate(
         neighbours=neighbours,
         where=where,
         k=k,
         holds=holds,
         classes=classes,
-        degree=graph.adjacency.degree,
+        degree=degree,
         reason=reason,
         known=doubt is None,
         layers=tuple(orders),
@@ -318,82 +326,88 @@ def certify_injection(
     )
 
 
-def _orders(model: nn.Module, graph: Graph) -> list[LayerOrder]:
+def _orders(model: nn.Module, graph: Graph, chain: Chain | str) -> list[LayerOrder]:
     everything = torch.ones(graph.num_nodes, dtype=torch.bool)
     unknown = ("unknown", "its inputs change, and they are not followed here", None)
+    found = invariant_layers(model, graph)
+    if not isinstance(chain, str) and set(chain.names) == set(found):
+        # What comes before the first layer is computed node by node.
+        found = {name: found[name] or (INVARIANT if name == chain.names[0] else None) for name in chain.names}
     return [
         LayerOrder(name, *(unknown if why is None else ("invariant", why, everything)))
-        for name, why in invariant_layers(model, graph).items()
+        for name, why in found.items()
     ]
 
 
-def _doubt(model: nn.Module, graph: Graph) -> str | None:
-    """Why nothing can be certified; None where it can."""
-    if body_of(model) != "layers":
-        return "only GAT and GATv2 are followed"
-    change = unfamiliar(model)
-    if change is not None:
-        return f"{change}; only GAT and GATv2 as they are can be followed"
-    if model.guard is not None or graph.edge_weight is not None or graph.entry_values is not None:
-        return "weights on edges, guards and replaced values are not followed"
-    if not get_task(str(model.task)).row_per_node or graph.features is None:
-        return "only node-level read-outs are followed"
+def _doubt(model: nn.Module, chain: Chain, graph: Graph) -> str | None:
+    """Why nothing can be certified of a chain; None where it can."""
     if not all(weight.dtype in PRECISE for weight in model.parameters()):
         return "weights of less than float32 round too coarsely; use model.float()"
-    for layer in model.convs:
-        assert isinstance(layer, AttentionLayer)
-        if not 0 <= layer.slope <= 1:
-            return f"a slope of {layer.slope} is not in [0, 1]: bounds of scores hold for no other"
-        if layer.limits is None or layer.input_norm is not None:
-            return "a layer has no limits: one new neighbour may say anything; see `fgai.limit`"
-        found = limits_of(layer)
-        if not all(bool(one.low.isfinite().all() & one.high.isfinite().all()) for one in found):
-            return "limits were not measured; see `fgai.limit`"
-        for fault in filter(None, (one.fault() for one in found)):
-            return f"{fault}; see `fgai.limit`"
-    if model.convs[-1].heads != 1 or not all(bool(p.isfinite().all()) for p in model.parameters()):
-        return "an output layer of several heads, or weights that are not finite, are not followed"
+    fault = chain.fault()
+    if fault is not None:
+        return fault
+    if not bool((chain.adjacency(graph).degree > 0).all()):
+        return "some nodes have no neighbour, not even themselves; add self-loops"
+    if body_of(model) == "layers":  # declared, not traced
+        return None
+    assert graph.features is not None
+    precise = graph.replace(features=graph.features.to("cpu", torch.float64))
+    if not same_as(duplicate(model).double(), copy.deepcopy(chain).double(), precise):
+        return "its layers, put together again, give something else than the model"
     return None
 
 
 class _Proof:
-    """Bounds of what every layer reads; the model is float64, the graph prepared and on the CPU."""
+    """Bounds of what every layer reads; the chain is float64, the graph prepared and on the CPU."""
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
-    def __init__(self, model: Any, graph: Graph, neighbours: int, where: str) -> None:
+    def __init__(self, chain: Chain, graph: Graph, neighbours: int, where: str) -> None:
         assert graph.features is not None
-        self.layers: list[AttentionLayer] = list(model.convs)
+        self.layers, self.steps = chain.layers, chain.steps
         self.ranges = [ranges_of(layer) for layer in self.layers]
-        self.adjacency, self.neighbours = graph.adjacency, neighbours
-        clean: Tensor | Features = graph.features.to("cpu", torch.float64)
-        state: State | None = None
+        self.adjacency, self.neighbours = chain.adjacency(graph), neighbours
         self.readings: list[Reading] = []
         self.exact: list[Reading] = []
-        for layer, ranges in zip(self.layers, self.ranges, strict=True):
-            point = Reading.exact(layer, clean)
-            moved = point if state is None else Reading.around(layer, ranges, state)
-            self.exact.append(point)
-            self.readings.append(moved)
-            out = layer(clean, self.adjacency)
-            if layer is not self.layers[-1]:
-                state, clean = _hidden(layer, ranges, moved, self.adjacency, self.neighbours), elu(out)
-        self.logits = out
+        clean = graph.features.to("cpu", torch.float64)
+        for place, (layer, x, out) in enumerate(chain.runs(clean, self.adjacency)):
+            self.exact.append(Reading.exact(layer, x))
+            self.readings.append(self._reading(place))
+            self.logits = out
+        self.logits = chain.finish(self.logits)
         self.direct = where == "direct" and len(self.layers) <= 2
+
+    def _reading(self, place: int) -> Reading:
+        """What a layer may read behind injections before it."""
+        if place == 0:
+            return self.exact[0]
+        before = self.readings[-1]
+        given = self.layers[place - 1], self.ranges[place - 1], before, before
+        state = _output(*given, self.adjacency, self.neighbours)
+        for step in self.steps[place]:
+            state = follow(step, state)
+        return Reading.around(self.layers[place], self.ranges[place], state)
 
     def classes(self) -> Tensor:
         """Return which nodes keep their class, bool [N]."""
-        last, own = self.layers[-1], self.readings[-1]
+        last, own, ranges = self.layers[-1], self.readings[-1], self.ranges[-1]
         others = self.exact[-1] if self.direct else own
         classes = self.logits.argmax(1)
+        read_out = joined(self.steps[-1], last.channels) if last.heads == 1 else None
+        if read_out is None:
+            state = _output(last, ranges, own, others, self.adjacency, self.neighbours)
+            return _leads_hold(self.steps[-1], state, classes)
+        plain = None if not self.steps[-1] else read_out
         holds = torch.ones(len(classes), dtype=torch.bool)
-        part = max(1, LEADS // max(1, len(classes) * last.channels))
-        for first in range(0, last.channels, part):
+        width = self.logits.shape[1]
+        part = max(1, LEADS // max(1, len(classes) * width))
+        for first in range(0, width, part):
             ahead = slice(first, first + part)
-            apart, mine = others.lead(last, ahead), own.lead(last, ahead)
-            for scores in scores_of(last, self.ranges[-1], own, others, self.adjacency, PIECES):
+            apart, mine = others.lead(last, ahead, plain), own.lead(last, ahead, plain)
+            for scores in scores_of(last, ranges, own, others, self.adjacency, PIECES):
+                read = scores if plain is None else scores.read(last, ranges["value"], plain)
                 given = (apart, mine, classes, first, self.neighbours, ROUNDING)
-                holds &= class_kept(self.adjacency, scores, *given)
+                holds &= class_kept(self.adjacency, read, *given)
         return holds
 
     def order(self, name: str, place: int, ranks: Tensor, k: int) -> LayerOrder:
@@ -411,22 +425,40 @@ class _Proof:
         return LayerOrder(name, "bound", why, holds)
 
 
-def _rounded_away(model: Any, graph: Graph, proof: _Proof) -> Tensor:
+def _leads_hold(steps: list[nn.Module], state: State, classes: Tensor) -> Tensor:
+    """Where the class stays ahead of every other, bool [N], if what `steps` read lies in `state`."""
+    final = [step for step in steps[-1:] if isinstance(step, nn.Linear)]
+    for step in steps[: len(steps) - len(final)]:
+        state = follow(step, state)
+    weight, bias = cast(tuple[Tensor, Tensor], joined(final, state.low.shape[1]))
+    holds = torch.ones(len(classes), dtype=torch.bool)
+    for top in torch.unique(classes).tolist():
+        rows = (classes == top).nonzero().flatten()
+        ahead, shift = weight[:, top, None] - weight, bias[top] - bias
+        mine = state.rows(rows)
+        size = torch.maximum(mine.low.abs(), mine.high.abs()) @ ahead.abs() + shift.abs()
+        kept = mine.through(ahead, shift)[0] > ROUNDING * size
+        kept[:, top] = True
+        holds[rows] = kept.all(1)
+    return holds
+
+
+def _rounded_away(chain: Chain, graph: Graph, proof: _Proof) -> Tensor:
     """Nodes, bool [N], that read something the model computes otherwise than float64.
 
     Features with a large common offset, say, which the weights cancel: the sums are then all rounding.
     """
-    source, destination = graph.adjacency.source, graph.adjacency.destination
+    assert graph.features is not None
+    source, destination = proof.adjacency.source, proof.adjacency.destination
     lost = torch.zeros(graph.num_nodes, dtype=torch.bool)
-    state: Tensor | Features | None = graph.features
-    for layer, exact in zip(model.convs, proof.exact, strict=True):
-        sides = layer.sides(state)
-        for own, other in zip(sides, (exact.source[0], exact.destination[0], exact.low), strict=True):
+    logits = proof.logits
+    for exact, (layer, x, out) in zip(proof.exact, chain.runs(graph.features, proof.adjacency), strict=True):
+        precise = exact.source[0], exact.destination[0], exact.low
+        for own, other in zip(layer.sides(x), precise, strict=True):
             lost |= _apart(own, other)
         lost = lost.index_fill(0, destination[lost[source]], True)
-        out = layer(state, graph.adjacency)
-        state = elu(out)
-    return lost | _apart(out, proof.logits)
+        logits = out
+    return lost | _apart(chain.finish(logits), proof.logits)
 
 
 def _apart(own: Tensor, exact: Tensor) -> Tensor:
@@ -434,15 +466,21 @@ def _apart(own: Tensor, exact: Tensor) -> Tensor:
     return (own.double() - exact).abs().flatten(1).amax(1) > ROUNDING * exact.abs().max()
 
 
-def _hidden(
-    layer: AttentionLayer, ranges: Ranges, reading: Reading, adjacency: Adjacency, neighbours: int
+def _output(
+    layer: AttentionLayer,
+    ranges: Ranges,
+    own: Reading,
+    others: Reading,
+    adjacency: Adjacency,
+    neighbours: int,
 ) -> State:
-    """A hidden layer's activated output [N, D]."""
+    """A layer's output [N, D]; `own` is what it reads of a node itself, `others` of neighbours."""
     limits = ranges["value"]
     # One piece: more of them say little more here, and cost as many times more.
-    (scores,) = scores_of(layer, ranges, reading, reading, adjacency)
-    if reading.said is None:
-        return first_layer(layer, limits, scores, reading.low, adjacency, neighbours)
+    (scores,) = scores_of(layer, ranges, own, others, adjacency)
+    if own.said is None:
+        return first_layer(layer, limits, scores, own.low, adjacency, neighbours)
     box, new = (limits.low, limits.high), scores.new.amax(2)
-    ends = _mean_bounds(adjacency, scores.low, scores.high, new, reading.low, reading.high, box, neighbours)
-    return State(elu(layer.join(ends[0])), elu(layer.join(ends[1])))
+    given = scores.low, scores.high, new, others.low, others.high, box, neighbours, (own.low, own.high)
+    low, high = _mean_bounds(adjacency, *given)
+    return State(layer.join(low), layer.join(high))

@@ -299,15 +299,17 @@ def _mean_bounds(
     most: Tensor,
     box: tuple[Tensor, Tensor],
     neighbours: int,
+    own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Ends of `Σ e^s v / Σ e^s` over intervals of scores [E, H] and values [N, H, C].
 
-    New neighbours have scores of at most `new` [N, H] and values in `box`, two ends [H, C].
+    New neighbours have scores of at most `new` [N, H] and values in `box`, two ends [H, C]. `own` are the
+    ends that count for a node itself, those of all by default.
     """
-    ends = []
-    for sign, values, edge in ((1.0, least, box[0]), (-1.0, -most, -box[1])):
+    ends, (lower, upper) = [], (least, most) if own is None else own
+    for sign, values, mine, edge in ((1.0, least, lower, box[0]), (-1.0, -most, -upper, -box[1])):
         out = np.zeros(values.shape)
-        arrays = [_array(t) for t in (adjacency.source, low, high, new, values, edge)]
+        arrays = [_array(t) for t in (adjacency.source, low, high, new, values, mine, edge)]
         _over_rows(_least_mean, adjacency.rowptr, *arrays, float(neighbours), out)
         ends.append(sign * torch.from_numpy(out))
     return ends[0], ends[1]
@@ -394,7 +396,7 @@ def _class_kept(
 
 
 @compiled
-def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neighbours, out):
+def _least_mean(start, stop, rowptr, source, low, high, new, values, own, edge, neighbours, out):
     heads, channels = values.shape[1], values.shape[2]
     longest = 0
     for i in range(start, stop):
@@ -412,7 +414,8 @@ def _least_mean(start, stop, rowptr, source, low, high, new, values, edge, neigh
             weak[count], strong[count] = 0.0, neighbours * np.exp(new[i, h] - peak)
             for c in range(channels):
                 for j in range(count):
-                    said[j] = values[source[first + j], h, c]
+                    at = source[first + j]
+                    said[j] = own[at, h, c] if at == i else values[at, h, c]
                 said[count] = edge[h, c]
                 out[i, h, c] = _least_of(said[:last], weak, strong)
 

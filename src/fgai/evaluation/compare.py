@@ -11,6 +11,7 @@ from torch import nn
 
 from fgai.alone import with_gradients
 from fgai.attacks import DEFAULT, Threat
+from fgai.attention.interface import originals
 from fgai.errors import InputError
 from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import (
@@ -122,6 +123,7 @@ def compare(
     if not isinstance(models, Mapping) or not models:
         got = "none" if isinstance(models, Mapping) else type(models).__name__
         raise InputError(f"`models` must hold at least one model by name, as {{'GAT': model}}, got {got}")
+    models = dict(zip(models, originals(*models.values()), strict=True))
     reference = next(iter(models)) if vanilla is None else vanilla
     if reference not in models:
         raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")

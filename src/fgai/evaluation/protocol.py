@@ -13,6 +13,7 @@ from fgai.alone import with_gradients
 from fgai.attacks import DEFAULT, Threat, threat_of
 from fgai.attention import model_name, prepared
 from fgai.attention.calls import device_of
+from fgai.attention.interface import originals
 from fgai.checks import one_of
 from fgai.errors import InputError, collected, warn
 from fgai.evaluation import reliability
@@ -90,6 +91,7 @@ def evaluate(
     checks.seed(seed)
     one_of(targets, "targets", ("test", "val"))
     threat = threat_of(threat).sized(nodes, edges)
+    model, vanilla = originals(model, vanilla)
     whole = as_graph(data)
     task = task_of(whole)
     if getattr(model, "task", task.name) != task.name:

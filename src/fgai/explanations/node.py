@@ -21,6 +21,7 @@ from fgai.attention import (
     warn_coupled,
     warn_unread,
 )
+from fgai.attention.interface import originals
 from fgai.certificates import (
     KEPT,
     PROMISE,
@@ -195,6 +196,7 @@ def explain(
     """
     whole(k, "k", 1)
     check_seed(seed)
+    model, vanilla = originals(model, vanilla)
     given = as_graph(data)
     graph = prepared(model, given)
     names = given.node_names if names is None else names

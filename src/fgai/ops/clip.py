@@ -147,7 +147,7 @@ def clip(
     _check_range(x, low, high)
     if radius is None:
         radius = torch.full((), torch.inf, dtype=x.dtype, device=x.device)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if torch.is_grad_enabled() and x.requires_grad and not _in_jit_trace():
         return _Clip.apply(x, low, high, radius, straight)  # type: ignore[no-any-return]
     return _moved(x, (low, high, radius), torch.empty_like(x), noted=False)[0]
 
@@ -184,11 +184,22 @@ def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
         raise InputError(f"`low` and `high` must broadcast against `x`, floating-point all three, got {got}")
 
 
+def _is_traced() -> bool:
+    """Whether PyTorch compiles, exports or traces what runs: operations of PyTorch alone can be."""
+    return torch.compiler.is_compiling() or _in_jit_trace()
+
+
+def _in_jit_trace() -> bool:
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
+
+
 def _fits(x: Tensor, low: Tensor, high: Tensor) -> bool:
     """Whether a kernel can run: whole rows, a range per channel of the same type."""
-    if _uses_reference() or type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64):
+    if _is_traced() or _uses_reference():
         return False
-    ready = _has_numba() if x.device.type == "cpu" else not torch.compiler.is_compiling()
+    if type(x) is not Tensor or x.dtype not in (torch.float32, torch.float64):
+        return False
+    ready = x.device.type != "cpu" or _has_numba()
     laid = x.dim() > 1 and x.is_contiguous() and low.is_contiguous() and high.is_contiguous()
     return ready and laid and x.dtype == low.dtype == high.dtype and x.shape[1:] == low.shape == high.shape
 

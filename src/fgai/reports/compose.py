@@ -11,6 +11,7 @@ from torch import nn
 from fgai.alone import with_gradients
 from fgai.attacks import DEFAULT, Threat, threat_of
 from fgai.attention import model_name
+from fgai.attention.interface import originals
 from fgai.certificates import CertificateRecord, certify_attention
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, compare
@@ -76,6 +77,7 @@ def report(
     """
     graph, threat = as_graph(data), threat_of(threat).sized(nodes, edges)
     models = {model_name(models): models} if isinstance(models, nn.Module) else models
+    models = dict(zip(models, originals(*models.values()), strict=True))
     if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)

@@ -19,6 +19,7 @@ from fgai.attention import (
     prepared,
     unwrapped,
 )
+from fgai.attention.interface import originals
 from fgai.bounds.scores import check_followed
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
@@ -111,6 +112,7 @@ def make_faithful(
         "checkpoint_every": checkpoint_every,
         "tracker": tracker,
     }
+    (model,) = originals(model)
     terms = tuple(terms)
     if batch_size is not None:
         with shown(progress), open_source(data, seed) as source:

@@ -21,6 +21,7 @@ from fgai.attention import (
     straight_through,
     unwrapped,
 )
+from fgai.attention.interface import originals
 from fgai.graph import Graph
 from fgai.progress import shown
 from fgai.tasks import check_logits, task_of
@@ -184,6 +185,7 @@ def harden(
         >>> len(fgai.harden(model, data, epochs=2, nodes=3, edges=3).history.terms)
         2
     """
+    (model,) = originals(model)
     options: dict[str, Any] = {
         "progress": progress,
         "checkpoint_every": checkpoint_every,

@@ -21,6 +21,7 @@ from fgai.attention import (
     model_name,
     prepared,
 )
+from fgai.attention.interface import originals
 from fgai.checks import positions
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -111,6 +112,7 @@ def limit(
         raise InputError(f"`clip_share` must be a number or 'auto', got {clip_share!r}")
     check_shares(0.0 if isinstance(clip_share, str) else clip_share, shrink)
     given = as_graph(data)
+    (model,) = originals(model)
     limited = copied(model)
     add_limits(limited)
     limited.eval()
