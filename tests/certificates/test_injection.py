@@ -148,6 +148,12 @@ def test_the_mean_over_intervals_is_the_brute_force_one() -> None:
         tried += [mean(louder, torch.cat([said, torch.tensor([end])])) for end in (-2.0, 2.0)]
     assert float(least[0]) == pytest.approx(min(tried), abs=1e-7) and float(least[0]) <= min(tried) + 1e-12
     assert float(most[0]) == pytest.approx(max(tried), abs=1e-7) and float(most[0]) >= max(tried) - 1e-12
+    # What counts for a node itself may lie in other intervals than what it is to its neighbours.
+    own = values - 0.5, values + 0.7
+    least, most = _mean_bounds(adjacency, low, low, new, values, values, box, 0, own)
+    for ends, mine in ((least, own[0]), (most, own[1])):
+        said = torch.where(neighbours == 0, mine[neighbours, 0, 0], values[neighbours, 0, 0])
+        assert float(ends[0]) == pytest.approx(mean(low[edges, 0], said), abs=1e-7)
 
 
 def test_what_cannot_be_followed_is_unknown() -> None:

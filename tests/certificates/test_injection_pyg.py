@@ -111,11 +111,14 @@ def nets(conv: type[Any]) -> dict[str, Callable[[], nn.Module]]:
     }
 
 
-def limited(model: nn.Module, graph: Graph, apart: float = 1.0) -> Any:
+APART = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
+
+
+def limited(model: nn.Module, graph: Graph, apart: float, size: float = 0.5) -> Any:
     """Behind limits; its classes are apart by the last bias, so that some are certified."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(0.5)
+            parameter.mul_(size)
         out: Any = model.out if hasattr(model, "out") else model.convs[-1]  # type: ignore[index]
         out.bias.copy_(apart * torch.tensor([1.5, 0.0, 0.3]))
     return fgai.limit(model.eval(), graph, 0.05, shrink=0.4)
@@ -212,18 +215,19 @@ def break_certificate(
 @pytest.mark.parametrize("name", nets(GATConv))
 @pytest.mark.parametrize("conv", [GATConv, GATv2Conv])
 def test_no_injected_nodes_change_a_certified_class(conv: type[Any], name: str) -> None:
-    tried, certified = 0, []
-    torch.manual_seed(3)
+    tried = 0
     graph = small_graph(loops=name == "own loops")
-    model = limited(nets(conv)[name](), graph)
-    model.requires_grad_(False)
     for where, t in (("direct", 1), ("direct", 3), ("any", 1)):
-        found = certify_injection(model, graph, neighbours=t, where=where)
-        assert found.known, found.reason
-        certified.append(found.share())
-        if found.holds.any():
-            tried += break_certificate(model, graph, found.holds, found.classes, t, where, 150, 6)
-    assert max(certified) > 0 and tried > 1000
+        for apart in APART:  # as little as some nodes are certified with
+            torch.manual_seed(3)
+            model = limited(nets(conv)[name](), graph, apart, 0.8).requires_grad_(False)
+            found = certify_injection(model, graph, neighbours=t, where=where)
+            assert found.known, found.reason
+            if found.holds.any():
+                tried += break_certificate(model, graph, found.holds, found.classes, t, where, 150, 6)
+            if found.share() > 0.3:
+                break
+    assert tried > 3000
     assert certify_injection(model, graph, neighbours=0).share() == 1.0
 
 
