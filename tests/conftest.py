@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import support.short_threat  # noqa: F401, shortens the default threat
+
 # The first example of a test may compile a kernel, so a deadline per example means nothing.
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.register_profile("whole", deadline=None, max_examples=60)

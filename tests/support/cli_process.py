@@ -23,6 +23,9 @@ PARENT = r"""
 import json, os, sys
 from typer.main import get_command
 from fgai.cli import app, main
+sys.path.insert(0, sys.argv[1])
+import support.short_threat
+sys.path.pop(0)
 for command in get_command(app).commands.values():
     command.loaded
 print("ready", flush=True)
@@ -83,7 +86,7 @@ class Processes:
         quiet = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         drop = ("FGAI_DATA", "FGAI_DEBUG", "COLUMNS", "FORCE_COLOR")
         self._parent = subprocess.Popen(
-            [sys.executable, "-c", PARENT],
+            [sys.executable, "-c", PARENT, str(Path(__file__).parent.parent)],
             env={**{k: v for k, v in os.environ.items() if k not in drop}, **quiet, "TERM": "xterm"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
