@@ -79,6 +79,9 @@ def test_values_are_found_by_name(whole: EvaluationRecord) -> None:
     assert whole.get("no.such") is None
     with pytest.raises(InputError, match="no 'nothing' among prediction, explanation, chance"):
         whole.value("overlap.nothing")
+    whole.metrics["f1"] = {}  # without labels
+    with pytest.raises(InputError, match="no metric 'f1.clean': 'f1' was not measured"):
+        whole.value("f1.clean")
     with pytest.raises(InputError, match="per-node 'nothing'"):
         whole.node_values("nothing")
 
