@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,9 @@ def test_values_are_found_by_name(whole: EvaluationRecord) -> None:
     assert whole.get("no.such") is None
     with pytest.raises(InputError, match="no 'nothing' among prediction, explanation, chance"):
         whole.value("overlap.nothing")
+    unlabelled = replace(whole, metrics={"f1": {}})
+    with pytest.raises(InputError, match=r"no metric 'f1\.clean': 'f1' was not measured"):
+        unlabelled.value("f1.clean")
     with pytest.raises(InputError, match="per-node 'nothing'"):
         whole.node_values("nothing")
 
