@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def test_a_users_own_model_becomes_more_stable(monkeypatch: pytest.MonkeyPatch) -> None:
     names = runpy.run_path(str(EXAMPLES / "pyg_model.py"))
-    short = partial(fgai.compare, curves=False, nulls=False, explanation_attack=False)
+    short = partial(fgai.compare, threat="standard", curves=False, nulls=False, explanation_attack=False)
     monkeypatch.setattr(fgai, "compare", short)
     comparison = names["main"]("planted", epochs=30)
     mine, faithful = comparison["mine"], comparison["faithful"]

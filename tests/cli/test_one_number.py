@@ -54,7 +54,7 @@ def test_three_ways_to_one_number(tmp_path: Path) -> None:
 def whole(demo: dict[str, Any], folder: Path) -> None:
     """The demo answers in words, and every file it names is there."""
     kinds = {row["measure"]: row["change"] for row in demo["table"]}
-    assert len(kinds) == 10 and set(kinds.values()) <= {"better", "as before", "worse"}
+    assert len(kinds) == 11 and set(kinds.values()) <= {"better", "as before", "worse"}
     assert "right under attack" in kinds and "measures got better" in demo["meaning"]
     shares = {name: demo["definition"][name]["all_four"] for name in ("GAT", "FGAI")}
     assert all(f"{share:.0%} of the nodes of {name}" in demo["meaning"] for name, share in shares.items())

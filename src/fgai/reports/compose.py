@@ -77,7 +77,8 @@ def report(
     """
     graph, threat = as_graph(data), threat_of(threat).sized(nodes, edges)
     models = {model_name(models): models} if isinstance(models, nn.Module) else models
-    models = dict(zip(models, originals(*models.values()), strict=True))
+    if isinstance(models, Mapping):  # anything else is refused by `compare`
+        models = dict(zip(models, originals(*models.values()), strict=True))
     if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
     page = None if path is None else checked_page(path)
