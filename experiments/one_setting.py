@@ -114,8 +114,8 @@ def methods(store: Store) -> list[Sheet | Table]:
         graphs = dict.fromkeys(dataset for _, dataset in chosen)
         means = f"Means over {len(chosen)} pairs of model and graph ({', '.join(graphs)})."
         rows = [_row(row, chosen, read, costs) for row in ROWS]
-        rows = [row for row in rows if row[1] is not None]
-        tables.append(Table(title, columns, rows, (means, *notes)))
+        known = [row for row in rows if row[1] is not None]
+        tables.append(Table(title, columns, known or rows, (means, *notes)))
     return tables
 
 

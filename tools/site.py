@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 import fgai
+from experiments import Store
+from experiments.document import fill
 from tools.notebooks import write_page
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,8 @@ DOCS, PAGES, SITE = ROOT / "docs", ROOT / "build" / "pages", ROOT / "build" / "s
 COPIED = ("*.md", "*.png", "*.css")
 NOTEBOOK = re.compile(r"(\]\((?:\.\./)*notebooks/[\w-]+)\.py(?=\))")
 """A link to a notebook: in the repository it leads to the source, on the site to the page."""
+LONG = "<!-- site table: "
+"""Begins a table that only the site shows, made of the records when it is built."""
 API = """# `{name}`
 
 ::: {name}
@@ -50,8 +54,12 @@ def stage(pages: Path = PAGES) -> None:
             target = pages / source.relative_to(DOCS)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
+    store = Store(ROOT / "results")
     for page in pages.rglob("*.md"):
-        page.write_text(NOTEBOOK.sub(r"\1.md", page.read_text(encoding="utf-8")), encoding="utf-8")
+        text = NOTEBOOK.sub(r"\1.md", page.read_text(encoding="utf-8"))
+        if LONG in text:
+            text = fill(text.replace(LONG, "<!-- table: "), store)
+        page.write_text(text, encoding="utf-8")
     write_reference(pages / "api")
     write_decisions(pages / "decisions")
     for source in sorted((DOCS / "notebooks").glob("*.py")):

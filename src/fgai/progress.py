@@ -61,7 +61,7 @@ def stage(label: str, total: int | None = None, *, done: int = 0) -> Iterator[Ba
 
     Example:
         >>> with stage("counting", 3) as counting:
-        ...     current().advance(2)
+        ...     current_stage().advance(2)
         >>> counting.done
         2
     """

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fgai
+from fgai.attacks import DEFAULT, THREATS
 from fgai.datasets import Source, register_dataset, unregister_dataset
 from support.attack_cases import quiet
 from support.cli_cases import commands, here, refused
@@ -92,7 +93,13 @@ def test_a_threat_without_features_has_no_box(club: Path, command: str) -> None:
 class TestTheSameAsInPython:
     def test_attack(self, club: Path) -> None:
         budget = run("attack", *SIZES, cwd=club)["budget"]
-        assert (budget["nodes"], budget["edges"], budget["steps"], budget["box"]) == (2, 3, 100, None)
+        steps = THREATS[DEFAULT].budget.steps
+        assert (budget["nodes"], budget["edges"], budget["steps"], budget["box"]) == (2, 3, steps, None)
+            2,
+            3,
+            THREATS[DEFAULT].budget.steps,
+            None,
+        )
 
     @pytest.mark.parametrize("words", [("--box", "-3,4"), ("--box=-3,4",)])
     def test_a_box(self, club: Path, words: tuple[str, ...]) -> None:

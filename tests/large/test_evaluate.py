@@ -59,7 +59,7 @@ def test_alone_and_refusals(tmp_path: Path) -> None:
     model = fgai.GAT(5, 3, hidden_channels=2, heads=2).eval()
     found = evaluate_store(model, place)
     assert found.f1 == {} and found.overlap is None and len(found.to_dict()["sharpness"]) == 2
-    with pytest.raises(InputError, match="layers and classes"):
+    with pytest.raises(InputError, match="layers, edges and classes"):
         evaluate_store(model, place, vanilla=fgai.GAT(5, 4, hidden_channels=2, heads=2))
     with pytest.raises(InputError, match="row by row"):
         evaluate_store(fgai.GCN(5, 3), place)

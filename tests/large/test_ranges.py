@@ -10,9 +10,9 @@ import torch
 
 import fgai
 from fgai.attention import add_limits, call_model, evaluating, limits_of, measuring, prepared
-from fgai.errors import DataError, InputError
+from fgai.errors import AttentionError, DataError, InputError
 from fgai.graph import Graph
-from fgai.large import check_streamed, measure_store, observe_store, streaming, write_store
+from fgai.large import check_streamed, measure_store, observe_store, ranges, write_store
 from support.graph_cases import small_data
 
 MODELS: dict[str, Any] = {
@@ -46,8 +46,8 @@ def test_are_those_of_a_pass_in_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streaming, "NUMBERS", 40)  # blocks of a few rows, channels one by one
-    monkeypatch.setattr(streaming, "SAMPLE", 30)
+    monkeypatch.setattr(ranges, "NUMBERS", 40)  # blocks of a few rows, channels one by one
+    monkeypatch.setattr(ranges, "SAMPLE", 30)
     monkeypatch.setattr("fgai.attention.limits.SAMPLE", 30)
     graph = small_data(nodes=70, width=5)
     stored = write_store(graph, tmp_path / "graph")
@@ -94,5 +94,5 @@ def test_models_that_see_the_whole_are_refused(tmp_path: Path) -> None:
     check_streamed(limited("GATv2"), stored)
     with pytest.raises(InputError, match="encodings=0"):
         check_streamed(fgai.GT(5, 3, encodings=4), stored)
-    with pytest.raises(InputError, match="GAT, GATv2 or GT"):
+    with pytest.raises(AttentionError, match="no attention layer"):
         check_streamed(torch.nn.Linear(5, 3), stored)
