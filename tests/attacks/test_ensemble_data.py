@@ -36,7 +36,7 @@ def score(model: nn.Module, graph: Graph, attacked: Graph) -> float:
     return f1(logits[graph.test_mask], graph.y[graph.test_mask])
 
 
-@pytest.mark.parametrize("name", ["cora", "amazon-photo"])
+@pytest.mark.parametrize("name", ["cora", pytest.param("amazon-photo", marks=pytest.mark.slow)])
 def test_never_weaker_than_the_plain_attack(name: str, data_root: Path) -> None:
     graph, model = case(name, data_root)
     plain = make_attack("standard").run(model, graph, seed=0)

@@ -308,7 +308,7 @@ SLOW = pytest.mark.slow
     [
         ("cora", GAT),
         ("cora", GT),
-        ("amazon-photo", GAT),
+        pytest.param("amazon-photo", GAT, marks=SLOW),
         pytest.param("cora", GATv2, marks=SLOW),
         pytest.param("amazon-photo", GATv2, marks=SLOW),
         pytest.param("amazon-photo", GT, marks=SLOW),

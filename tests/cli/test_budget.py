@@ -95,11 +95,6 @@ class TestTheSameAsInPython:
         budget = run("attack", *SIZES, cwd=club)["budget"]
         steps = THREATS[DEFAULT].budget.steps
         assert (budget["nodes"], budget["edges"], budget["steps"], budget["box"]) == (2, 3, steps, None)
-            2,
-            3,
-            THREATS[DEFAULT].budget.steps,
-            None,
-        )
 
     @pytest.mark.parametrize("words", [("--box", "-3,4"), ("--box=-3,4",)])
     def test_a_box(self, club: Path, words: tuple[str, ...]) -> None:
