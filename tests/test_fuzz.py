@@ -71,6 +71,8 @@ FOUND: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (fgai.attention.duplicate, {"model": ()}),
     (fgai.reports.figures.certified_curves, {"records": "node"}),
     (fgai.limit, {"model": torch.ones(3), "data": small_data()}),
+    (fgai.attacks.ShortEnsemble, {"budget": "ab"}),
+    (fgai.topk.swap_costs, {"values": torch.ones(3) > 0, "rowptr": torch.tensor([0, 3]), "k": 1}),
     (fgai.limit, {"model": fgai.GAT(5, 3), "data": small_data(), "nodes": torch.rand(30)}),
     (fgai.attacks.make_attack, {"threat": "standard", "objective": torch.ones(2)}),
     (fgai.training.HardenSettings, {"attack_weight": -(2**70)}),

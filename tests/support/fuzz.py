@@ -252,6 +252,7 @@ QUIET = {"progress": False, "checkpoint": None}
 SHORT: dict[str, dict[str, Any]] = {
     "train": {"epochs": 2, **QUIET},
     "make_faithful": {"epochs": 2, "check": False, "nodes": 2, "edges": 2, **QUIET},
+    "make_hetero_faithful": {"epochs": 2, "check": False, "nodes": 2, "edges": 2, **QUIET},
     "harden": {"epochs": 2, "check": False, "nodes": 2, "edges": 2, **QUIET},
     "fit": {"config": fgai.training.TrainConfig(epochs=2), **QUIET},
     "train_method": {"settings": {"epochs": 2}, **QUIET},

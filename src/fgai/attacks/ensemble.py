@@ -314,6 +314,7 @@ def _warn_if_saturated(clean: Clean) -> None:
         warn(ReliabilityWarning("saturated-attention", text))
 
 
+@typed
 class ShortEnsemble(EnsembleInjection):
     """The members that find most, 100 steps each: about a minute on a small graph where all take several.
 

@@ -53,6 +53,8 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     check_k(k)
     checks.one_of(norm, "norm", NORMS)
     check_rows(values, rowptr)
+    if values.dtype == torch.bool:
+        raise InputError("`values` must be numbers, got torch.bool")
     num_rows = rowptr.numel() - 1
     if k is None or k >= values.shape[0]:
         return values.new_full((num_rows, 0), float("inf"))
