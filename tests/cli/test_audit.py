@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 import fgai as library
 from fgai.reports import Report
 from support import own_cases as own
-from support.cli_cases import answer, refused
+from support.cli_cases import answer, fgai, refused
 
 MODULE = """
 import torch
@@ -86,11 +86,17 @@ def test_untrained_weights_are_said(folder: Path) -> None:
     assert any("untrained weights" in note for note in made.notes)
 
 
+@pytest.mark.parametrize(("weights", "said"), [((), True), (("--weights", "mine.safetensors"), False)])
+def test_every_command_says_untrained_weights(folder: Path, weights: tuple[str, ...], said: bool) -> None:
+    done = fgai("certify", "--model", "mine_to_audit:make", *weights, "--data", "mine.npz", cwd=folder)
+    assert done.code == 0 and ("untrained weights" in done.err) == said
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"model": "nowhere:make"}, "cannot import `nowhere:make`"),
-        ({"model": "mine_to_audit:missing"}, "no attribute 'missing'"),
+        ({"model": "mine_to_audit:missing"}, "no attribute 'missing'; it defines Mine"),
         ({"model": "mine_to_audit:number"}, "must return a torch.nn.Module, got int"),
         ({"model": "mine_to_audit"}, "must be of the form package.module:name"),
         ({"weights": "none.safetensors"}, "there is no checkpoint"),

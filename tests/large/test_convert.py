@@ -257,6 +257,16 @@ BROKEN = {
 }
 
 
+def test_a_folder_of_tables_with_names_is_converted() -> None:
+    Path("shop").mkdir()
+    Path("shop/edges.csv").write_text("source,destination\nb,a\nc,a\n")
+    Path("shop/nodes.csv").write_text("node,y,split,age\na,ok,train,1\nb,fraud,test,2\nc,ok,val,3\n")
+    stored, read = convert("shop", "stored"), load_graph("shop")
+    assert stored.name == "shop" and stored.fingerprint == fingerprint(read)
+    with pytest.raises(DataError, match="for names, convert its folder"):
+        convert("shop/edges.csv", "other", node_table="shop/nodes.csv")
+
+
 class TestBroken:
     @pytest.mark.parametrize("name", BROKEN)
     @pytest.mark.usefixtures("small_parts")

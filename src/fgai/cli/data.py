@@ -101,7 +101,9 @@ def _info(
 @data.command("convert", epilog="Example: fgai data convert edges.csv.gz graph --features x.npy --undirected")
 @command
 def _convert(
-    source: Annotated[str, typer.Argument(help="Edge list, PyG file, or name of a dataset.")],
+    source: Annotated[
+        str, typer.Argument(help="Edge list, PyG file, folder of tables, or name of a dataset.")
+    ],
     target: Annotated[Path, typer.Argument(help="The new folder.")],
     *,
     node_table: Annotated[

@@ -97,7 +97,9 @@ def evaluate(
         if current().leads:
             out.result({"command": "evaluate", **exact.to_dict()}, exact.show)
         return
-    out.say(f"evaluating {opened.path} on {opened.graph!r}, threat {threat}")
+    out.say(
+        f"evaluating {opened.kind if opened.untrained else opened.path} on {opened.graph!r}, threat {threat}"
+    )
     parts: dict[str, Any] = {"curves": curves, "nulls": nulls, "per_node": per_node}
     record = evaluate_model(
         opened.model, opened.graph, chosen, vanilla=plain, seed=seed, name=opened.path.stem, k=k, **parts

@@ -23,7 +23,7 @@ from fgai.attention import model_name, prepared
 from fgai.checks import device as checked_device
 from fgai.cli.output import Output
 from fgai.datasets import load_graph
-from fgai.errors import CheckpointError, FgaiError, InputError
+from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError, warn
 from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
@@ -35,6 +35,8 @@ from fgai.tasks import task_of
 from fgai.trackers import Tracker, tracker_named
 from fgai.training import load_model, make_model, read_header, save_model, setting_names
 from fgai.training.settings import check_names
+
+UNTRAINED = "untrained weights: the model is as its function made it, no --weights were given"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +132,8 @@ def _open_own(
         sys.path.append(here)
     model = make_model(own).eval() if weights is None else load_model(weights, factory=own)
     about = {"dataset": data, "model": own}
+    if weights is None:
+        warn(FgaiWarning(UNTRAINED))
     path = weights or Path(f"{model_name(model)}.safetensors".lower())
     return _Opened(path, model.to(place), graph, about, own, weights is None)
 

@@ -17,7 +17,7 @@ from fgai.attacks import DEFAULT, threat_of
 from fgai.certificates import certify_attention
 from fgai.cli import options
 from fgai.cli.evaluate import _open_models
-from fgai.cli.files import _open_model, _Opened, _parsed_box, checked_output
+from fgai.cli.files import UNTRAINED, _open_model, _Opened, _parsed_box, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
@@ -265,8 +265,7 @@ def audit(
     out.say(f"auditing {name} on {graph!r}, threat {threat}")
     facts = {}
     if opened.untrained:
-        facts["note"] = "untrained weights: the model is as its function made it, no --weights were given"
-        out.warn(facts["note"])
+        facts["note"] = UNTRAINED
     subject = {name: opened.model}
     with stating(**facts):
         record = evaluate(opened.model, graph, chosen, seed=seed, name=name, k=k, per_node=True)

@@ -196,7 +196,9 @@ def node_fields(path: Path) -> dict[str, Tensor]:
     """Features `x`, labels and masks of a table of numbered nodes; `DataError` if it is damaged or named."""
     fields, _ = _node_table(path)
     if "node_names" in fields:
-        raise DataError(f"`node` of {path} must hold every number from 0 on once; names are not converted")
+        raise DataError(
+            f"`node` of {path} must hold every number from 0 on once; for names, convert its folder"
+        )
     fields.pop("class_names", None)
     return fields
 

@@ -58,7 +58,8 @@ def convert(
     the target is the finished graph of the same sources, it is verified and returned with a warning.
 
     Args:
-        source: a file, or the name of a dataset.
+        source: a file, a folder with `edges.csv` and `nodes.csv` (read into memory, names become numbers),
+            or the name of a dataset.
         target: the new folder.
         node_table: CSV with features, labels and split of an edge list's nodes, see `fgai.load_graph`; it is
             read into memory.
@@ -92,10 +93,11 @@ def convert(
         )
     if node_table is not None and len(tables) > 1:
         raise InputError("give `node_table`, or `features` and `labels`, not both")
-    if not named and read is None and given.suffix not in FILES:
+    folder = not named and read is None and given.is_dir()
+    if not named and read is None and not folder and given.suffix not in FILES:
         known = ".csv, .txt, .tsv, .edges, .edgelist (also .gz), .parquet, .npy, .npz, .pt"
         raise DataError(f"{given} must be a file of a graph ({known}) or the name of a dataset")
-    for file in ([] if named else [given]) + tables:
+    for file in ([] if named or folder else [given]) + tables:
         try:
             regular(file)
         except FileNotFoundError:

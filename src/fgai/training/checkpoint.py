@@ -77,7 +77,12 @@ def _imported(name: str) -> Callable[..., object]:
     for part in path.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, dir(found), 1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            members = getattr(found, "__dict__", {}).items()
+            own = [
+                key for key, made in members if callable(made) and getattr(made, "__module__", "") == module
+            ]
+            known = f"; it defines {', '.join(own)}" if own else ""
+            hint = f"; did you mean {close[0]!r}?" if close else known
             raise InputError(f"`{module}` has no attribute {part!r}{hint}")
         found = getattr(found, part)
     if not callable(found):
