@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.bounds.reading import State, _Ball
-from fgai.bounds.steps import follow, joined
+from fgai.bounds.steps import affine_map, follow
 
 NODES, WIDTH = 40, 5
 
@@ -72,7 +72,7 @@ def test_no_state_leaves_the_bounds(name: str) -> None:
 
 def test_linear_steps_in_a_row_are_one() -> None:
     steps = [batch_norm(), nn.Linear(WIDTH, 4).double(), nn.Linear(4, 3, bias=False).double()]
-    found = joined(steps, WIDTH)
-    assert found is not None and joined([nn.ReLU()], WIDTH) is None
+    found = affine_map(steps, WIDTH)
+    assert found is not None and affine_map([nn.ReLU()], WIDTH) is None
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1)).double()
     assert torch.allclose(x @ found[0] + found[1], nn.Sequential(*steps)(x))

@@ -45,7 +45,7 @@ def scale_of(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
     return factor, shift if norm.bias is None else shift + norm.bias
 
 
-def joined(steps: Sequence[nn.Module], width: int) -> tuple[Tensor, Tensor] | None:
+def affine_map(steps: Sequence[nn.Module], width: int) -> tuple[Tensor, Tensor] | None:
     """Return weight [width, F] and bias [F] of linear steps in a row; None if one is not linear."""
     weight, bias = torch.eye(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for step in steps:

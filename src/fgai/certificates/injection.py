@@ -38,7 +38,7 @@ from fgai.attention import call_model, duplicate, evaluating, model_name, observ
 from fgai.attention.interface import originals
 from fgai.bounds.reading import Ranges, Reading, State, ranges_of
 from fgai.bounds.scores import first_layer, scores_of, source_ends
-from fgai.bounds.steps import follow, joined
+from fgai.bounds.steps import affine_map, follow
 from fgai.certificates.chain import Chain, chain_of, same_as
 from fgai.certificates.familiar import INVARIANT, invariant_layers
 from fgai.certificates.kernels import _mean_bounds, class_kept, order_kept
@@ -393,7 +393,7 @@ class _Proof:
         last, own, ranges = self.layers[-1], self.readings[-1], self.ranges[-1]
         others = self.exact[-1] if self.direct else own
         classes = self.logits.argmax(1)
-        read_out = joined(self.steps[-1], last.channels) if last.heads == 1 else None
+        read_out = affine_map(self.steps[-1], last.channels) if last.heads == 1 else None
         if read_out is None:
             state = _output(last, ranges, own, others, self.adjacency, self.neighbours)
             return _leads_hold(self.steps[-1], state, classes)
@@ -430,7 +430,7 @@ def _leads_hold(steps: list[nn.Module], state: State, classes: Tensor) -> Tensor
     final = [step for step in steps[-1:] if isinstance(step, nn.Linear)]
     for step in steps[: len(steps) - len(final)]:
         state = follow(step, state)
-    weight, bias = cast(tuple[Tensor, Tensor], joined(final, state.low.shape[1]))
+    weight, bias = cast(tuple[Tensor, Tensor], affine_map(final, state.low.shape[1]))
     holds = torch.ones(len(classes), dtype=torch.bool)
     for top in torch.unique(classes).tolist():
         rows = (classes == top).nonzero().flatten()
