@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 
 import fgai
-from experiments import Store
-from experiments.document import fill
 from tools.notebooks import write_page
 
 ROOT = Path(__file__).parent.parent
@@ -54,12 +52,14 @@ def stage(pages: Path = PAGES) -> None:
             target = pages / source.relative_to(DOCS)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
-    store = Store(ROOT / "results")
+    long = []
     for page in pages.rglob("*.md"):
         text = NOTEBOOK.sub(r"\1.md", page.read_text(encoding="utf-8"))
         if LONG in text:
-            text = fill(text.replace(LONG, "<!-- table: "), store)
-        page.write_text(text, encoding="utf-8")
+            long.append(page)
+        page.write_text(text.replace(LONG, "<!-- table: "), encoding="utf-8")
+    command = [sys.executable, "-m", "fgai", "bench", "fill", *map(str, long), "--quiet"]
+    subprocess.run([*command, "--results", str(ROOT / "results")], cwd=ROOT, check=True)
     write_reference(pages / "api")
     write_decisions(pages / "decisions")
     for source in sorted((DOCS / "notebooks").glob("*.py")):
