@@ -99,5 +99,5 @@ def test_it_works_from_there(installed: Path, tmp_path: Path) -> None:
     assert shell.answer("check", "cards/gat.json", "--min", "f1=0")["passed"] is True
     shell.run("check", "cards/gat.json", "--min", "f1=2", code=1)
     shell.run("check", "cards/gat.json", "--min", "beauty=0", code=2)
-    shell.run("cards", "cards", "--out", "page.html")
+    shell.run("cards", "cards", "--output", "page.html")
     assert "<table" in (tmp_path / "page.html").read_text(encoding="utf-8")
