@@ -98,6 +98,7 @@ def f_slope(store: Store) -> list[Sheet | Table]:
 
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "methods": one_setting.methods,
+    "overview": one_setting.overview,
     "whole": one_setting.whole_calls,
     "definition": one_setting.definition,
     "terms": one_setting.terms,
