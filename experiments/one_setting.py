@@ -123,7 +123,15 @@ def overview(store: Store) -> list[Sheet | Table]:
     """The README's table: the first one of `methods` without the columns a newcomer can do without."""
     table = methods(store)[0]
     assert isinstance(table, Table)
-    titles = ("method", "clean F1", "F1, `ensemble`", "top 5 kept", "same top 5", "all four", "cost ÷ training")
+    titles = (
+        "method",
+        "clean F1",
+        "F1, `ensemble`",
+        "top 5 kept",
+        "same top 5",
+        "all four",
+        "cost ÷ training",
+    )
     shown = [[column.title for column in table.columns].index(title) for title in titles]
     columns = [table.columns[place] for place in shown]
     rows = [[row[place] for place in shown] for row in table.rows]
