@@ -214,7 +214,7 @@ class TestRefusals:
     def test_outputs(self):
         view, model = HeteroView(DATA), hetero_model("gat", DATA)
         for call, match in (
-            (lambda m, d: {"author": d["author"].x}, "says nothing of the 'paper' nodes, only of 'author'"),
+            (lambda m, d: {"author": d["author"].x}, "returns no logits of 'paper' nodes, but of 'author'"),
             (lambda m, d: d["author"].x, r"logits \[60, classes\] of the 'paper' nodes, got \(24, 8\)"),
             (lambda m, d: [1], "must return logits, or those by type of nodes, got list"),
         ):

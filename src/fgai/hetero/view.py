@@ -102,7 +102,7 @@ class HeteroView:
 
     @staticmethod
     def _target(data: HeteroData, target: str | None, chosen: EdgeType | None) -> str | None:
-        """The type that is classified, once it is known to have labels; None where nobody says which."""
+        """The type that is classified, checked to have labels; None where it is not clear which."""
         labelled = [name for name in data.node_types if data[name].get("y") is not None]
         if target is None and chosen is None:
             return labelled[0] if len(labelled) == 1 else None
