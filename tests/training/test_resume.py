@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fgai.training import (
     Faithful,
     FaithfulSettings,
     HardenSettings,
+    History,
     TrainConfig,
     Vanilla,
     fit,
@@ -47,6 +49,12 @@ def recipes(kind: str) -> tuple[nn.Module, Any]:
             return fresh(), Faithful(vanilla, graph, FaithfulSettings(**budget))
 
 
+@cache
+def uninterrupted(kind: str) -> tuple[nn.Module, History]:
+    model, recipe = recipes(kind)
+    return model, fit(model, recipe, TestResume.CONFIG, seed=2, progress=False)
+
+
 class KilledError(Exception):
     pass
 
@@ -62,8 +70,7 @@ class TestResume:
     def test_killed_after_any_epoch_gives_the_same_weights(
         self, kind: str, after: int, tmp_path: Path
     ) -> None:
-        whole, recipe = recipes(kind)
-        history = fit(whole, recipe, self.CONFIG, seed=2, progress=False)
+        whole, history = uninterrupted(kind)
 
         def kill(epoch: int, terms: dict[str, float]) -> None:
             if epoch == after:

@@ -140,8 +140,8 @@ def harden(
     `make_faithful`. The check is that of `make_faithful` for predictions alone.
 
     With `batch_size` an epoch is a pass over the training nodes, a step for each mini-batch; injected nodes
-    join these alone, and the ranges of limits come from exact passes over the whole graph. Such trainings are not
-    checked. Several processes share the batches inside `fgai.large.joined`.
+    join these alone. The ranges of limits come from exact passes over the whole graph. Such trainings are
+    not checked. Several processes share the batches inside `fgai.large.joined`.
 
     Args:
         model: trained; fgai's, or any PyG model.

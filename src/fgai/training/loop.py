@@ -249,8 +249,8 @@ def fit(
             if stops or ranks.any(interrupted()):
                 raise KeyboardInterrupt
     with _saving_on_error(save):
-        summary = {"kept_epoch": history.kept_epoch, "stopped": history.stopped, "seconds": history.seconds}
-        tracker.on_end(run, {"epochs": len(history.terms), **summary})
+        summary: dict[str, float | str] = {"epochs": len(history.terms), "kept_epoch": history.kept_epoch}
+        tracker.on_end(run, {**summary, "stopped": history.stopped, "seconds": history.seconds})
     state.finish()
     return history
 
