@@ -12,8 +12,8 @@ from torch_geometric.data import HeteroData
 from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, observe, prepared
 from fgai.attention.interface import EdgeType
-from fgai.hetero.model import HeteroCall
-from fgai.hetero.view import HeteroView, _known_type, _wrapped
+from fgai.hetero.model import HeteroCall, HeteroModel
+from fgai.hetero.view import HeteroView, _known_type
 from fgai.records import Column, Table, Tabled, data_frame
 from fgai.sparse import edge_keys
 from fgai.typed import typed
@@ -112,7 +112,7 @@ def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None
         [1.0, 1.0]
     """
     view = HeteroView(data)
-    model_of_view = _wrapped(model, replace(view.layout, target=None), call)
+    model_of_view = HeteroModel(model, replace(view.layout, target=None), call)
     attention = observe(model_of_view, prepared(model_of_view, view.graph)).attention
     edges = {kind: data[kind].edge_index for kind in view.layout.edge_types}
     return HeteroAttention(tuple(_as_given(w, view) for w in attention), edges)

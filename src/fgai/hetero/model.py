@@ -24,8 +24,8 @@ from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.nn.to_hetero_transformer import key2str
 from torch_geometric.utils import softmax
 
-from fgai.attention import Tap, Wrapped, register_adapter
-from fgai.attention.interface import EdgeType
+from fgai.attention import GraphModel, Tap, Wrapped, register_adapter
+from fgai.attention.interface import EdgeType, uncompiled
 from fgai.attention.pyg import check_layer, message_edges, override
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
@@ -185,6 +185,11 @@ class HeteroModel(Wrapped):
     """
 
     def __init__(self, model: nn.Module, layout: HeteroLayout, call: HeteroCall | None = None) -> None:
+        if call is not None and not callable(call):
+            raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
+        if isinstance(uncompiled(model), Wrapped | GraphModel):
+            name = type(model).__name__
+            raise InputError(f"`model` must be a heterogeneous model of PyG's layers, got {name}")
         super().__init__(model, _call_by_type if call is None else call)
         self.layout = layout
 
