@@ -78,12 +78,7 @@ class InjectionAdversary:
         warn_if_narrow(self.budget.box, *self.feature_range)
 
     def start(self, generator: torch.Generator, entry: Sequence[Limits] = ()) -> None:
-        """Draw the first features; behind limits every second node gets points of value space instead.
-
-        Args:
-            generator: of the draws.
-            entry: limits on the inputs of the first layer; without them all nodes climb by features.
-        """
+        """Draw the first features; behind limits of the first layer also points of every second node."""
         groups = 1 if self.batch is None else torch.unique(self.batch[self.nodes]).numel()
         features = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
         self.features = features.requires_grad_()
@@ -95,11 +90,7 @@ class InjectionAdversary:
             self.points[limits] = uniform.to(features).requires_grad_()
 
     def sending_values(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
-        """A block in which the nodes of value space send their points; open it around the forward pass.
-
-        Args:
-            subset: [m] the injected nodes that are present; all by default.
-        """
+        """A block for the forward pass of all nodes or a subset [m]: those of value space send points."""
         if not self.points:
             return nullcontext()
         if subset is None:
@@ -157,10 +148,7 @@ class InjectionAdversary:
         ranks.add_up(gradients)
 
     def probe(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
-        """Return the attack that scores an epoch: an adversary that restarts, and endpoints that stay [M, e].
-
-        The endpoints are validation nodes.
-        """
+        """Return an adversary that restarts, and its endpoints: fixed validation nodes [M, e]."""
         other = self.restarted()
         nodes = task_of(self.graph).nodes(self.graph, "val")
         return other, other.draw(generator, nodes).to(self.graph.device)

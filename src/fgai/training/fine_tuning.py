@@ -33,16 +33,8 @@ def _fine_tune(
 ) -> M:
     """Train a copy of a model, and once more if training diverges or the check fails, see `retry`.
 
-    Args:
-        model: only read.
-        source: the graph, ready for the model, see `_open_source`.
-        recipe_for: settings → recipe.
-        settings: of the first attempt.
-        check: None accepts the first model.
-        *about: what else the training depends on, for the fingerprint of its checkpoint.
-        seed: of the first attempt; a second one also has its own folder and name.
-        checkpoint: folder of the first attempt.
-        **options: of `fit`.
+    `source` is ready for the model; `about` is what else the training depends on, for the fingerprint of its
+    checkpoint. A second attempt has its own seed, folder and name.
     """
 
     def attempt(settings: S, count: int) -> M:

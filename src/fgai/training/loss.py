@@ -71,11 +71,8 @@ class FaithfulLoss:
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then the attacked terms, whose clean side is constant.
 
-        Args:
-            model: in training; dropout is off and the statistics of batch norms stay the vanilla model's.
-            due: `clean`, `attacked` or `both`.
-            attacks: the adversary at its endpoints, one for each ascent step; the last is trained on.
-            ramp: how far the attacked terms have risen to their weight.
+        `due` is `clean`, `attacked` or `both`. There is an attack for each ascent step, the last of which is
+        trained on. Dropout is off and the statistics of batch norms stay the vanilla model's.
         """
         model.eval()
         clean = self.vanilla_context(model)

@@ -235,12 +235,8 @@ def run_label(
 ) -> str:
     """Return a fingerprint of a training: a saved one is resumed only under the same fingerprint.
 
-    Args:
-        model: its class and settings enter; its weights only if asked, so that a fresh copy may resume.
-        graph: edges, features, labels and the training and validation nodes enter.
-        *parts: settings; their text enters.
-        weights: also the weights, where they are the target of the training.
-        data: fingerprint of the data, where the graph at hand does not hold all of it.
+    The model's class and settings, the graph with its training and validation nodes (or `data`, a fingerprint
+    of all of it) and the text of `parts` enter; the weights only if they are the target of the training.
     """
     head = f"{type(model).__name__} {getattr(model, 'config', '')} {parts}"
     head += fingerprint(graph) if data is None else data

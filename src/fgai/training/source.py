@@ -66,16 +66,7 @@ def _open_source(
 ) -> AbstractContextManager[Any]:
     """Open the graph of a training: a `_WholeGraph`, or with `batch_size` its mini-batches.
 
-    Args:
-        data: a `Graph` or PyG `Data`; with `batch_size` also a stored graph or its folder.
-        seed: of the neighbours drawn, and of the split if a stored graph has none.
-        batch_size: None for the whole graph.
-        fan_out: for mini-batches alone, see `make_faithful`.
-        epoch_size: likewise.
-
-    Raises:
-        InputError: sizes of batches without `batch_size`; mini-batches of links or small graphs.
-        DataError: the folder holds no stored graph, or a damaged one.
+    The seed decides which neighbours are drawn, and the split if a stored graph has none.
     """
     if batch_size is not None:
         stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
