@@ -79,7 +79,8 @@ class TestOneGraph:
         view = HeteroView(DATA, edge_type=WRITES)
         with pytest.warns(fgai.FgaiWarning):
             made = fgai.train(view.wrap(hetero_model("gat", DATA)), view.graph, epochs=8, progress=False)
-            record = fgai.evaluate(made, view.graph, nodes=2, edges=3, k=2, nulls=False)
+            sizes = {"nodes": 2, "edges": 3, "k": 2, "curves": False, "nulls": False}
+            record = fgai.evaluate(made, view.graph, "random", **sizes)
             node = view.number("paper", 4)
             found = fgai.explain(made, view.graph, node, nodes=2, edges=3, k=2)
         alone = made.model(DATA.x_dict, DATA.edge_index_dict)["paper"].argmax(1) == DATA["paper"].y
