@@ -351,7 +351,7 @@ class Regularised(Vanilla):
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy and the terms in one part."""
-        graph, rows, labels = self.lesson(epoch)
+        graph, rows, labels = self.batch(epoch)
         terms = {"cross_entropy": cross_entropy(call_model(model, graph).index_select(0, rows), labels)}
         if isinstance(model, Defended):
             terms |= model.terms(graph)

@@ -65,7 +65,7 @@ BAD: dict[str, tuple[Words, str]] = {
     "audit": (("-m", "a:b", "--data", "a.npz", "-t", "weird"), "`--threat` must be one of"),
     "train": (("--epochs", "0"), "--epochs"),
     "faithful": (("gat.safetensors", "--set", "similarity"), "NAME=VALUE"),
-    "harden": (("gat.safetensors", "--set", "cut=0.1"), "`cut` is called `clip_share` now"),
+    "harden": (("gat.safetensors", "--set", "cut=0.1"), "`--set` must be one of"),
     "limit": (("gat.safetensors", "--clip-share", "much"), "`--clip-share` must be a number"),
     "attack": (("gat.safetensors", "--objective", "mood"), "`--objective` must be one of"),
     "evaluate": (("gat.safetensors", "-k", "0"), "--k"),

@@ -31,7 +31,8 @@ DATA = hetero_data()
 SHORT = Threat("short", PGDInjection, Budget(nodes=3, edges=4, box=(-2.0, 1.5), steps=3, step_size=0.5), "-")
 DEFAULT = Threat("default", PGDInjection, Budget(nodes=3, edges=4, steps=3, step_size=0.5), "-")
 QUIET = pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")
-MODELS = ["gat", "gatv2", "transformer", "heteroconv", "han", "hgt"]
+MODELS = ["gat", "transformer", "han", "hgt"]
+OTHERS = ["gatv2", "heteroconv"]
 
 
 def logits_of(model, data):
@@ -42,7 +43,12 @@ def logits_of(model, data):
 @QUIET
 @pytest.mark.parametrize(
     ("kind", "edge_type"),
-    [*((kind, WRITES) for kind in MODELS), ("gat", CITES), ("hgt", DRAFTS)],
+    [
+        *((kind, WRITES) for kind in MODELS),
+        ("gat", CITES),
+        ("hgt", DRAFTS),
+        *(pytest.param(kind, WRITES, marks=pytest.mark.slow) for kind in OTHERS),
+    ],
 )
 def test_the_budget_holds_and_other_types_keep_their_edges(kind, edge_type):
     model = hetero_model(kind, DATA)

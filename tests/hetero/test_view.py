@@ -79,7 +79,8 @@ class TestOneGraph:
         view = HeteroView(DATA, edge_type=WRITES)
         with pytest.warns(fgai.FgaiWarning):
             made = fgai.train(view.wrap(hetero_model("gat", DATA)), view.graph, epochs=8, progress=False)
-            record = fgai.evaluate(made, view.graph, nodes=2, edges=3, k=2, nulls=False)
+            sizes = {"nodes": 2, "edges": 3, "k": 2, "curves": False, "nulls": False}
+            record = fgai.evaluate(made, view.graph, "random", **sizes)
             node = view.number("paper", 4)
             found = fgai.explain(made, view.graph, node, nodes=2, edges=3, k=2)
         alone = made.model(DATA.x_dict, DATA.edge_index_dict)["paper"].argmax(1) == DATA["paper"].y
@@ -214,7 +215,7 @@ class TestRefusals:
     def test_outputs(self):
         view, model = HeteroView(DATA), hetero_model("gat", DATA)
         for call, match in (
-            (lambda m, d: {"author": d["author"].x}, "says nothing of the 'paper' nodes, only of 'author'"),
+            (lambda m, d: {"author": d["author"].x}, "returns no logits of 'paper' nodes, but of 'author'"),
             (lambda m, d: d["author"].x, r"logits \[60, classes\] of the 'paper' nodes, got \(24, 8\)"),
             (lambda m, d: [1], "must return logits, or those by type of nodes, got list"),
         ):

@@ -15,7 +15,7 @@ from fgai.attention import add_limits
 from fgai.trackers import Tracker
 from fgai.training import FaithfulSettings, HardenSettings, untrained
 from fgai.training.capture import _run_parts, _summed
-from fgai.training.train import copied
+from fgai.training.resume import copied
 from support.graph_cases import small_data
 
 GRAPH = small_data()

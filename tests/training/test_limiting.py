@@ -32,7 +32,7 @@ from fgai.training import (
     train_method,
 )
 from fgai.training.limiting import set_ranges
-from fgai.training.train import copied
+from fgai.training.resume import copied
 from support.graph_cases import small_data
 
 QUICK = {"epochs": 6, "nodes": 4, "edges": 3, "progress": False}
@@ -148,8 +148,6 @@ def test_a_graph_of_one_node(model: GAT) -> None:
         ({"clip_share": 0.5}, "below 0.5"),
         ({"clip_share": -0.1}, "at least 0"),
         ({"clip_share": "some"}, "or 'auto'"),
-        ({"cut": 0.1}, "`cut` is called `clip_share` now"),
-        ({"soften": 0.1}, "`soften` is called `shrink` now"),
         ({"nodes": torch.zeros(80, dtype=torch.bool)}, "empty"),
         ({"nodes": torch.zeros(7, dtype=torch.bool)}, r"shape \[80\]"),
         ({"nodes": torch.tensor([99])}, r"0\.\.79"),

@@ -46,6 +46,7 @@ def test_a_file_of_the_same_name_comes_first(tmp_path: Path, monkeypatch: pytest
     assert all(bool(torch.isfinite(value).all()) for value in state.values())
 
 
+@pytest.mark.slow
 def test_commands_take_their_names(tmp_path: Path) -> None:
     found = answer("attack", "planted-gat", "--threat", "random", cwd=tmp_path)
     assert found

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ from fgai.training import (
     Faithful,
     FaithfulSettings,
     HardenSettings,
+    History,
     TrainConfig,
     Vanilla,
     fit,
     make_faithful,
     train,
 )
-from fgai.training.loop import _held_interrupt
+from fgai.training.loop import _delayed_interrupt
 from support.graph_cases import small_data
 from support.training_cases import GRAPH, Calling, assert_same_weights, fresh, header_of
 
@@ -47,20 +49,28 @@ def recipes(kind: str) -> tuple[nn.Module, Any]:
             return fresh(), Faithful(vanilla, graph, FaithfulSettings(**budget))
 
 
+@cache
+def uninterrupted(kind: str) -> tuple[nn.Module, History]:
+    model, recipe = recipes(kind)
+    return model, fit(model, recipe, TestResume.CONFIG, seed=2, progress=False)
+
+
 class KilledError(Exception):
     pass
+
+
+SLOW = [pytest.param(after, marks=pytest.mark.slow) for after in (0, 1, 4)]
 
 
 class TestResume:
     CONFIG = TrainConfig(epochs=6, validate_every=2, lr=0.02)
 
-    @pytest.mark.parametrize("after", range(6))
+    @pytest.mark.parametrize("after", [2, 3, 5, *SLOW])
     @pytest.mark.parametrize("kind", ["vanilla", "adversarial", "faithful"])
     def test_killed_after_any_epoch_gives_the_same_weights(
         self, kind: str, after: int, tmp_path: Path
     ) -> None:
-        whole, recipe = recipes(kind)
-        history = fit(whole, recipe, self.CONFIG, seed=2, progress=False)
+        whole, history = uninterrupted(kind)
 
         def kill(epoch: int, terms: dict[str, float]) -> None:
             if epoch == after:
@@ -101,7 +111,7 @@ class TestResume:
         assert_same_weights(train(fresh(), GRAPH, **options), whole)
 
     def test_second_interrupt_comes_through(self) -> None:
-        with pytest.raises(KeyboardInterrupt), _held_interrupt() as interrupted:
+        with pytest.raises(KeyboardInterrupt), _delayed_interrupt() as interrupted:
             os.kill(os.getpid(), signal.SIGINT)
             assert interrupted()
             os.kill(os.getpid(), signal.SIGINT)
@@ -110,7 +120,7 @@ class TestResume:
         seen: list[bool] = []
 
         def work() -> None:
-            with _held_interrupt() as interrupted:
+            with _delayed_interrupt() as interrupted:
                 seen.append(interrupted())
 
         thread = threading.Thread(target=work)

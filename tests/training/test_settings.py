@@ -20,9 +20,8 @@ from fgai.training import (
     Recipe,
     TrainConfig,
     Vanilla,
-    faithful,
+    fine_tuning,
     harden,
-    hardening,
     history_of,
     make_faithful,
     setting_names,
@@ -56,8 +55,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
         raise PlannedError(model, recipe, config)
 
     monkeypatch.setattr(sys.modules["fgai.training.train"], "fit", stop)
-    monkeypatch.setattr(faithful, "fit", stop)
-    monkeypatch.setattr(hardening, "fit", stop)
+    monkeypatch.setattr(fine_tuning, "fit", stop)
 
     def ask(work: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
         with pytest.raises(PlannedError) as found:
@@ -153,7 +151,5 @@ class TestDefaults:
 
     def test_presets_are_gone(self) -> None:
         for verb in (train, make_faithful, harden):
-            with pytest.raises(
-                InputError, match="`preset` is not a setting any more: every graph has the same"
-            ):
+            with pytest.raises(InputError, match=r"`settings` must be one of .* got 'preset'"):
                 verb(fresh(), GRAPH, preset="auto")

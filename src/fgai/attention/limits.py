@@ -118,6 +118,7 @@ class Limits(nn.Module):
         *,
         every: int = 1,
         earlier: Sequence[Tensor] = (),
+        usual: bool = True,
     ) -> None:
         """Take range and radius from rows [N, ...].
 
@@ -127,6 +128,7 @@ class Limits(nn.Module):
             shrink: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
             every: take order statistics from one row in so many.
             earlier: values from earlier runs of the layer; range and radius are widened to contain them.
+            usual: also count the numbers that are clipped.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = own = ranges(rows[::every] if clip_share else rows, clip_share)
@@ -139,7 +141,7 @@ class Limits(nn.Module):
             radii = [largest(loudness(clip(counted, *own), low, high), shrink)]
             radii += [loudness(one.reshape(-1, *low.shape), low, high).max() for one in earlier]
             self.radius.copy_(torch.stack(radii).max() * (1 + SLACK))
-        if every == 1:
+        if usual:
             moved = clip(rows, self.low, self.high, self.radius) != rows
             share = moved.to(self.usual.dtype).mean()
             self.usual.copy_((len(earlier) * self.usual + share) / (len(earlier) + 1))
@@ -212,7 +214,8 @@ class _Measuring:
         every = max(1, rows.shape[0] // SAMPLE) if self.sampled else 1
         # A layer that runs twice has one range for both.
         earlier = self.earlier.setdefault(limits, [])
-        limits.measure(rows, self.clip_share, self.shrink, every=every, earlier=earlier)
+        usual = not self.sampled
+        limits.measure(rows, self.clip_share, self.shrink, every=every, earlier=earlier, usual=usual)
         inside = self.clip_share == self.shrink == 0 and self.nodes is None
         if inside:
             self.keep(limits, x)

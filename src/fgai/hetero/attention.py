@@ -12,8 +12,8 @@ from torch_geometric.data import HeteroData
 from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, observe, prepared
 from fgai.attention.interface import EdgeType
-from fgai.hetero.model import HeteroCall
-from fgai.hetero.view import HeteroView, _known_type, _wrapped
+from fgai.hetero.model import HeteroCall, HeteroModel
+from fgai.hetero.view import HeteroView, _known_type
 from fgai.records import Column, Table, Tabled, data_frame
 from fgai.sparse import edge_keys
 from fgai.typed import typed
@@ -107,12 +107,12 @@ def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None
         >>> data = HeteroData()
         >>> data["author"].x, data["paper"].x = torch.ones(2, 3), torch.ones(3, 5)
         >>> data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [2, 2]])
-        >>> found = attend(HGTConv({"author": 3, "paper": 5}, 4, data.metadata(), heads=2), data)
-        >>> found["author", "writes", "paper"][0].values.sum(0).tolist()
+        >>> attention = attend(HGTConv({"author": 3, "paper": 5}, 4, data.metadata(), heads=2), data)
+        >>> attention["author", "writes", "paper"][0].values.sum(0).tolist()
         [1.0, 1.0]
     """
     view = HeteroView(data)
-    model_of_view = _wrapped(model, replace(view.layout, target=None), call)
+    model_of_view = HeteroModel(model, replace(view.layout, target=None), call)
     attention = observe(model_of_view, prepared(model_of_view, view.graph)).attention
     edges = {kind: data[kind].edge_index for kind in view.layout.edge_types}
     return HeteroAttention(tuple(_as_given(w, view) for w in attention), edges)
@@ -143,8 +143,8 @@ class HeteroExplanation(Tabled):
         predicted: class with the largest logit; None for nodes that are not classified, as the next two.
         confidence: its probability.
         label: true class, -1 where unknown.
-        neighbours: for every type of edges that ends at such nodes, by falling attention: `node`, its number
-            within its type, and `attention`; empty for a type without edges at this node.
+        neighbours: `node` and `attention` by falling attention, for every type of edges that ends at such
+            nodes; empty for a type without edges at this node.
     """
 
     node_type: str
@@ -162,18 +162,17 @@ class HeteroExplanation(Tabled):
 
     def tables(self) -> list[Table]:
         """Return all neighbours with their types."""
-        said = f"{self.node_type} {self.node}"
+        title = f"{self.node_type} {self.node}"
         if self.predicted is not None and self.confidence is not None:
-            said += f": class {self.predicted}, {100 * self.confidence:.0f} %"
+            title += f": class {self.predicted}, {100 * self.confidence:.0f} %"
         columns = [Column("neighbour"), Column("relation"), Column("attention"), Column("explains")]
         rows = [
             [f"{kind[0]} {one['node']}", kind[1], one["attention"], "yes" if rank < self.k else ""]
             for kind, entries in self.neighbours.items()
             for rank, one in enumerate(entries)
         ]
-        empty = [kind for kind, entries in self.neighbours.items() if not entries]
-        notes = [f"no edges of type {' '.join(kind)}" for kind in empty]
-        return [Table(said, columns, list(rows), notes)]
+        notes = [f"no edges of type {' '.join(kind)}" for kind, own in self.neighbours.items() if not own]
+        return [Table(title, columns, list(rows), notes)]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the neighbours as a `DataFrame`, a row each; `MissingExtraError` without pandas."""
@@ -222,13 +221,20 @@ def explain_node(
     observation = observe(hetero, prepared(hetero, view.graph))
     kinds = [kind for kind in view.layout.edge_types if kind[2] == node_type]
     neighbours = {kind: _neighbours(observation.attention, view, kind, number, layer) for kind in kinds}
-    prediction: dict[str, Any] = {"predicted": None, "confidence": None, "label": None}
+    predicted = confidence = label = None
     if node_type == view.layout.target and observation.graph.y is not None:
-        confidence, predicted = observation.logits[number].softmax(0).max(0)
-        prediction = {"predicted": int(predicted), "confidence": float(confidence)}
-        prediction["label"] = int(observation.graph.y[number])
+        largest, index = observation.logits[number].softmax(0).max(0)
+        predicted, confidence = int(index), float(largest)
+        label = int(observation.graph.y[number])
     return HeteroExplanation(
-        node_type=node_type, node=node, layer=str(layer), k=k, neighbours=neighbours, **prediction
+        node_type=node_type,
+        node=node,
+        layer=str(layer),
+        k=k,
+        predicted=predicted,
+        confidence=confidence,
+        label=label,
+        neighbours=neighbours,
     )
 
 

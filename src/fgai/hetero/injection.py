@@ -30,7 +30,6 @@ from fgai.metrics.ranking import chance_layers, overlap_layers
 from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled, plain
 from fgai.tasks import task_of
-from fgai.trackers import Tracker
 from fgai.training import FaithfulSettings, history_of
 from fgai.training.resume import set_history
 from fgai.typed import typed
@@ -157,12 +156,8 @@ def make_hetero_faithful(
     edge_type: EdgeType,
     settings: FaithfulSettings | None = None,
     *,
-    seed: int = 0,
-    progress: bool | None = None,
-    check: bool = True,
-    tracker: Tracker | None = None,
     call: HeteroCall | None = None,
-    **overrides: Any,
+    **options: Any,
 ) -> M:
     """Return a faithful version of a trained heterogeneous model; the given one is untouched.
 
@@ -175,12 +170,8 @@ def make_hetero_faithful(
         data: what it was trained on, with labels and masks of the nodes that `edge_type` ends at.
         edge_type: of the edges of injected nodes.
         settings: see `FaithfulSettings`.
-        seed: of the adversary's draws.
-        progress: show a bar; None shows it on a terminal only.
-        check: attack the result on validation nodes, and train once more if it is not stable.
-        tracker: called every epoch, see `fgai.trackers`.
         call: how the model is called, see `HeteroView.wrap`.
-        **overrides: single settings by name, e.g. `epochs=50`, `similarity=4.0`.
+        **options: arguments of `fgai.make_faithful` and single settings, e.g. `seed=1`, `epochs=50`.
 
     Returns:
         A model of the same class, called as yours, in eval mode, with its `history`.
@@ -190,16 +181,7 @@ def make_hetero_faithful(
         AttentionError: the model has no attention that can be recorded.
     """
     view = HeteroView(data, edge_type=edge_type)
-    wrapped = training.make_faithful(
-        view.wrap(model, call),
-        view.graph,
-        settings,
-        seed=seed,
-        progress=progress,
-        check=check,
-        tracker=tracker,
-        **overrides,
-    )
+    wrapped = training.make_faithful(view.wrap(model, call), view.graph, settings, **options)
     faithful: M = wrapped.model  # type: ignore[assignment]
     set_history(faithful, history_of(wrapped))
     return faithful

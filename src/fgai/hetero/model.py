@@ -24,8 +24,8 @@ from torch_geometric.nn.module_dict import ModuleDict
 from torch_geometric.nn.to_hetero_transformer import key2str
 from torch_geometric.utils import softmax
 
-from fgai.attention import Tap, Wrapped, register_adapter
-from fgai.attention.interface import EdgeType
+from fgai.attention import GraphModel, Tap, Wrapped, register_adapter
+from fgai.attention.interface import EdgeType, uncompiled
 from fgai.attention.pyg import check_layer, message_edges, override
 from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
@@ -77,7 +77,7 @@ class HeteroLayout:
         return first, first + self.counts[self.injected[0]]
 
     def numbers(self, node_type: str, nodes: Tensor) -> Tensor:
-        """From numbers within a type to those in the graph; injected nodes are the type's last ones."""
+        """From numbers within a type to numbers in the graph; injected nodes are the type's last ones."""
         count = self.counts[node_type]
         return torch.where(nodes < count, nodes + self.offsets[node_type], nodes - count + self.num_nodes)
 
@@ -97,15 +97,15 @@ class HeteroLayout:
         """
         words = path.split(".")
         for word in reversed(words):
-            if word in self._written:
-                return ".".join(other for other in words if other != word), self._written[word]
+            if word in self._module_names:
+                return ".".join(other for other in words if other != word), self._module_names[word]
         raise AttentionError(
             f"layer {path!r} does not say which type of edges it attends to; models of `to_hetero`,"
             " `HeteroConv`, `HANConv` and `HGTConv` do"
         )
 
     @cached_property
-    def _written(self) -> dict[str, EdgeType]:
+    def _module_names(self) -> dict[str, EdgeType]:
         """Types of edges by PyG's name of a layer for them."""
         return {
             name(kind): kind for kind in self.edge_types for name in (key2str, ModuleDict.to_internal_key)
@@ -185,6 +185,11 @@ class HeteroModel(Wrapped):
     """
 
     def __init__(self, model: nn.Module, layout: HeteroLayout, call: HeteroCall | None = None) -> None:
+        if call is not None and not callable(call):
+            raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
+        if isinstance(uncompiled(model), Wrapped | GraphModel):
+            name = type(model).__name__
+            raise InputError(f"`model` must be a heterogeneous model of PyG's layers, got {name}")
         super().__init__(model, _call_by_type if call is None else call)
         self.layout = layout
 
@@ -202,7 +207,7 @@ class HeteroModel(Wrapped):
             types = ", ".join(repr(name) for name, one in outputs.items() if one is not None)
             outputs = outputs.get(target)
             if outputs is None:
-                raise InputError(f"the model says nothing of the {target!r} nodes, only of {types or 'none'}")
+                raise InputError(f"the model returns no logits of {target!r} nodes, but of {types or 'none'}")
         if not isinstance(outputs, Tensor):
             raise InputError(
                 f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}; say"

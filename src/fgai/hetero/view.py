@@ -11,8 +11,7 @@ from torch.nn.functional import pad
 from torch_geometric.data import HeteroData
 
 from fgai import checks
-from fgai.attention import GraphModel, Wrapped
-from fgai.attention.interface import EdgeType, uncompiled
+from fgai.attention.interface import EdgeType
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.fields import VALUES
@@ -91,7 +90,7 @@ class HeteroView:
         Raises:
             InputError: nothing to call, one of fgai's own models, or one that is wrapped already.
         """
-        return _wrapped(model, self.layout, call)
+        return HeteroModel(model, self.layout, call)
 
     def number(self, node_type: str, node: int) -> int:
         """Return the number that a node has in the graph; `InputError` if there is no such type or node."""
@@ -102,7 +101,7 @@ class HeteroView:
 
     @staticmethod
     def _target(data: HeteroData, target: str | None, chosen: EdgeType | None) -> str | None:
-        """The type that is classified, once it is known to have labels; None where nobody says which."""
+        """The type that is classified, checked to have labels; None where it is not clear which."""
         labelled = [name for name in data.node_types if data[name].get("y") is not None]
         if target is None and chosen is None:
             return labelled[0] if len(labelled) == 1 else None
@@ -150,14 +149,6 @@ class HeteroView:
             on_all[rows] = True if mask is None else _check_labels(mask, count, layout.target, name)
             fields[name] = on_all
         return fields
-
-
-def _wrapped(model: nn.Module, layout: HeteroLayout, call: HeteroCall | None) -> HeteroModel:
-    if call is not None and not callable(call):
-        raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
-    if isinstance(uncompiled(model), Wrapped | GraphModel):
-        raise InputError(f"`model` must be a heterogeneous model of PyG's layers, got {type(model).__name__}")
-    return HeteroModel(model, layout, call)
 
 
 def _check_features(data: HeteroData) -> tuple[dict[str, int], dict[str, int]]:

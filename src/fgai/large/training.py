@@ -444,7 +444,7 @@ def _mask(nodes: Tensor, count: int) -> Tensor:
 
 
 class _TrainingSource(_StoredSource):
-    """A stored graph and the recipes that train on its mini-batches; implements `BatchSource`."""
+    """A stored graph and the recipes that train on its mini-batches; see `fgai.training.source`."""
 
     def vanilla(self) -> _VanillaBatches:
         return _VanillaBatches(self)

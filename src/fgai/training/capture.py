@@ -2,8 +2,7 @@
 
 A training step on a graph of ten thousand nodes is a hundred kernels of a few microseconds, and starting them
 one by one takes ten times as long as running them. Their shapes never change, so they are captured in a CUDA
-graph; what an epoch draws on the host is copied into fixed places before each replay. Random numbers, sums
-and updates are those of the step run kernel by kernel: the results are the same.
+graph; the draws of an epoch are copied to fixed addresses before each replay. The results are the same.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ RING = 32
 
 @dataclass(frozen=True)
 class Drawn:
-    """What one epoch draws on the host.
+    """The random draws of one epoch, made on the host.
 
-    Attributes:
-        kind: names the kind of step; steps of one kind differ in nothing but the tensors.
-        tensors: on the CPU, of the same shapes in every epoch of this kind.
+    Steps of one `kind` differ in nothing but the tensors, which have the same shapes in every epoch.
     """
 
     kind: str
@@ -75,8 +72,8 @@ def _mean_terms(taken: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
             total = sums.setdefault(name, [0.0, 0.0])
             total[0] += size * value
             total[1] += size
-    found = {name: value / size for name, (value, size) in sums.items()}
-    return {**{k: v for k, v in found.items() if k != "total"}, "total": found["total"]}
+    means = {name: value / size for name, (value, size) in sums.items()}
+    return {**{k: v for k, v in means.items() if k != "total"}, "total": means["total"]}
 
 
 def _run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
@@ -95,11 +92,7 @@ class _Replays:
     """The steps and the score of one training, captured kind by kind."""
 
     def __init__(
-        self,
-        recipe: Any,
-        model: nn.Module,
-        update: Callable[[], None],
-        seed_of: Callable[[int], int],
+        self, recipe: Any, model: nn.Module, update: Callable[[], None], seed_of: Callable[[int], int]
     ) -> None:
         self.recipe, self.model, self.update, self.seed_of = recipe, model, update, seed_of
         self.device = next(model.parameters()).device
@@ -136,12 +129,12 @@ class _Replays:
             return []
         rows = self.ring[: len(self.waiting)].tolist()
         seconds = (perf_counter() - self.since) / len(rows)
-        found = [
+        terms = [
             _Terms(epoch, _summed(names, row[: len(names)]), seconds)
             for (epoch, names), row in zip(self.waiting, rows, strict=True)
         ]
         self.waiting.clear()
-        return found
+        return terms
 
     def score(self) -> float:
         """Return the recipe's score, captured from the second time on."""
@@ -149,7 +142,7 @@ class _Replays:
         return float(self._run("score", work, warm_up=1))
 
     def _stage(self, drawn: Drawn) -> Drawn:
-        """Copy what was drawn to its fixed places, from page-locked memory, without waiting."""
+        """Copy the draws to their fixed addresses, from page-locked memory, without waiting."""
         if drawn.kind not in self.inputs:
             self.inputs[drawn.kind] = drawn.to(self.device)
             self.staging[drawn.kind] = {
@@ -167,9 +160,9 @@ class _Replays:
         def work() -> tuple[list[str], Tensor]:
             self.model.train()
             self.model.zero_grad(set_to_none=True)
-            found = _run_parts(self.recipe.replayed(self.model, inputs))
+            terms = _run_parts(self.recipe.replayed(self.model, inputs))
             self.update()
-            return found
+            return terms
 
         torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
         result: tuple[list[str], Tensor] = self._run(f"step {kind}", work, WARM_UP)
@@ -185,9 +178,7 @@ class _Replays:
             self.graphs[name] = Replay(work, self.device, self.pool)
         except RuntimeError as error:
             self.failed = True
-            note = (
-                f"a training step could not be captured ({error}); it runs kernel by kernel, which is slower"
-            )
-            warn(FgaiWarning(note))
+            text = f"a training step could not be captured ({error}); it runs kernel by kernel"
+            warn(FgaiWarning(f"{text}, which is slower"))
             return work()
         return self.graphs[name]()

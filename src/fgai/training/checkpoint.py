@@ -8,7 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -25,11 +25,26 @@ from fgai.typed import typed
 Factory = Callable[..., nn.Module] | str
 """A function or a class, or `package.module:name`."""
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-
-
 _PICKLED = (".pt", ".pth")
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
 """Folder of the models that come with fgai; tools/pretrained.py trains them."""
+SCHEMA = 2
+"""2: arguments of models by the names of PyG."""
+
+_Header = TypedDict(
+    "_Header",
+    {
+        "schema": int,
+        "class": str,
+        "config": dict[str, Any],
+        "factory": NotRequired[str],
+        "call": NotRequired[str],
+        "limits": NotRequired[bool],
+        "data_fingerprint": NotRequired[str],
+        "about": NotRequired[dict[str, Any]],
+        "history": NotRequired[dict[str, Any] | None],
+    },
+)
 
 
 def _factory_name(factory: Callable[..., Any] | str) -> str:
@@ -56,58 +71,37 @@ def make_model(factory: Factory, arguments: Mapping[str, Any] | None = None) -> 
     """
     name, call = _factory_name(factory), _imported(factory) if isinstance(factory, str) else factory
     try:
-        made: object = call(**dict(arguments or {}))
+        model: object = call(**dict(arguments or {}))
     except Exception as error:
-        given = ", ".join(arguments or ()) or "no arguments"
-        raise InputError(f"`{name}`, called with {given}, failed: {error}") from error
-    if not isinstance(made, nn.Module):
-        raise InputError(f"`{name}` must return a torch.nn.Module, got {type(made).__name__}")
-    return made
+        names = ", ".join(arguments or ()) or "no arguments"
+        raise InputError(f"`{name}`, called with {names}, failed: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"`{name}` must return a torch.nn.Module, got {type(model).__name__}")
+    return model
 
 
 def _imported(name: str) -> Callable[..., object]:
     module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        member: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         hint = "; is its folder on the Python path?" if error.name == module.partition(".")[0] else ""
         raise InputError(f"cannot import `{name}`: {error}{hint}") from error
-    except Exception as error:  # what a module does when it is imported, it may fail at in any way
+    except Exception as error:  # a module may fail in any way when it is imported
         raise InputError(f"cannot import `{name}`: {error}") from error
     for part in path.split("."):
-        if not hasattr(found, part):
-            close = difflib.get_close_matches(part, dir(found), 1)
-            members = getattr(found, "__dict__", {}).items()
-            own = [
-                key for key, made in members if callable(made) and getattr(made, "__module__", "") == module
-            ]
-            known = f"; it defines {', '.join(own)}" if own else ""
-            hint = f"; did you mean {close[0]!r}?" if close else known
+        if not hasattr(member, part):
+            close = difflib.get_close_matches(part, dir(member), 1)
+            members = getattr(member, "__dict__", {}).items()
+            own = [k for k, v in members if callable(v) and getattr(v, "__module__", "") == module]
+            hint = (
+                f"; did you mean {close[0]!r}?" if close else f"; it defines {', '.join(own)}" if own else ""
+            )
             raise InputError(f"`{module}` has no attribute {part!r}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise InputError(f"`{name}` must be a function or a class, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
-
-
-SCHEMA = 2
-"""2: arguments of models by the names of PyG."""
-
-_Header = TypedDict(
-    "_Header",
-    {
-        "schema": int,
-        "class": str,
-        "config": dict[str, Any],
-        "factory": NotRequired[str],
-        "call": NotRequired[str],
-        "limits": NotRequired[bool],
-        "data_fingerprint": NotRequired[str],
-        "about": NotRequired[dict[str, Any]],
-        "history": NotRequired[dict[str, Any] | None],
-    },
-)
-"""What a file says of the model in it."""
+        member = getattr(member, part)
+    if not callable(member):
+        raise InputError(f"`{name}` must be a function or a class, got {type(member).__name__}")
+    return member  # type: ignore[no-any-return]
 
 
 @typed
@@ -140,15 +134,15 @@ def save_model(
         CheckpointError: a class that is not registered and no factory, or arguments that JSON cannot hold.
         InputError: the path names no file.
     """
-    name, known = model_name(model), _classes()
+    name, classes = model_name(model), _classes()
     own: dict[str, Any] = {}
     if factory is not None:
         own = {"factory": _factory_name(factory), "config": arguments or {}}
         if isinstance(model, Wrapped):
             own["call"] = _factory_name(model.call)
-    elif known.get(name) is not type(model):
+    elif classes.get(name) is not type(model):
         raise CheckpointError(
-            f"only {', '.join(known)} can be saved as they are, got {name}; say what makes it anew, e.g."
+            f"only {', '.join(classes)} can be saved as they are, got {name}; say what makes it anew, e.g."
             f" `factory={name}, arguments={{...}}`, or register its class, `fgai.models.register_model`"
         )
     path = Path(path)
@@ -186,12 +180,9 @@ def pretrained_names() -> list[str]:
 
 def _bundled(path: Path | str) -> Path:
     """The file of a bundled model, unless there is a file of this name."""
-    given = Path(path)
-    return (
-        PRETRAINED / f"{given}.safetensors"
-        if str(given) in pretrained_names() and not given.exists()
-        else given
-    )
+    path = Path(path)
+    bundled = str(path) in pretrained_names() and not path.exists()
+    return PRETRAINED / f"{path}.safetensors" if bundled else path
 
 
 @typed
@@ -269,7 +260,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
         _require_known(path, header)
     tensors = _state_dict(path) if path.suffix in _PICKLED else unpack(path)
     try:
-        model = _made(header, tensors) if factory is None else _made_by(factory, header, tensors)
+        model = _build(header, tensors, factory)
         kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
         if len(kinds) == 1:
             model.to(kinds.pop())
@@ -277,8 +268,8 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     except Exception as error:
         if factory is not None and isinstance(error, InputError):
             raise
-        place = "its own architecture" if factory is None else f"what `{_factory_name(factory)}` makes"
-        raise CheckpointError(f"{path} is truncated or does not fit {place}: {error}") from error
+        source = "its own architecture" if factory is None else f"what `{_factory_name(factory)}` makes"
+        raise CheckpointError(f"{path} is truncated or does not fit {source}: {error}") from error
     for limits in limits_of(model):
         if (fault := limits.fault()) is not None:
             raise CheckpointError(f"{path}: {fault}; measure them again with `fgai.limit`")
@@ -293,7 +284,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     """The weights in a file of `torch.save`: a `state_dict`, or one under that name in a dictionary."""
     try:
-        found = load_torch(path)
+        state = load_torch(path)
     except FileNotFoundError:
         raise CheckpointError(f"there is no checkpoint at {path}") from None
     except (OSError, ValueError) as error:
@@ -301,12 +292,12 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
             f"{path} was refused: {error}. Write it anew with `torch.save(model.state_dict(), path)`"
         ) from error
     for name in ("state_dict", "model_state_dict"):
-        found = found.get(name, found) if isinstance(found, Mapping) else found
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+        state = state.get(name, state) if isinstance(state, Mapping) else state
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(
             f"{path} must hold a `state_dict`, write it with `torch.save(model.state_dict(), path)`"
         )
-    return dict(found)
+    return dict(state)
 
 
 def _wrapped_again(
@@ -327,59 +318,47 @@ def _wrapped_again(
 
 def _require_known(path: Path, header: Mapping[str, Any]) -> None:
     """Raise unless fgai can make the model anew by itself."""
-    name, known = header["class"], _classes()
-    if "factory" not in header:
-        if name not in known:
-            raise CheckpointError(
-                f"{path} holds a {name}, expected {' or '.join(known)}; of another class give what makes it,"
-                " `load_model(path, factory=...)`"
-            )
-        return
-    raise CheckpointError(
-        f"{path} holds a {name} of somebody's own, made by {header['factory']!r}. That is imported only if"
-        f" you say so: `load_model(path, factory={header['factory']!r})`, or give the function itself"
-    )
+    name, classes = header["class"], _classes()
+    if "factory" in header:
+        raise CheckpointError(
+            f"{path} holds a {name} of somebody's own, made by {header['factory']!r}. That is imported only"
+            f" if you say so: `load_model(path, factory={header['factory']!r})`, or give the function itself"
+        )
+    if name not in classes:
+        raise CheckpointError(
+            f"{path} holds a {name}, expected {' or '.join(classes)}; of another class give what makes it,"
+            " `load_model(path, factory=...)`"
+        )
 
 
-def _limited(model: nn.Module, header: Mapping[str, Any]) -> nn.Module:
-    if header.get("limits"):
-        add_limits(model)
-    return model
+def _build(header: Mapping[str, Any], tensors: Mapping[str, Tensor], factory: Factory | None) -> nn.Module:
+    """A model without its weights, once these are known to fit.
 
-
-def _made(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A model of one of fgai's classes without its weights, once these are known to fit.
-
-    A header may claim a billion channels or layers: layers are counted first, and the rest is built where
-    tensors have a shape and nothing else, before it takes any memory.
+    A header may claim a billion channels or layers: layers are counted first, and the model is first built on
+    the meta device, where tensors have a shape but no memory; a user's own model may fail there.
     """
-    kind, layers = _classes()[header["class"]], header["config"].get("num_layers", 1)
-    if isinstance(layers, int) and layers > max(len(tensors), 1):
+    config = header["config"]
+
+    def build() -> nn.Module:
+        model = _classes()[header["class"]](**config) if factory is None else make_model(factory, config)
+        if header.get("limits"):
+            add_limits(model)
+        return model
+
+    layers = config.get("num_layers", 1)
+    if factory is None and isinstance(layers, int) and layers > max(len(tensors), 1):
         raise CheckpointError(f"it claims {layers} layers and holds {len(tensors)} tensors")
-    with torch.device("meta"):
-        wanted = _shapes(_limited(kind(**header["config"]), header))
-    _compare(wanted, tensors)
-    return _limited(kind(**header["config"]), header)
+    expected = None
+    with nullcontext() if factory is None else suppress(Exception), torch.device("meta"):
+        expected = _shapes(unwrapped(build()).state_dict())
+    if expected is not None and (odd := sorted({*expected.items()} ^ {*_shapes(tensors).items()})):
+        name = odd[0][0]
+        raise CheckpointError(f"{name} must be {expected.get(name)}, got {_shapes(tensors).get(name)}")
+    return build()
 
 
-def _made_by(factory: Factory, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A model of the user's own without its weights, first without memory, where that can be done."""
-    arguments, wanted = header["config"], None
-    with suppress(Exception), torch.device("meta"):
-        wanted = _shapes(_limited(make_model(factory, arguments), header))
-    if wanted is not None:
-        _compare(wanted, tensors)
-    return _limited(make_model(factory, arguments), header)
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(value.shape) for name, value in unwrapped(model).state_dict().items()}
-
-
-def _compare(wanted: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
-    found = {name: tuple(value.shape) for name, value in tensors.items()}
-    if odd := sorted({*wanted.items()} ^ {*found.items()}):
-        raise CheckpointError(f"{odd[0][0]} must be {wanted.get(odd[0][0])}, got {found.get(odd[0][0])}")
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def _classes() -> dict[str, type[AttentionModel]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,15 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import with_gradients
-from fgai.attention import (
-    add_limits,
-    can_be_limited,
-    entry_limits,
-    evaluating,
-    model_name,
-    prepared,
-    unwrapped,
-)
+from fgai.attention import can_be_limited, entry_limits, evaluating, model_name
 from fgai.attention.interface import originals
 from fgai.bounds.scores import check_followed
 from fgai.errors import FgaiWarning, InputError, warn
@@ -28,16 +20,15 @@ from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn
+from fgai.training.fine_tuning import _fine_tune
 from fgai.training.limiting import set_ranges
-from fgai.training.loop import PROBE, Recipe, epoch_seed, fit
+from fgai.training.loop import PROBE, Recipe, epoch_seed
 from fgai.training.loss import FaithfulLoss, InjectedNodes
-from fgai.training.resume import run_label, set_history
-from fgai.training.retry import MIN_EPOCHS, StabilityCheck, attempt_options, retry
-from fgai.training.settings import FaithfulSettings, resolve
-from fgai.training.source import open_source
+from fgai.training.retry import MIN_EPOCHS, _StabilityCheck
+from fgai.training.settings import FaithfulSettings, _resolve
+from fgai.training.source import _open_source
 from fgai.training.targets import Targets
 from fgai.training.terms import Term, certified, weighted_terms
-from fgai.training.train import _in_memory, copied
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -73,14 +64,13 @@ def make_faithful(
     With `check` both models are attacked on the validation nodes for a few steps. If the faithful model's
     predictions shift by more than half of the vanilla model's shift, or its predictions or explanations
     differ from the vanilla model's, it is trained once more with tightened settings and the better model is
-    returned; a `ReliabilityWarning` names what is still missing. A training that diverges is repeated with
-    half the learning rate. There is one retry at most. Trainings of fewer than 60 epochs, of mini-batches,
-    without `prediction_stability`, and other tasks than node classification are not checked.
+    returned; a `ReliabilityWarning` names what is still missing. Trainings of fewer than 60 epochs, of
+    mini-batches, without `prediction_stability`, and other tasks than node classification are not checked. A
+    training that diverges is repeated with half the learning rate. There is one retry at most.
 
-    With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
-    loaded whole: an epoch is then a pass over all nodes (`epoch_size`), a step for each batch. The vanilla
-    model's outputs and the ranges of limits come from exact passes over the whole graph. Several processes
-    share the batches inside `fgai.large.joined`.
+    With `batch_size` an epoch is a pass over all nodes (`epoch_size`), a step for each mini-batch; vanilla
+    outputs and the ranges of limits come from exact passes over the whole graph. A stored graph is never
+    loaded whole. Several processes share the batches inside `fgai.large.joined`.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
@@ -107,48 +97,32 @@ def make_faithful(
         InputError: a setting that is not known or not allowed, or a term that is none.
         AttentionError: the model has no attention that can be recorded.
     """
-    options: dict[str, Any] = {
-        "progress": progress,
-        "checkpoint_every": checkpoint_every,
-        "tracker": tracker,
-    }
     (model,) = originals(model)
-    terms = tuple(terms)
-    if batch_size is not None:
-        with shown(progress), open_source(data, seed) as source:
-            source.batched_for(model, batch_size, fan_out, epoch_size)
-            settings = _settings(model, source.nodes, settings, overrides)
-            batches, shares = source.faithful(model, settings, terms), (settings.clip_share, settings.shrink)
-            about = batches.name, settings, _described(terms), seed
-            source.agree(model, *about)
-            label = source.label(model, *about, weights=True)
-            options |= {"seed": seed, "checkpoint": checkpoint}
-            return _fine_tune(model, batches, label, lambda one: source.set_ranges(one, *shares), **options)
-    graph = _in_memory(data, fan_out, epoch_size)
-    task = task_of(graph)
-    settings = _settings(model, graph, settings, overrides)
-    graph = prepared(model, task.view(graph, "fit"))
-    graph = task.epoch(graph, torch.Generator().manual_seed(epoch_seed(seed, -3)))
+    with shown(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
+        settings = _settings(model, source.nodes, settings, overrides)
+        source.batched_for(model, batch_size, fan_out, epoch_size)
+        if batch_size is None:
+            source.fix_links(seed)
 
-    def train(settings: FaithfulSettings, count: int) -> M:
-        recipe = Faithful(model, graph, settings, terms)
-        own = attempt_options(recipe.name, count, seed, checkpoint, options)
-        about = recipe.name, settings, _described(terms), own["seed"]
-        label = run_label(model, graph, *about, weights=True) if checkpoint else ""
-        shares = settings.clip_share, settings.shrink
-        return _fine_tune(model, recipe, label, lambda one: set_ranges(one, graph, *shares), **own)
+        def recipe(settings: FaithfulSettings) -> Any:
+            if batch_size is None:
+                return Faithful(model, source.graph, settings, terms)
+            return source.faithful(model, settings, terms)
 
-    check = check and settings.epochs >= MIN_EPOCHS and settings.prediction_stability > 0
-    with shown(progress):
-        return retry(train, StabilityCheck(model, graph, seed, settings.box) if check else None, settings)
+        stability = None
+        if check and batch_size is None and settings.epochs >= MIN_EPOCHS and settings.prediction_stability:
+            stability = _StabilityCheck(model, source.graph, seed, settings.box)
+        described = tuple((term.name, term.on, term.weight) for term in terms)
+        options: dict[str, Any] = {"progress": progress, "tracker": tracker, "seed": seed}
+        options |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every}
+        return _fine_tune(model, source, recipe, settings, stability, described, **options)
 
 
 def _settings(
     model: nn.Module, graph: Graph, settings: FaithfulSettings | None, overrides: dict[str, Any]
 ) -> FaithfulSettings:
     """The settings of a training, without limits for a model that cannot have them."""
-    kind = type(unwrapped(model)).__name__
-    settings = resolve(FaithfulSettings, settings, overrides, kind, task_of(graph).training)
+    settings = _resolve(FaithfulSettings, settings, overrides, model, graph)
     if settings.limits and not can_be_limited(model):
         text = "has a layer that cannot be limited, so it is trained without limits; see"
         warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
@@ -156,24 +130,7 @@ def _settings(
     return settings
 
 
-def _described(terms: Sequence[Term]) -> tuple[tuple[str, str, float], ...]:
-    """Names, graphs and weights of a user's terms, for the label of a checkpoint."""
-    return tuple((term.name, term.on, term.weight) for term in terms)
-
-
-def _fine_tune(
-    model: M, recipe: FaithfulRecipe, label: str, measure: Callable[[M], None], **options: Any
-) -> M:
-    """Train a copy of a model; the ranges of its limits are measured again at the end."""
-    faithful, settings = copied(model), recipe.settings
-    if settings.limits:
-        add_limits(faithful)
-    set_history(faithful, fit(faithful, recipe, settings.train, fingerprint=label, **options))
-    if settings.limits:
-        measure(faithful)
-    return faithful
-
-
+@typed
 class FaithfulRecipe(Recipe):
     """Adversary and schedule of faithful training, on the whole graph or in mini-batches.
 
@@ -181,7 +138,7 @@ class FaithfulRecipe(Recipe):
         vanilla: trained; only read.
         graph: whose nodes the adversary joins.
         settings: see `FaithfulSettings`.
-        terms: of the user.
+        terms: of the user, see `fgai.training.term`.
         feature_range: smallest and largest value of each feature, [F] each, if the graph does not hold them.
     """
 
@@ -230,23 +187,10 @@ class FaithfulRecipe(Recipe):
         return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x5DEECE66D)
 
 
-@typed
 class Faithful(FaithfulRecipe):
-    """Faithful training on a whole graph.
-
-    Args:
-        vanilla: trained; only read.
-        graph: prepared for it.
-        settings: see `FaithfulSettings`.
-        terms: of the user, see `fgai.training.term`.
-    """
+    """Faithful training on a whole graph, prepared for the vanilla model."""
 
     capturable = True
-
-    def __init__(
-        self, vanilla: nn.Module, graph: Graph, settings: FaithfulSettings, terms: Sequence[Term] = ()
-    ) -> None:
-        super().__init__(vanilla, graph, settings, terms)
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
@@ -300,10 +244,6 @@ class Faithful(FaithfulRecipe):
         ]
         return self.loss.parts(model, drawn.kind, attacks, drawn.tensors["ramp"])
 
-    def score(self, model: nn.Module) -> float:
-        """Return minus the total under a fresh attack on validation nodes; needs no labels."""
-        return float(self.measure(model))
-
     def measure(self, model: nn.Module) -> Tensor:
-        """Return the score as a tensor."""
+        """Return minus the total under a fresh attack on validation nodes; needs no labels."""
         return self.loss.score(model, self.probe)

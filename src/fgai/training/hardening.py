@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,31 +11,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fgai.alone import with_gradients
-from fgai.attention import (
-    add_limits,
-    call_model,
-    entry_limits,
-    evaluating,
-    limits_of,
-    prepared,
-    straight_through,
-    unwrapped,
-)
+from fgai.attention import call_model, entry_limits, evaluating, limits_of, straight_through
 from fgai.attention.interface import originals
 from fgai.graph import Graph
 from fgai.progress import shown
-from fgai.tasks import check_logits, task_of
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.capture import Drawn
-from fgai.training.limiting import range_pass, set_ranges
-from fgai.training.loop import PROBE, Recipe, epoch_seed, fit
-from fgai.training.recipes import Vanilla, labelled
-from fgai.training.resume import run_label, set_history
-from fgai.training.retry import MIN_EPOCHS, StabilityCheck, attempt_options, retry
-from fgai.training.settings import HardenSettings, resolve
-from fgai.training.source import open_source
-from fgai.training.train import _in_memory, copied
+from fgai.training.fine_tuning import _fine_tune
+from fgai.training.limiting import _range_pass, set_ranges
+from fgai.training.loop import PROBE, epoch_seed
+from fgai.training.recipes import Vanilla
+from fgai.training.retry import MIN_EPOCHS, _StabilityCheck
+from fgai.training.settings import HardenSettings, _resolve
+from fgai.training.source import _open_source
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -75,7 +64,7 @@ class Adversarial(Vanilla):
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the clean cross-entropy, then the attacked one, each with its weight."""
         endpoints = self.adversary.draw(self._generator(epoch)).to(self.graph.device)
-        return self._parts(model, *self.lesson(epoch), endpoints)
+        return self._parts(model, *self.batch(epoch), endpoints)
 
     def draw(self, epoch: int) -> Drawn | None:
         """Return the endpoints of the adversary's nodes."""
@@ -85,12 +74,12 @@ class Adversarial(Vanilla):
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
         """See `parts`."""
-        return self._parts(model, *self.lesson(0), drawn.tensors["endpoints"])
+        return self._parts(model, *self.batch(0), drawn.tensors["endpoints"])
 
     def _parts(
         self, model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor, endpoints: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        with range_pass(model, *self.shares, sampled=True), straight_through(model):
+        with _range_pass(model, *self.shares, sampled=True), straight_through(model):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": (1 - self.weight) * clean}
         del clean
@@ -102,7 +91,7 @@ class Adversarial(Vanilla):
     def measure(self, model: nn.Module) -> Tensor:
         """Return the mean of clean and attacked validation score."""
         self.probe.restart()
-        with torch.no_grad(), range_pass(model, *self.shares):
+        with torch.no_grad(), _range_pass(model, *self.shares):
             clean = super().measure(model)
         with evaluating(model, freeze=True):
             for step in range(PROBE + 1):
@@ -120,7 +109,7 @@ class Adversarial(Vanilla):
         return self.adversary.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the adversary's features back."""
+        """Restore the adversary's features."""
         self.adversary.load_state(state)
 
     def _generator(self, epoch: int) -> torch.Generator:
@@ -150,10 +139,9 @@ def harden(
     and on one with injected nodes. It needs labels and does not keep the model's explanations: for those use
     `make_faithful`. The check is that of `make_faithful` for predictions alone.
 
-    With `batch_size` training reads mini-batches, of a graph in memory or of a stored one, which is never
-    loaded whole: an epoch is then a pass over the training nodes, a step for each batch, and injected nodes
-    join these alone. The ranges of limits come from exact passes over the whole graph. Such trainings are not
-    checked. Several processes share the batches inside `fgai.large.joined`.
+    With `batch_size` an epoch is a pass over the training nodes, a step for each mini-batch; injected nodes
+    join these alone. The ranges of limits come from exact passes over the whole graph. Such trainings are
+    not checked. Several processes share the batches inside `fgai.large.joined`.
 
     Args:
         model: trained; fgai's, or any PyG model.
@@ -186,59 +174,18 @@ def harden(
         2
     """
     (model,) = originals(model)
-    options: dict[str, Any] = {
-        "progress": progress,
-        "checkpoint_every": checkpoint_every,
-        "tracker": tracker,
-    }
-    kind = type(unwrapped(model)).__name__
-    if batch_size is not None:
-        with shown(progress), open_source(data, seed) as source:
-            source.batched_for(model, batch_size, fan_out)
-            settings = resolve(HardenSettings, settings, overrides, kind, task_of(source.nodes).training)
-            batches, shares = source.harden(model, settings), (settings.clip_share, settings.shrink)
-            source.agree(model, batches.name, settings, seed)
-            label = source.label(model, batches.name, settings, seed, weights=True)
-            options |= {"seed": seed, "checkpoint": checkpoint}
-            return _hardened(
-                model, batches, settings, label, lambda one: source.set_ranges(one, *shares), **options
+    with shown(progress), _open_source(data, seed, batch_size, fan_out) as source:
+        settings = _resolve(HardenSettings, settings, overrides, model, source.nodes)
+        source.batched_for(model, batch_size, fan_out)
+
+        def recipe(settings: HardenSettings) -> Any:
+            return (
+                Adversarial(source.graph, settings) if batch_size is None else source.harden(model, settings)
             )
-    graph = _in_memory(data, fan_out)
-    task = task_of(graph)
-    settings = resolve(HardenSettings, settings, overrides, kind, task.training)
-    ready = prepared(model, task.view(graph, "fit"))
-    labelled(ready, "train_mask")
-    with evaluating(model), torch.no_grad():
-        check_logits(call_model(model, ready), ready)
 
-    def train(settings: HardenSettings, count: int) -> M:
-        recipe = Adversarial(ready, settings)
-        own = attempt_options(recipe.name, count, seed, checkpoint, options)
-        label = (
-            run_label(model, ready, recipe.name, settings, own["seed"], weights=True) if checkpoint else ""
-        )
-        return _hardened(
-            model, recipe, settings, label, lambda one: set_ranges(one, ready, *recipe.shares), **own
-        )
-
-    tester = StabilityCheck(model, ready, seed, settings.box, faithful=False)
-    with shown(progress):
-        return retry(train, tester if check and settings.epochs >= MIN_EPOCHS else None, settings)
-
-
-def _hardened(
-    model: M,
-    recipe: Recipe,
-    settings: HardenSettings,
-    label: str,
-    measure: Callable[[M], None],
-    **options: Any,
-) -> M:
-    """Train a copy of a model; the ranges of its limits are measured again at the end."""
-    hardened = copied(model)
-    if settings.limits:
-        add_limits(hardened)
-    set_history(hardened, fit(hardened, recipe, settings.train, fingerprint=label, **options))
-    if settings.limits:
-        measure(hardened)
-    return hardened
+        stability = None
+        if check and batch_size is None and settings.epochs >= MIN_EPOCHS:
+            stability = _StabilityCheck(model, source.graph, seed, settings.box, faithful=False)
+        options: dict[str, Any] = {"progress": progress, "tracker": tracker, "seed": seed}
+        options |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every}
+        return _fine_tune(model, source, recipe, settings, stability, **options)

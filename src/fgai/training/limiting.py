@@ -28,8 +28,8 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
 from fgai.training.recipes import labelled
-from fgai.training.settings import check_names, check_shares
-from fgai.training.train import copied
+from fgai.training.resume import copied
+from fgai.training.settings import _check_shares
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -69,7 +69,6 @@ def limit(
     *,
     shrink: float = 0.4,
     nodes: Tensor | None = None,
-    **unknown: Any,
 ) -> M:
     """Return a copy of a trained model whose attention layers clip values that no node of `data` has.
 
@@ -91,7 +90,6 @@ def limit(
         shrink: share of the nodes, those of largest norm, that are shrunk to the norm of the rest, below 1.
         nodes: bool [N] or indices of the nodes whose ranges count, e.g. the training nodes of an inductive
             model; all by default.
-        **unknown: nothing; an old name raises an error that names the new one.
 
     Returns:
         A model of the same class, in eval mode. `clipped(model, data)` counts the values it clips.
@@ -107,16 +105,15 @@ def limit(
         >>> clipped(fgai.limit(model, data, 0.0, shrink=0.0), data).count
         0
     """
-    check_names(unknown, ("clip_share", "shrink", "nodes"), "arguments")
     if isinstance(clip_share, str) and clip_share != "auto":
         raise InputError(f"`clip_share` must be a number or 'auto', got {clip_share!r}")
-    check_shares(0.0 if isinstance(clip_share, str) else clip_share, shrink)
-    given = as_graph(data)
+    _check_shares(0.0 if isinstance(clip_share, str) else clip_share, shrink)
+    graph = as_graph(data)
     (model,) = originals(model)
     limited = copied(model)
     add_limits(limited)
     limited.eval()
-    graph = prepared(limited, task_of(given).view(given, "fit"))
+    graph = prepared(limited, task_of(graph).view(graph, "fit"))
     rows = _checked(nodes, graph)
     if isinstance(clip_share, str):
         clip_share = _largest_share(limited, graph, shrink, rows)
@@ -124,7 +121,7 @@ def limit(
     return limited
 
 
-def range_pass(
+def _range_pass(
     model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
 ) -> AbstractContextManager[Any]:
     """A block in which limits take their ranges from the forward pass; nothing for a model without limits.
@@ -138,7 +135,7 @@ def range_pass(
 
 def set_ranges(model: nn.Module, graph: Graph, clip_share: float, shrink: float) -> None:
     """Take the ranges of a model's limits from a graph that was prepared for it."""
-    with evaluating(model, freeze=True), range_pass(model, clip_share, shrink):
+    with evaluating(model, freeze=True), _range_pass(model, clip_share, shrink):
         call_model(model, graph)
 
 
@@ -163,7 +160,7 @@ def clipped(model: nn.Module, data: Any) -> Clipped:
 
 
 def _checked(nodes: Tensor | None, graph: Graph) -> Tensor | None:
-    """Return the nodes whose ranges count as indices, all of them as None."""
+    """The nodes whose ranges count as indices, all of them as None."""
     if graph.num_nodes == 0:
         raise InputError(f"{graph.name!r} has no nodes to take ranges from")
     if nodes is None:
@@ -179,12 +176,10 @@ def _measured(
     model: nn.Module, graph: Graph, clip_share: float, shrink: float, nodes: Tensor | None
 ) -> Tensor:
     """Take the ranges and return the logits of the same pass."""
-    measured = measuring(model, clip_share, nodes, shrink=shrink)
-    with evaluating(model), torch.no_grad(), measured:
+    with evaluating(model), torch.no_grad(), measuring(model, clip_share, nodes, shrink=shrink):
         logits = call_model(model, graph)
-    if not all(
-        bool(limits.low.isfinite().all() & limits.high.isfinite().all()) for limits in limits_of(model)
-    ):
+    ends = [end for limits in limits_of(model) for end in (limits.low, limits.high)]
+    if not all(bool(end.isfinite().all()) for end in ends):
         raise InputError("the model's values on this graph are not finite, so they have no range")
     return logits
 
@@ -198,5 +193,5 @@ def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor 
         return float((logits.argmax(1) == labels).double().mean())
 
     *shares, none = CLIP_SHARES
-    whole = accuracy(none)
-    return next((share for share in shares if accuracy(share) >= whole - ALLOWED_LOSS), none)
+    lowest = accuracy(none) - ALLOWED_LOSS
+    return next((share for share in shares if accuracy(share) >= lowest), none)

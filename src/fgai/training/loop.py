@@ -6,8 +6,7 @@ import dataclasses
 import math
 import signal
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,11 @@ from fgai.alone import seeded, with_gradients
 from fgai.checks import above, at_least, one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import DivergenceError, InputError
-from fgai.processes import ProcessGroup, current
+from fgai.processes import current
 from fgai.progress import Bar, shown, stage
 from fgai.trackers import Tracker
 from fgai.training.capture import Drawn, _mean_terms, _Replays, _run_parts, _summed, _Terms, can_replay
-from fgai.training.resume import History, _read_state, _SavedState, _state_digest, _write_state
+from fgai.training.resume import History, _read_state, _TrainingState
 from fgai.typed import typed
 
 PROBE = 10
@@ -95,14 +94,14 @@ class Step(NamedTuple):
     parts: Iterator[dict[str, Tensor]]
 
 
-class Recipe(ABC):
+class Recipe:
     """A loss and the score that decides which epoch's weights are kept. A whole graph is one batch.
 
     A recipe defines `parts` and `score`, or `steps` and `score` if it reads mini-batches.
 
     A recipe whose steps can be captured in a CUDA graph says `capturable = True` in its own class body and
-    defines `draw`, `replayed` and `measure`, none of which waits for the device. Subclasses do not inherit
-    the flag: they may do more in a step than they draw.
+    defines `draw`, `replayed` and `measure` (then `score` is its value), none of which waits for the device.
+    Subclasses do not inherit the flag: they may do more in a step than they draw.
     """
 
     name: str
@@ -110,7 +109,7 @@ class Recipe(ABC):
     """Whether it reads mini-batches, which several processes can share."""
     capturable: ClassVar[bool] = False
 
-    def start(self, model: nn.Module, seed: int) -> None:  # noqa: B027
+    def start(self, model: nn.Module, seed: int) -> None:
         """Compute frozen targets before the first epoch; nothing by default."""
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
@@ -130,15 +129,15 @@ class Recipe(ABC):
         """Yield the steps of an epoch, each taken before the next is asked for; by default one of `parts`."""
         yield Step(1, self.parts(model, epoch))
 
-    @abstractmethod
     def score(self, model: nn.Module) -> float:
-        """Return the validation score, higher is better."""
+        """Return the validation score, higher is better; by default the value of `measure`."""
+        return float(self.measure(model))
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that must survive a restart; none by default."""
         return {}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:  # noqa: B027
+    def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the tensors that `state` returned."""
 
     def draw(self, epoch: int) -> Drawn | None:
@@ -151,15 +150,7 @@ class Recipe(ABC):
 
     def measure(self, model: nn.Module) -> Tensor:
         """Return the score as a tensor."""
-        raise NotImplementedError(f"{type(self).__name__} is capturable and must define `measure`")
-
-
-def _device(model: nn.Module) -> torch.device:
-    """Return the device of the parameters, of which there must be some."""
-    held = next(model.parameters(), None)
-    if held is None:
-        raise InputError(f"there is nothing to train: {type(model).__name__} has no parameters")
-    return held.device
+        raise NotImplementedError(f"{type(self).__name__} must define `score`, or `measure` if capturable")
 
 
 @typed
@@ -186,8 +177,8 @@ def fit(
 ) -> History:
     """Train `model` in place and leave the best weights in it.
 
-    On several ranks (`fgai.large.joined`) each trains on its own mini-batches, all make the same steps, and
-    the first alone writes and tells.
+    With several processes (`fgai.large.joined`) each trains on its own mini-batches, all make the same steps,
+    and the first alone writes and prints.
 
     Args:
         model: on the device where it shall train.
@@ -199,43 +190,37 @@ def fit(
             the end of the epoch and saves it.
         checkpoint_every: epochs between saves.
         fingerprint: of what is trained on what; a checkpoint with another one is refused.
-        tracker: told of every epoch, and of the end.
-        run: what the tracker knows it as; the recipe's name by default.
+        tracker: called after every epoch, and at the end.
+        run: name of the training for the tracker; the recipe's name by default.
 
     Raises:
         DivergenceError: when a term is not finite; the last good weights are in the model then.
-        InputError: several ranks would train on the whole graph.
-        RanksError: ranks disagree, or one failed.
+        InputError: several processes would train on the whole graph.
+        RanksError: processes disagree, or one failed.
     """
-    ranks = current()
-    device, tracker = _device(model), tracker if ranks.leads else None
-    _check_shared(recipe, ranks)
-    optimizer = _optimizer(model, config, device)
-    history, best, first = History(), _Best(_copy_of(model)), 0
+    ranks, run = current(), run or recipe.name
+    device = _device(model, recipe)
+    tracker = tracker if tracker is not None and ranks.leads else Tracker()
+    folder = None if checkpoint is None else Path(checkpoint)
+    state = _TrainingState(model, _optimizer(model, config, device), recipe)
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
-    folder = None if checkpoint is None else Path(checkpoint)
-    if (saved := _saved(folder, fingerprint, ranks)) is not None:
-        first, score, values = saved.restore(model, optimizer, recipe)
-        history, best = History.from_dict(values), _Best(saved.best, score)
-    steps, watch = (
-        _Steps(model, recipe, config, optimizer, seed),
-        _Watch(tracker, run or recipe.name, history),
-    )
+    saved = ranks.first(_read_state(folder, fingerprint) if folder is not None and ranks.leads else None)
+    if saved is not None:
+        state.restore(*saved)
+    history = state.history
+    first, began = len(history.terms), perf_counter() - history.seconds
 
     def save() -> None:
         if folder is not None and ranks.leads:
-            done = len(history.terms)
-            kept = best.score, model, best.weights
-            _write_state(folder, fingerprint, done, *kept, optimizer, recipe, history)
+            state.save(folder, fingerprint)
 
-    began = perf_counter() - history.seconds
-    held = _held_interrupt(folder is not None)
+    tracker.on_start(run, _rows(history, range(first)))
     with (
         shown(progress if ranks.leads else False),
         stage(recipe.name, config.epochs, done=first) as bar,
-        held as interrupted,
-        steps,
+        _delayed_interrupt(folder is not None) as interrupted,
+        _Steps(state, config, seed) as steps,
         seeded(epoch_seed(seed, first), device),
     ):
         for epoch in range(first, config.epochs):
@@ -246,42 +231,38 @@ def fit(
             validates = (epoch + 1) % config.validate_every == 0 or last
             stops = ranks.any(interrupted())
             saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or stops)
-            if not (steps.due or validates or saves or tracker):
+            if not (steps.due or validates or saves or type(tracker) is not Tracker):
                 continue
-            done = steps.read()
-            for terms in done:
-                _check_finite(terms.values, terms.epoch, model, best.weights)
-                history.add(terms)
+            epochs = steps.read()
+            for terms in epochs:
+                _check_finite(terms, state)
+                history.add(terms.values, terms.seconds)
             if validates:
-                best.offer(ranks.first(steps.score()), epoch, model, history, config.patience)
+                state.validated(ranks.first(steps.score()), epoch, config.patience)
             history.seconds = perf_counter() - began
             if saves:
                 save()
-            for terms in done:
-                bar.advance(note=_note(terms.values, best.score))
-            watch.epochs(done, None if saves else save)
+            with _saving_on_error(save):
+                for terms, row in zip(epochs, _rows(history, [one.epoch for one in epochs]), strict=True):
+                    bar.advance(note=_note(terms.values, state.best_score))
+                    tracker.on_epoch(run, terms.epoch, row)
             if stops or ranks.any(interrupted()):
                 raise KeyboardInterrupt
-    watch.end(save)
-    model.load_state_dict(best.weights)
-    model.eval()
+    with _saving_on_error(save):
+        summary: dict[str, float | str] = {"epochs": len(history.terms), "kept_epoch": history.kept_epoch}
+        tracker.on_end(run, {**summary, "stopped": history.stopped, "seconds": history.seconds})
+    state.finish()
     return history
 
 
-def _check_shared(recipe: Recipe, ranks: ProcessGroup) -> None:
-    if ranks.several and not recipe.batched:
+def _device(model: nn.Module, recipe: Recipe) -> torch.device:
+    """The device of a model that can be trained by a recipe."""
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise InputError(f"there is nothing to train: {type(model).__name__} has no parameters")
+    if current().several and not recipe.batched:
         raise InputError("several ranks train in mini-batches: give `batch_size`, or start one process")
-
-
-def _saved(folder: Path | None, fingerprint: str, ranks: ProcessGroup) -> _SavedState | None:
-    """The training that a folder holds, as the first of the ranks reads it."""
-    return ranks.first(_read_state(folder, fingerprint) if folder is not None and ranks.leads else None)
-
-
-def _note(terms: dict[str, float], best: float) -> str:
-    """The best score and the loss, its parts last: on a narrow terminal they are cut off."""
-    total = {"total": terms["total"], **terms}
-    return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
+    return parameter.device
 
 
 def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Adam:
@@ -293,75 +274,50 @@ def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> t
     return torch.optim.Adam(parameters, lr=lr, weight_decay=config.weight_decay, fused=True, capturable=True)
 
 
-class _Watch:
-    """Tells a tracker what a history holds; a tracker that raises costs no epoch."""
+def _rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
+    """Terms by epoch, and the validation score where there was one; the last epochs of the history."""
+    scores = dict(history.scores[-len(epochs) :])
+    return [
+        {**history.terms[epoch], **({"score": scores[epoch]} if epoch in scores else {})} for epoch in epochs
+    ]
 
-    def __init__(self, tracker: Tracker | None, run: str, history: History) -> None:
-        self.tracker, self.run, self.history = tracker or Tracker(), run, history
-        self.tracker.on_start(run, list(self._rows(range(len(history.terms)))))
 
-    def epochs(self, done: Iterable[_Terms], save: Callable[[], None] | None) -> None:
-        """Tell of epochs that are done."""
-        numbers = [terms.epoch for terms in done]
-        with _saving(save):
-            for epoch, row in zip(numbers, self._rows(numbers), strict=True):
-                self.tracker.on_epoch(self.run, epoch, row)
+def _note(terms: dict[str, float], best: float) -> str:
+    """The best score and the loss, its parts last: on a narrow terminal they are cut off."""
+    total = {"total": terms["total"], **terms}
+    return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
 
-    def end(self, save: Callable[[], None] | None) -> None:
-        """Tell that the training is over; `save` as of `epochs`."""
-        found = self.history
-        summary: dict[str, float | str] = {
-            "epochs": len(found.terms),
-            "kept_epoch": found.kept_epoch,
-            "stopped": found.stopped,
-            "seconds": found.seconds,
-        }
-        with _saving(save):
-            self.tracker.on_end(self.run, summary)
 
-    def _rows(self, numbers: Sequence[int]) -> Iterator[dict[str, float]]:
-        """Terms by epoch, and the validation score where there was one."""
-        first = min(numbers, default=0)
-        scores: dict[int, float] = {}
-        for epoch, score in reversed(self.history.scores):
-            if epoch < first:
-                break
-            scores[epoch] = score
-        for epoch in numbers:
-            found = {"score": scores[epoch]} if epoch in scores else {}
-            yield {**self.history.terms[epoch], **found}
+def _check_finite(terms: _Terms, state: _TrainingState) -> None:
+    """Raise if a term is not finite, with the best weights in the model."""
+    bad = [name for name, value in terms.values.items() if not math.isfinite(value)]
+    if bad:
+        state.finish()
+        names = ", ".join(name for name in bad if name != "total") or "total"
+        raise DivergenceError(
+            f"training diverged in epoch {terms.epoch + 1}: {names} is not finite; the best"
+            " weights so far are kept in the model. Lower `lr` or the weight of that term"
+        )
 
 
 @contextmanager
-def _saving(save: Callable[[], None] | None) -> Iterator[None]:
+def _saving_on_error(save: Callable[[], None]) -> Iterator[None]:
+    """A tracker that raises costs no epoch."""
     try:
         yield
     except BaseException:
-        if save is not None:
-            save()
+        save()
         raise
 
 
 @contextmanager
-def _held_interrupt(hold: bool = True) -> Iterator[Callable[[], bool]]:
-    """Hold the first Ctrl-C back inside the block; the caller asks for it when it suits.
+def _delayed_interrupt(delay: bool = True) -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C was pressed; a second Ctrl-C interrupts at once.
 
-    A second Ctrl-C interrupts at once. Outside the main thread, where Python delivers no signals, nothing is
-    held.
-
-    Args:
-        hold: False leaves signals alone.
-
-    Yields:
-        A function that says whether Ctrl-C was pressed.
-
-    Example:
-        >>> with _held_interrupt() as interrupted:
-        ...     interrupted()
-        False
+    Outside the main thread, where Python delivers no signals, and with `delay=False` signals are left alone.
     """
     pressed = threading.Event()
-    if not hold or threading.current_thread() is not threading.main_thread():
+    if not delay or threading.current_thread() is not threading.main_thread():
         yield pressed.is_set
         return
     before = signal.getsignal(signal.SIGINT)
@@ -377,59 +333,20 @@ def _held_interrupt(hold: bool = True) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-@dataclass
-class _Best:
-    """The weights that are kept, and the score they were kept for."""
-
-    weights: dict[str, Tensor]
-    score: float = -math.inf
-
-    def offer(self, score: float, epoch: int, model: nn.Module, history: History, patience: int) -> None:
-        """Note an epoch's score; keep its weights if it is the best, or stop if none was for long."""
-        history.scores.append((epoch, score))
-        if score > self.score:
-            self.score, self.weights, history.best_epoch = score, _copy_of(model), epoch
-        elif epoch - history.best_epoch >= patience:
-            history.stopped = "patience"
-
-
-def _copy_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and buffers of a model as they are now."""
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def _check_finite(values: dict[str, float], epoch: int, model: nn.Module, best: dict[str, Tensor]) -> None:
-    """Raise if a term is not finite, with the best weights in the model."""
-    bad = [name for name, value in values.items() if not math.isfinite(value) and name != "total"]
-    if bad or not math.isfinite(values["total"]):
-        model.load_state_dict(best)
-        model.eval()
-        raise DivergenceError(
-            f"training diverged in epoch {epoch + 1}: {', '.join(bad) or 'total'} is not finite; the best"
-            " weights so far are kept in the model. Lower `lr` or the weight of that term"
-        )
-
-
 class _Steps:
     """The training steps: captured and replayed where that is possible, else kernel by kernel."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        recipe: Recipe,
-        config: TrainConfig,
-        optimizer: torch.optim.Adam,
-        seed: int,
-    ) -> None:
-        self.model, self.recipe, self.config, self.optimizer, self.seed = (
-            model, recipe, config, optimizer, seed
-        )  # fmt: skip
-        self.device, self.ranks = next(model.parameters()).device, current()
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
+    def __init__(self, state: _TrainingState, config: TrainConfig, seed: int) -> None:
+        self.state, self.config, self.seed = state, config, seed
+        self.model, self.recipe, self.optimizer = state.model, state.recipe, state.optimizer
+        self.device, self.ranks = next(self.model.parameters()).device, current()
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.done: list[_Terms] = []
         self.replays: _Replays | None = None
-        if can_replay(recipe, model):
-            self.replays = _Replays(recipe, model, self.update, lambda epoch: epoch_seed(seed, epoch))
+        if can_replay(self.recipe, self.model):
+            self.replays = _Replays(
+                self.recipe, self.model, self.update, lambda epoch: epoch_seed(seed, epoch)
+            )
 
     def __enter__(self) -> _Steps:
         return self
@@ -447,13 +364,18 @@ class _Steps:
 
     def run(self, epoch: int) -> None:
         """Train one epoch, or launch it."""
-        self._set_rate(self.config.lr * (1 - self.config.decay * epoch / self.config.epochs))
+        rate = self.config.lr * (1 - self.config.decay * epoch / self.config.epochs)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)  # a captured step reads it from there
+            else:
+                group["lr"] = rate
         if self.replays is not None and self.replays.step(epoch):
             return
-        self.done += [] if self.replays is None else self.replays.read()
+        self.done = self.read()
         tick = perf_counter()
         taken: list[tuple[int, dict[str, float]]] = []
-        own = epoch_seed(self.seed, epoch) + self.ranks.rank  # or all ranks would drop the same places
+        own = epoch_seed(self.seed, epoch) + self.ranks.rank  # or all ranks would drop the same units
         # An epoch of mini-batches has a bar of its own.
         batches = stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
         with (
@@ -471,29 +393,21 @@ class _Steps:
                     taken.append((step.size, _summed(names, terms.tolist())))
                 bar.advance()
         if self.ranks.several:
-            self.ranks.agree({f"weights after epoch {epoch + 1}": _state_digest(self.model, self.recipe)})
+            self.ranks.agree({f"weights after epoch {epoch + 1}": self.state.digest()})
             taken = [one for theirs in self.ranks.gather(taken) for one in theirs]
         self.done.append(_Terms(epoch, _mean_terms(taken), perf_counter() - tick))
 
     def read(self) -> list[_Terms]:
         """Return the terms of the epochs since the last call."""
-        done = self.done + ([] if self.replays is None else self.replays.read())
-        self.done = []
-        return done
+        done, self.done = self.done, []
+        return done + ([] if self.replays is None else self.replays.read())
 
     def score(self) -> float:
         """Return the recipe's validation score."""
-        return self.recipe.score(self.model) if self.replays is None else self.replays.score()
+        return float(self.recipe.score(self.model) if self.replays is None else self.replays.score())
 
     def update(self) -> None:
         """Clip the gradients and take one step."""
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)  # a captured step reads it from there
-            else:
-                group["lr"] = rate

@@ -20,7 +20,7 @@ from fgai.attention import (
 from fgai.graph import Graph
 from fgai.sparse import EdgeMap
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.limiting import range_pass
+from fgai.training.limiting import _range_pass
 from fgai.training.loop import PROBE
 from fgai.training.settings import FaithfulSettings
 from fgai.training.targets import Reach, Targets
@@ -30,13 +30,9 @@ from fgai.training.terms.base import first_rows
 
 @dataclass(frozen=True, eq=False)
 class InjectedNodes:
-    """An adversary's nodes at their endpoints.
+    """An adversary's nodes at endpoints [M, e] on the graph's device.
 
-    Attributes:
-        adversary: holds the features.
-        endpoints: [M, e], on the graph's device.
-        reach: shares of the graph that they can change.
-        subset: [M] the adversary's nodes that join a mini-batch; None for all, and the adversary's graph.
+    `subset` [M] are those that join a mini-batch; None is all of them, on the adversary's own graph.
     """
 
     adversary: InjectionAdversary
@@ -57,17 +53,11 @@ class InjectedNodes:
 
 @dataclass(frozen=True, eq=False)
 class FaithfulLoss:
-    """The loss of one step on the whole graph or a mini-batch.
+    """The loss of one step on the whole graph or a mini-batch, prepared for the model.
 
     Only the seeds of a mini-batch have targets. They are its first nodes and edges are sorted by destination,
-    so their rows and edges come first everywhere.
-
-    Attributes:
-        graph: prepared for the model.
-        targets: outputs of the vanilla model on it.
-        settings: see `FaithfulSettings`.
-        terms: see `weighted_terms`.
-        measures: limits take their ranges from the clean passes; in a mini-batch they stay as they are.
+    so their rows and edges come first everywhere. With `measures` limits take their ranges from the clean
+    passes; in a mini-batch they stay as they are.
     """
 
     graph: Graph
@@ -81,11 +71,8 @@ class FaithfulLoss:
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then the attacked terms, whose clean side is constant.
 
-        Args:
-            model: in training; dropout is off and the statistics of batch norms stay the vanilla model's.
-            due: `clean`, `attacked` or `both`.
-            attacks: the adversary at its endpoints, one for each ascent step; the last is trained on.
-            ramp: how far the attacked terms have risen to their weight.
+        `due` is `clean`, `attacked` or `both`. There is an attack for each ascent step, the last of which is
+        trained on. Dropout is off and the statistics of batch norms stay the vanilla model's.
         """
         model.eval()
         clean = self.vanilla_context(model)
@@ -132,14 +119,11 @@ class FaithfulLoss:
         settings, ranked = self.settings, self.terms.needs("needs_explanation")
         ranges: AbstractContextManager[None] = nullcontext()
         if self.measures:
-            ranges = range_pass(model, settings.clip_share, settings.shrink, sampled=sampled)
+            ranges = _range_pass(model, settings.clip_share, settings.shrink, sampled=sampled)
         with ranges, straight_through(model):
             observation = observe(model, self.graph, heads="mean", grad=True, ranked=ranked)
-        return replace(
-            self.vanilla_context(model),
-            logits=first_rows(observation.logits, self.targets.logits),
-            layers=observation.attention.layers,
-        )
+        logits = first_rows(observation.logits, self.targets.logits)
+        return replace(self.vanilla_context(model), logits=logits, layers=observation.attention.layers)
 
     def vanilla_context(self, model: nn.Module) -> StepContext:
         """Return a context whose clean side is the vanilla model's."""
@@ -157,12 +141,8 @@ class FaithfulLoss:
                 attention = self._on_clean_edges(clean.layers, observation.attention, joined, edge_map)
             else:
                 logits = call_model(model, joined)
-        context = replace(
-            clean,
-            attacked_logits=logits[: len(self.targets.logits)],
-            attacked_attention=attention,
-            reach=attack.reach,
-        )
+        logits = logits[: len(self.targets.logits)]
+        context = replace(clean, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
         return self.terms.loss(self.terms.select("attacked"), context)
 
     def _on_clean_edges(

@@ -24,19 +24,11 @@ from fgai.training.limiting import limit
 from fgai.training.loop import TRAIN_FIELDS
 from fgai.training.resume import history_of, set_history
 from fgai.training.settings import CERTIFIED, check_names
+from fgai.training.source import _in_memory
 from fgai.training.terms import certified
-from fgai.training.train import (
-    ALONE,
-    METHODS,
-    _in_memory,
-    setting_names,
-    train,
-    untrained,
-)
+from fgai.training.train import ALONE, METHODS, setting_names, train, untrained
 from fgai.typed import typed
 
-BATCHED = ("vanilla", "ln", "at", "harden", "fgai", "fgai-certified")
-"""Methods that can be trained in mini-batches."""
 EXPERIMENTS = {
     "fgai-paper": "paper-methods",
     "fgai-injection": "paper-methods",
@@ -49,14 +41,11 @@ EXPERIMENTS = {
 
 @typed
 def check_method(method: str, name: str = "method") -> str:
-    """Return the name of a method, if fgai has it.
+    """Return the name of a method of `train_method`; `InputError` if there is none, or it is an experiment.
 
     Args:
-        method: see `train_method`.
+        method: its name.
         name: of the argument, for the error.
-
-    Raises:
-        InputError: there is no such method, or it is one of the experiments.
     """
     if method in EXPERIMENTS:
         raise InputError(
@@ -98,13 +87,13 @@ def train_method(
         seed: of the weights, dropout and adversary.
         vanilla: the trained vanilla model; trained here when None.
         device: where to train.
-        progress: show a bar.
-        checkpoint: folder to save the training in and to resume from.
-        tracker: told of every epoch, see `fgai.trackers`.
+        progress: show a bar, as in `make_faithful`.
+        checkpoint: likewise.
+        tracker: likewise.
         settings: settings of the training, arguments of the model, by name.
-        check: attack the result on validation nodes after fine-tuning, see `make_faithful`.
-        batch_size: seeds of a mini-batch, see `train` and `make_faithful`; for all methods but `limits`.
-        fan_out: neighbours drawn of each node.
+        check: as in `make_faithful`.
+        batch_size: likewise; for all methods but `limits`.
+        fan_out: likewise.
 
     Raises:
         InputError: a name that is not known, a setting that the method does not take, or a method that needs
@@ -112,40 +101,35 @@ def train_method(
     """
     check_method(method)
     model = one_of(model, "model", tuple(MODELS), any_case=True)
-    sizes: dict[str, Any] = {"batch_size": batch_size, "fan_out": fan_out}
-    if batch_size is not None and method not in BATCHED:
-        raise InputError(f"`batch_size` is for {', '.join(BATCHED)}; {method} reads the whole graph")
-    chosen = dict(settings or {})
-    check_names(chosen, setting_names(method, model))
-    seen = _in_memory(graph, fan_out) if batch_size is None else graph
-    nodes = seen.nodes(seed) if isinstance(seen, GraphOnDisk) else seen
-    common: dict[str, Any] = {
-        "seed": seed,
-        "progress": progress,
-        "checkpoint": checkpoint,
-        "tracker": tracker,
-    }
+    if batch_size is not None and method == "limits":
+        raise InputError("`batch_size` is for methods that train; limits reads the whole graph")
+    settings = dict(settings or {})
+    check_names(settings, setting_names(method, model))
     if batch_size is None:
-        seen = nodes = nodes.to(device)
+        graph = _in_memory(graph, fan_out).to(device)
+    options: dict[str, Any] = {"seed": seed, "progress": progress}
+    options |= {"batch_size": batch_size, "fan_out": fan_out}
+    saving: dict[str, Any] = {"checkpoint": checkpoint, "tracker": tracker}
     if method in ALONE:
         norm = {"norm": "layer"} if method == "ln" else {}
-        arguments = {name: value for name, value in chosen.items() if name not in TRAIN_FIELDS}
+        arguments = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
+        nodes = graph.nodes(seed) if isinstance(graph, GraphOnDisk) else graph
         fresh = untrained(model, nodes, seed=seed, **arguments, **norm).to(device)
-        fields = {name: value for name, value in chosen.items() if name in TRAIN_FIELDS}
-        trained: nn.Module = train(fresh, seen, **common, **sizes, **fields)
+        fields = {name: value for name, value in settings.items() if name in TRAIN_FIELDS}
+        trained: nn.Module = train(fresh, graph, **options, **saving, **fields)
         return trained
     if vanilla is None:
-        vanilla = train_method("vanilla", model, seen, seed=seed, device=device, progress=progress, **sizes)
+        vanilla = train_method("vanilla", model, graph, device=device, **options)
     if method == "limits":
-        limited = limit(vanilla, nodes, **chosen)
+        limited = limit(vanilla, graph, **settings)
         set_history(limited, history_of(vanilla))
         return limited
     if method in ("at", "harden"):
-        chosen = {"limits": method == "harden", **chosen}
-        return harden(vanilla, seen, check=check, **common, **sizes, **chosen)
+        settings = {"limits": method == "harden", **settings}
+        return harden(vanilla, graph, check=check, **options, **saving, **settings)
     if method == "fgai-certified":
-        chosen, common["terms"] = {**CERTIFIED, **chosen}, [certified]
-    return make_faithful(vanilla, seen, check=check, **common, **sizes, **chosen)
+        settings, saving["terms"] = {**CERTIFIED, **settings}, [certified]
+    return make_faithful(vanilla, graph, check=check, **options, **saving, **settings)
 
 
 @typed
@@ -176,6 +160,6 @@ def features_alone(data: Any, *, seed: int = 0, targets: str = "test", **setting
     bare = graph.remove(torch.arange(graph.num_edges, device=graph.device))[0]
     model = train("GCN", bare, seed=seed, **settings)
     with evaluating(model), torch.no_grad():
-        found = call_model(model, prepared(model, bare)).argmax(1).cpu()
+        predicted = call_model(model, prepared(model, bare)).argmax(1).cpu()
     rows = task_of(graph).rows(graph, targets).cpu()
-    return float((found[rows] == graph.y.cpu()[rows]).double().mean())
+    return float((predicted[rows] == graph.y.cpu()[rows]).double().mean())

@@ -34,8 +34,7 @@ class Vanilla(Recipe):
     capturable = True
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.task = graph, task_of(graph)
-        self.seed = 0
+        self.graph, self.task, self.seed = graph, task_of(graph), 0
         self.train_nodes, self.train_y = labelled(graph, "train_mask")
         self.val_nodes, self.val_y = labelled(graph, "val_mask")
 
@@ -45,7 +44,7 @@ class Vanilla(Recipe):
 
     def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy."""
-        yield supervised(model, *self.lesson(epoch))
+        yield supervised(model, *self.batch(epoch))
 
     def draw(self, epoch: int) -> Drawn | None:
         """Nothing, where every epoch sees the same graph."""
@@ -55,20 +54,16 @@ class Vanilla(Recipe):
         """See `parts`: every epoch is the same."""
         return self.parts(model, 0)
 
-    def lesson(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
-        """Return what is learnt from in an epoch: the graph, the rows of its logits and their labels."""
+    def batch(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
+        """Return the graph of an epoch, the training rows of its logits and their labels."""
         if self.task.steady:
             return self.graph, self.train_nodes, self.train_y
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x1B873593)
         graph = self.task.epoch(self.graph, generator)
         return graph, *labelled(graph, "train_mask")
 
-    def score(self, model: nn.Module) -> float:
-        """Return the validation score minus a thousandth of a bounded loss."""
-        return float(self.measure(model))
-
     def measure(self, model: nn.Module) -> Tensor:
-        """See `score`; nothing waits for the device."""
+        """Return the validation score minus a thousandth of a bounded loss."""
         with evaluating(model), torch.no_grad():
             logits = call_model(model, self.graph)
             loss = cross_entropy(logits[self.val_nodes], self.val_y)
@@ -83,7 +78,7 @@ class Vanilla(Recipe):
 
 
 def supervised(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Return the cross-entropy of some rows of the logits, as the one term of a loss."""
+    """Return the cross-entropy of some rows of the logits as a loss of one term."""
     # `index_select` rather than brackets: its backward pass does not sort.
     loss = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
     return {"cross_entropy": loss, "total": loss}

@@ -5,167 +5,35 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import model_name
+from fgai.attention import duplicate, model_name
 from fgai.errors import CheckpointError, InputError
 from fgai.files import check, check_items, pack, parse_json, read_metadata, unpack, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
-from fgai.training.capture import _Terms
 from fgai.typed import typed
 
 VERSION = 1
 FILE = "training.safetensors"
+GROUPS = ("model", "best", "optimizer", "recipe")
+M = TypeVar("M", bound=nn.Module)
+Groups = dict[str, dict[str, Tensor]]
 
 
-class _About(TypedDict):
-    """What a file says of the training in it."""
-
+class _Header(TypedDict):
     version: int
     fingerprint: str
     epoch: int
     best_score: float
     history: dict[str, Any]
-
-
-@dataclass
-class _SavedState:
-    """A training read back from disk."""
-
-    epoch: int
-    best_score: float
-    best: dict[str, Tensor]
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    recipe: dict[str, Tensor]
-    history: dict[str, Any]
-
-    def restore(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any
-    ) -> tuple[int, float, dict[str, Any]]:
-        """Put everything back; return the next epoch, the best score and the history."""
-        if not _shapes(self.model) == _shapes(self.best) == _shapes(model.state_dict()):
-            raise CheckpointError("the saved training is of a model with other weights")
-        model.load_state_dict(self.model)
-        parameters = optimizer.param_groups[0]["params"]
-        state = {}
-        for index, parameter in enumerate(parameters):
-            prefix = f"{index}."
-            entry = {k[len(prefix) :]: v for k, v in self.optimizer.items() if k.startswith(prefix)}
-            if any(v.shape != parameter.shape for k, v in entry.items() if k != "step"):
-                raise CheckpointError("the saved training is of an optimiser of other weights")
-            state[index] = {k: v.to(parameter.device) if k != "step" else v for k, v in entry.items()}
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state if self.optimizer else {}, "param_groups": groups})
-        if _shapes(self.recipe) != _shapes(recipe.state()):
-            raise CheckpointError("the saved training is of another recipe")
-        recipe.load_state(self.recipe)
-        device = parameters[0].device
-        self.best = {name: value.to(device) for name, value in self.best.items()}
-        return self.epoch, self.best_score, self.history
-
-
-def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    return {name: (value.dtype, value.shape) for name, value in tensors.items()}
-
-
-def run_label(
-    model: nn.Module, graph: Graph, *parts: object, weights: bool = False, data: str | None = None
-) -> str:
-    """Name what is trained on what: a saved training is resumed only under the same label.
-
-    Args:
-        model: its class and settings enter; its weights only if asked, so that a fresh copy may resume.
-        graph: edges, features, labels and the training and validation nodes enter.
-        *parts: settings; their text enters.
-        weights: also the weights, where they are the target of the training.
-        data: fingerprint of the data, where the graph at hand does not hold all of it.
-    """
-    digest = hashlib.sha256(f"{type(model).__name__} {getattr(model, 'config', '')} {parts}".encode())
-    digest.update((fingerprint(graph) if data is None else data).encode())
-    tensors = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
-    for tensor in [*tensors, *(model.state_dict().values() if weights else ())]:
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
-
-
-def _state_digest(model: nn.Module, recipe: Any) -> str:
-    """Return what tells whether two trainings of one kind stand at the same place, bit by bit."""
-    digest = hashlib.sha256()
-    for tensor in (*model.state_dict().values(), *recipe.state().values()):
-        digest.update(_bytes(tensor))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().numpy().tobytes()
-
-
-def _write_state(
-    folder: Path,
-    fingerprint: str,
-    epoch: int,
-    best_score: float,
-    model: nn.Module,
-    best: dict[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    recipe: Any,
-    history: Any,
-) -> None:
-    """Save the whole training in one file, replaced in one step."""
-    tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
-    tensors |= {f"best/{k}": v for k, v in best.items()}
-    for index, entry in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer/{index}.{k}": torch.as_tensor(v) for k, v in entry.items()}
-    tensors |= {f"recipe/{k}": v for k, v in recipe.state().items()}
-    about = {
-        "version": VERSION,
-        "fingerprint": fingerprint,
-        "epoch": epoch,
-        "best_score": best_score,
-        "history": history.to_dict(),
-    }
-    write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(about)}))
-
-
-def _read_state(folder: Path, fingerprint: str) -> _SavedState | None:
-    """Read a saved training, or None when the folder holds none."""
-    path = folder / FILE
-    if not path.exists():
-        return None
-    try:
-        about = parse_json(read_metadata(path).get("about", ""), finite=False)
-        check(about, dict[str, Any], "the state")
-        version = about.get("version")
-        check(version, int, "version of the state")
-        if version <= VERSION:
-            check(about, _About, "the state")
-        tensors = unpack(path)
-    except (OSError, ValueError, CheckpointError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a saved training ({error}); delete it to start anew"
-        ) from error
-    if version > VERSION:
-        raise CheckpointError(f"{path} was written by a newer fgai (version {version}); update fgai")
-    if about["fingerprint"] != fingerprint:
-        raise CheckpointError(
-            f"{path} belongs to another training (model, data or settings differ);"
-            " use another folder or delete it"
-        )
-    parts: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimizer": {}, "recipe": {}}
-    for name, value in tensors.items():
-        group, _, rest = name.partition("/")
-        if group not in parts:
-            raise CheckpointError(f"{path} holds {name}, unknown to this fgai; delete it to start anew")
-        parts[group][rest] = value
-    return _SavedState(about["epoch"], about["best_score"], history=about["history"], **parts)
 
 
 @typed
@@ -204,10 +72,10 @@ class History:
         waited = len(self.terms) - self.kept_epoch
         return f"stopped early, no better validation score for {waited} epochs (`patience`)"
 
-    def add(self, terms: _Terms) -> None:
-        """Note one epoch."""
-        self.epoch_seconds.append(terms.seconds)
-        self.terms.append({**(self.terms[-1] if self.terms else {}), **terms.values})
+    def add(self, terms: dict[str, float], seconds: float) -> None:
+        """Add the terms and the time of one epoch."""
+        self.epoch_seconds.append(seconds)
+        self.terms.append({**(self.terms[-1] if self.terms else {}), **terms})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -231,6 +99,14 @@ def set_history(model: nn.Module, history: History) -> None:
     object.__setattr__(model, "history", history)
 
 
+def copied(model: M) -> M:
+    """Return an independent copy of a model; its history is not carried over."""
+    other = duplicate(model)
+    if hasattr(other, "history"):
+        del other.history
+    return other
+
+
 @typed
 def history_of(model: nn.Module) -> History:
     """Return the history of a model that was trained here.
@@ -242,3 +118,134 @@ def history_of(model: nn.Module) -> History:
     if not isinstance(history, History):
         raise InputError(f"this {model_name(model)} has no history; it was not trained by fgai")
     return history
+
+
+class _TrainingState:
+    """A training between two epochs: model, optimizer, recipe, history and the best weights so far."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any) -> None:
+        self.model, self.optimizer, self.recipe = model, optimizer, recipe
+        self.history, self.best_score = History(), -math.inf
+        self.best = self._weights()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+
+    def validated(self, score: float, epoch: int, patience: int) -> None:
+        """Add a score; keep the weights if it is the best, or stop after `patience` epochs without one."""
+        history = self.history
+        history.scores.append((epoch, score))
+        if score > self.best_score:
+            self.best_score, self.best, history.best_epoch = score, self._weights(), epoch
+        elif epoch - history.best_epoch >= patience:
+            history.stopped = "patience"
+
+    def finish(self) -> None:
+        """Put the best weights into the model."""
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+
+    def digest(self) -> str:
+        """Return a checksum of weights and recipe, to compare processes."""
+        return _digest(b"", *self.model.state_dict().values(), *self.recipe.state().values())
+
+    def save(self, folder: Path, fingerprint: str) -> None:
+        """Write everything to one file, replaced in one step."""
+        entries = self.optimizer.state_dict()["state"].items()
+        optimizer = {f"{index}.{k}": torch.as_tensor(v) for index, entry in entries for k, v in entry.items()}
+        values = (self.model.state_dict(), self.best, optimizer, self.recipe.state())
+        groups = zip(GROUPS, values, strict=True)
+        tensors = {f"{group}/{k}": v for group, tensors in groups for k, v in tensors.items()}
+        header = {
+            "version": VERSION,
+            "fingerprint": fingerprint,
+            "epoch": len(self.history.terms),
+            "best_score": self.best_score,
+            "history": self.history.to_dict(),
+        }
+        write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(header)}))
+
+    def restore(self, header: _Header, groups: Groups) -> None:
+        """Put back what `_read_state` returned."""
+        if not _shapes(groups["model"]) == _shapes(groups["best"]) == _shapes(self.model.state_dict()):
+            raise CheckpointError("the saved training is of a model with other weights")
+        if _shapes(groups["recipe"]) != _shapes(self.recipe.state()):
+            raise CheckpointError("the saved training is of another recipe")
+        options = self.optimizer.state_dict()["param_groups"]
+        state = {}
+        for index, parameter in enumerate(self.optimizer.param_groups[0]["params"]):
+            prefix = f"{index}."
+            entry = {
+                name.removeprefix(prefix): value
+                for name, value in groups["optimizer"].items()
+                if name.startswith(prefix)
+            }
+            if any(value.shape != parameter.shape for name, value in entry.items() if name != "step"):
+                raise CheckpointError("the saved training is of an optimiser of other weights")
+            state[index] = {k: v if k == "step" else v.to(parameter.device) for k, v in entry.items()}
+        self.model.load_state_dict(groups["model"])
+        self.optimizer.load_state_dict(
+            {"state": state if groups["optimizer"] else {}, "param_groups": options}
+        )
+        self.recipe.load_state(groups["recipe"])
+        device = next(self.model.parameters()).device
+        self.best = {name: value.to(device) for name, value in groups["best"].items()}
+        self.best_score, self.history = header["best_score"], History.from_dict(header["history"])
+
+
+def _read_state(folder: Path, fingerprint: str) -> tuple[_Header, Groups] | None:
+    """Read a saved training, or None when the folder holds none."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        header = parse_json(read_metadata(path).get("about", ""), finite=False)
+        check(header, dict[str, Any], "the state")
+        version = header.get("version")
+        check(version, int, "version of the state")
+        if version <= VERSION:
+            check(header, _Header, "the state")
+        tensors = unpack(path)
+    except (OSError, ValueError, CheckpointError) as error:
+        raise CheckpointError(
+            f"{path} is damaged or not a saved training ({error}); delete it to start anew"
+        ) from error
+    if version > VERSION:
+        raise CheckpointError(f"{path} was written by a newer fgai (version {version}); update fgai")
+    if header["fingerprint"] != fingerprint:
+        raise CheckpointError(
+            f"{path} belongs to another training (model, data or settings differ);"
+            " use another folder or delete it"
+        )
+    groups: Groups = {group: {} for group in GROUPS}
+    for name, value in tensors.items():
+        group, _, rest = name.partition("/")
+        if group not in groups:
+            raise CheckpointError(f"{path} holds {name}, unknown to this fgai; delete it to start anew")
+        groups[group][rest] = value
+    return header, groups
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {name: (value.dtype, value.shape) for name, value in tensors.items()}
+
+
+def run_label(
+    model: nn.Module, graph: Graph, *parts: object, weights: bool = False, data: str | None = None
+) -> str:
+    """Return a fingerprint of a training: a saved one is resumed only under the same fingerprint.
+
+    The model's class and settings, the graph with its training and validation nodes (or `data`, a fingerprint
+    of all of it) and the text of `parts` enter; the weights only if they are the target of the training.
+    """
+    head = f"{type(model).__name__} {getattr(model, 'config', '')} {parts}"
+    head += fingerprint(graph) if data is None else data
+    masks = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
+    return _digest(head.encode(), *masks, *(model.state_dict().values() if weights else ()))
+
+
+def _digest(head: bytes, *tensors: Tensor) -> str:
+    digest = hashlib.sha256(head)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

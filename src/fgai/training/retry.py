@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,7 @@ from fgai.tasks import task_of
 from fgai.training.resume import history_of
 
 M = TypeVar("M", bound=nn.Module)
-SEED_STEP = 7_001
-"""Between the seeds of two attempts."""
+S = TypeVar("S", bound=Any)
 MAX_RATIO = 0.5
 """Shift of the trained model's predictions over that of the vanilla model's, at most."""
 MIN_SHIFT = 0.02
@@ -54,9 +53,8 @@ class StabilityReport:
         shift: mean total variation of the model's predictions under the attack.
         vanilla_shift: the same of the vanilla model, under its own attack.
         agreement: share of the validation rows in the vanilla model's class, without an attack.
-        overlap: share of the vanilla model's top neighbours kept, see `_explanation_overlap`; None for a
-            model that need not keep them.
-        faithful: whether the model must also keep the vanilla model's predictions.
+        overlap: share of the vanilla model's top neighbours kept, see `_explanation_overlap`.
+        faithful: whether the model must also keep the vanilla model's predictions and explanations.
     """
 
     shift: float | None = None
@@ -97,31 +95,32 @@ class StabilityReport:
 
     def warn(self) -> None:
         """Warn of every requirement that is not met."""
-        kind = "faithful" if self.faithful else "hardened"
-        raised = "prediction_stability" if self.faithful else "attack_weight"
+        kind, setting = (
+            ("faithful", "prediction_stability") if self.faithful else ("hardened", "attack_weight")
+        )
+        texts = {}
         if not self.is_stable:
-            text = (
+            texts["not-steadier"] = (
                 f"under attack on validation nodes the {kind} model's predictions shift by {self.shift:.3f}"
                 f" (total variation), the vanilla model's by {self.vanilla_shift:.3f}: it is hardly more"
-                f" stable; raise `{raised}`, `shrink` or `epochs`"
+                f" stable; raise `{setting}`, `shrink` or `epochs`"
             )
-            warn(ReliabilityWarning("not-steadier", text))
         if self.faithful and not self.is_close:
-            text = (
+            texts["not-close"] = (
                 f"the faithful model agrees with the vanilla one on {self.agreement:.0%} of the validation"
                 " nodes only; raise `closeness`, or lower `lr`, `clip_share` or `shrink`"
             )
-            warn(ReliabilityWarning("not-close", text))
         if self.faithful and not self.is_similar:
-            text = (
+            texts["not-alike"] = (
                 f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP} neighbours in"
                 " the sharpest layer; raise `similarity`, or lower `clip_share` or `shrink`"
             )
-            warn(ReliabilityWarning("not-alike", text))
+        for code, text in texts.items():
+            warn(ReliabilityWarning(code, text))
 
 
 @dataclass
-class StabilityCheck:
+class _StabilityCheck:
     """Compares models with the vanilla model that they were trained from.
 
     Attributes:
@@ -129,7 +128,7 @@ class StabilityCheck:
         graph: prepared for it.
         seed: of the attack.
         box: of the attack's features; None takes it from the data.
-        faithful: whether explanations and predictions must stay the vanilla model's.
+        faithful: see `StabilityReport`.
     """
 
     vanilla: nn.Module
@@ -160,75 +159,34 @@ class StabilityCheck:
         )
 
 
-class Retryable(Protocol):
-    """Settings of a training that can be repeated."""
-
-    def slower(self) -> Self:
-        """Return the settings with half the learning rate."""
-
-    def tightened(self, report: StabilityReport) -> Self:
-        """Return settings of the same budget with more weight on the failed requirements."""
-
-
-S = TypeVar("S", bound=Retryable)
-
-
-def retry(
-    train: Callable[[S, int], M],
-    check: Callable[[M], StabilityReport] | None,
-    settings: S,
-    attempts: int = 2,
-) -> M:
+def retry(train: Callable[[S, int], M], check: Callable[[M], StabilityReport] | None, settings: S) -> M:
     """Train a model, and once more if training diverges or the check fails; return the better model.
 
     Args:
         train: (settings, number of the attempt from 1) → model with its history.
         check: attacks a model; None accepts the first model.
-        settings: of the first attempt.
-        attempts: trainings at most.
+        settings: of the first attempt, with the methods `slower()` and `tightened(report)`.
 
     Raises:
-        DivergenceError: every attempt diverged.
+        DivergenceError: both attempts diverged.
     """
-    for count in range(1, attempts + 1):
-        try:
-            model = train(settings, count)
-            break
-        except DivergenceError:
-            if count == attempts:
-                raise
-            settings = settings.slower()
+    try:
+        model, count = train(settings, 1), 1
+    except DivergenceError:
+        model, count = train(settings.slower(), 2), 2
     history_of(model).attempts = count
     if check is None:
         return model
     report = check(model)
-    while not report.passed and count < attempts:
-        count, settings = count + 1, settings.tightened(report)
-        try:
-            other = train(settings, count)
-        except DivergenceError:
-            continue
-        found = check(other)
-        history_of(other).attempts = history_of(model).attempts = count
-        if found.beats(report):
-            model, report = other, found
+    if not report.passed and count == 1:
+        with suppress(DivergenceError):
+            second = train(settings.tightened(report), 2)
+            second_report = check(second)
+            history_of(second).attempts = history_of(model).attempts = 2
+            if second_report.beats(report):
+                model, report = second, second_report
     report.warn()
     return model
-
-
-def attempt_options(
-    name: str, count: int, seed: int, checkpoint: Path | str | None, options: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the options of `fit` for one attempt: further ones have their own seed, folder and run name."""
-    options = {**options, "seed": seed, "checkpoint": checkpoint}
-    if count > 1:
-        folder = None if checkpoint is None else Path(checkpoint) / f"attempt-{count}"
-        options |= {
-            "seed": seed + SEED_STEP * (count - 1),
-            "checkpoint": folder,
-            "run": f"{name}-{count}",
-        }
-    return options
 
 
 def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:

@@ -8,10 +8,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from torch import nn
+
 from fgai.attacks import Budget
 from fgai.attacks.budget import LARGEST
+from fgai.attention import unwrapped
 from fgai.checks import above, at_least, one_of, whole
 from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.tasks import task_of
 from fgai.training.loop import LONGEST, TrainConfig
 from fgai.training.retry import StabilityReport
 from fgai.typed import typed
@@ -24,43 +29,16 @@ VALIDATE_EVERY = 20
 """Epochs between validations of fine-tuning."""
 FIRMER = 0.4
 """Share of the nodes that are shrunk, at least, in a second attempt at stability."""
-RENAMED = {"cut": "clip_share", "soften": "shrink", "k2": "k", "config": "settings", "max_attempts": "check"}
-"""Old names of settings and arguments."""
-REMOVED = {
-    "preset": "every graph has the same defaults; give single settings by name, e.g. `epochs=100`",
-    **dict.fromkeys(
-        ("scope", "layers", "form", "k1", "divergence", "closeness_by", "contrast", "explanation_stability"),
-        "write it as a loss term of your own, see `fgai.training.term`",
-    ),
-    **dict.fromkeys(("certified", "neighbours"), "use `terms=[fgai.training.certified]`"),
-    **dict.fromkeys(("adversary", "space", "lean", "ramp", "turns", "step_size"), "its value is fixed"),
-}
-"""Old settings, and the replacement of each."""
 
 
-def check_names(names: Iterable[str], known: Iterable[str], argument: str = "settings") -> None:
-    """Check the names of settings.
-
-    Raises:
-        InputError: a name is not known; of an old name the error names the new one.
-    """
-    known = tuple(known)
+def check_names(names: Iterable[str], allowed: Iterable[str], argument: str = "settings") -> None:
+    """Raise `InputError` unless all names of settings are allowed."""
     for name in names:
-        if name in known:
-            continue
-        if name in RENAMED:
-            raise InputError(f"`{name}` is called `{RENAMED[name]}` now")
-        if name in REMOVED:
-            raise InputError(f"`{name}` is not a setting any more: {REMOVED[name]}")
-        one_of(name, argument, known)
+        one_of(name, argument, tuple(allowed))
 
 
-def check_shares(clip_share: float, shrink: float) -> None:
-    """Check the shares of the nodes that limits clip and shrink.
-
-    Raises:
-        InputError: a share is too large or negative.
-    """
+def _check_shares(clip_share: float, shrink: float) -> None:
+    """Check the shares of the nodes that limits clip and shrink."""
     if not 0.0 <= clip_share < 0.5:
         raise InputError(f"`clip_share` must be at least 0 and below 0.5, got {clip_share}")
     if not 0.0 <= shrink < 1.0:
@@ -69,7 +47,7 @@ def check_shares(clip_share: float, shrink: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _FineTuning:
-    """Settings that faithful and adversarial training share."""
+    """Settings that `make_faithful` and `harden` share."""
 
     limits: bool = True
     clip_share: float = 0.02
@@ -83,7 +61,7 @@ class _FineTuning:
     def __post_init__(self) -> None:
         if not isinstance(self.limits, bool):
             raise InputError(f"`limits` must be True or False, got {self.limits!r}")
-        check_shares(self.clip_share, self.shrink)
+        _check_shares(self.clip_share, self.shrink)
         whole(self.nodes, "nodes", 1, LARGEST)
         whole(self.edges, "edges", 1, LARGEST)
         whole(self.epochs, "epochs", 1, LONGEST)
@@ -181,10 +159,8 @@ class FaithfulSettings(_FineTuning):
         if not report.is_close:
             changes |= {"closeness": 5 * self.closeness, "lr": self.train.lr / 2}
         if not report.is_stable:
-            changes |= {
-                "prediction_stability": 2 * self.prediction_stability,
-                "shrink": max(self.shrink, FIRMER),
-            }
+            changes["prediction_stability"] = 2 * self.prediction_stability
+            changes["shrink"] = max(self.shrink, FIRMER)
         elif not report.is_similar:
             changes["similarity"] = 2 * self.similarity
         return self.replace(**changes)
@@ -238,31 +214,19 @@ CERTIFIED: Mapping[str, Any] = {
 S = TypeVar("S", bound=_FineTuning)
 
 
-def resolve(
-    kind: type[S],
-    settings: S | None,
-    overrides: Mapping[str, Any],
-    model: str,
-    task: Mapping[str, Any],
+def _resolve(
+    kind: type[S], settings: S | None, overrides: Mapping[str, Any], model: nn.Module, graph: Graph
 ) -> S:
-    """Return the settings of a training.
+    """Return the settings of a training: a user's, or the task's defaults, with single ones replaced.
 
-    Args:
-        kind: of the settings.
-        settings: given by the user instead of the defaults.
-        overrides: single settings by name; these win.
-        model: class name, for the default learning rate.
-        task: defaults that the task declares, see `Task.training`.
-
-    Raises:
-        InputError: there is no such setting, or a value is not allowed.
+    The class of the model decides the default learning rate.
     """
     check_names(overrides, kind.names())
     if settings is None:
-        settings = kind(**{name: value for name, value in task.items() if name in kind.names()})
+        defaults = task_of(graph).training
+        settings = kind(**{name: value for name, value in defaults.items() if name in kind.names()})
     settings = settings.replace(**overrides)
-    return (
-        settings
-        if settings.lr is not None
-        else settings.replace(lr=LEARNING_RATES.get(model, settings.train.lr))
-    )
+    if settings.lr is None:
+        name = type(unwrapped(model)).__name__
+        settings = settings.replace(lr=LEARNING_RATES.get(name, settings.train.lr))
+    return settings

@@ -1,66 +1,82 @@
-"""`BatchSource`: a graph that training reads in mini-batches; `fgai.large` implements it."""
+"""The graph of a training: `_WholeGraph` in memory, or mini-batches from `fgai.large`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
+import torch
 from torch import nn
 
+from fgai.attention import call_model, evaluating, prepared
+from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.training.loop import Recipe
-from fgai.training.settings import FaithfulSettings, HardenSettings
-from fgai.training.terms import Term
+from fgai.models import as_graph
+from fgai.tasks import check_logits, task_of
+from fgai.training.limiting import set_ranges
+from fgai.training.loop import epoch_seed
+from fgai.training.resume import run_label
 
 
-class BatchSource(Protocol):
-    """A graph in mini-batches, and the recipes that train on them."""
+class _WholeGraph:
+    """A graph in memory, trained on as one batch.
 
-    nodes: Graph
-    """All nodes with labels and masks, without edges and features."""
+    `fgai.large` has a source of mini-batches with the same methods, and three that return its recipes:
+    `vanilla()`, `faithful(model, settings, terms)` and `harden(model, settings)`.
 
-    def batched_for(
-        self,
-        model: nn.Module,
-        batch_size: int,
-        fan_out: int | Sequence[int] | None,
-        epoch_size: int | None = None,
-    ) -> None:
-        """Check the sizes of batches and the model they are for."""
+    Attributes:
+        nodes: all nodes with labels and masks.
+        graph: prepared for the model.
+    """
 
-    def vanilla(self) -> Recipe:
-        """Return cross-entropy in mini-batches."""
+    def __init__(self, nodes: Graph) -> None:
+        self.nodes = self.graph = nodes
 
-    def faithful(self, model: nn.Module, settings: FaithfulSettings, terms: Sequence[Term]) -> Any:
-        """Return faithful training in mini-batches."""
+    def batched_for(self, model: nn.Module, *sizes: object) -> None:
+        """Prepare the graph for a model, which must return logits that fit it; batches have sizes."""
+        self.graph = prepared(model, task_of(self.nodes).view(self.nodes, "fit"))
+        with evaluating(model), torch.no_grad():
+            check_logits(call_model(model, self.graph), self.graph)
 
-    def harden(self, model: nn.Module, settings: HardenSettings) -> Recipe:
-        """Return adversarial training in mini-batches."""
+    def fix_links(self, seed: int) -> None:
+        """Draw the pairs without a link, which other trainings draw every epoch, once."""
+        generator = torch.Generator().manual_seed(epoch_seed(seed, -3))
+        self.graph = task_of(self.graph).epoch(self.graph, generator)
 
     def agree(self, model: nn.Module, *settings: object) -> None:
-        """Check that all processes train the same model in the same way."""
+        """Check that all processes train in the same way; several processes need mini-batches, see `fit`."""
 
     def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
         """Return the fingerprint of the training, see `run_label`."""
+        return run_label(model, self.graph, *parts, weights=weights)
 
     def set_ranges(self, model: nn.Module, clip_share: float, shrink: float) -> None:
         """Set the ranges of a model's limits from all nodes."""
+        set_ranges(model, self.graph, clip_share, shrink)
 
 
-def open_source(data: Any, seed: int) -> AbstractContextManager[BatchSource]:
-    """Open a graph for mini-batches.
+def _open_source(
+    data: Any,
+    seed: int,
+    batch_size: int | None,
+    fan_out: int | Sequence[int] | None,
+    epoch_size: int | None = None,
+) -> AbstractContextManager[Any]:
+    """Open the graph of a training: a `_WholeGraph`, or with `batch_size` its mini-batches.
 
-    Args:
-        data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes.
-        seed: of the neighbours drawn, and of the split if the graph has none.
-
-    Raises:
-        InputError: links or small graphs, which mini-batches do not keep.
-        DataError: the folder holds no stored graph, or a damaged one.
+    The seed decides which neighbours are drawn, and the split if a stored graph has none.
     """
-    opened: AbstractContextManager[BatchSource] = import_module("fgai.large.training").stored_source(
-        data, seed
-    )
-    return opened
+    if batch_size is not None:
+        stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
+        return stored
+    return nullcontext(_WholeGraph(_in_memory(data, fan_out, epoch_size)))
+
+
+def _in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
+    """Return a graph that is trained on as a whole."""
+    for name, size in (("fan_out", fan_out), ("epoch_size", epoch_size)):
+        if size is not None:
+            raise InputError(f"`{name}` is for mini-batches: give `batch_size`, too")
+    return as_graph(data)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from fgai.attention import LayerAttention, observe
 from fgai.graph import Graph
+from fgai.tasks import task_of
 from fgai.topk import topk_mask
-from fgai.training.adversary import _reach_shares
 
 FLATTEST = 0.01
 """Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
@@ -77,7 +77,7 @@ class Targets:
             attention=values,
             ranking=[layer.ranking() for layer in layers],
             rowptrs=rowptrs,
-            contrasts=relative_contrasts([contrast(w, ptr) for w, ptr in zip(values, rowptrs, strict=True)]),
+            contrasts=relative_contrasts([contrast(*pair) for pair in zip(values, rowptrs, strict=True)]),
             sharpness=sharpness,
             scale=float(spread(logits)),
             depths=observation.attention.depths,
@@ -91,9 +91,25 @@ class Targets:
         return self._tops[k]
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
-        """Return the shares of nodes and predictions that the injected nodes can change."""
+        """Return the shares of nodes and predictions that the injected nodes can change.
+
+        Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
+        Averages over all nodes are divided by these shares to become averages over the nodes in reach, so
+        that the weight of a term does not depend on how much larger the graph is than the attack.
+        """
         count = self.rowptrs[0].numel() - 1
-        return Reach(*_reach_shares(graph, attacked, self.depths, count if count < graph.num_nodes else None))
+        source, destination = attacked.adjacency.source, attacked.adjacency.destination
+        reached = torch.arange(attacked.num_nodes, device=attacked.device) >= graph.num_nodes
+        shares = []
+        for _ in range(max(self.depths) + 1):
+            spread = reached.clone()
+            spread[destination[reached[source]]] = True
+            reached = spread
+            shares.append(max(float(reached[:count].float().mean()), 1.0 / count))
+        rows = task_of(graph).reached(graph, reached[: graph.num_nodes])
+        rows = rows[:count] if count < graph.num_nodes else rows
+        predictions = max(float(rows.float().mean()), 1.0 / rows.numel())
+        return Reach([shares[depth] for depth in self.depths], predictions)
 
 
 def spread(logits: Tensor) -> Tensor:
@@ -104,8 +120,8 @@ def spread(logits: Tensor) -> Tensor:
 def contrast(w: Tensor, rowptr: Tensor) -> float:
     """Mean over nodes of the total variation of an attention [E] to a uniform one."""
     degree = rowptr.diff()
-    apart = (w - (1.0 / degree.clamp(min=1).to(w.dtype)).repeat_interleave(degree)).abs().sum() / 2
-    return max(float(apart / max(1, degree.numel())), 1e-7)
+    uniform = (1.0 / degree.clamp(min=1).to(w.dtype)).repeat_interleave(degree)
+    return max(float((w - uniform).abs().sum() / 2 / max(1, degree.numel())), 1e-7)
 
 
 def relative_contrasts(contrasts: list[float]) -> list[float]:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from fgai import checks
 from fgai.alone import seeded, with_gradients
-from fgai.attention import call_model, duplicate, evaluating, prepared, unwrapped
+from fgai.attention import unwrapped
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models import MODELS, AttentionModel, as_graph
-from fgai.tasks import check_logits, task_of
+from fgai.models import MODELS, AttentionModel
 from fgai.trackers import Tracker
 from fgai.training.loop import TRAIN_FIELDS, Recipe, TrainConfig, fit
 from fgai.training.recipes import Vanilla
-from fgai.training.resume import run_label, set_history
+from fgai.training.resume import copied, set_history
 from fgai.training.settings import LEARNING_RATES, FaithfulSettings, HardenSettings, check_names
-from fgai.training.source import open_source
+from fgai.training.source import _open_source
 from fgai.typed import typed
 
 METHODS = ("vanilla", "ln", "limits", "at", "harden", "fgai", "fgai-certified")
@@ -69,9 +68,6 @@ def setting_names(method: str, model: str) -> list[str]:
     return sorted(names)
 
 
-M = TypeVar("M", bound=nn.Module)
-
-
 @typed
 @with_gradients
 def train(
@@ -90,15 +86,12 @@ def train(
 ) -> Any:
     """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
 
-    The given model is untouched. The result carries its `history` (loss terms, scores, seconds).
-
     Every graph has the same defaults: those of `TrainConfig` (for GT a learning rate of 0.001) and of the
-    model's class. Single settings win over `config`. `fgai.train("GAT", data, seed=3)` is the command
-    `fgai train --model GAT --seed 3`.
+    model's class. `fgai.train("GAT", data, seed=3)` is the command `fgai train --model GAT --seed 3`.
 
-    With `batch_size` training reads mini-batches (see `fgai.large.Batches`), of a graph in memory or of a
-    stored one, which is never loaded whole: an epoch is then a pass over the training nodes, a step for each
-    batch. Several processes share the batches inside `fgai.large.joined`.
+    With `batch_size` an epoch is a pass over the training nodes, a step for each mini-batch (see
+    `fgai.large.Batches`). A stored graph is never loaded whole. Several processes share the batches inside
+    `fgai.large.joined`.
 
     Args:
         model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of one to
@@ -112,7 +105,7 @@ def train(
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         recipe: what to minimise, see `Recipe`; cross-entropy by default.
-        tracker: told of every epoch, see `fgai.trackers`.
+        tracker: called every epoch, see `fgai.trackers`.
         batch_size: training nodes of a mini-batch; None trains on the whole graph. For the models of
             `fgai.large.observe_store`.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
@@ -134,37 +127,20 @@ def train(
         >>> len(model.history.terms)
         3
     """
-    saving: dict[str, Any] = {
-        "seed": seed,
-        "progress": progress,
-        "checkpoint": checkpoint,
-        "tracker": tracker,
-    }
-    if batch_size is None:
-        given = _in_memory(data, fan_out)
-        model, config = _built(model, given, config, seed, settings)
-        graph = prepared(model, task_of(given).view(given, "fit"))
-        with evaluating(model), torch.no_grad():
-            check_logits(call_model(model, graph), graph)
-        recipe = recipe or Vanilla(graph)
-        label = run_label(model, graph, recipe.name, config, seed) if checkpoint else ""
-        return _fitted(model, recipe, config, label, saving)
-    if recipe is not None:
+    if batch_size is not None and recipe is not None:
         raise InputError("`batch_size` trains by cross-entropy, a recipe of your own reads whole graphs")
-    with open_source(data, seed) as source:
+    with _open_source(data, seed, batch_size, fan_out) as source:
         model, config = _built(model, source.nodes, config, seed, settings)
         source.batched_for(model, batch_size, fan_out)
-        batches = source.vanilla()
-        source.agree(model, batches.name, config, seed)
-        return _fitted(model, batches, config, source.label(model, batches.name, config, seed), saving)
-
-
-def _in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
-    """Return the graph that is trained on as a whole."""
-    for name, size in (("fan_out", fan_out), ("epoch_size", epoch_size)):
-        if size is not None:
-            raise InputError(f"`{name}` is for mini-batches: give `batch_size`, too")
-    return as_graph(data)
+        if recipe is None:
+            recipe = Vanilla(source.graph) if batch_size is None else source.vanilla()
+        parts = recipe.name, config, seed
+        source.agree(model, *parts)
+        label = source.label(model, *parts) if checkpoint else ""
+        trained = copied(model)
+        options: dict[str, Any] = {"progress": progress, "checkpoint": checkpoint, "tracker": tracker}
+        set_history(trained, fit(trained, recipe, config, seed=seed, fingerprint=label, **options))
+    return trained
 
 
 def _built(
@@ -179,20 +155,3 @@ def _built(
         model = untrained(model, graph, seed=seed, **arguments).to(graph.device)
     config = config or TrainConfig(lr=LEARNING_RATES.get(name, TrainConfig.lr))
     return model, config.replace(**fields)
-
-
-def _fitted(
-    model: nn.Module, recipe: Recipe, config: TrainConfig, label: str, saving: dict[str, Any]
-) -> nn.Module:
-    """Train a copy of a model."""
-    trained = copied(model)
-    set_history(trained, fit(trained, recipe, config, fingerprint=label, **saving))
-    return trained
-
-
-def copied(model: M) -> M:
-    """Return an independent copy of a model; its history is not carried over."""
-    other = duplicate(model)
-    if hasattr(other, "history"):
-        del other.history
-    return other

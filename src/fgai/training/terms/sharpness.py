@@ -17,21 +17,15 @@ KEPT = 0.95
 def _flatter(context: StepContext) -> Tensor:
     """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
     targets = context.targets
-    now = [
-        layer_sharpness(w, rowptr, first_rows(layer.destination, w))
-        for w, rowptr, layer in zip(context.attention, targets.rowptrs, context.layers, strict=True)
-    ]
+    layers = zip(context.attention, targets.rowptrs, context.layers, strict=True)
+    now = [layer_sharpness(w, rowptr, first_rows(layer.destination, w)) for w, rowptr, layer in layers]
     return _flattening(now, targets.sharpness)
 
 
-sharpness = Term("sharpness", _flatter, on="clean", weight=1.0)
+sharpness = Term("sharpness", _flatter, on="clean", weight=1.0)  # a metric has this name, too
 
 
 def _flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
     """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
-    return add_up(
-        [
-            (KEPT - value / old).clamp(min=0) if old > NOTHING else value * 0
-            for value, old in zip(now, before, strict=True)
-        ]
-    )
+    pairs = zip(now, before, strict=True)
+    return add_up([(KEPT - one / two).clamp(min=0) if two > NOTHING else one * 0 for one, two in pairs])

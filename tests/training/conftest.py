@@ -1,0 +1,13 @@
+"""Trainings of these tests score an epoch by a shorter attack."""
+
+from __future__ import annotations
+
+import pytest
+
+from fgai.training import faithful, hardening, loss
+
+
+@pytest.fixture(autouse=True)
+def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (faithful, hardening, loss):
+        monkeypatch.setattr(module, "PROBE", 2)
