@@ -48,7 +48,7 @@ class _ArrayDocument(TabledDocument):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""
-        special = {"layers": [layer.to_dict() for layer in vars(self)["layers"]]}
+        special: dict[str, Any] = {"layers": [layer.to_dict() for layer in vars(self)["layers"]]}
         special |= {name: packed(getattr(self, name)) for name in self.ARRAYS}
         names = [f.name for f in dataclasses.fields(self) if f.name not in special]
         fields = {name: plain(getattr(self, name)) for name in names}
@@ -58,7 +58,9 @@ class _ArrayDocument(TabledDocument):
     def layout(cls) -> dict[str, Any]:
         """Return the fields of a file."""
         fields = super().layout()
-        arrays = {name: PackedArray if fields[name] is Tensor else PackedArray | None for name in cls.ARRAYS}
+        arrays: dict[str, Any] = {
+            name: PackedArray if fields[name] is Tensor else PackedArray | None for name in cls.ARRAYS
+        }
         return {**fields, **arrays, "layers": cls.LAYER_LAYOUT}
 
     @classmethod
