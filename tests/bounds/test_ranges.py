@@ -25,7 +25,7 @@ def test_measures_and_hears_what_limits_do(seed: int, clip_share: float, shrink:
     assert torch.equal(found.high, limits.high)
     assert found.radius is not None
     torch.testing.assert_close(found.radius, limits.radius, rtol=1e-9, atol=0.0)
-    torch.testing.assert_close(found.heard(later), limits(later.clone()), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(found.clip(later), limits(later.clone()), rtol=1e-7, atol=1e-9)
 
 
 def test_limits_without_a_radius_clip_alone() -> None:
@@ -33,12 +33,12 @@ def test_limits_without_a_radius_clip_alone() -> None:
     limits.measure(said(0))
     found, later = Range.of(limits), 3 * said(1)
     assert found.radius is None
-    assert torch.equal(found.heard(later), later.clamp(limits.low, limits.high))
+    assert torch.equal(found.clip(later), later.clamp(limits.low, limits.high))
 
 
 def test_gradients_reach_the_nodes_at_the_ends_alone() -> None:
     x = said(3).requires_grad_()
-    found = Range.measured(x, 0.0, 0.0, whole=False)
+    found = Range.measured(x, 0.0, 0.0, with_norm=False)
     found.high.sum().backward()
     assert x.grad is not None
     assert int(x.grad.count_nonzero()) == 6
@@ -50,8 +50,8 @@ def test_gradients_reach_the_nodes_at_the_ends_alone() -> None:
 def test_a_channel_without_width_is_no_louder(dtype: torch.dtype) -> None:
     x = torch.ones(5, 1, 2, dtype=dtype)
     found = Range.measured(x, 0.0, 0.0)
-    assert torch.equal(found.heard(x), x)
-    assert torch.equal(found.heard(9 * x), x)
+    assert torch.equal(found.clip(x), x)
+    assert torch.equal(found.clip(9 * x), x)
 
 
 def test_the_smaller_and_the_larger_hide_nothing_from_a_certificate() -> None:

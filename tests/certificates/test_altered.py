@@ -60,8 +60,8 @@ def directions(
         ]
         return torch.stack(columns, dim=1)
 
-    found = [inside() for _ in range(2)]
-    found += [spread(torch.randn(shape, generator=draw, dtype=torch.float64)) for _ in range(4)]
+    found = [inside()]
+    found += [spread(torch.randn(shape, generator=draw, dtype=torch.float64)) for _ in range(2)]
     for start in (torch.zeros_like(found[0]), RADIUS * found[0]):
         push = uphill(model, graph, layer, start, clean)
         if push is not None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.certificates.kernels import channel_norms, class_norms, margin_extent, mixed_margins, row_extent
+from fgai.certificates.kernels import channel_norms, class_norms, extent, mixed_margins
 from fgai.certificates.layer import (
     LayerCertificate,
     Prediction,
@@ -172,8 +172,7 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
     top = torch.randint(0, classes, (4,), generator=generator)
     margin, spread, total = class_norms(rowptr, index, z, top, norm)
     channels = channel_norms(rowptr, index, z, norm)
-    extent = row_extent(rowptr, index, z.flatten(1)).view(4, heads, classes)
-    between = margin_extent(rowptr, index, z, top)
+    apart, between = extent(rowptr, index, z), extent(rowptr, index, z, top)
     w, r = torch.rand(9, heads, generator=generator), torch.rand(z.shape, generator=generator)
     growth, change = 1 + torch.rand(4, heads, generator=generator), torch.rand(4, heads, generator=generator)
     mixed = mixed_margins(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
@@ -186,7 +185,7 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
                 spread[i],
                 total[i],
                 channels[i].sum(),
-                extent[i].sum(),
+                apart[i].sum(),
                 between[i].sum(),
             ]
             assert [float(x) for x in flat] == [0.0] * 6
@@ -203,7 +202,7 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
         torch.testing.assert_close(spread[i], 2 * dual(rows - middle).sum(0).max())
         sizes = rows.abs().sum(2).amax(0).sum() if norm == "l1" else dual(rows).sum()
         torch.testing.assert_close(total[i], sizes)
-        torch.testing.assert_close(extent[i], rows.amax(0) - rows.amin(0))
+        torch.testing.assert_close(apart[i], rows.amax(0) - rows.amin(0))
         gap = rows[:, :, [t]] - rows
         torch.testing.assert_close(between[i], gap.amax(0) - gap.amin(0))
         moved, share = r[index[start:stop]].double(), w[start:stop].double()

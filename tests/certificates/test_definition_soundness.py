@@ -18,7 +18,7 @@ from fgai.graph import Graph
 from fgai.sparse import Features
 
 NORMS, KINDS, ALPHA, BETA, BELOW = ("l1", "l2", "linf"), (fgai.GAT, fgai.GATv2), 0.1, 0.8, 1 - 1e-9
-SLOW, QUICK = pytest.mark.slow, ("cora", fgai.GAT, "l1", (0.01,))
+SLOW = pytest.mark.slow
 REAL = product(("cora", "amazon-photo"), KINDS, NORMS, [(0.001, 0.01)])
 
 
@@ -263,7 +263,8 @@ def test_no_corner_of_a_tiny_graph_breaks_a_certificate(seed: int) -> None:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize("case", [QUICK, *(pytest.param(case, marks=SLOW) for case in REAL)])
+@SLOW
+@pytest.mark.parametrize("case", REAL)
 def test_real_graphs(case: tuple[str, type[fgai.GAT], str, tuple[float]], data_root: Path) -> None:
     (name, kind, norm, radii), tries = case, 0
     graph = fgai.load_dataset(name, root=data_root)

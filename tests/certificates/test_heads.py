@@ -64,7 +64,7 @@ def test_no_move_of_all_heads_does_more(heads: int, norm: str) -> None:
     tried = broken = 0
     for radius in (0.003, 0.02, 0.1):
         bound = _heads_overlap(found, k, radius, norm)
-        for node in range(0, len(bound), 3):
+        for node in range(0, len(bound), 6):
             rows = slice(int(found.rowptr[node]), int(found.rowptr[node + 1]))
             if rows.stop - rows.start <= k:
                 continue

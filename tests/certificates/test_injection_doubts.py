@@ -200,7 +200,7 @@ def test_limits_in_use_elsewhere_are_refused() -> None:
 @pytest.mark.parametrize("kind", [GAT, GATv2])
 def test_certified_classes_are_those_of_the_model_itself(kind: type[Any], offset: float) -> None:
     # A common offset of the features that the weights cancel: float32 rounds what float64 does not.
-    for seed in range(6):
+    for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         shift = offset * torch.rand(graph().num_features, generator=generator)
         assert graph().features is not None

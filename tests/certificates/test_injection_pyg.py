@@ -230,10 +230,10 @@ def test_no_injected_nodes_change_a_certified_class(conv: type[Any], name: str) 
             found = certify_injection(model, graph, neighbours=t, where=where)
             assert found.known, found.reason
             if found.holds.any():
-                tried += break_certificate(model, graph, found.holds, found.classes, t, where, 150, 6)
+                tried += break_certificate(model, graph, found.holds, found.classes, t, where, 60, 6)
             if found.share() > 0.3:
                 break
-    assert tried > 3000
+    assert tried > 1000
     assert certify_injection(model, graph, neighbours=0).share() == 1.0
 
 

@@ -64,7 +64,7 @@ def test_readings_of_a_layer_move_no_further(
             layer.limits["right"].measure(layer.right(x).view(-1, 2, 3), clip_share, shrink)
         nothing = torch.zeros(0)
         stage = _Stage(layer, nothing, nothing, nothing, None, x)  # type: ignore[arg-type]
-        moving = _Moving.of(stage, "value", _Moved(radius))
+        moving = _Moving(stage, "value", _Moved(radius))
         source, destination, now = (part.clone() for part in layer.sides(x))
         assert torch.allclose(moving.clean, now)
         apart = moving.differences()

@@ -125,7 +125,7 @@ def perturb_and_check(
     assert breaks(model, graph, found, layer, delta) == []
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @PERTURBATIONS
 def test_no_perturbation_inside_the_ball_breaks_a_certificate(**drawn: Any) -> None:
     perturb_and_check(**drawn)
@@ -307,7 +307,7 @@ SLOW = pytest.mark.slow
     ("dataset", "kind"),
     [
         ("cora", GAT),
-        ("cora", GT),
+        pytest.param("cora", GT, marks=SLOW),
         pytest.param("amazon-photo", GAT, marks=SLOW),
         pytest.param("cora", GATv2, marks=SLOW),
         pytest.param("amazon-photo", GATv2, marks=SLOW),
@@ -322,9 +322,8 @@ def test_trained_models_on_real_graphs(dataset: str, kind: type[GAT] | type[GT],
         radius = (0.003, 0.03, 0.01)[turn]
         found = certify_attention(model, graph, radius=radius, norm=norm)
         for layer in range(len(found.layers)):
-            for steps in (0, 2):
-                objective = OBJECTIVES[(turn + layer) % 3]
-                settings_ = {"radius": radius, "norm": norm, "steps": steps, "seed": turn}
-                delta = climb(model, graph, layer, objective, **settings_)  # type: ignore[arg-type]
-                # float32: rounding moves logits by about 1e-6 of the largest, attention by 1e-7.
-                assert breaks(model, graph, found, layer, delta, slack=1e-5) == []
+            objective = OBJECTIVES[(turn + layer) % 3]
+            settings_ = {"radius": radius, "norm": norm, "steps": turn, "seed": turn}
+            delta = climb(model, graph, layer, objective, **settings_)  # type: ignore[arg-type]
+            # float32: rounding moves logits by about 1e-6 of the largest, attention by 1e-7.
+            assert breaks(model, graph, found, layer, delta, slack=1e-5) == []

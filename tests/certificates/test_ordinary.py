@@ -16,8 +16,16 @@ def test_there_are_thirty() -> None:
     assert len(ORDINARY) == 30 and len(NOT_LINEAR) == 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", ORDINARY)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, torch.float64) for name in ORDINARY),
+        *(
+            pytest.param(name, torch.float32, marks=[pytest.mark.slow] * (number % 3 > 0))
+            for number, name in enumerate(ORDINARY)
+        ),
+    ],
+)
 def test_linear_read_outs_are_certified(name: str, dtype: torch.dtype) -> None:
     model, graph = ordinary(name)
     if dtype == torch.float32:

@@ -14,7 +14,7 @@ steepest slope of the activation in the interval.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -42,23 +42,18 @@ class Range:
 
     @classmethod
     def measured(
-        cls, rows: Tensor, clip_share: float, shrink: float, *, every: int = 1, whole: bool = True
+        cls, rows: Tensor, clip_share: float, shrink: float, *, every: int = 1, with_norm: bool = True
     ) -> Range:
         """From rows [N, ...], as `Limits.measure` takes it; gradients reach those at the ends.
 
-        Args:
-            rows: one per node.
-            clip_share: share of the rows left out at either end of each channel.
-            shrink: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
-            every: take order statistics from one row in so many.
-            whole: bound the norm, too.
+        Order statistics are taken from one row in `every`; the norm is bounded `with_norm` alone.
         """
         low, high = ranges(rows[::every] if clip_share else rows, clip_share)
         box = cls(low, high)
-        if not whole:
+        if not with_norm:
             return box
         counted = rows[::every] if shrink else rows
-        norms = box.loudness(torch.clamp(counted, low, high))
+        norms = box.distance(torch.clamp(counted, low, high))
         return cls(low, high, largest(norms, shrink) * (1 + SLACK))
 
     @cached_property
@@ -76,16 +71,16 @@ class Range:
         """One over half the range; 0 where there is none."""
         return torch.where(self.half > 0, 1 / self.half.clamp(min=torch.finfo(self.half.dtype).tiny), 0.0)
 
-    def loudness(self, rows: Tensor) -> Tensor:
-        """[N]: distance of rows [N, ...] from the middle, in units of half the range."""
+    def distance(self, rows: Tensor) -> Tensor:
+        """[N]: length of rows [N, ...] seen from the middle."""
         return self.norm(rows - self.middle)
 
     def norm(self, apart: Tensor) -> Tensor:
         """[N]: length of rows [N, ...], in units of half the range."""
         return _root((apart * self.unit).flatten(1).square().sum(1))
 
-    def heard(self, rows: Tensor) -> Tensor:
-        """Rows [N, ...] clipped to these limits."""
+    def clip(self, rows: Tensor) -> Tensor:
+        """Rows [N, ...] behind these limits."""
         inside = torch.clamp(rows, self.low, self.high)
         if self.radius is None:
             return inside
@@ -93,23 +88,19 @@ class Range:
         share = (self.radius / self.norm(apart)).clamp(max=1)  # a root is never 0
         return self.middle + apart * share[(...,) + (None,) * (rows.dim() - 1)]
 
-    def moved(self, said: Tensor, by: Tensor) -> Tensor:
-        """How far clipped numbers move if they move by `by` [N, ...] before the limits.
+    def moved(self, clipped: Tensor, by: Tensor) -> Tensor:
+        """How far numbers, `clipped` now, move if they move by `by` [N, ...] before the limits.
 
         Clipping to the range moves nothing further. In units of half the range, shrinking rows to the radius
         r projects them on a ball, so a row moves no further than before, by d in the Euclidean norm; and
         channel by channel no further than `by` and what the change of the factor adds, at most `|y − middle|
         d / r`.
-
-        Args:
-            said: the clipped numbers now.
-            by: before the limits.
         """
         if self.radius is None:
             return by
         norm = self.norm(by)[(...,) + (None,) * (by.dim() - 1)]
         further = norm / self.radius.clamp(min=torch.finfo(by.dtype).tiny)
-        return _smaller(self.half * norm, by + (said - self.middle).abs() * further)
+        return _smaller(self.half * norm, by + (clipped - self.middle).abs() * further)
 
 
 Ranges = Mapping[str, Range]  # of a layer: `value`, and `source` and `destination`, or `right`
@@ -181,20 +172,12 @@ class State:
         clean = None if self.clean is None else self.clean[index]
         return State(self.low[index], self.high[index], ball, clean)
 
-    def activated(self, function: Callable[[Tensor], Tensor], slope: Tensor) -> State:
-        """Behind a function of each number that never falls, nor rises faster than `slope` [N, D] here."""
-        ball = self.ball
+    def pointwise(self, function: Callable[[Tensor], Tensor], slope: Tensor) -> State:
+        """Behind a monotone function of each number, no steeper than `slope` [N, D], below 0 if it falls."""
+        ball, ends = self.ball, (function(self.low), function(self.high))
         if ball is not None:
             ball = _Ball(function(ball.base), slope * ball.drift, slope * ball.spread, ball.radius)
         clean = None if self.clean is None else function(self.clean)
-        return State(function(self.low), function(self.high), ball, clean)
-
-    def scaled(self, factor: Tensor, shift: Tensor) -> State:
-        """Every channel times a factor [D] plus a shift [D]."""
-        ends, ball = (self.low * factor + shift, self.high * factor + shift), self.ball
-        if ball is not None:
-            ball = _Ball(ball.base * factor + shift, ball.drift * factor, ball.spread * factor, ball.radius)
-        clean = None if self.clean is None else self.clean * factor + shift
         return State(_smaller(*ends), _larger(*ends), ball, clean)
 
     def mapped(self, weight: Tensor, bias: Tensor | None) -> State:
@@ -213,7 +196,7 @@ class Reading:
     high: Tensor  # of the values
     source: tuple[Tensor, Tensor]  # ends of the source's side [N, H] (GAT), or of the values (GATv2)
     destination: tuple[Tensor, Tensor]  # ends of the destination's side, [N, H] or [N, H, C]
-    said: _Said | None = None  # how the values follow the input, where that is uncertain
+    clipped: _Clipped | None = None  # how the values follow the input, where that is uncertain
 
     @classmethod
     def exact(cls, layer: AttentionLayer, x: Tensor | Features) -> Reading:
@@ -224,23 +207,18 @@ class Reading:
     @classmethod
     def around(cls, layer: AttentionLayer, ranges: Ranges, state: State) -> Reading:
         """From an uncertain input."""
-        said = _Said.of(state, layer.value.weight, layer.value.bias, ranges["value"])
-        low, high = said.low, said.high
+        values = _Clipped(state, layer.value.weight, layer.value.bias, ranges["value"])
+        low, high = values.low, values.high
         if layer.score == "dynamic":
-            right = _Said.of(state, layer.right.weight, layer.right.bias, ranges["right"])
-            return cls(low, high, (low, high), (right.low, right.high), said)
+            right = _Clipped(state, layer.right.weight, layer.right.bias, ranges["right"])
+            return cls(low, high, (low, high), (right.low, right.high), values)
         weights = (layer.source_weight, layer.destination_weight)
-        ends = [end.chunk(2, 1) for end in said.through(torch.cat([_by_head(w) for w in weights], 1))]
+        ends = [end.chunk(2, 1) for end in values.through(torch.cat([_by_head(w) for w in weights], 1))]
         source, destination = (
-            (ranges[name].heard(first), ranges[name].heard(last))
+            (ranges[name].clip(first), ranges[name].clip(last))
             for name, first, last in zip(("source", "destination"), *ends, strict=True)
         )
-        return cls(low, high, source, destination, said)
-
-    def centred(self) -> Reading:
-        """The same with the destination's side at the middle of its interval."""
-        middle = (self.destination[0] + self.destination[1]) / 2
-        return replace(self, destination=(middle, middle))
+        return cls(low, high, source, destination, values)
 
     def lead(
         self,
@@ -250,55 +228,40 @@ class Reading:
     ) -> Tensor:
         """[N, A, C]: least `z_a − z_b + bias_a − bias_b` of a neighbour, for classes a in `ahead` and b.
 
-        Args:
-            layer: the last, of one head.
-            ahead: the classes a, all by default; a part of them where there are many nodes and classes.
-            read_out: weight [C', C] and bias of a linear map that follows; none by default.
+        The last layer has one head. `read_out` is weight [C', C] and bias of a linear map that follows.
         """
         if read_out is not None:
-            across, shift = leads_of(layer, read_out)
-            across, shift = across[:, ahead], shift[ahead]
-            values = self.low[:, 0] @ across.flatten(1) if self.said is None else None
-            least = self.said.through(across.flatten(1))[0] if values is None else values  # type: ignore[union-attr]
+            across, shift = _leads_of(layer, read_out)
+            across, shift = across[:, ahead].flatten(1), shift[ahead]
+            least = self.low[:, 0] @ across if self.clipped is None else self.clipped.through(across)[0]
             return least.view(-1, *shift.shape) + shift
         least = self.low[:, 0, ahead, None] - self.high[:, 0, None, :]
-        if self.said is not None:
+        if self.clipped is not None:
             one = torch.eye(layer.channels, dtype=least.dtype, device=least.device)
             across = (one[:, ahead, None] - one[:, None, :]).flatten(1)
-            least = _larger(least, self.said.through(across)[0].view_as(least))
+            least = _larger(least, self.clipped.through(across)[0].view_as(least))
         return least + _bias_lead(layer)[ahead]
 
 
-@dataclass(frozen=True, eq=False)
-class _Said:
-    """Values behind limits that follow an uncertain input."""
+class _Clipped:
+    """Values behind limits that follow an uncertain input; `weight` of their map is [D, H · C]."""
 
-    state: State  # the input
-    weight: Tensor  # of the map, [D, H · C]
-    bias: Tensor | None
-    limits: Range
-    over: Tensor  # [N, H · C] by how much they may be above the range before it is enforced
-    under: Tensor  # the same below
-    drawn: Tensor  # [N, 1] share by which rows may be drawn to the middle
-    low: Tensor  # [N, H, C]
-    high: Tensor
-
-    @classmethod
-    def of(cls, state: State, weight: Tensor, bias: Tensor | None, limits: Range) -> _Said:
-        shape = (-1, *limits.low.shape)
-        raw = [end.view(shape) for end in state.through(weight, bias)]
+    def __init__(self, state: State, weight: Tensor, bias: Tensor | None, limits: Range) -> None:
+        self.state, self.weight, self.bias, self.limits = state, weight, bias, limits
+        raw = [end.view(-1, *limits.low.shape) for end in state.through(weight, bias)]
         low, high = (torch.clamp(end, limits.low, limits.high) for end in raw)
-        drawn = low.new_zeros(low.shape[0], 1)
+        self.drawn = low.new_zeros(low.shape[0], 1)  # share by which rows may be drawn to the middle
         if limits.radius is not None:
             middle = limits.middle
-            norms = limits.loudness(middle + _larger((low - middle).abs(), (high - middle).abs()))
-            drawn = (1 - limits.radius / norms).clamp(min=0)[:, None]
-        ends = _drawn(low, high, limits.middle, drawn[:, :, None])
-        said = limits.heard((raw[0] + raw[1]) / 2)
-        moved = limits.moved(said, (raw[1] - raw[0]) / 2)
-        over, under = (raw[1] - limits.high).clamp(min=0), (limits.low - raw[0]).clamp(min=0)
-        ends = _larger(ends[0], said - moved), _smaller(ends[1], said + moved)
-        return cls(state, weight, bias, limits, over.flatten(1), under.flatten(1), drawn, *ends)
+            distances = limits.distance(middle + _larger((low - middle).abs(), (high - middle).abs()))
+            self.drawn = (1 - limits.radius / distances).clamp(min=0)[:, None]
+        ends = _drawn(low, high, limits.middle, self.drawn[:, :, None])
+        clipped = limits.clip((raw[0] + raw[1]) / 2)
+        moved = limits.moved(clipped, (raw[1] - raw[0]) / 2)
+        # [N, H · C]: by how much values may be above and below the range before it is enforced.
+        self.over = (raw[1] - limits.high).clamp(min=0).flatten(1)
+        self.under = (limits.low - raw[0]).clamp(min=0).flatten(1)
+        self.low, self.high = _larger(ends[0], clipped - moved), _smaller(ends[1], clipped + moved)
 
     def through(self, reading: Tensor) -> tuple[Tensor, Tensor]:
         """Ends of `⟨g, value⟩` [N, F] for readings g, the columns of [H · C, F].
@@ -343,7 +306,7 @@ def _bias_lead(layer: AttentionLayer) -> Tensor:
     return bias[:, None] - bias[None, :]
 
 
-def leads_of(layer: AttentionLayer, read_out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def _leads_of(layer: AttentionLayer, read_out: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Lead of class a over b in the logits behind a linear map: weight [C', C, C] of values, bias [C, C]."""
     weight, bias = read_out
     if layer.bias is not None:
@@ -351,7 +314,7 @@ def leads_of(layer: AttentionLayer, read_out: tuple[Tensor, Tensor]) -> tuple[Te
     return weight[:, :, None] - weight[:, None, :], bias[:, None] - bias[None, :]
 
 
-def _loudest(limits: Range, weight: Tensor) -> Tensor:
+def _largest(limits: Range, weight: Tensor) -> Tensor:
     """[...]: the largest `⟨weight, v⟩` over values v [H, C] inside a range, summed over C."""
     size = weight * limits.half
     far = size.abs().sum(-1)

@@ -23,10 +23,10 @@ from fgai.bounds.reading import (
     _Ball,
     _bias_lead,
     _larger,
-    _loudest,
+    _largest,
+    _leads_of,
     _root,
     _smaller,
-    leads_of,
 )
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -45,13 +45,13 @@ class _Scores:
     low: Tensor  # of old edges
     high: Tensor
     new: Tensor  # ceilings of a new neighbour's score, [N, H, S] by sector
-    words: Tensor  # with each, its least lead of class a over b, [S, C, C]; empty where H > 1
+    new_lead: Tensor  # with each, its least lead of class a over b, [S, C, C]; empty where H > 1
 
     def read(self, layer: AttentionLayer, limits: Range, read_out: tuple[Tensor, Tensor]) -> _Scores:
         """The same with leads behind a linear map, whatever the score of the new neighbour."""
-        across, shift = leads_of(layer, read_out)
-        least = -_loudest(limits, -across.permute(1, 2, 0)[:, :, None])[..., 0] + shift
-        return replace(self, new=self.new.amax(2, keepdim=True), words=least[None])
+        across, shift = _leads_of(layer, read_out)
+        least = -_largest(limits, -across.permute(1, 2, 0)[:, :, None])[..., 0] + shift
+        return replace(self, new=self.new.amax(2, keepdim=True), new_lead=least[None])
 
 
 def source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
@@ -79,28 +79,24 @@ def scores_of(
 ) -> Iterator[_Scores]:
     """Scores for every piece of the destinations' intervals, the worst of which counts.
 
-    Args:
-        layer: the attention layer.
-        ranges: of its limits.
-        own: what it reads of a node itself.
-        others: what it reads of neighbours.
-        adjacency: its edges.
-        pieces: of the destination's interval, where it is one; GATv2's is taken as a whole.
+    `own` is what the layer reads of a node itself, `others` what of neighbours. An interval of GATv2 is one
+    piece.
     """
     destination = adjacency.destination
-    exact = layer.score_edges(own.source[0], own.destination[0], adjacency) if _certain(own, others) else None
+    certain = own is others and all(first is last for first, last in (own.source, own.destination))
+    exact = layer.score_edges(own.source[0], own.destination[0], adjacency) if certain else None
     if layer.score == "dynamic":
         ends = (exact, exact) if exact is not None else _dynamic(layer, ranges, own, others, adjacency)
         yield _Scores(*ends, *_dynamic_new(layer, ranges["value"], own.destination))
         return
-    ceilings, words = _sectors(layer, ranges)
+    ceilings, new_lead = _sectors(layer, ranges)
     level, (start, stop) = ceilings[:, 0], own.destination
     if exact is not None:
         new = leaky_relu(ceilings[None] + start[:, :, None], layer.slope)
-        yield _Scores(exact, exact, new, words)
+        yield _Scores(exact, exact, new, new_lead)
         return
     low, high = source_ends(own, others, adjacency)
-    if own.said is None or start is stop:
+    if own.clipped is None or start is stop:
         pieces = 1
     for piece in range(pieces):
         side: tuple[Tensor, ...] = own.destination
@@ -112,13 +108,8 @@ def scores_of(
             _relative(low, near, level, layer.slope, least=True),
             _relative(high, near, level, layer.slope),
             _relative(ceilings[None], above, level[:, None], layer.slope),
-            words,
+            new_lead,
         )
-
-
-def _certain(own: Reading, others: Reading) -> bool:
-    """Whether the scores of old edges depend on nothing uncertain."""
-    return own is others and all(first is last for first, last in (own.source, own.destination))
 
 
 def _each(ends: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
@@ -159,7 +150,7 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     the top of one to the top of the other.
     """
     limits, value = ranges["source"], ranges["value"]
-    top = _smaller(limits.high, _loudest(value, layer.source_weight))
+    top = _smaller(limits.high, _largest(value, layer.source_weight))
     top = _larger(top, limits.low)
     if layer.heads > 1:
         return top[:, None], top.new_zeros(0, 0, 0)
@@ -180,8 +171,8 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     cuts = torch.linspace(0, math.pi, SECTORS + 1, dtype=angle.dtype, device=angle.device)
     ceilings = _smaller(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(min=limits.low[:, None])
     nearest = (angle - cuts[1:, None, None] - slack).clamp(min=0)
-    said = _smaller(across, radius * beta * nearest.cos())
-    return ceilings, middle[:, None] - middle[None, :] - said + _bias_lead(layer)
+    reach = _smaller(across, radius * beta * nearest.cos())
+    return ceilings, middle[:, None] - middle[None, :] - reach + _bias_lead(layer)
 
 
 def _dynamic(
@@ -207,10 +198,10 @@ def _dynamic_new(layer: AttentionLayer, limits: Range, shown: tuple[Tensor, Tens
         around = limits.radius * _root((steep * limits.half).square().sum(1))
         calm = _relative(level, shown, level, slope, weight).sum(2)
         ceiling = _smaller(ceiling, calm + around)
-    words = ceiling.new_zeros(0, 0, 0)
+    new_lead = ceiling.new_zeros(0, 0, 0)
     if layer.heads == 1:
-        words = (limits.low[0][:, None] - limits.high[0][None, :] + _bias_lead(layer))[None]
-    return ceiling[:, :, None], words
+        new_lead = (limits.low[0][:, None] - limits.high[0][None, :] + _bias_lead(layer))[None]
+    return ceiling[:, :, None], new_lead
 
 
 def first_layer(
@@ -224,14 +215,8 @@ def first_layer(
 ) -> State:
     """Bounds of the first layer's output [N, D] with new neighbours, whose values lie in the box.
 
-    Args:
-        layer: the first.
-        limits: of its values.
-        scores: of its edges, whose ends are one.
-        values: of old nodes [N, H, C].
-        adjacency: its edges.
-        neighbours: new ones of every node.
-        heard: share of their mass that counts, for trainings that begin with little of it.
+    `scores` of old edges are exact; `values` [N, H, C] are those of old nodes. Of the mass of new neighbours
+    the share `heard` counts.
     """
     ceiling = scores.new.amax(2)
     index = adjacency.destination[:, None].expand_as(scores.low)
@@ -285,14 +270,9 @@ def worst_leads(
     means that the class stays. It is what `certify_injection` bounds, with the destination's score at the
     middle of its interval and the limits of this very pass: gradients reach the nodes at their ends.
 
-    Args:
-        model: GAT or GATv2, see `check_followed`; its limits are not read.
-        graph: prepared for it.
-        classes: [N] that shall stay.
-        neighbours: new ones of every node.
-        clip_share: see `fgai.limit`.
-        shrink: see `fgai.limit`.
-        heard: share of the new neighbours' mass that counts, for trainings that begin with little of it.
+    The model is one that `check_followed` accepts; its own limits are not read, but those of `clip_share` and
+    `shrink`, see `fgai.limit`. Of the new neighbours' mass the share `heard` counts, for trainings that begin
+    with little of it.
 
     Returns:
         [N, C], infinite at the class itself.
@@ -304,10 +284,12 @@ def worst_leads(
     read, ranges = _read(first, graph.features, clip_share, shrink)
     (scores,) = scores_of(first, ranges, read, read, adjacency)
     state = first_layer(first, ranges["value"], scores, read.low, adjacency, neighbours, heard)
-    state = state.activated(elu, state.high.clamp(max=0).exp())
+    state = state.pointwise(elu, state.high.clamp(max=0).exp())
     assert state.clean is not None
     _, ranges = _read(last, state.clean, clip_share, shrink)
-    around = Reading.around(last, ranges, state).centred()
+    around = Reading.around(last, ranges, state)
+    middle = (around.destination[0] + around.destination[1]) / 2
+    around = replace(around, destination=(middle, middle))
     (scores,) = scores_of(last, ranges, around, around, adjacency)
     return _leads(adjacency, scores, around.lead(last), classes, heard * neighbours)
 
@@ -317,20 +299,21 @@ def _read(
 ) -> tuple[Reading, Ranges]:
     """What a layer reads behind limits of its own input, and those limits."""
 
-    def behind(name: str, raw: Tensor, *, whole: bool = True) -> Tensor:
+    def clipped(name: str, raw: Tensor, *, with_norm: bool = True) -> Tensor:
         every = max(1, raw.shape[0] // SAMPLE)
-        ranges[name] = Range.measured(raw, clip_share, shrink, every=every, whole=whole)
-        return ranges[name].heard(raw)
+        ranges[name] = Range.measured(raw, clip_share, shrink, every=every, with_norm=with_norm)
+        return ranges[name].clip(raw)
 
     ranges: dict[str, Range] = {}
     shape = (-1, layer.heads, layer.channels)
-    values = behind("value", layer.value(x).view(shape))
+    values = clipped("value", layer.value(x).view(shape))
     if layer.score == "dynamic":
-        right = behind("right", layer.right(x).view(shape))
+        right = clipped("right", layer.right(x).view(shape))
         return Reading(values, values, (values, values), (right, right)), ranges
     sides = node_scores(values, layer.source_weight, layer.destination_weight)
     source, destination = (
-        behind(name, side, whole=False) for name, side in zip(("source", "destination"), sides, strict=True)
+        clipped(name, side, with_norm=False)
+        for name, side in zip(("source", "destination"), sides, strict=True)
     )
     return Reading(values, values, (source, source), (destination, destination)), ranges
 
@@ -348,8 +331,8 @@ def _leads(
     least, most = (torch.exp(end - peak[destination])[:, None] for end in (low, high))
     zeros = message.new_zeros(adjacency.num_nodes, message.shape[1])
     total = zeros.index_add(0, destination, torch.where(message < 0, most, least) * message)
-    words = scores.words[:, classes].transpose(0, 1)  # [N, S, C]
-    worst = (torch.exp(new - peak[:, None])[:, :, None] * words).clamp(max=0).amin(1)
+    new_lead = scores.new_lead[:, classes].transpose(0, 1)  # [N, S, C]
+    worst = (torch.exp(new - peak[:, None])[:, :, None] * new_lead).clamp(max=0).amin(1)
     size = zeros[:, 0].index_add(0, destination, torch.exp((low + high) / 2 - peak[destination]))
     lowest = (total + neighbours * worst) / size.clamp(min=torch.finfo(size.dtype).tiny)[:, None]
     return lowest.scatter(1, classes[:, None], torch.inf)

@@ -32,8 +32,9 @@ def follow(step: nn.Module, state: State) -> State:
     if isinstance(step, nn.Linear):
         return state.mapped(step.weight.t(), step.bias)
     if isinstance(step, nn.BatchNorm1d):
-        return state.scaled(*scale_of(step))
-    return state.activated(step, SMOOTH[type(step)](step, state.high))
+        factor, shift = scale_of(step)
+        return state.pointwise(lambda x: x * factor + shift, factor)
+    return state.pointwise(step, SMOOTH[type(step)](step, state.high))
 
 
 def scale_of(norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:

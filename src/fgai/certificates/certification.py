@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from time import perf_counter
 from typing import Any
 
@@ -131,17 +132,18 @@ def certify_radii(
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
     began = perf_counter()
-    given = as_graph(data)
-    seen = _observe(model, given)
-    _require_repeatable(model, seen)
-    other = seen if vanilla is model else None if vanilla is None else _observe(vanilla, given)
-    graph, norm = seen.graph, settings["norm"]
-    others = _matched_layers(seen, other) if other is not None else [None] * len(seen.attention)
+    original = as_graph(data)
+    observation = _observe(model, original)
+    _require_repeatable(model, observation)
+    other = observation if vanilla is model else None if vanilla is None else _observe(vanilla, original)
+    graph, norm = observation.graph, settings["norm"]
+    _require_comparable(observation, other)
+    others: Iterable[LayerAttention | None] = repeat(None) if other is None else other.attention
     tops = [
         _layer(layer, before, (settings["k1"], settings["k2"]), norm)
-        for layer, before in zip(seen.attention, others, strict=True)
+        for layer, before in zip(observation.attention, others, strict=False)
     ]
-    distances = {f"alpha1_{space}": _distance(seen, other, space) for space in DIVERGENCES}
+    distances = {f"alpha1_{space}": _distance(observation, other, space) for space in DIVERGENCES}
     about = {
         **settings,
         **distances,
@@ -151,18 +153,17 @@ def certify_radii(
         "pairs": None if graph.links is None else graph.links.pairs.cpu(),
         "batch": None if graph.batch is None else graph.batch.cpu(),
         "version": versions(),
-        "provenance": provenance(model, fingerprint_of(given), command="fgai.certify_attention"),
+        "provenance": provenance(model, fingerprint_of(original), command="fgai.certify_attention"),
     }
     ran = perf_counter()
     records = []
     for radius in radii:
-        last = _last(model, seen, radius, norm)
-        predictions = [*_hidden_predictions(model, seen, radius, norm, complete), last]
+        last = _last(model, observation, radius, norm)
+        predictions = [*_hidden_predictions(model, observation, radius, norm, complete), last]
         by_heads = [
             _heads_overlap(layer.to("cpu"), settings["k2"], radius, norm) if complete else None
-            for layer in seen.attention
+            for layer in observation.attention
         ]
-        known = last.class_radius is not None
         done = perf_counter()
         record = CertificateRecord(
             radius=float(radius),
@@ -170,7 +171,9 @@ def certify_radii(
                 replace(top, prediction=prediction, heads_beta2=heads)
                 for top, prediction, heads in zip(tops, predictions, by_heads, strict=True)
             ),
-            trivial_probabilities=_trivial_change(seen.logits) if known else None,
+            trivial_probabilities=_trivial_change(observation.logits)
+            if last.class_radius is not None
+            else None,
             seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
             **about,
         )
@@ -180,24 +183,24 @@ def certify_radii(
 
 def _observe(model: nn.Module, graph: Graph) -> Observation:
     """Run a model once, and require finite numbers that are precise enough."""
-    seen = observe(model, prepared(model, graph), inputs=True)
-    given = {f"attention of layer {layer.name!r}": layer.values for layer in seen.attention}
-    for name, values in {"the model's logits": seen.logits, **given}.items():
+    observation = observe(model, prepared(model, graph), inputs=True)
+    checked = {f"attention of layer {layer.name!r}": layer.values for layer in observation.attention}
+    for name, values in {"the model's logits": observation.logits, **checked}.items():
         if values.dtype not in PRECISE:
             raise InputError(
                 f"`{name}` must be float32 or float64, got {values.dtype}, which rounds too coarsely to"
                 " certify small radii; use model.float()"
             )
         finite(values, name)
-    return seen
+    return observation
 
 
-def _require_repeatable(model: nn.Module, seen: Observation) -> None:
+def _require_repeatable(model: nn.Module, observation: Observation) -> None:
     """Raise unless another forward pass gives the same; that of a familiar model does."""
     if unfamiliar(model) is None:
         return
-    again = observe(model, seen.graph)
-    before, after = ([run.logits, *(layer.values for layer in run.attention)] for run in (seen, again))
+    again = observe(model, observation.graph)
+    before, after = ([run.logits, *(layer.values for layer in run.attention)] for run in (observation, again))
     if len(before) == len(after) and all(map(_alike, before, after)):
         return
     raise InputError(
@@ -206,14 +209,14 @@ def _require_repeatable(model: nn.Module, seen: Observation) -> None:
     )
 
 
-def _last(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
-    task = task_of(seen.graph)
+def _last(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
+    task = task_of(observation.graph)
     if getattr(model, "task", task.name) != task.name:
         return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
     if not task.row_per_node:
-        return _item_prediction(model, seen, radius, norm)
-    relu = _relu_prediction(model, seen, radius, norm)
-    return _linear_prediction(model, seen, radius, norm) if relu is None else relu
+        return _item_prediction(model, observation, radius, norm)
+    relu = _relu_prediction(model, observation, radius, norm)
+    return _linear_prediction(model, observation, radius, norm) if relu is None else relu
 
 
 def _layer(
@@ -287,26 +290,25 @@ def _least_lead(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor
     return torch.maximum(in_linf, in_l1(math.sqrt(2) * radius)).sum(-1)
 
 
-def _matched_layers(seen: Observation, other: Observation) -> list[LayerAttention | None]:
-    """The vanilla model's layers, after making sure that rows may be compared."""
-    if len(other.attention) != len(seen.attention):
+def _require_comparable(observation: Observation, other: Observation | None) -> None:
+    """Raise unless rows and logits of the vanilla model, if there is one, may be compared."""
+    if other is None:
+        return
+    if len(other.attention) != len(observation.attention):
         raise AttentionError(
-            f"`vanilla` has {len(other.attention)} attention layers, the model {len(seen.attention)};"
+            f"`vanilla` has {len(other.attention)} attention layers, the model {len(observation.attention)};"
             " give the model it was made from"
         )
-    for mine, theirs in zip(seen.attention, other.attention, strict=True):
+    for mine, theirs in zip(observation.attention, other.attention, strict=True):
         mine.to("cpu").require_same_edges(theirs.to("cpu"))
-    return list(other.attention)
-
-
-def _distance(seen: Observation, other: Observation | None, space: str) -> Tensor | None:
-    if other is None:
-        return None
-    if other.logits.shape != seen.logits.shape:
+    if other.logits.shape != observation.logits.shape:
         raise InputError(
             f"`vanilla` returns logits of shape {tuple(other.logits.shape)}, the model"
-            f" {tuple(seen.logits.shape)}; give the model it was made from"
+            f" {tuple(observation.logits.shape)}; give the model it was made from"
         )
-    if seen.logits.dim() != 2:
+
+
+def _distance(observation: Observation, other: Observation | None, space: str) -> Tensor | None:
+    if other is None or observation.logits.dim() != 2:
         return None
-    return tvd(seen.logits.cpu().double(), other.logits.cpu().double(), space)
+    return tvd(observation.logits.cpu().double(), other.logits.cpu().double(), space)

@@ -50,10 +50,10 @@ def unfamiliar(model: nn.Module) -> str | None:
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             return "a hook on all modules may change what they return"
         kinds = {type(module) for module in model.modules()}
-        declared = {kind: found for kind in kinds if (found := capabilities_of(kind)) is not None}
-        known = {*declared, *(part for found in declared.values() for part in found.parts)}
+        declared = {kind: able for kind in kinds if (able := capabilities_of(kind)) is not None}
+        parts = {part for able in declared.values() for part in able.parts}
         for path, module in model.named_modules():
-            change = _change(module, known)
+            change = _change(module, {*declared, *parts})
             if change is not None:
                 return f"{path or 'the model'} {change}"
     return None
@@ -104,9 +104,9 @@ def _is_own(member: Any, name: str, home: type | None) -> bool:
     """
     if isinstance(member, FunctionType):
         inner = getattr(member, "__wrapped__", None)
-        known = member.__code__.co_filename.startswith(_HOMES) or _is_generated(member)
-        known = known or _is_written_in(member, name, home)
-        return known and (inner is None or _is_own(inner, name, home))
+        own = member.__code__.co_filename.startswith(_HOMES) or _is_generated(member)
+        own = own or _is_written_in(member, name, home)
+        return own and (inner is None or _is_own(inner, name, home))
     if isinstance(member, classmethod | staticmethod):
         return _is_own(member.__func__, name, home)
     if isinstance(member, property):
@@ -193,8 +193,8 @@ def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
         names = list(find_layers(model))
     except AttentionError:
         return {}
-    found: dict[str, str | None] = dict.fromkeys(names)
+    reasons: dict[str, str | None] = dict.fromkeys(names)
     plain = bool(body_of(model)) and unfamiliar(model) is None
     if names and plain and getattr(model, "guard", None) is None and graph.edge_weight is None:
-        found[names[0]] = INVARIANT if graph.positional is None else KEPT
-    return found
+        reasons[names[0]] = INVARIANT if graph.positional is None else KEPT
+    return reasons

@@ -76,35 +76,58 @@ class _Memory(Generic[V]):
 
     def __init__(self) -> None:
         self._starts: dict[torch.device, list[int]] = {}
-        self._known: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
+        self._facts: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
 
     def find(self, tensor: Tensor) -> V | None:
         starts, address = self._starts.get(tensor.device, []), tensor.data_ptr()
-        while tensor.numel() and (place := bisect_right(starts, address) - 1) >= 0:
-            end, memory, value = self._known[tensor.device, starts[place]]
+        while tensor.numel() and (index := bisect_right(starts, address) - 1) >= 0:
+            end, memory, value = self._facts[tensor.device, starts[index]]
             if not memory.expired():
                 return value if address < end else None
-            del self._known[tensor.device, starts.pop(place)]  # given back: something else may lie there
+            del self._facts[tensor.device, starts.pop(index)]  # given back: something else may lie there
         return None
 
     def keep(self, tensor: Tensor, value: V) -> None:
         storage, starts = tensor.untyped_storage(), self._starts.setdefault(tensor.device, [])
         start = storage.data_ptr()
-        if (tensor.device, start) not in self._known:
+        if (tensor.device, start) not in self._facts:
             insort(starts, start)
-        self._known[tensor.device, start] = start + storage.nbytes(), StorageWeakRef(storage), value
+        self._facts[tensor.device, start] = start + storage.nbytes(), StorageWeakRef(storage), value
 
 
-class _Following(TorchDispatchMode):
+class _Watch(TorchDispatchMode):
+    """Sees every operation; `culprit` is the first one that ends the proof, or None."""
+
+    culprit: str | None = None
+
+    def blame(self, name: str) -> None:
+        self.culprit = self.culprit or name
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation and note what it did."""
+        name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded in func.tags:  # reached or not: the next run is another one
+            self.blame(name)
+        return self.watch(func, name, args, kwargs or {})
+
+    def watch(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+    def reaches(self, *tree: Any) -> bool:
+        raise NotImplementedError
+
+
+class _Following(_Watch):
     """What happens to the tensors given to `start`; made by `_following`.
 
-    `culprit` is the first operation that ends the proof, or None; `constants` are, for every operation since
-    `start`, its name, its numbers and a summary of the tensors that are not reached.
+    `constants` are, for every operation since `start`, its name, its numbers and a summary of the tensors
+    that are not reached.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.culprit: str | None = None
         self.started = False
         self.constants: list[tuple[str, tuple[Any, ...], tuple[Tensor, ...]]] = []
         self._reached: _Memory[bool] = _Memory()
@@ -114,30 +137,19 @@ class _Following(TorchDispatchMode):
         if tensor.numel() and self._reached.find(tensor) is None:
             self._reached.keep(tensor, True)
 
-    def reaches(self, *given: Any) -> bool:
+    def reaches(self, *tree: Any) -> bool:
         # Memory is what is marked, so views and writes into a buffer are seen; sparse tensors are never made
         # of followed numbers without an operation that ends the proof.
-        strided = (leaf for leaf in _tensors(given) if leaf.layout is torch.strided)
+        strided = (leaf for leaf in _tensors(tree) if leaf.layout is torch.strided)
         return any(self._reached.find(leaf) is not None for leaf in strided)
 
-    def blame(self, name: str) -> None:
-        """End the proof; the first operation is kept."""
-        self.culprit = self.culprit or name
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation and note what it did."""
-        given = kwargs or {}
-        reached = self.reaches(args, given)
-        name = func.overloadpacket.__name__
+    def watch(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        reached = self.reaches(args, kwargs)
         if self.started and name not in _UNREAD:
-            self._note(name, args[1:] if name in _OVERWRITING else args, given)
-        out = func(*args, **given)
-        if torch.Tag.nondeterministic_seeded in func.tags:  # reached or not: the next run is another one
-            self.blame(name)
+            self._note(name, args[1:] if name in _OVERWRITING else args, kwargs)
+        out = func(*args, **kwargs)
         if reached and name not in _BY_SHAPE:
-            self._pass_on(func, name.removesuffix("_"), args, given, out)
+            self._pass_on(func, name.removesuffix("_"), args, kwargs, out)
         return out
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -204,18 +216,18 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 class _Exits(TorchFunctionMode):
-    """Calls `blame` of a mode when numbers that it `reaches` are read out of PyTorch."""
+    """Blames numbers that are read out of PyTorch, if a mode has reached them."""
 
-    def __init__(self, followed: Any) -> None:
+    def __init__(self, watch: _Watch) -> None:
         super().__init__()
-        self.followed = followed
+        self.mode = watch
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _EXITS and self.followed.reaches(args):
-            self.followed.blame(name)
+        if name in _EXITS and self.mode.reaches(args):
+            self.mode.blame(name)
         return func(*args, **(kwargs or {}))
 
 
@@ -231,6 +243,6 @@ def _following() -> Iterator[_Following]:
         >>> watched.culprit
         'round'
     """
-    seen = _Following()
-    with _Exits(seen), seen:
-        yield seen
+    mode = _Following()
+    with _Exits(mode), mode:
+        yield mode

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,13 +29,7 @@ from torch.nn.functional import elu
 from fgai.attention import Limits, Observation
 from fgai.bounds.reading import Range
 from fgai.certificates.familiar import _alike, _layer_values, unfamiliar
-from fgai.certificates.kernels import (
-    channel_norms,
-    margin_extent,
-    mixed_margins,
-    reading_norms,
-    row_extent,
-)
+from fgai.certificates.kernels import channel_norms, extent, mixed_margins, reading_norms
 from fgai.certificates.layer import _BOUNDS, Prediction, _gaps, _probability_change
 from fgai.certificates.record import TABLE_RADII
 from fgai.models import AttentionLayer, body_of
@@ -71,15 +65,14 @@ class _Stage:
     @cached_property
     def extent(self) -> Tensor:
         """[N, H, C]: how far apart the values of a node's neighbours are."""
-        flat, adjacency = self.values.flatten(1), self.adjacency
-        return row_extent(adjacency.rowptr, adjacency.source, flat).view_as(self.values)
+        return extent(self.adjacency.rowptr, self.adjacency.source, self.values)
 
     @cached_property
     def activated(self) -> Tensor:
         return elu(self.output)
 
 
-def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
+def _find_stages(model: nn.Module, observation: Observation) -> list[_Stage] | str:
     """Return the layers of a GAT or GATv2 in order, or why its hidden layers cannot be followed."""
     if body_of(model) != "layers":
         return (
@@ -91,17 +84,19 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
         return f"{change}; only GAT and GATv2 as they are can be followed that far"
     if model.guard is not None:
         return "a guard weighs the edges of later layers by what the perturbed one gives"
-    if not get_task(str(model.task)).row_per_node or not seen.runs or seen.logits.shape[1] < 2:
+    if not get_task(str(model.task)).row_per_node or not observation.runs or observation.logits.shape[1] < 2:
         return "only node-level read-outs of two or more classes are followed"
-    if not seen.ends_with_layer:
+    if not observation.ends_with_layer:
         return "something acts on what the last attention layer gives"
     stages: list[_Stage] = []
-    for run, recorded in zip(seen.runs, seen.attention, strict=True):
+    for run, recorded in zip(observation.runs, observation.attention, strict=True):
         layer = run.layer
         assert isinstance(layer, AttentionLayer) and run.output is not None
         if layer.input_norm is not None:
             return "layer normalisation after the perturbed layer is not followed"
-        if layer.score not in _FOLLOWED or (layer.heads > 1 and layer.concat == (run is seen.runs[-1])):
+        if layer.score not in _FOLLOWED or (
+            layer.heads > 1 and layer.concat == (run is observation.runs[-1])
+        ):
             return f"layer {recorded.name!r} is not as GAT and GATv2 make it"
         values = _layer_values(run, recorded)
         if isinstance(values, str):
@@ -116,25 +111,25 @@ def _find_stages(model: nn.Module, seen: Observation) -> list[_Stage] | str:
 
 
 def _hidden_predictions(
-    model: nn.Module, seen: Observation, radius: float, norm: str, class_radii: bool = True
+    model: nn.Module, observation: Observation, radius: float, norm: str, class_radii: bool = True
 ) -> list[Prediction]:
     """Bound the change of every node's prediction for every layer but the last, perturbed at all nodes.
 
     Changes are bounded at R = `radius`. The class radius is the largest of R and, with `class_radii`, the
     usual radii at which the class provably stays, or 0.
     """
-    hidden = len(seen.attention) - 1
-    stages = _find_stages(model, seen) if hidden else ""
+    hidden = len(observation.attention) - 1
+    stages = _find_stages(model, observation) if hidden else ""
     if isinstance(stages, str):
         return [Prediction(reason=stages)] * hidden
-    radii = _RADII if seen.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
+    radii = _RADII if observation.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
     last = stages[-1]
-    top, _ = _gaps(seen.logits)
-    apart = margin_extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
+    top, _ = _gaps(observation.logits)
+    apart = extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     tried = sorted({*radii, radius}) if class_radii else [radius]
     with progress_of("certifying", hidden * len(tried)):
         return [
-            _hidden_prediction(stages[index:], seen.logits, apart, radius, tried, norm)
+            _hidden_prediction(stages[index:], observation.logits, apart, radius, tried, norm)
             for index in range(hidden)
         ]
 
@@ -174,21 +169,6 @@ def _carried(stages: Sequence[_Stage], moved: _Moved) -> _Moved:
     return moved
 
 
-class _Moved:
-    """How far the input of a layer moves: channel by channel, [N, D].
-
-    Args:
-        radius: of each channel.
-    """
-
-    def __init__(self, radius: Tensor) -> None:
-        self.radius = radius
-
-    def along(self, reading: Tensor) -> Tensor:
-        """How far linear readings move, [N, F], for the columns of [D, F]."""
-        return self.radius @ reading.abs()
-
-
 class _State:
     """The ELU of the perturbed layer's output, and how far linear readings of it move.
 
@@ -203,22 +183,19 @@ class _State:
 
     def __init__(self, stage: _Stage, norm: str) -> None:
         self.stage, self.norm = stage, norm
-        self.rates = channel_norms(*self._edges, stage.values, norm).flatten(1)
+        self.edges = stage.adjacency.rowptr, stage.adjacency.source
+        self.rates = channel_norms(*self.edges, stage.values, norm).flatten(1)
         self.slope = torch.where(stage.output > 0, 1.0, stage.output.clamp(max=0).exp())
-        self.known: dict[bytes, Tensor] = {}
-
-    @property
-    def _edges(self) -> tuple[Tensor, Tensor]:
-        return self.stage.adjacency.rowptr, self.stage.adjacency.source
+        self.units: dict[bytes, Tensor] = {}
 
     def unit(self, reading: Tensor) -> Tensor:
         """The first sum at R = 1, [N, F], for the columns of [D, F]; computed once."""
         key = reading.numpy().tobytes()
-        if key not in self.known:
+        if key not in self.units:
             values = self.stage.values
             slope, parts = self.slope.view_as(values), reading.view(*values.shape[1:], -1)
-            self.known[key] = reading_norms(*self._edges, values, slope, parts, self.norm)
-        return self.known[key]
+            self.units[key] = reading_norms(*self.edges, values, slope, parts, self.norm)
+        return self.units[key]
 
     def moved(self, size: float) -> _Moved:
         """How the state moves when the attention moves by `size`."""
@@ -226,24 +203,26 @@ class _State:
         far = size * self.rates
         up, down = elu(output + far) - clean, clean - elu(output - far)
         bent = torch.maximum(up - self.slope * far, self.slope * far - down).clamp(min=0)
-        return _StateMoved(torch.maximum(up, down), bent, size, self)
+        radius = torch.maximum(up, down)
+        return _Moved(radius, lambda reading: size * self.unit(reading) + bent @ reading.abs())
 
 
-class _StateMoved(_Moved):
-    """How far the state moves at one radius of the attention, see `_State`."""
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """How far the input of a layer moves: `radius` [N, D] by channel; `bound` is another one, of readings."""
 
-    def __init__(self, radius: Tensor, bent: Tensor, size: float, state: _State) -> None:
-        super().__init__(radius)
-        self.bent, self.size, self.state = bent, size, state
+    radius: Tensor
+    bound: Callable[[Tensor], Tensor] | None = None
 
     def along(self, reading: Tensor) -> Tensor:
-        together = self.size * self.state.unit(reading) + self.bent @ reading.abs()
-        return torch.minimum(super().along(reading), together)
+        """How far linear readings move, [N, F], for the columns of [D, F]."""
+        by_channel = self.radius @ reading.abs()
+        return by_channel if self.bound is None else torch.minimum(by_channel, self.bound(reading))
 
 
 def _through(stage: _Stage, moved: _Moved) -> Tensor:
     """Radii of a layer's outputs from how its input moves."""
-    values = _Moving.of(stage, "value", moved)
+    values = _Moving(stage, "value", moved)
     growth, change = _softmax_change(stage, values, moved)
     out = aggregate(stage.attention, values.most(), stage.adjacency)
     out = out.mul_(growth).addcmul_(change, stage.extent)
@@ -256,7 +235,7 @@ def _margin_loss(stage: _Stage, moved: _Moved, top: Tensor, apart: Tensor) -> Te
     `apart` [N, H, C] is from `margin_extent`. Nodes whose `top` is -1 are left out.
     """
     adjacency = stage.adjacency
-    values = _Moving.of(stage, "value", moved)
+    values = _Moving(stage, "value", moved)
     growth, change = _softmax_change(stage, values, moved)
     weights = stage.attention, values.differences(), growth[:, :, 0], change[:, :, 0]
     lost = mixed_margins(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(change, apart)
@@ -286,11 +265,10 @@ def _scores_moved(stage: _Stage, values: _Moving, moved: _Moved) -> tuple[Tensor
         return left, right
     assert layer.score == "dynamic"
     weight = layer.score_weight.detach().cpu().double().abs()
-    other = _Moving.of(stage, "right", moved)
+    other = _Moving(stage, "right", moved)
     return (values.most() * weight).sum(2), (other.most() * weight).sum(2)
 
 
-@dataclass(frozen=True, eq=False)
 class _Moving:
     """A linear map z of a layer's input and its value v behind limits, while the input moves.
 
@@ -301,61 +279,35 @@ class _Moving:
 
     A channel moves with z where its interval lies inside the range, not at all where it lies outside, and
     by a share of z's movement in between. Without limits, or where none is active in the whole ball, v is z.
-
-    Attributes:
-        weight: of the map, [D, H, C].
-        input: how the input moves.
-        by: largest |z' − z|, [N, H, C].
-        clean: v, [N, H, C].
-        step: largest |y' − y|, [N, H, C].
-        inside: where y moves as z does, [N, H, C].
-        outside: where y does not move, [N, H, C].
-        factor: largest f', [N, 1, 1].
-        turn: largest |f' − f|, [N, 1, 1].
-        away: y − m, [N, H, C]; 0 without a bound on the norm.
-        joint: bound on |v' − v| by the norm of all channels, [N, H, C]; infinite without.
+    `name` is the projection, `value` or `right`. Tensors are [N, H, C] unless said.
     """
 
-    weight: Tensor
-    input: _Moved
-    by: Tensor
-    clean: Tensor
-    step: Tensor
-    inside: Tensor
-    outside: Tensor
-    factor: Tensor
-    turn: Tensor
-    away: Tensor
-    joint: Tensor
-
-    @classmethod
-    def of(cls, stage: _Stage, name: str, moved: _Moved) -> _Moving:
-        """Of the projection `name` of a layer, `value` or `right`."""
-        layer, projection = stage.layer, getattr(stage.layer, name)
+    def __init__(self, stage: _Stage, name: str, moved: _Moved) -> None:
+        layer, projection, span = stage.layer, getattr(stage.layer, name), _range(stage.layer, name)
         assert stage.input is not None
-        weight = projection.weight.detach().cpu().double()
+        weight, shape = projection.weight.detach().cpu().double(), (-1, layer.heads, layer.channels)
         z = stage.input @ weight
         z = z if projection.bias is None else z + projection.bias.detach().cpu().double()
-        shape = (-1, layer.heads, layer.channels)
         z, by = z.view(shape), moved.along(weight).view(shape)
-        span = _range(layer, name)
         y, low, high = (torch.clamp(end, span.low, span.high) for end in (z, z - by, z + by))
-        step = torch.maximum(high - y, y - low)
         one = torch.ones(len(z), 1, 1, dtype=z.dtype)
-        factor, turn, away, joint = one, one * 0, torch.zeros_like(y), torch.full_like(y, torch.inf)
-        clean = y
+        self.weight, self.input = weight.view(shape), moved  # [D, H, C]
+        self.by, self.step = by, torch.maximum(high - y, y - low)  # largest |z' − z| and |y' − y|
+        self.inside = (z - by >= span.low) & (z + by <= span.high)  # y moves as z does
+        self.outside = ((z + by <= span.low) | (z - by >= span.high)) & ~self.inside  # y does not move
+        self.clean = y  # v
+        self.factor, self.turn = one, one * 0  # largest f' and |f' − f|, [N, 1, 1]
+        self.away = torch.zeros_like(y)  # y − m
+        self.joint = torch.full_like(y, torch.inf)  # bound on |v' − v| by the norm of all channels
         if span.radius is not None:
-            away = y - span.middle
+            away, step = y - span.middle, self.step
             sizes = away.abs() + step, away, (away.abs() - step).clamp(min=0)  # largest, clean and least norm
-            least, now, factor = (
-                (span.radius / span.norm(size)).clamp(max=1)[:, None, None] for size in sizes
+            most, now, least = (
+                (span.radius / span.norm(size)).clamp(max=1)[:, None, None] for size in reversed(sizes)
             )
-            turn = torch.maximum(factor - now, now - least)
-            clean, joint = span.middle + now * away, span.half * span.norm(step)[:, None, None]
-        inside = (z - by >= span.low) & (z + by <= span.high)
-        outside = (z + by <= span.low) | (z - by >= span.high)
-        matrix = weight.view(-1, layer.heads, layer.channels)
-        return cls(matrix, moved, by, clean, step, inside, outside & ~inside, factor, turn, away, joint)
+            self.away, self.factor, self.turn = away, most, torch.maximum(most - now, now - least)
+            self.clean = span.middle + now * away
+            self.joint = span.half * span.norm(step)[:, None, None]
 
     def most(self) -> Tensor:
         """How far each value moves, [N, H, C]."""

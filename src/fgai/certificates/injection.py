@@ -25,7 +25,7 @@ float64; nodes for which the model, in its own precision, gives something else a
 from __future__ import annotations
 
 import copy
-import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -36,31 +36,20 @@ from torch import Tensor, nn
 
 from fgai.attention import call_model, duplicate, evaluating, model_name, observe, prepared
 from fgai.attention.interface import originals
-from fgai.bounds.reading import Ranges, Reading, State, ranges_of
+from fgai.bounds.reading import Reading, State, ranges_of
 from fgai.bounds.scores import first_layer, scores_of, source_ends
 from fgai.bounds.steps import affine_map, follow
-from fgai.certificates.chain import Chain, chain_of, same_as
-from fgai.certificates.familiar import INVARIANT, invariant_layers
+from fgai.certificates.arrays import BOOL, _ArrayDocument, packed, unpacked
+from fgai.certificates.chain import Chain, same_as
+from fgai.certificates.familiar import INVARIANT, invariant_layers, unfamiliar
 from fgai.certificates.kernels import _mean_bounds, class_kept, order_kept
-from fgai.certificates.layer import _tensor_from
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint_of
-from fgai.models import AttentionLayer, as_graph, body_of
-from fgai.records import (
-    Cell,
-    Column,
-    PackedArray,
-    Table,
-    TabledDocument,
-    data_frame,
-    pack_array,
-    plain,
-    provenance,
-)
-from fgai.sparse import Adjacency
+from fgai.models import as_graph, body_of
+from fgai.records import Cell, Column, PackedArray, Table, data_frame, provenance
 from fgai.topk import topk_mask
 from fgai.typed import typed
 from fgai.version import versions
@@ -105,10 +94,21 @@ class LayerOrder:
     reason: str
     holds: Tensor | None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; the array is packed."""
+        return {**vars(self), "holds": packed(self.holds)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
+        check(values, _OrderLayout, "a layer")
+        holds = unpacked(values["holds"], "holds of a layer", BOOL, 1)
+        return cls(values["name"], values["status"], values["reason"], holds)
+
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InjectionCertificate(TabledDocument):
+class InjectionCertificate(_ArrayDocument):
     """Which nodes keep their class, and which their explanation, whatever is injected.
 
     Attributes:
@@ -130,6 +130,13 @@ class InjectionCertificate(TabledDocument):
     """
 
     KIND: ClassVar[str] = "injection-certificate"
+    LAYER: ClassVar[type[LayerOrder]] = LayerOrder
+    LAYER_LAYOUT: ClassVar[Any] = list[_OrderLayout]
+    ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
+        "holds": (BOOL, 1),
+        "classes": ("<i8", 1),
+        "degree": ("<i8", 1),
+    }
 
     neighbours: int
     where: str
@@ -153,13 +160,13 @@ class InjectionCertificate(TabledDocument):
 
     def order_share(self, layer: int, nodes: Tensor | None = None) -> float | None:
         """Share of the nodes with more than k neighbours whose top-k is certified; None where unknown."""
-        held = self.layers[layer].holds
-        if held is None:
+        holds = self.layers[layer].holds
+        if holds is None:
             return None
         counted = self.degree > self.k
         if nodes is not None:
             counted &= nodes.to(counted.device)
-        return _share_of(held, counted)
+        return _share_of(holds, counted)
 
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
@@ -179,59 +186,18 @@ class InjectionCertificate(TabledDocument):
         values = {"degree": self.degree, "class": self.classes, "class holds": self.holds, **orders}
         return data_frame({name: tensor.numpy() for name, tensor in values.items()})
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; arrays are packed."""
-        special: dict[str, Any] = {
-            "holds": _packed(self.holds),
-            "classes": pack_array(self.classes.numpy()),
-            "degree": pack_array(self.degree.numpy()),
-            "layers": [
-                {"name": one.name, "status": one.status, "reason": one.reason, "holds": _packed(one.holds)}
-                for one in self.layers
-            ],
-        }
-        names = [f.name for f in dataclasses.fields(self) if f.name not in special]
-        fields = {name: plain(getattr(self, name)) for name in names}
-        return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **special}
-
     @classmethod
     def layout(cls) -> dict[str, Any]:
         """Return the fields of a file."""
-        arrays = dict.fromkeys(("holds", "classes", "degree"), PackedArray)
-        return {**super().layout(), **arrays, "where": Literal[WHERE], "layers": list[_OrderLayout]}
+        return {**super().layout(), "where": Literal[WHERE]}
 
-    @classmethod
-    def _build(cls, fields: dict[str, Any]) -> Self:
-        fields["holds"] = _unpacked(fields["holds"], "holds")
-        for name in ("classes", "degree"):
-            fields[name] = _tensor_from(fields[name], name, "<i8", 1)
-        fields["layers"] = tuple(_order_from(layer) for layer in fields["layers"])
-        found = cls(**fields)
-        sizes = {len(found.holds), len(found.classes), len(found.degree)}
-        sizes |= {len(layer.holds) for layer in found.layers if layer.holds is not None}
+    def _check_lengths(self) -> None:
+        sizes = {len(self.holds), len(self.classes), len(self.degree)}
+        sizes |= {len(layer.holds) for layer in self.layers if layer.holds is not None}
         if len(sizes) != 1:
             raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
-        if found.neighbours < 0 or found.k < 1:
+        if self.neighbours < 0 or self.k < 1:
             raise CheckpointError("neighbours or k of the record is out of range")
-        return found
-
-
-def _order_from(values: Mapping[str, Any]) -> LayerOrder:
-    check(values, _OrderLayout, "a layer")
-    packed = values["holds"]
-    held = None if packed is None else _unpacked(packed, "holds of a layer")
-    return LayerOrder(values["name"], values["status"], values["reason"], held)
-
-
-def _packed(holds: Tensor | None) -> dict[str, Any] | None:
-    return None if holds is None else pack_array(holds.to(torch.uint8).numpy())
-
-
-def _unpacked(packed: Mapping[str, Any], name: str) -> Tensor:
-    found = _tensor_from(packed, name, "|u1", 1)
-    if found is None or bool((found > 1).any()):
-        raise CheckpointError(f"{name} must be zeros and ones")
-    return found.bool()
 
 
 def _share_of(holds: Tensor, nodes: Tensor | None) -> float:
@@ -284,7 +250,7 @@ def certify_injection(
     original = as_graph(data)
     graph = prepared(model, original)
     with evaluating(model), torch.no_grad():
-        chain = chain_of(model, graph)
+        chain = _chain_of(model, graph)
         orders = _orders(model, graph, chain)
         if not isinstance(chain, str):
             classes = call_model(model, graph).argmax(1).cpu()
@@ -297,16 +263,16 @@ def certify_injection(
             holds = torch.zeros(graph.num_nodes, dtype=torch.bool)
             classes, reason = torch.full((graph.num_nodes,), -1), str(doubt)
         else:
-            seen = observe(own, graph)
-            ranks = seen.attention.ranking()
+            observation = observe(own, graph)
+            ranks = observation.attention.ranking()
             proof = _Proof(copy.deepcopy(chain).double(), graph, neighbours, where)
             holds, reason = proof.classes(), proof.reason
             # The model computes in its own precision: where that says something else, nothing is proved.
             holds &= (classes == proof.logits.argmax(1)) & ~_rounded_away(chain, graph, proof)
-            holds &= ~_apart(seen.logits, proof.logits)
+            holds &= ~_apart(observation.logits, proof.logits)
             orders = [
-                order if order.status == "invariant" else proof.order(order.name, place, rank, k)
-                for place, (order, rank) in enumerate(zip(orders, ranks, strict=True))
+                order if order.status == "invariant" else proof.order(order.name, index, rank, k)
+                for index, (order, rank) in enumerate(zip(orders, ranks, strict=True))
             ]
     return InjectionCertificate(
         neighbours=neighbours,
@@ -326,16 +292,43 @@ def certify_injection(
     )
 
 
+def _chain_of(model: Any, graph: Graph) -> Chain | str:
+    """Return a model in evaluation mode, left as it was, as a chain, or why it is none."""
+    if graph.features is None:
+        return "the graph has no features"
+    if graph.edge_weight is not None or graph.edge_attr is not None or graph.entry_values is not None:
+        return "values on edges, guards and replaced values are not followed"
+    if graph.batch is not None or graph.links is not None:
+        return "only node-level read-outs are followed"
+    if body_of(model) != "layers":
+        if "torch_geometric.nn" not in sys.modules:  # then no layer is PyG's
+            return "only GAT, GATv2 and models of PyG's GATConv and GATv2Conv are followed"
+        from fgai.certificates.traced import trace
+
+        return trace(model, graph)
+    change = unfamiliar(model)
+    if change is not None:
+        return f"{change}; only GAT and GATv2 as they are can be followed"
+    if model.guard is not None:
+        return "weights on edges, guards and replaced values are not followed"
+    if not model.is_rowwise:
+        return "only node-level read-outs are followed"
+    layers = list(model.convs)
+    between: list[list[nn.Module]] = [[nn.ELU()] for _ in layers[1:]]
+    return Chain([f"convs.{index}" for index in range(len(layers))], layers, [[], *between, []])
+
+
 def _orders(model: nn.Module, graph: Graph, chain: Chain | str) -> list[LayerOrder]:
     everything = torch.ones(graph.num_nodes, dtype=torch.bool)
     unknown = ("unknown", "its inputs change, and they are not followed here", None)
-    found = invariant_layers(model, graph)
-    if not isinstance(chain, str) and set(chain.names) == set(found):
+    reasons = invariant_layers(model, graph)
+    if not isinstance(chain, str) and set(chain.names) == set(reasons):
         # What comes before the first layer is computed node by node.
-        found = {name: found[name] or (INVARIANT if name == chain.names[0] else None) for name in chain.names}
+        first = chain.names[0]
+        reasons = {name: reasons[name] or (INVARIANT if name == first else None) for name in chain.names}
     return [
         LayerOrder(name, *(unknown if why is None else ("invariant", why, everything)))
-        for name, why in found.items()
+        for name, why in reasons.items()
     ]
 
 
@@ -367,26 +360,43 @@ class _Proof:
         self.layers, self.steps = chain.layers, chain.steps
         self.ranges = [ranges_of(layer) for layer in self.layers]
         self.adjacency, self.neighbours = chain.adjacency(graph), neighbours
-        self.readings: list[Reading] = []
+        self.direct = where == "direct" and len(self.layers) <= 2
         self.exact: list[Reading] = []
+        self.readings: list[Reading] = []  # behind injections
         clean = graph.features.to("cpu", torch.float64)
-        for place, (layer, x, out) in enumerate(chain.runs(clean, self.adjacency)):
+        for index, (layer, x, out) in enumerate(chain.runs(clean, self.adjacency)):
             self.exact.append(Reading.exact(layer, x))
-            self.readings.append(self._reading(place))
+            self.readings.append(self._reading(index) if index else self.exact[0])
             self.logits = out
         self.logits = chain.finish(self.logits)
-        self.direct = where == "direct" and len(self.layers) <= 2
 
-    def _reading(self, place: int) -> Reading:
-        """What a layer may read behind injections before it."""
-        if place == 0:
-            return self.exact[0]
-        before = self.readings[-1]
-        given = self.layers[place - 1], self.ranges[place - 1], before, before
-        state = _output(*given, self.adjacency, self.neighbours)
-        for step in self.steps[place]:
+    def _reading(self, index: int) -> Reading:
+        """What a further layer may read behind injections before it."""
+        state = self._output(index - 1, self.readings[-1])
+        for step in self.steps[index]:
             state = follow(step, state)
-        return Reading.around(self.layers[place], self.ranges[place], state)
+        return Reading.around(self.layers[index], self.ranges[index], state)
+
+    def _output(self, index: int, others: Reading) -> State:
+        """A layer's output [N, D]; `others` is what it reads of neighbours."""
+        layer, ranges, own = self.layers[index], self.ranges[index], self.readings[index]
+        limits = ranges["value"]
+        # One piece: more of them say little more here, and cost as many times more.
+        (scores,) = scores_of(layer, ranges, own, others, self.adjacency)
+        if own.clipped is None:
+            return first_layer(layer, limits, scores, own.low, self.adjacency, self.neighbours)
+        low, high = _mean_bounds(
+            self.adjacency,
+            scores.low,
+            scores.high,
+            scores.new.amax(2),
+            others.low,
+            others.high,
+            (limits.low, limits.high),
+            self.neighbours,
+            (own.low, own.high),
+        )
+        return State(layer.join(low), layer.join(high))
 
     def classes(self) -> Tensor:
         """Return which nodes keep their class, bool [N]."""
@@ -395,8 +405,7 @@ class _Proof:
         classes = self.logits.argmax(1)
         read_out = affine_map(self.steps[-1], last.channels) if last.heads == 1 else None
         if read_out is None:
-            state = _output(last, ranges, own, others, self.adjacency, self.neighbours)
-            return _leads_hold(self.steps[-1], state, classes)
+            return _leads_hold(self.steps[-1], self._output(len(self.layers) - 1, others), classes)
         plain = None if not self.steps[-1] else read_out
         holds = torch.ones(len(classes), dtype=torch.bool)
         width = self.logits.shape[1]
@@ -406,20 +415,20 @@ class _Proof:
             apart, mine = others.lead(last, ahead, plain), own.lead(last, ahead, plain)
             for scores in scores_of(last, ranges, own, others, self.adjacency, PIECES):
                 read = scores if plain is None else scores.read(last, ranges["value"], plain)
-                given = (apart, mine, classes, first, self.neighbours, ROUNDING)
-                holds &= class_kept(self.adjacency, read, *given)
+                arguments = (apart, mine, classes, first, self.neighbours, ROUNDING)
+                holds &= class_kept(self.adjacency, read, *arguments)
         return holds
 
-    def order(self, name: str, place: int, ranks: Tensor, k: int) -> LayerOrder:
+    def order(self, name: str, index: int, ranks: Tensor, k: int) -> LayerOrder:
         """Where the top-k among old neighbours provably stays."""
-        layer, own = self.layers[place], self.readings[place]
-        others = self.exact[place] if self.direct else own
+        layer, own = self.layers[index], self.readings[index]
+        others = self.exact[index] if self.direct else own
         members = topk_mask(ranks, self.adjacency.rowptr, k)
         if layer.score == "additive":
             low, high = source_ends(own, others, self.adjacency)
             slope, why = layer.slope, "scores of sources apart; the destination's side is common"
         else:
-            (scores,) = scores_of(layer, self.ranges[place], own, others, self.adjacency)
+            (scores,) = scores_of(layer, self.ranges[index], own, others, self.adjacency)
             low, high, slope, why = scores.low, scores.high, 1.0, "intervals of scores apart"
         holds = order_kept(self.adjacency, low, high, members, slope, ROUNDING)
         return LayerOrder(name, "bound", why, holds)
@@ -464,23 +473,3 @@ def _rounded_away(chain: Chain, graph: Graph, proof: _Proof) -> Tensor:
 def _apart(own: Tensor, exact: Tensor) -> Tensor:
     """Rows, bool [N], that are further apart than `ROUNDING` of the largest number."""
     return (own.double() - exact).abs().flatten(1).amax(1) > ROUNDING * exact.abs().max()
-
-
-def _output(
-    layer: AttentionLayer,
-    ranges: Ranges,
-    own: Reading,
-    others: Reading,
-    adjacency: Adjacency,
-    neighbours: int,
-) -> State:
-    """A layer's output [N, D]; `own` is what it reads of a node itself, `others` of neighbours."""
-    limits = ranges["value"]
-    # One piece: more of them say little more here, and cost as many times more.
-    (scores,) = scores_of(layer, ranges, own, others, adjacency)
-    if own.said is None:
-        return first_layer(layer, limits, scores, own.low, adjacency, neighbours)
-    box, new = (limits.low, limits.high), scores.new.amax(2)
-    given = scores.low, scores.high, new, others.low, others.high, box, neighbours, (own.low, own.high)
-    low, high = _mean_bounds(adjacency, *given)
-    return State(layer.join(low), layer.join(high))

@@ -32,34 +32,24 @@ def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> T
 
     `index` [E] is the row of `values` [M, H, C] that each edge reads, here and below.
     """
-    flat = _array(values.double().flatten(1))
-    out = np.zeros((rowptr.numel() - 1, flat.shape[1]))
-    _over_rows(_channel_norms, rowptr, _array(index), flat, NORMS.index(norm), out)
-    return torch.from_numpy(out).view(-1, *values.shape[1:])
+    flat = values.flatten(1)
+    out = _zeros(rowptr, flat.shape[1])
+    _over_rows(_channel_norms, rowptr, index, flat, NORMS.index(norm), out)
+    return out.view(-1, *values.shape[1:])
 
 
 def reading_norms(
     rowptr: Tensor, index: Tensor, values: Tensor, slope: Tensor, reading: Tensor, norm: str
 ) -> Tensor:
-    """What one unit of radius, in every head, can do to linear readings of a node's state.
+    """Return what one unit of radius, in every head, can do to linear readings of a node's state [N, F].
 
         out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · reading[h, c, f])_{e into i}‖_dual
 
-    Args:
-        rowptr: [N+1].
-        index: [E] int64, the row of `values` each edge reads.
-        values: [M, H, C].
-        slope: [N, H, C], of the activation.
-        reading: [H, C, F].
-        norm: of the perturbation.
-
-    Returns:
-        float64 [N, F], 0 for a node without edges.
+    `slope` [N, H, C] is that of the activation, `reading` [H, C, F].
     """
-    out = np.zeros((rowptr.numel() - 1, reading.shape[2]))
-    given = _array(index), *(_array(t.double()) for t in (values, slope, reading)), NORMS.index(norm)
-    _over_rows(_reading_norms, rowptr, *given, out)
-    return torch.from_numpy(out)
+    out = _zeros(rowptr, reading.shape[2])
+    _over_rows(_reading_norms, rowptr, index, values, slope, reading, NORMS.index(norm), out)
+    return out
 
 
 def class_norms(
@@ -75,28 +65,22 @@ def class_norms(
     `max_e (max_c z_ec - min_c z_ec)`. `margin` is attained, `range` and `total` never fall short. z are the
     `values` [M, H, C], heads weighted as in the read-out. All are 0 for a node without edges.
     """
-    nodes, classes = rowptr.numel() - 1, values.shape[2]
-    margin, spread, total = np.zeros((nodes, classes)), np.zeros(nodes), np.zeros(nodes)
-    given = _array(index), _array(values.double()), _array(top), NORMS.index(norm)
-    _over_rows(_class_norms, rowptr, *given, margin, spread, total)
-    return torch.from_numpy(margin), torch.from_numpy(spread), torch.from_numpy(total)
+    margin, spread, total = _zeros(rowptr, values.shape[2]), _zeros(rowptr), _zeros(rowptr)
+    _over_rows(_class_norms, rowptr, index, values, top, NORMS.index(norm), margin, spread, total)
+    return margin, spread, total
 
 
-def row_extent(rowptr: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    """Return `max_e values[index[e]] - min_e values[index[e]]` over each node's edges; [M, D] → [N, D]."""
-    out = np.zeros((rowptr.numel() - 1, values.shape[1]))
-    _over_rows(_row_extent, rowptr, _array(index), _array(values.double()), out)
-    return torch.from_numpy(out)
+def extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
+    """Return how far apart a node's neighbours are [N, H, C], 0 without edges.
 
+        out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, c]
 
-def margin_extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor) -> Tensor:
-    """Return how far apart neighbours are in their lead of the top class over each class [N, H, C].
-
-    out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, top(i)] - values[index[e], h, c]
+    With `top` [N], g_e is the neighbour's lead of the top class: `z[h, top(i)] - z[h, c]`.
     """
-    out = np.zeros((rowptr.numel() - 1, *values.shape[1:]))
-    _over_rows(_margin_extent, rowptr, _array(index), _array(values.double()), _array(top), out)
-    return torch.from_numpy(out)
+    out = _zeros(rowptr, *values.shape[1:])
+    top = torch.full((len(out),), -1) if top is None else top
+    _over_rows(_extent, rowptr, index, values, top, out)
+    return out
 
 
 def mixed_margins(
@@ -110,23 +94,91 @@ def mixed_margins(
     Each value may move by r = `radius` [M, H, C], each weight w [E, H] grow by the factor `growth` [N, H],
     all of them by `change` [N, H] in total variation. Nodes with `top` -1 are left out (0).
     """
-    out = np.zeros((rowptr.numel() - 1, *radius.shape[1:]))
-    given = index, weight.double(), radius.double(), growth.double(), change.double(), top
-    _over_rows(_mixed_margins, rowptr, *(_array(tensor) for tensor in given), out)
-    return torch.from_numpy(out)
+    out = _zeros(rowptr, *radius.shape[1:])
+    _over_rows(_mixed_margins, rowptr, index, weight, radius, growth, change, top, out)
+    return out
 
 
-def _array(tensor: Tensor) -> Any:
-    return tensor.detach().cpu().contiguous().numpy()
+def class_kept(
+    adjacency: Adjacency,
+    scores: _Scores,
+    lead: Tensor,
+    own: Tensor,
+    classes: Tensor,
+    first: int,
+    neighbours: int,
+    rounding: float,
+) -> Tensor:
+    """Return whether a node's class stays ahead of every other, for all scores and values in their intervals.
+
+    The edges have one head. `lead` [N, A, C] is the least lead of class a over b in a neighbour's values,
+    `own` the same for a node itself. The A classes a begin with `first`; nodes of other `classes` [N] count
+    as kept. `rounding` is relative to what is summed.
+    """
+    out = torch.ones(classes.numel(), dtype=torch.bool)
+    ends = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
+    arrays = (adjacency.source, *ends, lead, own, scores.new_lead, classes)
+    _over_rows(_class_kept, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
+    return out
 
 
-def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *given: Any) -> None:
-    """Run `kernel(start, stop, rowptr, *given)` on blocks of rows with about as many edges each."""
-    threads, pointers = torch.get_num_threads(), _array(rowptr)
+def _mean_bounds(
+    adjacency: Adjacency,
+    low: Tensor,
+    high: Tensor,
+    new: Tensor,
+    least: Tensor,
+    most: Tensor,
+    box: tuple[Tensor, Tensor],
+    neighbours: int,
+    own: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Ends of `Σ e^s v / Σ e^s` over intervals of scores [E, H] and values [N, H, C].
+
+    New neighbours have scores of at most `new` [N, H] and values in `box`, two ends [H, C]. `own` are the
+    ends that count for a node itself, those of all by default.
+    """
+    ends, (lower, upper) = [], (least, most) if own is None else own
+    for sign, values, mine, edge in ((1.0, least, lower, box[0]), (-1.0, -most, -upper, -box[1])):
+        out = torch.zeros(values.shape, dtype=torch.float64)
+        arrays = (adjacency.source, low, high, new, values, mine, edge)
+        _over_rows(_least_mean, adjacency.rowptr, *arrays, float(neighbours), out)
+        ends.append(sign * out)
+    return ends[0], ends[1]
+
+
+def order_kept(
+    adjacency: Adjacency, low: Tensor, high: Tensor, members: Tensor, slope: float, rounding: float
+) -> Tensor:
+    """Return whether every member of a node's top-k has a larger mean score than every other neighbour.
+
+    `low` and `high` [E, H] are the ends of what differs between neighbours, in a score whose slope is at
+    least `slope`, at most 1; `members` bool [E] is the top-k. `rounding` is relative to the ends.
+    """
+    out = torch.zeros(adjacency.num_nodes, dtype=torch.bool)
+    _over_rows(_order_kept, adjacency.rowptr, low, high, members, float(slope), rounding, out)
+    return out
+
+
+def _zeros(rowptr: Tensor, *shape: int) -> Tensor:
+    return torch.zeros(rowptr.numel() - 1, *shape, dtype=torch.float64)
+
+
+def _array(value: Any) -> Any:
+    """A tensor as an array, floats in float64; an output [float64 or bool, contiguous] shares its memory."""
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu().contiguous()
+    return (value.double() if value.is_floating_point() else value).numpy()
+
+
+def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *arguments: Any) -> None:
+    """Run `kernel(start, stop, rowptr, *arguments)` on blocks of rows with about as many edges each."""
+    threads, pointers, arrays = torch.get_num_threads(), _array(rowptr), [_array(one) for one in arguments]
     marks = np.linspace(0, pointers[-1], threads * _SHARE + 1)[1:-1]
     bounds = np.unique([0, *np.searchsorted(pointers, marks), len(pointers) - 1])
     with ThreadPoolExecutor(threads) as pool:
-        blocks = [pool.submit(kernel, a, b, pointers, *given) for a, b in pairwise(bounds)]
+        blocks = [pool.submit(kernel, a, b, pointers, *arrays) for a, b in pairwise(bounds)]
     for block in blocks:
         block.result()
 
@@ -213,28 +265,19 @@ def _widen(row, shift, sign, lowest, highest):
 
 
 @compiled
-def _row_extent(start, stop, rowptr, index, values, out):
-    channels = values.shape[1]
-    for i in range(start, stop):
-        if rowptr[i] == rowptr[i + 1]:
-            continue
-        lowest, highest = np.full(channels, np.inf), np.full(channels, -np.inf)
-        for e in range(rowptr[i], rowptr[i + 1]):
-            _widen(values[index[e]], 0.0, 1.0, lowest, highest)
-        out[i] = highest - lowest
-
-
-@compiled
-def _margin_extent(start, stop, rowptr, index, values, top, out):
-    heads, classes = values.shape[1], values.shape[2]
+def _extent(start, stop, rowptr, index, values, top, out):
+    heads, channels = values.shape[1], values.shape[2]
     for i in range(start, stop):
         if rowptr[i] == rowptr[i + 1]:
             continue
         for h in range(heads):
-            lowest, highest = np.full(classes, np.inf), np.full(classes, -np.inf)
+            lowest, highest = np.full(channels, np.inf), np.full(channels, -np.inf)
             for e in range(rowptr[i], rowptr[i + 1]):
                 row = values[index[e], h]
-                _widen(row, row[top[i]], -1.0, lowest, highest)
+                if top[i] < 0:
+                    _widen(row, 0.0, 1.0, lowest, highest)
+                else:
+                    _widen(row, row[top[i]], -1.0, lowest, highest)
             out[i, h] = highest - lowest
 
 
@@ -257,81 +300,6 @@ def _mixed_margins(start, stop, rowptr, index, weight, radius, growth, change, t
 
 
 _HALVINGS = 30
-
-
-def class_kept(
-    adjacency: Adjacency,
-    scores: _Scores,
-    lead: Tensor,
-    own: Tensor,
-    classes: Tensor,
-    first: int,
-    neighbours: int,
-    rounding: float,
-) -> Tensor:
-    """Return whether a node's class stays ahead of every other, for all scores and values in their intervals.
-
-    Nodes of other classes than the A from `first` on count as kept.
-
-    Args:
-        adjacency: the layer's edges.
-        scores: ends of one head's scores; of new neighbours with the least lead at each ceiling.
-        lead: least lead of class a over b in a neighbour's values [N, A, C].
-        own: the same for a node itself.
-        classes: [N].
-        first: of the classes a.
-        neighbours: new ones.
-        rounding: relative to what is summed.
-    """
-    out = np.ones(classes.numel(), dtype=np.bool_)
-    ends = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
-    arrays = [_array(t) for t in (adjacency.source, *ends, lead, own, scores.words, classes)]
-    _over_rows(_class_kept, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
-    return torch.from_numpy(out)
-
-
-def _mean_bounds(
-    adjacency: Adjacency,
-    low: Tensor,
-    high: Tensor,
-    new: Tensor,
-    least: Tensor,
-    most: Tensor,
-    box: tuple[Tensor, Tensor],
-    neighbours: int,
-    own: tuple[Tensor, Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Ends of `Σ e^s v / Σ e^s` over intervals of scores [E, H] and values [N, H, C].
-
-    New neighbours have scores of at most `new` [N, H] and values in `box`, two ends [H, C]. `own` are the
-    ends that count for a node itself, those of all by default.
-    """
-    ends, (lower, upper) = [], (least, most) if own is None else own
-    for sign, values, mine, edge in ((1.0, least, lower, box[0]), (-1.0, -most, -upper, -box[1])):
-        out = np.zeros(values.shape)
-        arrays = [_array(t) for t in (adjacency.source, low, high, new, values, mine, edge)]
-        _over_rows(_least_mean, adjacency.rowptr, *arrays, float(neighbours), out)
-        ends.append(sign * torch.from_numpy(out))
-    return ends[0], ends[1]
-
-
-def order_kept(
-    adjacency: Adjacency, low: Tensor, high: Tensor, members: Tensor, slope: float, rounding: float
-) -> Tensor:
-    """Return whether every member of a node's top-k has a larger mean score than every other neighbour.
-
-    Args:
-        adjacency: the layer's edges.
-        low: lower ends of what differs between neighbours [E, H].
-        high: upper ends.
-        members: bool [E], the top-k.
-        slope: least slope of the score in it, at most 1.
-        rounding: relative to the ends.
-    """
-    out = np.zeros(adjacency.num_nodes, dtype=np.bool_)
-    arrays = [_array(t) for t in (low, high, members)]
-    _over_rows(_order_kept, adjacency.rowptr, *arrays, float(slope), rounding, out)
-    return torch.from_numpy(out)
 
 
 @compiled
@@ -360,9 +328,9 @@ def _order_kept(start, stop, rowptr, low, high, members, slope, rounding, out):
 
 @compiled
 def _class_kept(
-    start, stop, rowptr, source, low, high, new, lead, own, words, classes, first, neighbours, rounding, out
+    start, stop, rowptr, source, low, high, new, lead, own, leads, classes, first, neighbours, rounding, out
 ):
-    sectors, width = words.shape[0], words.shape[1]
+    sectors, width = leads.shape[0], leads.shape[1]
     for i in range(start, stop):
         top, at = classes[i], classes[i] - first
         if not 0 <= at < lead.shape[1]:
@@ -387,8 +355,8 @@ def _class_kept(
             if neighbours > 0:
                 worst = 0.0
                 for s in range(sectors):
-                    if words[s, top, c] < 0:
-                        worst = min(worst, np.exp(new[i, s] - peak) * words[s, top, c])
+                    if leads[s, top, c] < 0:
+                        worst = min(worst, np.exp(new[i, s] - peak) * leads[s, top, c])
                 total += neighbours * worst
                 size -= neighbours * worst
             kept = total > rounding * size
@@ -401,7 +369,7 @@ def _least_mean(start, stop, rowptr, source, low, high, new, values, own, edge, 
     longest = 0
     for i in range(start, stop):
         longest = max(longest, rowptr[i + 1] - rowptr[i])
-    weak, strong, said = np.empty(longest + 1), np.empty(longest + 1), np.empty(longest + 1)
+    weak, strong, numbers = np.empty(longest + 1), np.empty(longest + 1), np.empty(longest + 1)
     for i in range(start, stop):
         first, count = rowptr[i], rowptr[i + 1] - rowptr[i]
         last = count + 1 if neighbours > 0 else count  # a new neighbour stands behind the others
@@ -415,25 +383,25 @@ def _least_mean(start, stop, rowptr, source, low, high, new, values, own, edge, 
             for c in range(channels):
                 for j in range(count):
                     at = source[first + j]
-                    said[j] = own[at, h, c] if at == i else values[at, h, c]
-                said[count] = edge[h, c]
-                out[i, h, c] = _least_of(said[:last], weak, strong)
+                    numbers[j] = own[at, h, c] if at == i else values[at, h, c]
+                numbers[count] = edge[h, c]
+                out[i, h, c] = _least_of(numbers[:last], weak, strong)
 
 
 @compiled
-def _least_of(said, weak, strong):
+def _least_of(numbers, weak, strong):
     """The least weighted mean of numbers whose weights lie between two ends; 0 of none."""
-    if len(said) == 0:
+    if len(numbers) == 0:
         return 0.0
-    floor, ceiling = said.min(), said.max()
+    floor, ceiling = numbers.min(), numbers.max()
     if not floor < ceiling:
         return floor
     # At the floor no term is negative, so it is a bound; keep it one.
     for _ in range(_HALVINGS):
         middle = (floor + ceiling) / 2
         total = 0.0
-        for j in range(len(said)):
-            away = said[j] - middle
+        for j in range(len(numbers)):
+            away = numbers[j] - middle
             total += (strong[j] if away < 0 else weak[j]) * away
         if total >= 0:
             floor = middle

@@ -10,10 +10,11 @@ from typing import Any, Literal, NotRequired, Self, TypedDict
 import torch
 from torch import Tensor
 
+from fgai.certificates.arrays import packed, unpacked
 from fgai.checks import at_least, fraction, one_of
 from fgai.errors import CheckpointError
 from fgai.files import check, check_items
-from fgai.records import PackedArray, pack_array, unpack_array
+from fgai.records import PackedArray
 from fgai.topk import check_k
 from fgai.typed import typed
 
@@ -198,10 +199,7 @@ class LayerCertificate:
     def certified(self, kind: str, radius: float, beta: float = 1.0) -> Tensor | None:
         """Which nodes are certified at `radius`: bool [N], None where unknown.
 
-        Args:
-            kind: "topk" (at least the share `beta` of the top-k stays) or "class" (the prediction stays).
-            radius: R.
-            beta: for "topk".
+        `kind` is "topk" (at least the share `beta` of the top-k stays) or "class" (the prediction stays).
 
         Raises:
             InputError: an unknown `kind`, a negative or infinite radius, or `beta` not between 0 and 1.
@@ -214,9 +212,11 @@ class LayerCertificate:
 
     def share(self, kind: str, radius: float, beta: float = 1.0) -> float | None:
         """Share of the counted nodes, or of all links or graphs, certified at `radius`; None if unknown."""
-        held = self.certified(kind, radius, beta)
+        certified = self.certified(kind, radius, beta)
         counted = self._counted(kind == "class")
-        return None if held is None or not bool(counted.any()) else float(held[counted].double().mean())
+        if certified is None or not bool(counted.any()):
+            return None
+        return float(certified[counted].double().mean())
 
     def curve(self, kind: str, radii: tuple[float, ...] = RADII, beta: float = 1.0) -> list[float | None]:
         """`share` at each of `radii`."""
@@ -249,7 +249,7 @@ class LayerCertificate:
             "k": self.k,
             "sharpness": None if math.isnan(self.sharpness) else self.sharpness,
             **{word: getattr(prediction, word) for word in _WORDS},
-            "per_node": {key: None if t is None else pack_array(t.numpy()) for key, t in parts.items()},
+            "per_node": {key: packed(tensor) for key, tensor in parts.items()},
         }
 
     @classmethod
@@ -262,7 +262,7 @@ class LayerCertificate:
             values["per_node"], kinds, "per_node of a layer", required=shapes.keys() - {"heads_beta2"}
         )
         arrays: dict[str, Any] = {
-            key: _tensor_from(values["per_node"].get(key), key, *shape) for key, shape in shapes.items()
+            key: unpacked(values["per_node"].get(key), key, *shape) for key, shape in shapes.items()
         }
         words = {word: values.get(word, UNKNOWN) for word in _WORDS}
         sharpness = values["sharpness"]
@@ -291,13 +291,3 @@ class LayerCertificate:
             raise CheckpointError(f"the values of a layer are of {sorted(nodes | rows)} nodes")
         if self.heads < 1 or (self.k is not None and not self.k >= 1) or bool((self.degree < 0).any()):
             raise CheckpointError("heads, k or a degree of a layer is out of range")
-
-
-def _tensor_from(packed: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
-    """Return a packed array as a tensor, or None; raise `CheckpointError` for another type or shape."""
-    if packed is None:
-        return None
-    array = unpack_array(packed)
-    if array.dtype.str != dtype or array.ndim != dimensions:
-        raise CheckpointError(f"{name} must be {dtype} in {dimensions} dimensions, got {array.dtype.str}")
-    return torch.from_numpy(array.copy())

@@ -14,7 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from fgai.attention import LayerAttention, LayerRun, Observation, evaluating, observe
 from fgai.certificates.familiar import _layer_values, unfamiliar
 from fgai.certificates.following import _following, _same_constants
-from fgai.certificates.kernels import class_norms
+from fgai.certificates.kernels import channel_norms, class_norms
 from fgai.certificates.layer import _BOUNDS, BOUND, EXACT, Prediction, _gaps, _probability_change, _radius_of
 from fgai.models import AttentionLayer
 from fgai.ops import use_backend
@@ -44,30 +44,44 @@ class _LinearReadOut:
 
 
 def _node_prediction(
-    read_out: _LinearReadOut, rowptr: Tensor, logits: Tensor, radius: float, norm: str
+    read_out: _LinearReadOut,
+    rowptr: Tensor,
+    logits: Tensor,
+    radius: float,
+    norm: str,
+    batch: Tensor | None = None,
 ) -> Prediction:
-    """Certify every node of a linear read-out, each head's attention moved by at most `radius`.
+    """Certify every node of a linear read-out, or the mean over each graph of `batch`.
 
-    Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual.
-    Logits, exact for l1 with one head, else a bound:  R/2 · total  of `class_norms`.
+    Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual, for a graph over the mean of
+    its nodes' norms, each of which is attained on its own.
+    Logits, exact for l1 with one head, for a graph a bound:  R/2 · total  of `class_norms`.
     """
     top, lead = _gaps(logits)
-    rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, top, norm)
-    exact = norm == "l1" and read_out.values.shape[1] == 1
-    change, statuses = _probability_change(logits, radius * spread), (EXACT, EXACT if exact else BOUND, BOUND)
+    tops = top if batch is None else top[batch]
+    rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, tops, norm)
+    exact, rows = norm == "l1" and read_out.values.shape[1] == 1, "nodes"
     reason = "the logits are linear in this layer's attention"
-    return Prediction(_radius_of(lead, rate), radius / 2 * total, change, *statuses, reason)
+    if batch is not None:
+        rates = pool(torch.cat([rate, spread[:, None], total[:, None]], dim=1), batch, len(top), "mean")
+        rate, spread, total = rates[:, :-2], rates[:, -2], rates[:, -1]
+        exact, rows = False, "graphs"
+        reason = "the logits are means over nodes of what is linear in this layer's attention"
+    change, statuses = _probability_change(logits, radius * spread), (EXACT, EXACT if exact else BOUND, BOUND)
+    return Prediction(_radius_of(lead, rate), radius / 2 * total, change, *statuses, reason, rows)
 
 
-def _linear_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
+def _linear_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
     """Certify nodes whose logits are linear in the last layer's attention."""
-    found = _find_linear(model, seen)
-    if isinstance(found, str):
-        return Prediction(reason=found)
-    return _node_prediction(found, seen.attention.last.rowptr.cpu(), seen.logits, radius, norm)
+    read_out = _find_linear(model, observation)
+    if isinstance(read_out, str):
+        return Prediction(reason=read_out)
+    return _node_prediction(
+        read_out, observation.attention.last.rowptr.cpu(), observation.logits, radius, norm
+    )
 
 
-def _find_linear(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
+def _find_linear(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
     The output layer of a familiar model (see `unfamiliar`) must have returned the logits themselves. Any
@@ -77,27 +91,31 @@ def _find_linear(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
     read that node's attention only: node by node the logits must move as the gradients say. Constants must be
     the same in all of these runs, or something hidden computes with the attention.
     """
-    last = seen.attention.last
-    if seen.logits.dim() != 2 or seen.logits.shape[0] != last.num_nodes or seen.logits.shape[1] < 2:
-        return f"logits of shape {tuple(seen.logits.shape)} are not one row of classes per node"
-    run = seen.runs[-1] if seen.runs else None
-    if run is not None and seen.ends_with_layer and unfamiliar(model) is None:
+    last = observation.attention.last
+    if (
+        observation.logits.dim() != 2
+        or observation.logits.shape[0] != last.num_nodes
+        or observation.logits.shape[1] < 2
+    ):
+        return f"logits of shape {tuple(observation.logits.shape)} are not one row of classes per node"
+    run = observation.runs[-1] if observation.runs else None
+    if run is not None and observation.ends_with_layer and unfamiliar(model) is None:
         layer = run.layer
         assert isinstance(layer, AttentionLayer)
         if layer.heads == 1 or not layer.concat:
             return _own_read_out(run, last)
-    return _from_gradients(model, seen)
+    return _from_gradients(model, observation)
 
 
-def _from_gradients(model: nn.Module, seen: Observation) -> _LinearReadOut | str:
-    last = seen.attention.last
+def _from_gradients(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
+    last = observation.attention.last
     probes, generator = [], torch.Generator()
     generator.seed()  # no read-out can be made for one draw
     for size in PROBES:
         drawn = torch.rand(last.values.shape, generator=generator, dtype=torch.float32)
         delta = size * (drawn - 0.5).to(last.values)
         with _following() as followed:
-            moved = _run_with(model, seen, last.values + delta, followed.start)
+            moved = _run_with(model, observation, last.values + delta, followed.start)
         if followed.culprit is not None:
             name = followed.culprit.strip("_")
             reason = f"`{name}` acts between the last attention layer and the output, which is not linear"
@@ -112,7 +130,7 @@ def _from_gradients(model: nn.Module, seen: Observation) -> _LinearReadOut | str
             )
     leaf = last.values.clone().requires_grad_()
     with torch.enable_grad(), evaluating(model, freeze=True):
-        logits = _run_with(model, seen, leaf, grad=True)
+        logits = _run_with(model, observation, leaf, grad=True)
     if not all(one.reaches(moved) for _, moved, one in probes) or not logits.requires_grad:
         return "the logits do not depend on the last layer's attention in a way that can be followed"
     foreign = _foreign_step(logits)
@@ -133,7 +151,7 @@ def _from_gradients(model: nn.Module, seen: Observation) -> _LinearReadOut | str
 
 def _run_with(
     model: nn.Module,
-    seen: Observation,
+    observation: Observation,
     attention: Tensor,
     start: Callable[[Tensor], None] | None = None,
     *,
@@ -143,7 +161,7 @@ def _run_with(
 
     `start` is called on the attention the layer goes on with.
     """
-    last = len(seen.attention) - 1
+    last = len(observation.attention) - 1
     with ExitStack() as stack:
 
         def put(index: int, computed: Tensor, source: Tensor, destination: Tensor) -> Tensor:
@@ -154,7 +172,7 @@ def _run_with(
                 start(attention)
             return attention
 
-        return observe(model, seen.graph, grad=grad, perturb=put).logits
+        return observe(model, observation.graph, grad=grad, perturb=put).logits
 
 
 def _foreign_step(logits: Tensor) -> str | None:
@@ -175,7 +193,7 @@ def _foreign_step(logits: Tensor) -> str | None:
 
 def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Tensor, moved: Tensor) -> bool:
     """Whether a perturbation [E, H] moves each node's logits as its own row of `values` [E, H, C] says."""
-    summed, given = _ROUNDING[clean.dtype]
+    of_sums, of_logits = _ROUNDING[clean.dtype]
     parts = torch.einsum("eh,ehc->ec", delta.double(), values.double())
     sizes = torch.einsum("eh,ehc->ec", delta.double().abs(), values.double().abs())
     expected, reach = (
@@ -183,27 +201,27 @@ def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Te
         for part in (parts, sizes)
     )
     # Node by node: a large number elsewhere in the graph excuses nothing here.
-    room = summed * reach.amax(1, keepdim=True) + given * clean.double().abs().amax(1, keepdim=True)
+    room = of_sums * reach.amax(1, keepdim=True) + of_logits * clean.double().abs().amax(1, keepdim=True)
     return bool(((moved.double() - clean.double() - expected).abs() <= room).all())
 
 
-def _item_prediction(model: nn.Module, seen: Observation, radius: float, norm: str) -> Prediction:
+def _item_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
     """Certify every link or small graph, the last layer's attention of every node moved by at most `radius`.
 
     The model must be familiar (see `unfamiliar`) and its output, bit by bit, the dot-product decoder or the
     mean over each graph of its last layer's output. Anything else (cosine, maximum, an MLP head) is unknown.
     """
-    found = _last_layer(model, seen)
-    if isinstance(found, str):
-        return Prediction(reason=found)
-    read_out, states = found
-    graph, rowptr = seen.graph, seen.attention.last.rowptr.cpu()
+    last = _last_layer(model, observation)
+    if isinstance(last, str):
+        return Prediction(reason=last)
+    read_out, states = last
+    graph, rowptr = observation.graph, observation.attention.last.rowptr.cpu()
     if task_of(graph).linear_read_out == "product":
         assert graph.links is not None
         pairs = graph.links.pairs.cpu()
-        return _link_prediction(read_out, rowptr, states, pairs, seen.logits, radius, norm)
+        return _link_prediction(read_out, rowptr, states, pairs, observation.logits, radius, norm)
     assert graph.batch is not None
-    return _graph_prediction(read_out, rowptr, graph.batch.cpu(), seen.logits, radius, norm)
+    return _node_prediction(read_out, rowptr, observation.logits, radius, norm, graph.batch.cpu())
 
 
 def _link_prediction(
@@ -224,7 +242,8 @@ def _link_prediction(
     `R² A_u A_v + R (a_u + a_v) = |s|`. `states` [N, D] are h; `pairs` [2, L] are u and v, which differ.
     """
     score = logits.detach().cpu().double().diff(dim=1).squeeze(1)
-    size = _dual(read_out.values[read_out.index].norm(dim=2), rowptr, norm).sum(1)
+    sizes = read_out.values.norm(dim=2, keepdim=True)
+    size = channel_norms(rowptr, read_out.index, sizes, norm)[:, :, 0].sum(1)
     first = _towards(read_out, rowptr, states, pairs, norm)
     first = first + _towards(read_out, rowptr, states, pairs.flip(0), norm)
     second = size[pairs[0]] * size[pairs[1]]
@@ -237,32 +256,15 @@ def _link_prediction(
     return Prediction(safe, moved / 2, _probability_change(logits, moved), *_BOUNDS, reason, "links")
 
 
-def _graph_prediction(
-    read_out: _LinearReadOut, rowptr: Tensor, batch: Tensor, logits: Tensor, radius: float, norm: str
-) -> Prediction:
-    """Certify means of linear node logits: the effects of all nodes of a graph add up.
-
-    Class radius, exact: `min_c (y_top - y_c) / mean_i margin[i, c]` with `margin` of `class_norms`, top being
-    the graph's class; each node attains its margin on its own. Logits [G, C] and probabilities are bounds.
-    """
-    top, lead = _gaps(logits)
-    margin, spread, total = class_norms(rowptr, read_out.index, read_out.values, top[batch], norm)
-    rates = pool(torch.cat([margin, spread[:, None], total[:, None]], dim=1), batch, len(top), "mean")
-    change = _probability_change(logits, radius * rates[:, -2])
-    reason = "the logits are means over nodes of what is linear in this layer's attention"
-    safe, moved = _radius_of(lead, rates[:, :-2]), radius / 2 * rates[:, -1]
-    return Prediction(safe, moved, change, EXACT, BOUND, BOUND, reason, "graphs")
-
-
-def _last_layer(model: nn.Module, seen: Observation) -> tuple[_LinearReadOut, Tensor] | str:
+def _last_layer(model: nn.Module, observation: Observation) -> tuple[_LinearReadOut, Tensor] | str:
     """The last layer's values and output, if the model's output is their plain read-out."""
     change = unfamiliar(model)
     if change is not None:
         return f"{change}; links and graphs are certified for fgai's models as they are"
-    run = seen.runs[-1] if seen.runs else None
+    run = observation.runs[-1] if observation.runs else None
     if run is None or run.output is None:
         return "the last attention layer ran in a way that cannot be told from others"
-    layer, graph, output = run.layer, seen.graph, run.output
+    layer, graph, output = run.layer, observation.graph, run.output
     assert isinstance(layer, AttentionLayer)
     if layer.heads > 1 and layer.concat:
         return "the last attention layer concatenates its heads"
@@ -270,12 +272,12 @@ def _last_layer(model: nn.Module, seen: Observation) -> tuple[_LinearReadOut, Te
     if task.linear_read_out == "product" and graph.links is not None:
         plain = link_logits(output, graph.links.pairs)
     elif task.linear_read_out == "mean":
-        plain = pool(output, graph.batch, seen.logits.shape[0], "mean")
+        plain = pool(output, graph.batch, observation.logits.shape[0], "mean")
     else:
         return f"how {task.rows_are} follow from the last attention layer is not known"
-    if plain.shape != seen.logits.shape or not torch.equal(plain, seen.logits):
+    if plain.shape != observation.logits.shape or not torch.equal(plain, observation.logits):
         return "something other than a dot product or a mean follows the last attention layer"
-    read_out = _own_read_out(run, seen.attention.last)
+    read_out = _own_read_out(run, observation.attention.last)
     return read_out if isinstance(read_out, str) else (read_out, output.detach().cpu().double())
 
 
@@ -290,17 +292,7 @@ def _towards(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Te
     degree = rowptr.diff()[pairs[0]]
     pointers = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     pair = row_index(pointers, int(pointers[-1]))
-    edge = torch.arange(int(pointers[-1])) - pointers[pair] + rowptr[pairs[0]][pair]
+    edges = torch.arange(len(pair))
+    edge = edges - pointers[pair] + rowptr[pairs[0]][pair]
     along = torch.einsum("ehd,ed->eh", read_out.values[read_out.index[edge]], states[pairs[1]][pair])
-    return _dual(along.abs(), pointers, norm).sum(1)
-
-
-def _dual(values: Tensor, rowptr: Tensor, norm: str) -> Tensor:
-    """[N, H]: the dual norm of the non-negative values [E, H] of each row; 0 for an empty one."""
-    rows = row_index(rowptr, values.shape[0])[:, None].expand_as(values)
-    out = values.new_zeros(rowptr.numel() - 1, values.shape[1])
-    if norm == "l1":
-        return out.scatter_reduce(0, rows, values, "amax")
-    if norm == "l2":
-        return out.scatter_add(0, rows, values.square()).sqrt()
-    return out.scatter_add(0, rows, values)
+    return channel_norms(pointers, edges, along[:, :, None], norm)[:, :, 0].sum(1)

@@ -12,17 +12,16 @@ same numbers.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fgai.attention import call_model
-from fgai.certificates.following import _NORMS, _by_name, _Exits, _Memory, _tensors, _written
+from fgai.certificates.following import _NORMS, _by_name, _Exits, _Memory, _tensors, _Watch, _written
 from fgai.graph import Graph
 from fgai.ops import use_backend
 from fgai.sparse import Adjacency, Features
@@ -56,9 +55,9 @@ def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) ->
     if name in _MOVES:
         return _moved(func, args, kwargs, marks)
     if name in _NORMS or name == "_native_batch_norm_legit_no_training":
-        looks = name in _NORMS and args[_NORMS[name]] is not False
-        others = any(bool(marks(one).any()) for one in tensors if one is not args[0])
-        return None if looks or others else marks(args[0])
+        of_the_batch = name in _NORMS and args[_NORMS[name]] is not False
+        others = [one for one in tensors if one is not args[0]]
+        return None if of_the_batch or _any_marked(others, marks) else marks(args[0])
     named = _by_name(func, args, kwargs)
     if name in _REDUCTIONS:
         return _reduced(named, marks)
@@ -66,6 +65,10 @@ def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) ->
         return marks(named["self"]).any(named.get("dim", -1), keepdim=True)
     rule = _RULES.get(name)
     return None if rule is None else rule(named, marks)
+
+
+def _any_marked(tensors: Iterable[Tensor | None], marks: Marks) -> bool:
+    return any(bool(marks(one).any()) for one in tensors if one is not None)
 
 
 def _product(args: tuple[Any, ...], first: int, marks: Marks) -> Tensor:
@@ -113,15 +116,15 @@ def _along(marks: Tensor, dim: int, dims: int) -> Tensor:
 
 
 def _index(named: Named, marks: Marks) -> Tensor | None:
-    """Reading by one vector, of places or of truths, along one dimension; else by what is not marked."""
+    """Reading by one vector, of positions or of truths, along one dimension; else by what is not marked."""
     source, indices = marks(named["self"]), named["indices"]
     chosen = source[tuple(slice(None) if one is None else one for one in indices)]
-    told = [(dim, one) for dim, one in enumerate(indices) if one is not None]
-    if not any(bool(marks(one).any()) for _, one in told):
+    vectors = [(dim, one) for dim, one in enumerate(indices) if one is not None]
+    if not _any_marked(indices, marks):
         return chosen
-    if len(told) != 1 or told[0][1].dim() != 1:
+    if len(vectors) != 1 or vectors[0][1].dim() != 1:
         return None
-    dim, index = told[0]
+    dim, index = vectors[0]
     here = marks(index)
     if index.dtype == torch.bool:  # where a truth lands depends on the truths before it
         here = _until(here)[index]
@@ -134,8 +137,8 @@ def _until(marks: Tensor) -> Tensor:
 
 
 def _nonzero(named: Named, marks: Marks) -> Tensor | None:
-    given = named["self"]
-    return _until(marks(given))[given != 0][:, None] if given.dim() == 1 else None
+    vector = named["self"]
+    return _until(marks(vector))[vector != 0][:, None] if vector.dim() == 1 else None
 
 
 def _repeat_interleave(named: Named, marks: Marks) -> Tensor | None:
@@ -145,39 +148,32 @@ def _repeat_interleave(named: Named, marks: Marks) -> Tensor | None:
     return torch.repeat_interleave(_until(marks(counts)), counts)
 
 
-def _scatter(named: Named, marks: Marks) -> Tensor | None:
-    index, dim = named["index"], named["dim"]
-    if bool(marks(index).any()):
-        return None
-    base, value = marks(named["self"]), named.get("src")
-    if not isinstance(value, Tensor):
-        return base
-    here = marks(value)[tuple(slice(size) for size in index.shape)].to(torch.uint8)
-    return base | (base.new_zeros(base.shape, dtype=torch.uint8).scatter_reduce(dim, index, here, "amax") > 0)
-
-
-def _index_add(named: Named, marks: Marks) -> Tensor | None:
-    index = named["index"]
-    if bool(marks(index).any()):
-        return None
-    base, value = marks(named["self"]), named.get("source")
-    if not isinstance(value, Tensor):
-        return base
-    here = marks(value).expand(value.shape).to(torch.int32)
-    return base | (base.new_zeros(base.shape, dtype=torch.int32).index_add(named["dim"], index, here) > 0)
-
-
-def _index_put(named: Named, marks: Marks) -> Tensor | None:
-    indices = [one for one in named["indices"] if one is not None]
-    if any(bool(marks(one).any()) for one in indices):
+def _written_at(named: Named, marks: Marks) -> Tensor | None:
+    """What is written or added at an index that is not marked, beside what was there."""
+    indices = named["indices"] if "indices" in named else [named["index"]]
+    values = [
+        named[key] for key in ("src", "source", "values", "value") if isinstance(named.get(key), Tensor)
+    ]
+    if _any_marked(indices, marks):
         return None
     base = marks(named["self"])
-    here, out = marks(named["values"]).to(torch.int32), base.new_zeros(base.shape, dtype=torch.int32)
-    return base | torch.as_tensor(torch.ops.aten.index_put(out, named["indices"], here, True) > 0)
+    if not values:
+        return base
+    here, out = marks(values[0]).to(torch.int32), base.new_zeros(base.shape, dtype=torch.int32)
+    if "indices" in named:
+        out = torch.as_tensor(torch.ops.aten.index_put(out, indices, here, True))
+    elif here.dim() == 0:
+        return base | (here > 0)
+    elif "src" in named:
+        part = here[tuple(slice(size) for size in indices[0].shape)]
+        out = out.scatter_add(named["dim"], indices[0], part)
+    else:
+        out = out.index_add(named["dim"], indices[0], here)
+    return base | (out > 0)
 
 
 def _layer_norm(named: Named, marks: Marks) -> Tensor | None:
-    if any(one is not None and bool(marks(one).any()) for one in (named["weight"], named["bias"])):
+    if _any_marked((named["weight"], named["bias"]), marks):
         return None
     here = marks(named["input"])
     for dim in range(1, len(named["normalized_shape"]) + 1):
@@ -197,8 +193,7 @@ def _segment_reduce(named: Named, marks: Marks) -> Tensor | None:
 
 
 def _linear(named: Named, marks: Marks) -> Tensor | None:
-    others = (named.get(name) for name in ("weight", "bias"))
-    if any(one is not None and bool(marks(one).any()) for one in others):
+    if _any_marked((named.get("weight"), named.get("bias")), marks):
         return None
     return marks(named["input"]).any(-1, keepdim=True)
 
@@ -214,13 +209,10 @@ _RULES: dict[str, Callable[[Named, Marks], Tensor | None]] = {
     "index": _index,
     "nonzero": _nonzero,
     "repeat_interleave": _repeat_interleave,
-    "scatter": _scatter,
-    "scatter_add": _scatter,
-    "scatter_reduce": _scatter,
-    "index_add": _index_add,
-    "index_copy": _index_add,
-    "index_fill": _index_add,
-    "index_put": _index_put,
+    **dict.fromkeys(
+        ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_put"),
+        _written_at,
+    ),
     "segment_reduce": _segment_reduce,
     "native_layer_norm": _layer_norm,
     "cumsum": lambda named, marks: marks(named["self"]).int().cumsum(named["dim"]) > 0,
@@ -238,7 +230,6 @@ _KEEPS = frozenset(["cat", "stack", "clone", "index", "index_select"])
 """Operations that move numbers and change none."""
 WIDE = 64
 """Numbers per entry of sparse features up to which dense ones are read instead."""
-_SEEDED = torch.Tag.nondeterministic_seeded
 
 
 @dataclass
@@ -251,20 +242,18 @@ class _Marks:
     source: bool
 
 
-class _Locality(TorchDispatchMode):
+class _Locality(_Watch):
     """Which numbers depend on the new nodes.
 
-    `nodes` and `edges` are (all, old); the old ones come first. `culprit` is the first operation all of whose
-    results depend on new nodes, `fatal` the first one after which nothing can be proved, and `scalars` the
-    numbers that operations were called with, without sizes.
+    `nodes` and `edges` are (all, old); the old ones come first. `spread` is the first operation all of whose
+    results depend on new nodes, `scalars` are the numbers that operations were called with, without sizes.
     """
 
     def __init__(self, nodes: tuple[int, int], edges: tuple[int, int]) -> None:
         super().__init__()
         self.sizes, self.old = {edges[0]: edges[1]}, nodes[1]
         self.sizes[nodes[0]] = min(nodes[1], self.sizes.get(nodes[0], nodes[1]))
-        self.culprit: str | None = None
-        self.fatal: str | None = None
+        self.spread: str | None = None
         self.scalars: list[tuple[Any, ...]] = []
         self._marks: _Memory[_Marks] = _Memory()
 
@@ -275,63 +264,51 @@ class _Locality(TorchDispatchMode):
     def marks(self, tensor: Tensor) -> Tensor:
         if tensor.layout is not torch.strided:
             return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
-        known = self._marks.find(tensor)
-        if known is None:
+        memory = self._marks.find(tensor)
+        if memory is None:
             return torch.zeros((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
-        offset = tensor.data_ptr() - known.start
-        if known.step != tensor.element_size() or offset % known.step:
-            return known.shadow.any().expand(tensor.shape)
-        return known.shadow.as_strided(tensor.shape, tensor.stride(), offset // known.step)
+        offset = tensor.data_ptr() - memory.start
+        if memory.step != tensor.element_size() or offset % memory.step:
+            return memory.shadow.any().expand(tensor.shape)
+        return memory.shadow.as_strided(tensor.shape, tensor.stride(), offset // memory.step)
 
-    def reaches(self, *given: Any) -> bool:
-        return any(bool(self.marks(leaf).any()) for leaf in _tensors(given))
-
-    def blame(self, name: str) -> None:
-        """End the proof; the first operation is kept."""
-        self.fatal = self.fatal or name
+    def reaches(self, *tree: Any) -> bool:
+        return _any_marked(_tensors(tree), self.marks)
 
     def _put(self, tensor: Tensor, marks: Tensor, source: bool = False) -> None:
         if not tensor.numel() or tensor.layout is not torch.strided:
             return
-        known, storage = self._marks.find(tensor), tensor.untyped_storage()
-        if known is None:
+        memory, storage = self._marks.find(tensor), tensor.untyped_storage()
+        if memory is None:
             if not bool(marks.any()):
                 return
             step = tensor.element_size()
             shadow = torch.zeros(storage.nbytes() // step, dtype=torch.bool, device=tensor.device)
-            known = _Marks(shadow, step, storage.data_ptr(), source)
-            self._marks.keep(tensor, known)
-        known.source = known.source and source
-        if known.step != tensor.element_size() or (tensor.data_ptr() - known.start) % known.step:
-            known.shadow.fill_(True)
+            memory = _Marks(shadow, step, storage.data_ptr(), source)
+            self._marks.keep(tensor, memory)
+        memory.source = memory.source and source
+        if memory.step != tensor.element_size() or (tensor.data_ptr() - memory.start) % memory.step:
+            memory.shadow.fill_(True)
         else:
             self.marks(tensor).copy_(marks)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run an operation and pass marks on."""
-        given = kwargs or {}
-        name = func.overloadpacket.__name__
-        plain = name.removesuffix("_")
-        inputs = _tensors(args, given)
-        marked = self.reaches(inputs)
-        named = _by_name(func, args, given)
+    def watch(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plain, named = name.removesuffix("_"), _by_name(func, args, kwargs)
+        inputs = _tensors(args, kwargs)
+        marked, passed = self.reaches(inputs), None
         self._note(func, plain, named)
-        if _SEEDED in func.tags or (marked and plain in _READS):
+        if marked and plain in _READS:
             self.blame(name)
-        passed = None
         if marked and plain not in _BY_SHAPE:
             if plain in ("eq", "ne") and isinstance(args[1], Tensor):
                 passed = self._compared(args[0], args[1])
             else:
-                passed = _passed_on(func, args, given, self.marks)
-        out = func(*args, **given)
-        written = _written(func, named)
+                passed = _passed_on(func, args, kwargs, self.marks)
+        out = func(*args, **kwargs)
         if plain in _BY_SHAPE:
             self._created(out)
         elif marked:
-            self._pass_on(name, out, written, inputs, passed)
+            self._pass_on(name, out, _written(func, named), inputs, passed)
         return out
 
     def _note(self, func: Any, name: str, named: dict[str, Any]) -> None:
@@ -369,24 +346,24 @@ class _Locality(TorchDispatchMode):
             shared = one.layout is torch.strided and one.untyped_storage().data_ptr() in memory
             if not one.numel() or (shared and not writes):
                 continue  # a view has the marks of what it shows
-            known = passed is not None and _fits(passed, one.shape)
-            marks = passed if known and passed is not None else one.new_ones((), dtype=torch.bool)
+            fits = passed is not None and _fits(passed, one.shape)
+            marks = passed if fits and passed is not None else one.new_ones((), dtype=torch.bool)
             if one.numel() > 1 and bool(marks.all()) and not any(bool(self.marks(i).all()) for i in inputs):
-                self.culprit = self.culprit or name
+                self.spread = self.spread or name
             self._put(one, marks.expand(one.shape), source)
 
     def _compared(self, left: Tensor, right: Tensor) -> Tensor:
         """Marks of whether two numbers are equal: an old node, whichever it is, is no new one."""
         marks = [self.marks(left), self.marks(right)]
-        for one, (given, other) in enumerate(((left, right), (right, left))):
-            if self._is_source(given) and not other.is_floating_point():
-                marks[one] = marks[one] & ((other < self.old) | marks[1 - one])
+        for side, (one, other) in enumerate(((left, right), (right, left))):
+            if self._is_source(one) and not other.is_floating_point():
+                marks[side] = marks[side] & ((other < self.old) | marks[1 - side])
         return marks[0] | marks[1]
 
     def _is_source(self, tensor: Tensor) -> bool:
         """Whether what is marked of a tensor are numbers of old nodes, moved and nothing else."""
-        known = self._marks.find(tensor) if tensor.layout is torch.strided else None
-        return known is not None and known.source
+        memory = self._marks.find(tensor) if tensor.layout is torch.strided else None
+        return memory is not None and memory.source
 
 
 def _dependence(
@@ -426,7 +403,7 @@ def _dependence(
             mode.mark(values, new.view(-1, *[1] * (values.dim() - 1)))
     with torch.no_grad(), use_backend("reference"), _Exits(mode), mode:
         logits = call_model(model, graph)
-    culprit = mode.fatal
+    culprit = mode.culprit
     if culprit is None and bool(mode.marks(logits)[:old].any()):
-        culprit = mode.culprit or "an operation"
+        culprit = mode.spread or "an operation"
     return culprit, mode.scalars

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, _LayerLayout, _tensor_from
+from fgai.certificates.arrays import _ArrayDocument
+from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, _LayerLayout
 from fgai.errors import CheckpointError, InputError
-from fgai.records import Cell, Column, PackedArray, Table, TabledDocument, data_frame, pack_array, plain
+from fgai.records import Cell, Column, Table, data_frame, plain
 from fgai.typed import typed
 
 if TYPE_CHECKING:
@@ -37,18 +37,11 @@ ALL_FOUR = "all_four"
 TABLE_RADII = (0.001, 0.003, 0.01, 0.03, 0.1)
 DIVERGENCES = ("probabilities", "logits")
 _ROUNDING = 1e-9
-_TENSORS = {
-    "alpha1_logits": ("<f8", 1),
-    "alpha1_probabilities": ("<f8", 1),
-    "trivial_probabilities": ("<f8", 1),
-    "pairs": ("<i8", 2),
-    "batch": ("<i8", 1),
-}
 
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertificateRecord(TabledDocument):
+class CertificateRecord(_ArrayDocument):
     """The four properties of each node, measured (1, 3) and certified (2, 4).
 
     1. same explanation: `beta1`, overlap of the top-k1 with the vanilla model's
@@ -86,6 +79,13 @@ class CertificateRecord(TabledDocument):
     """
 
     KIND: ClassVar[str] = "certificate"
+    LAYER: ClassVar[type[LayerCertificate]] = LayerCertificate
+    LAYER_LAYOUT: ClassVar[Any] = list[_LayerLayout]
+    ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
+        **dict.fromkeys(("alpha1_logits", "alpha1_probabilities", "trivial_probabilities"), ("<f8", 1)),
+        "pairs": ("<i8", 2),
+        "batch": ("<i8", 1),
+    }
 
     model: dict[str, Any]
     data: dict[str, Any]
@@ -131,22 +131,22 @@ class CertificateRecord(TabledDocument):
         None where one is unknown, or not measured because no vanilla model was given.
         """
         layer = self.layer(index)
-        found: dict[str, Tensor | None] = dict.fromkeys(PROPERTIES)
+        masks: dict[str, Tensor | None] = dict.fromkeys(PROPERTIES)
         if self.beta is not None:
             least = self.beta - _ROUNDING
             if layer.beta1 is not None:
-                found["same_explanation"] = self._rows(layer.beta1 >= least)
-            found["stable_explanation"] = self._rows(layer.beta2(self.radius) >= least)
+                masks["same_explanation"] = self._rows(layer.beta1 >= least)
+            masks["stable_explanation"] = self._rows(layer.beta2(self.radius) >= least)
         if self.alpha is not None:
             change = self.alpha2(index)
-            found["same_prediction"] = None if self.alpha1 is None else self.alpha1 <= self.alpha
-            found["stable_prediction"] = None if change is None else change <= self.alpha
-        return found
+            masks["same_prediction"] = None if self.alpha1 is None else self.alpha1 <= self.alpha
+            masks["stable_prediction"] = None if change is None else change <= self.alpha
+        return masks
 
     def satisfied(self, index: int = -1) -> Tensor | None:
         """Which nodes, links or graphs have all four properties, bool; None if one is unknown."""
-        found = [mask for mask in self.properties(index).values() if mask is not None]
-        return torch.stack(found).all(0) if len(found) == len(PROPERTIES) else None
+        masks = [mask for mask in self.properties(index).values() if mask is not None]
+        return torch.stack(masks).all(0) if len(masks) == len(PROPERTIES) else None
 
     def counted(self, index: int = -1) -> Tensor:
         """What shares are of: nodes with more than max(k1, k2) neighbours, bool.
@@ -161,25 +161,28 @@ class CertificateRecord(TabledDocument):
     def shares(self, index: int = -1) -> dict[str, float | None]:
         """Share of the counted nodes with each property, and with `all_four`; None where unknown."""
         counted = self.counted(index)
-        held = {**self.properties(index), ALL_FOUR: self.satisfied(index)}
+        masks = {**self.properties(index), ALL_FOUR: self.satisfied(index)}
         some = bool(counted.any())
         return {
             name: None if mask is None or not some else float(mask[counted].double().mean())
-            for name, mask in held.items()
+            for name, mask in masks.items()
         }
 
     def sentences(self, index: int = -1) -> list[str]:
         """One sentence for each number of `shares`, and one that says which nodes are counted."""
-        counted, shares, what = self.counted(index), self.shares(index), self._rows_are
-        said = []
+        counted, shares, rows = self.counted(index), self.shares(index), self._rows_are
+        sentences = []
         for name, text in _meanings(self).items():
             share, title = shares[name], name.replace("_", " ").capitalize()
             if share is None:
                 word, why = _missing(self, index, name)
-                said.append(f"{title}: {word}, {why}.")
+                sentences.append(f"{title}: {word}, {why}.")
             else:
-                said.append(f"{title} at {_percent(share)} of the {what}{text}.")
-        return [*said, f"Counted: {int(counted.sum())} of {len(counted)} {what}, {_counted_words(self)}."]
+                sentences.append(f"{title} at {_percent(share)} of the {rows}{text}.")
+        return [
+            *sentences,
+            f"Counted: {int(counted.sum())} of {len(counted)} {rows}, {_counted_words(self)}.",
+        ]
 
     def informative_share(self, index: int = -1) -> float | None:
         """Share of nodes whose bound on probabilities is clearly (1 %) below the trivial `1 - min_c p_c`."""
@@ -209,17 +212,8 @@ class CertificateRecord(TabledDocument):
         return data_frame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values: settings, the summary, then packed arrays."""
-        special: dict[str, Any] = {
-            "layers": [layer.to_dict() for layer in self.layers],
-            "summary": self.summary(),
-        }
-        for name in _TENSORS:
-            value = getattr(self, name)
-            special[name] = None if value is None else pack_array(value.numpy())
-        names = [f.name for f in dataclasses.fields(self) if f.name not in special]
-        fields = {name: plain(getattr(self, name)) for name in names}
-        return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **plain(special)}
+        """Return plain values: settings, packed arrays and the summary."""
+        return {**super().to_dict(), "summary": plain(self.summary())}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -233,18 +227,7 @@ class CertificateRecord(TabledDocument):
     @classmethod
     def layout(cls) -> dict[str, Any]:
         """Return the fields of a file."""
-        arrays = dict.fromkeys(_TENSORS, PackedArray | None)
-        others = {"layers": list[_LayerLayout], "divergence": Literal[DIVERGENCES]}
-        return {**super().layout(), **arrays, **others, "summary": dict[str, Any]}
-
-    @classmethod
-    def _build(cls, fields: dict[str, Any]) -> Self:
-        fields["layers"] = tuple(LayerCertificate.from_dict(layer) for layer in fields["layers"])
-        for name, shape in _TENSORS.items():
-            fields[name] = _tensor_from(fields.get(name), name, *shape)
-        record = cls(**fields)
-        record._check_lengths()
-        return record
+        return {**super().layout(), "divergence": Literal[DIVERGENCES], "summary": dict[str, Any]}
 
     def _check_lengths(self) -> None:
         """Raise unless the layers and what is predicted are about the same nodes."""
@@ -376,15 +359,20 @@ def _overview(record: CertificateRecord) -> Table:
             cells["overlap with vanilla β₁, mean"] = _number(layer["beta1"])
             cells["change from vanilla α₁, mean"] = _number(_mean(record.alpha1))
         cells = {
-            **{name.replace("_", " "): _share(record, index, name) for name in (*PROPERTIES, ALL_FOUR)},
+            **{
+                name.replace("_", " "): _missing(record, index, name)[0] if share is None else _percent(share)
+                for name, share in record.shares(index).items()
+            },
             **cells,
         }
         for name, cell in cells.items():
             rows.setdefault(name, [name]).append(cell)
     columns = [Column(""), *(Column(layer["name"]) for layer in summary)]
     title = f"Certificates of {record.model['class']} on {record.data['name']}, {record.norm} ball"
+    alpha, beta = ("·" if bound is None else f"{bound:g}" for bound in (record.alpha, record.beta))
+    definition = f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI"
     notes = [
-        f"First rows: share of the {record._rows_are} that satisfy {_definition(record)}.",
+        f"First rows: share of the {record._rows_are} that satisfy {definition}.",
         f"{summary[-1]['name']}: {' '.join(record.sentences())}",
         promised(record.promise, record.explanation),
     ]
@@ -413,8 +401,9 @@ def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[A
     """One layer's columns of `to_pandas`; NaN where nothing is known of single nodes."""
     nodes, prediction = layer.num_nodes, layer.prediction
     names = ("class_radius", "alpha2_logits", "alpha2_probabilities")
-    known = prediction.rows_are == "nodes"
-    values = {name: getattr(prediction, name) if known else None for name in names} | {"beta1": layer.beta1}
+    of_nodes = prediction.rows_are == "nodes"
+    values = {name: getattr(prediction, name) if of_nodes else None for name in names}
+    values["beta1"] = layer.beta1
     return {
         "layer": np.full(nodes, layer.name, dtype=object),
         "node": np.arange(nodes),
@@ -425,22 +414,10 @@ def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[A
     }
 
 
-def _definition(record: CertificateRecord) -> str:
-    alpha = "·" if record.alpha is None else f"{record.alpha:g}"
-    beta = "·" if record.beta is None else f"{record.beta:g}"
-    return f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI"
-
-
-def _share(record: CertificateRecord, index: int, name: str) -> str:
-    """One share of a layer as a table shows it."""
-    share = record.shares(index)[name]
-    return _missing(record, index, name)[0] if share is None else _percent(share)
-
-
 def _missing(record: CertificateRecord, index: int, name: str) -> tuple[str, str]:
     """Why there is no share of a property: in a word or two, and the rest of the sentence."""
-    held = record.properties(index)
-    absent = [one for one in (PROPERTIES if name == ALL_FOUR else (name,)) if held[one] is None]
+    masks = record.properties(index)
+    absent = [one for one in (PROPERTIES if name == ALL_FOUR else (name,)) if masks[one] is None]
     if not absent:
         return "none counted", f"because no {record._rows_are[:-1]} counts"
     if (record.beta if absent[0].endswith("explanation") else record.alpha) is None:

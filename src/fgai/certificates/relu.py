@@ -16,6 +16,7 @@ which the first unit can cross zero the certificate is that of a linear read-out
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Observation
+from fgai.bounds.steps import scale_of
 from fgai.certificates.familiar import _layer_values, unfamiliar
 from fgai.certificates.kernels import channel_norms, class_norms
 from fgai.certificates.layer import _BOUNDS, SMALLEST, Prediction, _gaps, _probability_change, _radius_of
@@ -65,12 +67,12 @@ class _Rates(NamedTuple):
     total: Tensor
 
 
-def _relu_prediction(model: Any, seen: Observation, radius: float, norm: str) -> Prediction | None:
+def _relu_prediction(model: Any, observation: Observation, radius: float, norm: str) -> Prediction | None:
     """Bound nodes of a graph transformer by its last layer's attention; None for other models."""
-    read_out = _find_relu(model, seen)
+    read_out = _find_relu(model, observation)
     if read_out is None:
         return None
-    rowptr, logits = seen.attention.last.rowptr.cpu(), seen.logits
+    rowptr, logits = observation.attention.last.rowptr.cpu(), observation.logits
     top, lead = _gaps(logits)
     rates = _first_order(read_out, rowptr, top, norm)
     size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)
@@ -84,47 +86,48 @@ def _relu_prediction(model: Any, seen: Observation, radius: float, norm: str) ->
     return Prediction(safe, moved, _probability_change(logits, spread), *_BOUNDS, reason)
 
 
-def _find_relu(model: Any, seen: Observation) -> _ReluReadOut | None:
+def _find_relu(model: Any, observation: Observation) -> _ReluReadOut | None:
     """Return the read-out of a graph transformer's last attention layer; None where it is another one."""
-    if body_of(model) != "blocks" or not get_task(model.task).row_per_node or not seen.runs:
+    if body_of(model) != "blocks" or not get_task(model.task).row_per_node or not observation.runs:
         return None
     if unfamiliar(model) is not None:
         return None
-    block, run = model.blocks[-1], seen.runs[-1]
+    run = observation.runs[-1]
+    parts: Any = copy.deepcopy(nn.ModuleList([model.blocks[-1], model.head]))
+    block, head = parts.requires_grad_(False).cpu().double()
     norms, maps = (block.norm_attention, block.norm_feed), (block.output, block.wide, block.narrow)
     if not all(isinstance(norm, nn.BatchNorm1d) and norm.running_var is not None for norm in norms):
         return None  # layer normalisation is not piecewise linear
-    if [type(part) for part in (*maps, *model.head)] != [nn.Linear] * 4 + [nn.ReLU, nn.Linear]:
+    if [type(part) for part in (*maps, *head)] != [nn.Linear] * 4 + [nn.ReLU, nn.Linear]:
         return None
-    layer, values = run.layer, _layer_values(run, seen.attention.last)
+    layer, values = run.layer, _layer_values(run, observation.attention.last)
     assert isinstance(layer, AttentionLayer) and run.output is not None
     if isinstance(values, str):
         return None
-    with torch.no_grad():
-        scales, shifts = zip(*(_affine(norm) for norm in norms), strict=True)
-        (out_w, out_b), (wide_w, wide_b), (narrow_w, narrow_b) = (_weights(linear) for linear in maps)
-        (head_w, head_b), (last_w, last_b) = _weights(model.head[0]), _weights(model.head[2])
-        state = run.inputs[0].cpu().double() + run.output.cpu().double() @ out_w.T + out_b
-        state = state * scales[0] + shifts[0]
-        p1 = state @ wide_w.T + wide_b
-        fed = (state + p1.relu() @ narrow_w.T + narrow_b) * scales[1] + shifts[1]
-        p2 = fed @ head_w.T + head_b
-        size = p2.relu() @ last_w.abs().T + last_b.abs()
-        apart = (p2.relu() @ last_w.T + last_b - seen.logits.cpu().double()).abs()
-        if not bool((apart <= _AGAIN * size.amax(1, keepdim=True)).all()):
-            return None
-        mix = scales[0][:, None] * out_w
-        shape = (-1, layer.heads, layer.channels)
-        return _ReluReadOut(
-            values=values,
-            source=seen.attention.last.source.cpu(),
-            G=(wide_w @ mix).view(shape),
-            P=(head_w @ (scales[1][:, None] * mix)).view(shape),
-            B=head_w @ (scales[1][:, None] * narrow_w),
-            A=last_w,
-            p1=p1,
-            p2=p2,
-        )
+    scales, shifts = zip(*(scale_of(norm) for norm in norms), strict=True)
+    out_w, wide_w, narrow_w, head_w, last_w = (one.weight for one in (*maps, head[0], head[2]))
+    out_b, wide_b, narrow_b, head_b, last_b = (_bias(one) for one in (*maps, head[0], head[2]))
+    state = run.inputs[0].cpu().double() + run.output.cpu().double() @ out_w.T + out_b
+    state = state * scales[0] + shifts[0]
+    p1 = state @ wide_w.T + wide_b
+    fed = (state + p1.relu() @ narrow_w.T + narrow_b) * scales[1] + shifts[1]
+    p2 = fed @ head_w.T + head_b
+    size = p2.relu() @ last_w.abs().T + last_b.abs()
+    apart = (p2.relu() @ last_w.T + last_b - observation.logits.cpu().double()).abs()
+    if not bool((apart <= _AGAIN * size.amax(1, keepdim=True)).all()):
+        return None
+    mix = scales[0][:, None] * out_w
+    shape = (-1, layer.heads, layer.channels)
+    return _ReluReadOut(
+        values=values,
+        source=observation.attention.last.source.cpu(),
+        G=(wide_w @ mix).view(shape),
+        P=(head_w @ (scales[1][:, None] * mix)).view(shape),
+        B=head_w @ (scales[1][:, None] * narrow_w),
+        A=last_w,
+        p1=p1,
+        p2=p2,
+    )
 
 
 def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) -> _Rates:
@@ -197,16 +200,5 @@ def _blocks(rowptr: Tensor) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _weights(linear: Any) -> tuple[Tensor, Tensor]:
-    weight = linear.weight.detach().cpu().double()
-    bias = weight.new_zeros(len(weight)) if linear.bias is None else linear.bias.detach().cpu().double()
-    return weight, bias
-
-
-def _affine(norm: Any) -> tuple[Tensor, Tensor]:
-    """Batch norm in evaluation mode as `scale · x + shift`."""
-    scale: Tensor = torch.rsqrt(norm.running_var.cpu().double() + norm.eps)
-    if norm.affine:
-        scale = scale * norm.weight.detach().cpu().double()
-    shift = -norm.running_mean.cpu().double() * scale
-    return scale, shift + norm.bias.detach().cpu().double() if norm.affine else shift
+def _bias(linear: nn.Linear) -> Tensor:
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias

@@ -48,8 +48,8 @@ VOTING_PROMISE = (
 )
 PROBES = ((1, 1.0), (3, 1e6))
 """New nodes that are tried, and the size of their features."""
-HEARD = 16
-"""Neighbours of each of them at most."""
+NEIGHBOURS = 16
+"""Of each of them at most."""
 _SAME = 1e-5
 """Rounding of logits, relative to the largest."""
 
@@ -124,16 +124,14 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
         raise InputError(f"voting is for the classes of nodes, {graph.name!r} holds another task")
     group = _group_of(torch.arange(graph.num_nodes), groups, seed)
     largest = int(torch.bincount(group, minlength=groups).argmax())
-    votes: Tensor | None = None
+    votes = torch.zeros((), dtype=torch.long)
     with evaluating(model), torch.no_grad():
         _require_local(model, graph, group == largest)
         for one in range(groups):
-            heard = prepared(model, _spoken_by(graph, group == one))
-            logits = call_model(model, heard)
-            check_logits(logits, heard)
-            chosen = torch.nn.functional.one_hot(logits.argmax(1).cpu(), logits.shape[1])
-            votes = chosen if votes is None else votes + chosen
-    assert votes is not None
+            part = prepared(model, _sent_by(graph, group == one))
+            logits = call_model(model, part)
+            check_logits(logits, part)
+            votes = votes + torch.nn.functional.one_hot(logits.argmax(1).cpu(), logits.shape[1])
     return _counted(votes, groups)
 
 
@@ -145,45 +143,45 @@ def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
     return (mixed ^ (mixed >> 16)) % groups
 
 
-def _spoken_by(graph: Graph, speakers: Tensor) -> Graph:
-    """Return the graph without the edges, loops excepted, whose source is not in `speakers` (bool [N])."""
+def _sent_by(graph: Graph, senders: Tensor) -> Graph:
+    """Return the graph without the edges, loops excepted, whose source is not in `senders` (bool [N])."""
     adjacency = graph.adjacency
     source, destination = adjacency.source, adjacency.destination
-    gone = ~speakers.to(source.device)[source] & (source != destination)
+    gone = ~senders.to(source.device)[source] & (source != destination)
     return graph.remove(gone.nonzero().flatten())[0]
 
 
-def _require_local(model: nn.Module, graph: Graph, speakers: Tensor) -> None:
+def _require_local(model: nn.Module, graph: Graph, senders: Tensor) -> None:
     """Raise unless new nodes without outgoing edges provably change nothing at the others."""
-    heard = prepared(model, _spoken_by(graph, speakers))
-    if heard.positional is not None:
+    part = prepared(model, _sent_by(graph, senders))
+    if part.positional is not None:
         raise InputError(
             f"{model_name(model)} reads encodings of the whole graph, which every new node changes"
         )
-    if heard.features is None:
+    if part.features is None:
         return
     plain = uncompiled(model)
-    logits = call_model(plain, heard)
-    check_logits(logits, heard)
+    logits = call_model(plain, part)
+    check_logits(logits, part)
     counts = [added for added, _ in PROBES]
-    why = _joined(plain, graph, speakers, counts)
+    why = _joined(plain, graph, senders, counts)
     # Sizes that happen to be equal are told apart by other ones, and dense features need no kernels.
-    if why is not None and (why := _joined(plain, graph, speakers, [n + 4 for n in counts], dense=True)):
+    if why is not None and (why := _joined(plain, graph, senders, [n + 4 for n in counts], dense=True)):
         raise _not_local(model, why)
     for added, size in PROBES:
-        larger = prepared(plain, _with_silent(graph, speakers, added, size))
-        moved = (call_model(plain, larger)[: len(logits)] - logits).abs()
-        if not bool((moved <= _SAME * logits.abs().max()).all()):
+        larger = prepared(plain, _with_new(graph, senders, added, size))
+        change = (call_model(plain, larger)[: len(logits)] - logits).abs()
+        if not bool((change <= _SAME * logits.abs().max()).all()):
             raise _not_local(model, "new nodes that send nothing change the logits of others")
 
 
 def _joined(
-    model: nn.Module, graph: Graph, speakers: Tensor, counts: Sequence[int], *, dense: bool = False
+    model: nn.Module, graph: Graph, senders: Tensor, counts: Sequence[int], *, dense: bool = False
 ) -> str | None:
     """What lets old nodes depend on new ones without outgoing edges; None if nothing does."""
     numbers = []
     for added in counts:
-        larger = prepared(model, _with_silent(graph, speakers, added, 1.0))
+        larger = prepared(model, _with_new(graph, senders, added, 1.0))
         culprit, scalars = _dependence(model, larger, added, dense=dense)
         if culprit is not None:
             return f"`{culprit.strip('_')}` joins what no edge joins"
@@ -196,21 +194,21 @@ def _joined(
 
 def _not_local(model: nn.Module, why: str) -> InputError:
     return InputError(
-        f"in {model_name(model)} nodes hear of each other in other ways than along edges: {why}, so one"
+        f"in {model_name(model)} nodes affect each other in other ways than along edges: {why}, so one"
         " injected node may change every vote; leave it out, or certify with `certify_injection`"
     )
 
 
-def _with_silent(graph: Graph, speakers: Tensor, added: int, size: float) -> Graph:
-    """Add new nodes without outgoing edges, each with some of `speakers` as neighbours."""
+def _with_new(graph: Graph, senders: Tensor, added: int, size: float) -> Graph:
+    """Add new nodes without outgoing edges, each with some of `senders` as neighbours."""
     generator = torch.Generator().manual_seed(added)
-    among = speakers.nonzero().flatten()
+    among = senders.nonzero().flatten()
     among = among if len(among) else torch.arange(graph.num_nodes)
-    some = [among[torch.randperm(len(among), generator=generator)[:HEARD]] for _ in range(added)]
+    some = [among[torch.randperm(len(among), generator=generator)[:NEIGHBOURS]] for _ in range(added)]
     assert graph.features is not None
     features = size * torch.randn(added, graph.num_features, generator=generator, dtype=torch.float64)
     larger, _ = graph.inject(torch.stack(some), features.to(graph.device, graph.features.dtype))
-    return _spoken_by(larger, torch.cat([speakers, speakers.new_zeros(added)]))
+    return _sent_by(larger, torch.cat([senders, senders.new_zeros(added)]))
 
 
 def _counted(votes: Tensor, groups: int) -> VotingCertificate:
