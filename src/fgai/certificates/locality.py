@@ -228,6 +228,8 @@ _BY_SHAPE = frozenset(
 )
 _KEEPS = frozenset(["cat", "stack", "clone", "index", "index_select"])
 """Operations that move numbers and change none."""
+_POSITIONS = {"select": "index", "slice": "start", "roll": "shifts"}
+"""Name of an operation → its argument that says which numbers are read; as it is in every graph."""
 WIDE = 64
 """Numbers per entry of sparse features up to which dense ones are read instead."""
 
@@ -312,7 +314,7 @@ class _Locality(_Watch):
         return out
 
     def _note(self, func: Any, name: str, named: dict[str, Any]) -> None:
-        """Keep the numbers an operation computes with; sizes and positions are of another type."""
+        """Keep the numbers an operation computes with; sizes, of another type, count where they are values."""
         kinds = {one.name: str(one.type) for one in func._schema.arguments}
         values: list[Any] = [
             value
@@ -322,8 +324,12 @@ class _Locality(_Watch):
         ]
         if name == "lift_fresh" and named["self"].numel() <= 64:
             values.append(tuple(named["self"].flatten().tolist()))
-        if name == "arange":  # one number per node, or per edge, is what it is for
-            values = []
+        if name == "arange" and (named.get("start", 0), named.get("step", 1)) == (0, 1):
+            values = []  # one number per node, or per edge, is what it is for
+        elif name not in _BY_SHAPE and not _tensors(list(named.values())):  # as the ends of linspace, or eye
+            values = [value for value in named.values() if isinstance(value, int | float | list | tuple)]
+        elif name in _POSITIONS:
+            values.append(named.get(_POSITIONS[name]))
         if values:
             self.scalars.append((name, *values))
 
