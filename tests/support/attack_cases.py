@@ -18,6 +18,7 @@ from experiments.defences import DEFENCES, Regularised
 from fgai.attacks import (
     DICE,
     PRBCD,
+    PREDICTION_MEMBERS,
     TDGIA,
     THREATS,
     AdaptiveInjection,
@@ -53,6 +54,12 @@ class SmallEnsemble(EnsembleInjection):
         super().__init__(budget, objective, k=k, rules=("random", "cover"), baselines=((2, 0.2, 1),))
 
 
+_SHORT = (
+    *("sign", "momentum", "adam small margin", "adam others reach"),
+    *("straight small margin", "straight momentum"),
+)
+SHORT_MEMBERS = tuple(member for member in PREDICTION_MEMBERS if member.name in _SHORT)
+"""Members of an ensemble that find most of the damage in few steps."""
 INJECTION = Budget(nodes=3, edges=4, steps=4, step_size=0.25, restarts=2)
 BUDGETS: dict[type[Attack], Budget] = {
     RandomInjection: INJECTION,

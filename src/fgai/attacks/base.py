@@ -81,15 +81,14 @@ class Ledger:
         each, rows = len(self.members) // restarts, iter(self.members)
         return [(None if i % (each + 1) == 0 else next(rows), d) for i, d in enumerate(self.damages)]
 
-    def note(self, result: SearchResult) -> None:
-        """Add the steps of a search and the largest gradient it saw."""
+    def note(self, result: SearchResult, member: str = "", rule: str = "random") -> None:
+        """Add the steps of a search and its largest gradient, and a row about the member that searched."""
         self.steps += result.steps
         self.gradient = max(self.gradient, result.gradient)
-
-    def add_member(self, member: str, rule: str, result: SearchResult, seconds: float) -> None:
-        """Add a row about a member: its name, the rule of its endpoints, its result and its time."""
-        numbers = {name: getattr(result, name) for name in ("damage", "loss", "gradient", "steps")}
-        self.members.append({"member": member, "endpoints": rule, **numbers, "seconds": seconds})
+        if member:
+            names = ("damage", "loss", "gradient", "steps", "seconds")
+            numbers = {name: getattr(result, name) for name in names}
+            self.members.append({"member": member, "endpoints": rule, **numbers})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
@@ -207,10 +206,6 @@ class Judge:
         self.ledger.share = self._work / max(1, self.ledger.forwards)
         if values is not None:
             self._trace.extend(values)
-
-    def curve(self) -> list[float]:
-        """Return every value judged so far, in order."""
-        return torch.stack(self._trace).tolist() if self._trace else []
 
 
 @typed
@@ -394,7 +389,7 @@ class Attack(ABC):
         if ledger.steps > self.allowed_steps:
             raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.allowed_steps} in all")
         ledger.seconds = perf_counter() - began
-        ledger.curve = judge.curve()
+        ledger.curve = torch.stack(judge._trace).tolist() if judge._trace else []
         if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
         strongest = {rule: one.change for rule, one in by_rule.items()}
@@ -408,9 +403,7 @@ class Attack(ABC):
 class _ReportedAttack(Attack):
     """Climbs the objective's loss (for classes, one of `ROW_LOSSES`) and chooses by `Objective.damage`."""
 
-    @property
-    def searches(self) -> bool:
-        return True
+    searches = True
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
         return float(self.objective.judged(*judge.look(change), judge.clean))
@@ -419,10 +412,11 @@ class _ReportedAttack(Attack):
         logits = judge.clean.logits
         return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
 
-    def site(self, judge: Judge, change: GraphChange, **options: Any) -> _InjectionSite:
+    def site(self, judge: Judge, change: GraphChange, moves: str = "features") -> _InjectionSite:
         partial = self.objective.classes or self.objective.explanation is not None
-        recompute, options = judge.recompute if partial else None, {"reads": self.objective.reads, **options}
-        return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, **options)
+        recompute = judge.recompute if partial else None
+        reads = self.objective.reads
+        return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, reads, moves)
 
     def climb(
         self, site: _InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box

@@ -34,7 +34,6 @@ def draw_endpoints(
     each: int,
     generator: torch.Generator,
     batch: Tensor | None = None,
-    weights: Tensor | None = None,
 ) -> Tensor:
     """Return [count, each] endpoints drawn from `nodes`, distinct within a row.
 
@@ -45,11 +44,9 @@ def draw_endpoints(
         generator: on the CPU.
         batch: [N] small graph of every node, or None; with it, `count` rows are drawn for each small graph
             that has some of the `nodes`, each row inside its graph.
-        weights: [N] how likely each node of the graph is to be drawn; None for all alike.
 
     Raises:
-        InputError: `nodes` is no vector of nodes, or has fewer than `each`; a count is too large; a weight of
-            one of the `nodes` is missing or not positive.
+        InputError: `nodes` is no vector of nodes, or has fewer than `each`; a count is too large.
     """
     checks.whole(count, "count", 0, LARGEST)
     checks.whole(each, "each", 0, LARGEST)
@@ -63,35 +60,15 @@ def draw_endpoints(
         groups = batch.to(nodes.device)[nodes]
         counts = torch.bincount(groups)
         pools = torch.split(nodes[groups.argsort(stable=True)], counts[counts > 0].tolist())
-        return torch.cat([draw_endpoints(pool, count, each, generator, None, weights) for pool in pools])
+        return torch.cat([draw_endpoints(pool, count, each, generator) for pool in pools])
     pool = nodes.numel()
     if pool < each or (count and not pool):
         raise InputError(f"`nodes` must hold at least `each` ({each}) nodes to draw, got {pool}")
-    shape = (count, 2 * each + 8)
-    likely = None if weights is None else _likely(weights, nodes)
-    if likely is None or not count:
-        tries = torch.randint(pool, shape, generator=generator)
-    else:
-        tries = torch.multinomial(likely, shape[0] * shape[1], True, generator=generator).view(shape)
+    tries = torch.randint(pool, (count, 2 * each + 8), generator=generator)
     chosen = torch.empty(count, each, dtype=torch.long)
     for row in _first_distinct(tries.numpy(), chosen.numpy()).nonzero()[0]:  # a small pool: shuffle it
-        chosen[row] = (
-            torch.randperm(pool, generator=generator)[:each]
-            if likely is None
-            else torch.multinomial(likely, each, generator=generator)
-        )
+        chosen[row] = torch.randperm(pool, generator=generator)[:each]
     return nodes[chosen.to(nodes.device)]
-
-
-def _likely(weights: Tensor, nodes: Tensor) -> Tensor:
-    """Weights of the `nodes`, checked, on the CPU in double precision."""
-    if weights.dim() != 1 or not weights.is_floating_point():
-        raise InputError(f"`weights` must be a vector of numbers, got {weights.dtype} {tuple(weights.shape)}")
-    check_index(nodes, weights.numel(), "nodes")
-    likely = weights.detach().to("cpu", torch.float64)[nodes.cpu()]
-    if not bool(torch.isfinite(likely).all()) or bool((likely <= 0).any()):
-        raise InputError("`weights` must be positive and finite for every node that may be drawn")
-    return likely
 
 
 @compiled

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fgai import checks, topk
 from fgai.metrics.common import _check_attention, _check_edge_mask, mean_over
-from fgai.metrics.spec import Shown, metric
+from fgai.metrics.spec import _under_attacks, metric
 from fgai.metrics.views import View, Views
 from fgai.ops.segments import row_sum
 from fgai.typed import typed
@@ -53,19 +53,11 @@ def _null_intruders(views: Views) -> dict[str, Any]:
     title="intruded nodes",
     paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
     section="explanation",
-    shown=(
-        Shown(
-            "intruders.prediction.nodes.all",
-            "intruded",
-            "Nodes that show an intruder, prediction attacked",
-            "Of the nodes a new node was joined to, the share with a new one among their top k.",
-        ),
-        Shown(
-            "intruders.explanation.nodes.all",
-            "intruded, expl.",
-            "Nodes that show an intruder, explanation attacked",
-            "The same when the attack aims at the explanation.",
-        ),
+    shown=_under_attacks(
+        "intruders.{}.nodes.all",
+        "intruded",
+        "Nodes that show an intruder",
+        "Of the nodes a new node was joined to, the share with a new one among their top k.",
     ),
     measure=_intruders,
     null=_null_intruders,
@@ -130,19 +122,11 @@ def intruder_places(
     title="intruders' mass",
     paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
     section="explanation",
-    shown=(
-        Shown(
-            "intruders.prediction.mass.all",
-            "their mass",
-            "Attention on intruders, prediction attacked",
-            "Attention that new nodes take at the nodes they were joined to.",
-        ),
-        Shown(
-            "intruders.explanation.mass.all",
-            "their mass, expl.",
-            "Attention on intruders, explanation attacked",
-            "The same when the attack aims at the explanation.",
-        ),
+    shown=_under_attacks(
+        "intruders.{}.mass.all",
+        "their mass",
+        "Attention on intruders",
+        "Attention that new nodes take at the nodes they were joined to.",
     ),
     measure=_intruders,
     null=_null_intruders,

@@ -23,6 +23,7 @@ from fgai.recompute import Plan, Recompute, Repeated, Touched
 from fgai.recompute.patch import Ranks, incoming
 from fgai.tasks import task_of
 from fgai.topk import topk_mask
+from fgai.topk.swaps import rivals
 
 Score = Callable[[_View], tuple[Tensor, Tensor]]
 """View → the losses [B], with gradients, and the damages [B], without."""
@@ -256,7 +257,7 @@ class _PartialExplanation:
     """The explanation objective from the rows in reach, of a plan made with `all_rows=True`."""
 
     def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
-        self._objective, self._copies, self._layers = objective, 1, []
+        self._k, self._copies, self._layers = objective.k, 1, []
         adjacency, touched = recompute.graph.adjacency, plan.start
         layers, members_of = clean.attention.layers, clean.members(objective.k)
         parts = zip(plan.patches, plan.ranks, layers, members_of, strict=True)
@@ -265,8 +266,9 @@ class _PartialExplanation:
             inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
             inside[touched[touched < adjacency.num_nodes]] = True
             ours, rest = rows[inside[rows]], rows[~inside[rows]]
-            everything = torch.ones_like(members)
-            margins, real = objective.margins(before.ranking(), everything, members, before.rowptr, rest)
+            margins, real = rivals(
+                before.ranking(), torch.ones_like(members), members, before.rowptr, rest, objective.k
+            )
             lost, terms = (torch.sigmoid(margins) * real).sum(), real.sum()
             edges, owner = incoming(adjacency, ours)
             order = torch.argsort(patch.positions)
@@ -286,10 +288,10 @@ class _PartialExplanation:
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
                 now = chosen_rows(ranks, layer.spots)
-                each = self._objective.margins(now, layer.there, layer.members, layer.rowptr, layer.rows)
+                each = rivals(now, layer.there, layer.members, layer.rowptr, layer.rows, self._k)
                 margins, real = (part.view(self._copies, -1) for part in each)
                 lost, terms = lost + (torch.sigmoid(margins) * real).sum(1), terms + real.sum(1)
-                shown = self._objective.k * (len(layer.rows) // self._copies)
+                shown = self._k * (len(layer.rows) // self._copies)
                 gone = gone + ((margins.detach() > 0) & real).sum(1) / shown
             total = total + lost / terms.clamp(min=1)
         measured = sum(len(layer.rows) > 0 for layer in self._layers)
