@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv
@@ -172,6 +173,18 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReliabilityWarning)
         yield
+
+
+def first(count: int, rows: Sequence[Any]) -> list[Any]:
+    """Cases of a test of which only the first `count` run by default; the others are slow."""
+    others = [row if isinstance(row, tuple) else (row,) for row in rows[count:]]
+    return [*rows[:count], *(pytest.param(*row, marks=pytest.mark.slow) for row in others)]
+
+
+def rotated(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The product of some options; first the rows in which every value of the first stands once."""
+    some = [tuple(values[i % len(values)] for values in options) for i in range(len(options[0]))]
+    return [*some, *(row for row in itertools.product(*options) if row not in some)]
 
 
 def pairwise(*options: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -91,11 +91,7 @@ def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
 
 
 def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
-    """Return [count, each] endpoints, each row out of one neighbourhood.
-
-    A row is drawn around one target: the targets that most paths of one or two edges lead to from it, and
-    where those are too few, others at random.
-    """
+    """Return [count, each] targets that most paths of one or two edges lead to from one, a row for each."""
     centre = nodes[torch.randint(nodes.numel(), (count,), generator=generator).to(nodes.device)]
     ones = torch.ones(graph.num_edges, 1, device=graph.device, dtype=torch.float32)
     reach = torch.zeros(graph.num_nodes, 1, count, device=graph.device, dtype=torch.float32)
@@ -107,10 +103,7 @@ def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generato
 
 
 def _defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
-    """How easily targets of some degree (plus one) and clean probability p, [T] each, are moved.
-
-    (2 + p) (0.9 / d + 0.1 / √(edges · d))
-    """
+    """TDGIA's score of targets of degree d (plus one), (2 + p) (0.9 / d + 0.1 / √(edges · d)), [T]."""
     return (2 + probability) * (NEAR / degree + FAR / (edges * degree).sqrt())
 
 
@@ -141,25 +134,15 @@ def _defective_endpoints(
 
 @dataclass(frozen=True, eq=False)
 class _EndpointContext:
-    """The input of a rule.
+    """The input of a rule; `logits`, `attacked` and `labels` are None where a row is a link or a graph."""
 
-    Attributes:
-        graph: prepared, clean.
-        nodes: [P] that may be joined.
-        rows: [T] nodes whose predictions are attacked.
-        logits: [N, C] of the vanilla model on the clean graph; None where there is a row per link or graph.
-        shape: new nodes, and edges of each.
-        attacked: [N, C] logits of the attacked model on the clean graph; None like `logits`.
-        labels: [N] the class every node should have; None like `logits`.
-    """
-
-    graph: Graph
-    nodes: Tensor
-    rows: Tensor
-    logits: Tensor | None
-    shape: tuple[int, int]
-    attacked: Tensor | None = None
-    labels: Tensor | None = None
+    graph: Graph  # prepared, clean
+    nodes: Tensor  # [P] that may be joined
+    rows: Tensor  # [T] nodes whose predictions are attacked
+    logits: Tensor | None  # [N, C] of the vanilla model on the clean graph
+    shape: tuple[int, int]  # new nodes, and edges of each
+    attacked: Tensor | None = None  # [N, C] logits of the attacked model on the clean graph
+    labels: Tensor | None = None  # [N] the class every node should have
 
 
 def _random_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
@@ -181,11 +164,7 @@ def _cover_endpoints(context: _EndpointContext, generator: torch.Generator) -> T
 
 
 def _weakest_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
-    """Greedy cover of the targets that are closest to a wrong prediction of the attacked model.
-
-    The weight of a target that is right on the clean graph is exp(−3 · margin), margin being the distance of
-    its own probability to the best other one; targets that are wrong already weigh nothing.
-    """
+    """Greedy cover of the targets closest to a wrong prediction: weights exp(−3 · margin), 0 where wrong."""
     if context.attacked is None or context.labels is None:
         return _random_endpoints(context, generator)
     share = context.attacked[context.rows].double().softmax(1)

@@ -85,8 +85,8 @@ def intruder_nodes(
         >>> intruder_nodes(w, new, torch.tensor([0, 3, 5]), k=2)
         0.5
     """
-    places = _places(w, injected, rowptr, k)
-    return mean_over(torch.where(places.isnan(), places, (places > 0).double()), nodes)
+    shares = _shares(w, injected, rowptr, k)
+    return mean_over(torch.where(shares.isnan(), shares, (shares > 0).double()), nodes)
 
 
 @metric(
@@ -114,7 +114,7 @@ def intruder_places(
         >>> intruder_places(w, new, torch.tensor([0, 3, 5]), k=2)
         0.25
     """
-    return mean_over(_places(w, injected, rowptr, k), nodes)
+    return mean_over(_shares(w, injected, rowptr, k), nodes)
 
 
 @metric(
@@ -149,7 +149,7 @@ def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor 
     return mean_over(_where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr), nodes)
 
 
-def _places(w: Tensor, injected: Tensor, rowptr: Tensor, k: int) -> Tensor:
+def _shares(w: Tensor, injected: Tensor, rowptr: Tensor, k: int) -> Tensor:
     """Share of the places in the top-k that new neighbours take, float64 [N]; NaN at nodes without any."""
     _check_attention(w, rowptr)
     _check_edge_mask(injected, w, "injected")

@@ -368,8 +368,8 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     topk.check_k(k)
     _check_attention(w, rowptr)
     w = w.detach().double()
-    places = topk.leaders(w, rowptr, k + 1)
-    ranked = places[places[:, k] >= 0]
+    best = topk.leaders(w, rowptr, k + 1)
+    ranked = best[best[:, k] >= 0]
     last, following = w[ranked[:, k - 1]], w[ranked[:, k]]
     return float((last - following <= ROUNDING * last).double().mean())
 

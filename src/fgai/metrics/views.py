@@ -20,21 +20,13 @@ NULLS = ("uniform", "random")
 
 
 class _Pair(NamedTuple):
-    """One layer before and after, [E] each, on the same edges.
+    """One layer before and after, [E] each, on the same edges."""
 
-    Attributes:
-        before: attention, mean over the heads.
-        after: the same, after.
-        rowptr: [N + 1].
-        ranks: by which neighbours are ranked, before and after; see `LayerAttention.ranking`.
-        shown: the heads' geometric mean, before and after, which compares between nodes.
-    """
-
-    before: Tensor
+    before: Tensor  # attention, mean over the heads
     after: Tensor
-    rowptr: Tensor
-    ranks: tuple[Tensor, Tensor]
-    shown: tuple[Tensor, Tensor]
+    rowptr: Tensor  # [N + 1]
+    ranks: tuple[Tensor, Tensor]  # by which neighbours are ranked; see `LayerAttention.ranking`
+    shown: tuple[Tensor, Tensor]  # the heads' geometric mean, which compares between nodes
 
     @classmethod
     def of(cls, a: LayerAttention, b: LayerAttention) -> _Pair:

@@ -14,10 +14,10 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.attacks.budget import LARGEST, Box
 from fgai.attacks.search.scores import Score
 from fgai.attacks.search.site import _InjectionSite
-from fgai.checks import one_of, whole
 from fgai.ops.capture import Replay
 from fgai.progress import current_stage
 from fgai.typed import typed
@@ -30,19 +30,12 @@ FIRST, SECOND, TINY = 0.9, 0.999, 1e-8  # Adam's
 
 @dataclass(frozen=True, eq=False)
 class _Space:
-    """A parametrisation of the values that move.
+    """A parametrisation of the values that move."""
 
-    Attributes:
-        start: (values, box) → point; spaces that have no inverse begin at points.
-        features: (point, box) → values inside the box, differentiable.
-        project: (point, box), moves the point in place to the nearest that is allowed and returns it.
-        half: half the width of the box in the units of points.
-    """
-
-    start: Callable[[Tensor, Box], Tensor]
-    features: Callable[[Tensor, Box], Tensor]
-    project: Callable[[Tensor, Box], Tensor] = lambda point, box: point
-    half: float = 1.0
+    start: Callable[[Tensor, Box], Tensor]  # values → point; spaces that have no inverse begin at points
+    features: Callable[[Tensor, Box], Tensor]  # point → values inside the box, differentiable
+    project: Callable[[Tensor, Box], Tensor] = lambda point, box: point  # to an allowed point, in place
+    half: float = 1.0  # half the width of the box in the units of points
 
 
 SPACES = {
@@ -124,9 +117,9 @@ class SearchSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.space, _Space):
-            one_of(self.space, "space", tuple(SPACES))
-        one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
-        whole(self.steps, "steps", 0, LARGEST)
+            checks.one_of(self.space, "space", tuple(SPACES))
+        checks.one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
+        checks.whole(self.steps, "steps", 0, LARGEST)
 
 
 @dataclass(frozen=True, eq=False)

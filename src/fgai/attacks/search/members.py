@@ -79,25 +79,15 @@ def _cool(layer: nn.Module, factor: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _StartContext:
-    """The input of a start.
+    """The input of a start."""
 
-    Attributes:
-        graph: prepared, clean, with features.
-        endpoints: [M, e].
-        labels: [N] classes the attacked model predicts on the clean graph, or None.
-        box: of the features.
-        seed: of the random numbers of `stream`.
-        donated: [M, F] the worst features found for the vanilla model, or None.
-        incumbent: [M, F] the worst features found so far for the attacked one, or None.
-    """
-
-    graph: Graph
-    endpoints: Tensor
-    labels: Tensor | None
+    graph: Graph  # prepared, clean, with features
+    endpoints: Tensor  # [M, e]
+    labels: Tensor | None  # [N] classes the attacked model predicts on the clean graph
     box: Box
-    seed: str = ""
-    donated: Tensor | None = None
-    incumbent: Tensor | None = None
+    seed: str = ""  # of the random numbers of `stream`
+    donated: Tensor | None = None  # [M, F] the worst features for the vanilla model
+    incumbent: Tensor | None = None  # [M, F] the worst features so far for the attacked one
 
     @property
     def middle(self) -> Tensor:
