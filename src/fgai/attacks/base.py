@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.alone import with_gradients
-from fgai.attacks.budget import Box, Budget, check_budget
+from fgai.attacks.budget import Box, Budget, check_budget, data_range, warn_if_narrow
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
 from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
 from fgai.attacks.search.site import _InjectionSite, _read_model
@@ -140,7 +140,7 @@ class Judge:
         site = self.site(change)
         assert self._last is not None
         value = self._last[2](site.at(change))[0].squeeze(0)
-        self.spent(1, site.share, value.detach()[None])
+        self.count(1, site.share, value.detach()[None])
         return value
 
     def site(self, change: GraphChange) -> _InjectionSite:
@@ -179,26 +179,26 @@ class Judge:
         site = self.site(change)
         site.moves, passes = moves, site.passes
         (result,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
-        self.spent(site.passes - passes, site.share, result.curve)
+        self.count(site.passes - passes, site.share, result.curve)
         return result
 
     def look(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
         """Return logits and attention after a change: one full pass, no objective."""
-        self.spent(1, 1.0)
+        self.count(1, 1.0)
         return _read_model(self.model, change.apply(self.graph)[0], reads)
 
     def scored(self, logits: Tensor, attention: AttentionMap) -> Tensor:
         """Return the objective of outputs of a full pass: counted, but not in the curve."""
-        self.spent(1, 1.0)
+        self.count(1, 1.0)
         return self.objective(logits, attention, self.clean)
 
-    def tell(self, step: str) -> None:
+    def announce(self, step: str) -> None:
         """Announce the next step in a few words."""
         current_stage().tell(step)
         if self.on_step is not None:
             self.on_step(step)
 
-    def spent(self, passes: int, share: float, values: Tensor | None = None) -> None:
+    def count(self, passes: int, share: float, values: Tensor | None = None) -> None:
         """Note forward passes of a search, each a share of a full one, and values for the curve."""
         self.ledger.forwards += passes
         self.ledger.partial += passes if share < 1 else 0
@@ -351,7 +351,9 @@ class Attack(ABC):
         graph = prepared(model, task.view(full_graph, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
-            self.budget.check_box(graph)
+            low, high = data_range(graph)
+            self.budget.box_in(low, high)  # raises where there is none
+            warn_if_narrow(self.budget.box, low, high)
         ledger, began = Ledger(), perf_counter()
         best, by_rule, noise = _Strongest(), defaultdict[str, _Strongest](_Strongest), -math.inf
         label = f"{self.objective.name} attack"

@@ -65,29 +65,13 @@ def draw_endpoints(
     if pool < each or (count and not pool):
         raise InputError(f"`nodes` must hold at least `each` ({each}) nodes to draw, got {pool}")
     tries = torch.randint(pool, (count, 2 * each + 8), generator=generator)
-    chosen = torch.empty(count, each, dtype=torch.long)
-    for row in _first_distinct(tries.numpy(), chosen.numpy()).nonzero()[0]:  # a small pool: shuffle it
-        chosen[row] = torch.randperm(pool, generator=generator)[:each]
-    return nodes[chosen.to(nodes.device)]
-
-
-@compiled
-def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Fill each row with the first distinct numbers of its tries; return the rows with too few."""
-    short = np.zeros(tries.shape[0], dtype=np.bool_)
-    for row in range(tries.shape[0]):
-        count_distinct = 0
-        for number in tries[row]:
-            if count_distinct == chosen.shape[1]:
-                break
-            repeated = False
-            for slot in range(count_distinct):
-                repeated = repeated or chosen[row, slot] == number
-            if not repeated:
-                chosen[row, count_distinct] = number
-                count_distinct += 1
-        short[row] = count_distinct < chosen.shape[1]
-    return short
+    chosen = np.empty((count, each), dtype=np.int64)
+    for row, numbers in enumerate(tries.numpy()):
+        distinct = list(dict.fromkeys(numbers.tolist()))[:each]
+        if len(distinct) < each:  # a small pool: shuffle it
+            distinct = torch.randperm(pool, generator=generator)[:each].tolist()
+        chosen[row] = distinct
+    return nodes[torch.from_numpy(chosen).to(nodes.device)]
 
 
 def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:

@@ -138,12 +138,12 @@ class EnsembleInjection(_ReportedAttack):
             site = self.site(judge, GraphChange(endpoints=endpoints))
             results = self._search(members, rule, context, site, judge, ledger)
             if index == 0:
-                judge.tell(f"{rule} endpoints: {EVOLUTION}")
+                judge.announce(f"{rule} endpoints: {EVOLUTION}")
                 free = _evolved(site, _damage_at(site, self.objective, [DONOR.loss] * POPULATION), context)
                 ledger.note(free, EVOLUTION, rule)
                 _warn_if_masked(free, results)
                 results.append(free)
-            judge.spent(site.passes, site.share)
+            judge.count(site.passes, site.share)
             for result in results:
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=result.features)
@@ -196,7 +196,7 @@ class EnsembleInjection(_ReportedAttack):
         for batch in _batches(members):
             others = len(batch) - 1
             more = "" if not others else f" and {batch[1].name if others == 1 else f'{others} more'}"
-            judge.tell(f"{rule} endpoints: {batch[0].name}{more}")
+            judge.announce(f"{rule} endpoints: {batch[0].name}{more}")
             if results:
                 worst = max(results, key=lambda one: (one.damage, one.loss))
                 context = replace(context, incumbent=worst.features)

@@ -53,11 +53,11 @@ class NaturalInjection(_ReportedAttack):
         context = _StartContext(graph, endpoints, self.predicted(judge), box)
         pool = graph.features.select(_strangers(context, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
-        judge.tell("copies and mixtures of real nodes")
+        judge.announce("copies and mixtures of real nodes")
         for name, result in self._searched(site, box, pool, generator):
             ledger.note(result, name)
             yield GraphChange(endpoints=endpoints, features=result.features)
-        judge.spent(site.passes, site.share)
+        judge.count(site.passes, site.share)
 
     def _searched(
         self, site: _InjectionSite, box: Box, pool: Tensor, generator: torch.Generator

@@ -86,7 +86,7 @@ class TDGIA(RandomInjection):
                 attacked = change.apply(graph)[0]
                 with torch.no_grad():
                     logits, attention = judge.look(change, self.objective.reads)
-                    judge.spent(0, 1.0, self.objective(logits, attention, judge.clean)[None])
+                    judge.count(0, 1.0, self.objective(logits, attention, judge.clean)[None])
 
 
 def _smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:

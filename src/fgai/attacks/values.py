@@ -123,7 +123,7 @@ class ValueInjection(_ReportedAttack):
         for name, result in self._climbs(site, starts):
             ledger.note(result, name)
             yield GraphChange(endpoints=endpoints, features=features, entry_values=result.features)
-        judge.spent(site.passes, site.share)
+        judge.count(site.passes, site.share)
 
     def _climbs(self, site: _InjectionSite, starts: dict[str, Tensor]) -> Iterator[tuple[str, SearchResult]]:
         """Climb from every start in every way, all side by side; then again, straight through the limits."""

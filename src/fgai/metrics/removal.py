@@ -95,14 +95,10 @@ def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
 
 
 def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
-    """Logits after edges, given by their keys [R], were taken out of every attention layer.
+    """Logits after the edges with these keys [R] were taken out of every attention layer.
 
-    An edge is removed by setting its attention to zero and scaling up the rest of its row,
-
-        w'_ij = w_ij / sum_{kept m} w_im,
-
-    which is what the softmax gives without it. So self-loops a layer adds itself can go too, and no graph is
-    built anew. A node that loses every edge receives nothing. Layers without attention keep their edges.
+    The rest of a row is scaled up, w'_ij = w_ij / Σ_{kept m} w_im, as the softmax without them would give. So
+    self-loops of a layer can go, too, and no graph is built anew. A node without edges receives nothing.
     """
 
     def without(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:

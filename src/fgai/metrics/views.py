@@ -70,18 +70,12 @@ class Attacked:
 
     An ensemble may win at other endpoints against another model, so explanations are compared at endpoints
     that every model meets.
-
-    Attributes:
-        worst: under the strongest change, where predictions are scored.
-        compared: where explanations are compared; the strongest change for attacks with one set of endpoints.
-        by_rule: under the strongest change at the endpoints of each rule that all models share.
-        damage: most damage by rule of endpoints, where several were tried.
     """
 
-    worst: View
-    compared: View
-    by_rule: Mapping[str, View] = field(default_factory=dict)
-    damage: Mapping[str, float] = field(default_factory=dict)
+    worst: View  # under the strongest change, where predictions are scored
+    compared: View  # where explanations are compared; `worst` for attacks with one set of endpoints
+    by_rule: Mapping[str, View] = field(default_factory=dict)  # at the endpoints of each rule all models share
+    damage: Mapping[str, float] = field(default_factory=dict)  # most by rule, where several were tried
 
 
 @typed

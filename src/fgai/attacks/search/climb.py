@@ -124,27 +124,16 @@ class SearchSpec:
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The worst point of a search.
+    """The worst point of a search."""
 
-    Attributes:
-        features: [M, F] the values there.
-        damage: by which it is the worst.
-        loss: climbed, there.
-        gradient: largest entry of any gradient, in size.
-        steps: taken.
-        last: the point where the search ended, in its space.
-        curve: [steps + 1] the damage of every point, in order, on the device.
-        seconds: its share of the time of all climbs side by side.
-    """
-
-    features: Tensor
-    damage: float
-    loss: float
-    gradient: float = 0.0
+    features: Tensor  # [M, F] the values there
+    damage: float  # by which it is the worst
+    loss: float  # climbed, there
+    gradient: float = 0.0  # largest entry of any gradient, in size
     steps: int = 0
-    last: Tensor | None = None
-    curve: Tensor | None = None
-    seconds: float = 0.0
+    last: Tensor | None = None  # the point where the search ended, in its space
+    curve: Tensor | None = None  # [steps + 1] the damage of every point, in order, on the device
+    seconds: float = 0.0  # its share of the time of all climbs side by side
 
 
 def climb(
