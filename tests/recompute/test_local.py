@@ -168,9 +168,7 @@ def test_whole_rows_give_the_ranking(shape: str) -> None:
     ("kind", "objective"),
     cases.first(
         3,
-        cases.rotated(
-            [PGDInjection, FeaturePGD, RandomEdges], ["prediction", "explanation", "margin"]
-        ),
+        cases.rotated([PGDInjection, FeaturePGD, RandomEdges], ["prediction", "explanation", "margin"]),
     ),
 )
 def test_attacks_find_the_same_either_way(kind: Any, objective: str) -> None:

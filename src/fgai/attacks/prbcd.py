@@ -222,9 +222,7 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
     return observation.logits, AttentionMap(tuple(layers))
 
 
-def _weighed(
-    keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor
-) -> Tensor:
+def _weighed(keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
     """Put the weights [K] of edges with sorted `keys` [K] on attention [E, H]: w_e a_e · (Σ a) / (Σ w a).
 
     A node all of whose edges have weight 0 gets zeros, like one without edges.

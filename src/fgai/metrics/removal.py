@@ -45,7 +45,7 @@ def _edges_to_remove(
 ) -> Tensor:
     """Return the positions of a fraction of the edges, those with the largest or smallest attention.
 
-    Of n edges (of each node, or of the graph) that are not in `keep`, the nearest integer to `fraction` n goes,
+    Of n edges of each node or of the graph that are not in `keep` the nearest integer to `fraction` n goes,
     halves up, ties in edge order. Sets for growing fractions are nested.
     """
     _check_attention(values, rowptr, "values")
@@ -258,9 +258,7 @@ def _fidelity(views: Views) -> dict[str, Any]:
     if views.model is None or not views.curves or views.target is None:
         return {}
     observations = {name: views.observations[name] for name in ("clean", "attacked")}
-    values = {
-        n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in observations.items()
-    }
+    values = {n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in observations.items()}
     return {"fidelity": values}
 
 

@@ -74,7 +74,9 @@ class Attacked:
 
     worst: View  # under the strongest change, where predictions are scored
     compared: View  # where explanations are compared; `worst` for attacks with one set of endpoints
-    by_rule: Mapping[str, View] = field(default_factory=dict)  # at the endpoints of each rule all models share
+    by_rule: Mapping[str, View] = field(
+        default_factory=dict
+    )  # at the endpoints of each rule all models share
     damage: Mapping[str, float] = field(default_factory=dict)  # most by rule, where several were tried
 
 
