@@ -21,7 +21,7 @@ import fgai
 from fgai.attacks import Attack, AttackResult, draw_endpoints, make_attack
 from fgai.graph import Graph, GraphChange
 from fgai.recompute.local import Recompute
-from fgai.recompute.patch import Edit
+from fgai.recompute.patch import _Edit
 
 
 def network(name: str, graph: Graph, layers: int) -> nn.Module:
@@ -39,7 +39,7 @@ def ceiling(model: nn.Module, graph: Graph, endpoints: Tensor) -> float:
     """Return full work ÷ work of the rows in reach, all their edges counted."""
     stages = model.layerwise()  # type: ignore[operator]
     attacked, _ = graph.inject(endpoints)
-    edit, degree = Edit.of(GraphChange(endpoints=endpoints), graph), attacked.adjacency.degree
+    edit, degree = _Edit.of(GraphChange(endpoints=endpoints), graph), attacked.adjacency.degree
     reached, all_work, work = edit.start(graph.num_nodes), 0, 0
     for layer, _ in stages.stages:
         width = layer.heads * layer.channels

@@ -120,13 +120,6 @@ def attention() -> fgai.attention.AttentionMap:
     return fgai.attention.observe(gat(), GRAPH).attention
 
 
-def edit(**parts: Any) -> fgai.recompute.Edit:
-    none = torch.zeros(0, dtype=torch.long)
-    return fgai.recompute.Edit(
-        **{"new": 0, "added": none.expand(2, 0), "removed": none, "rows": none, **parts}
-    )
-
-
 def certificate(tolerated: int) -> fgai.certificates.VotingCertificate:
     votes, one = torch.ones(3, 2, dtype=torch.long), torch.zeros(3, dtype=torch.long)
     return fgai.certificates.VotingCertificate(5, votes, one, torch.full((3,), tolerated))
@@ -165,15 +158,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "rows of another part": lambda: fgai.tasks.task_of(GRAPH).rows(GRAPH, "x"),
     "another part": lambda: fgai.tasks.task_of(GRAPH).has_part(GRAPH, "x"),
     "embedded data": lambda: gat().embed(GRAPH.to_data()),
-    "an edit of -1 nodes": lambda: edit(new=-1),
-    "an edit of numbers": lambda: edit(added=torch.rand(2, 3)),
-    "an edit of a vector": lambda: edit(added=torch.tensor([1, 2])),
-    "an edit of rows": lambda: edit(rows=torch.rand(2)),
-    "what an edit of other nodes reaches": lambda: edit(removed=torch.tensor([10**9])).reached(
-        GRAPH.adjacency, torch.tensor([0])
-    ),
-    "what an edit reaches elsewhere": lambda: edit().reached(GRAPH.adjacency, torch.tensor([10**9])),
-    "where an edit of -5 nodes starts": lambda: edit().start(-5),
     "votes of many groups": lambda: fgai.certificates.vote(gat(), GRAPH, groups=10**10),
     "a transformer of -1 features": lambda: fgai.GT(-1, 3),
     "a transformer of -1 classes": lambda: fgai.GT(5, -1),

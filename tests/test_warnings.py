@@ -16,7 +16,6 @@ from torch_geometric.data import Data
 
 import fgai
 from fgai.attacks import Attack, Budget, EnsembleInjection, PGDInjection, Threat
-from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.errors import FgaiWarning
 from fgai.training import retry
 from support import attack_cases
@@ -60,7 +59,7 @@ def attacked(attack: Attack) -> Any:
 
 
 def ensemble() -> Attack:
-    return EnsembleInjection(BUDGET, members=SHORT_MEMBERS, rules=("random",), baselines=())
+    return EnsembleInjection(BUDGET, members=attack_cases.SHORT_MEMBERS, rules=("random",), baselines=())
 
 
 open_ = small_data().replace(test_mask=None)

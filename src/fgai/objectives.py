@@ -143,7 +143,6 @@ def _scalar(value: Tensor, name: str) -> Tensor:
     return value.reshape(())
 
 
-@typed
 def _wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """One minus the task's headline score of the attacked rows, against `clean.labels`."""
     scores = task_scores(clean.task, logits[clean.nodes], clean.labels[clean.nodes])
@@ -213,7 +212,8 @@ class Explanation:
         for index, (before, after, (members, rows)) in enumerate(layers):
             if not rows.numel():
                 continue
-            margins, real = self.margins(*_carried(before, after), members, before.rowptr, rows)
+            now, there = _carried(before, after)
+            margins, real = rivals(now, there, members, before.rowptr, rows, self.k)  # o_s - m_s
             total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
             if touched is not None:
                 near = touched[index][rows]
@@ -228,20 +228,6 @@ class Explanation:
         kept = mean_of_defined(kept_by_layer(clean.attention, attention, self.k, touched))
         return logits.new_tensor(1 - kept if kept == kept else 0.0, dtype=torch.float64)
 
-    def margins(
-        self, now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return o_s - m_s [R, k] of `rows` [R], and which there are; s members left where it is positive.
-
-        Args:
-            now: [E] log-attention on the original edges.
-            there: [E] which of them are still there.
-            members: [E] the clean top-k.
-            rowptr: [N + 1].
-            rows: [R] the nodes that count.
-        """
-        return rivals(now, there, members, rowptr, rows, self.k)
-
 
 def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
     """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
@@ -253,7 +239,6 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     return at(now, spot), there
 
 
-@typed
 def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Attention for the new nodes: their mass at the original nodes they are joined to, in [0, 1].
 
@@ -271,7 +256,6 @@ def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     return total / max(1, len(attention.layers))
 
 
-@typed
 class _Preserving:
     """Another explanation for the same prediction: the explanation objective, as long as classes stay.
 
@@ -289,13 +273,11 @@ class _Preserving:
     in the place of `Explanation(k)`.
     """
 
-    def __init__(self, k: int = 5, keep: float = 0.995, slack: float = 0.5) -> None:
+    def __init__(self, k: int, keep: float, slack: float) -> None:
         if not 0 < keep <= 1:
             raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
-        self.k, self.keep, self.slack = k, keep, slack
-        self._explanation = Explanation(k)
+        self.keep, self.slack, self._explanation = keep, slack, Explanation(k)
 
-    @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         gained = self._explanation(logits, attention, clean)
         own = clean.logits[clean.nodes].argmax(1)

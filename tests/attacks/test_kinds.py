@@ -28,8 +28,8 @@ from fgai.attacks import (
     preserving,
 )
 from fgai.attacks.endpoints import _defect_scores, _defective_endpoints
-from fgai.attacks.existing import _known_labels, _same_label_pairs
-from fgai.attacks.prbcd import _Flips, _pyg_attack, _random_pairs, _weighted_forward
+from fgai.attacks.existing import _attacker_labels, _same_label_pairs
+from fgai.attacks.prbcd import _Flips, _pyg_attack, _random_pairs, _weighed, _weighted_forward
 from fgai.attacks.tdgia import _smooth_prediction
 from fgai.attention import AttentionMap, evaluating
 from fgai.errors import BudgetError, InputError
@@ -124,7 +124,7 @@ def looped_explanation(before: AttentionMap, after: AttentionMap, k: int) -> flo
 class TestDICE:
     def test_equals_are_parted_and_others_joined(self) -> None:
         model, graph, clean = clean_view("gat")
-        labels = _known_labels(graph, clean.logits)
+        labels = _attacker_labels(graph, clean.logits)
         change = DICE(Budget(edges=9)).run(model, graph, seed=2).change
         assert change.edges is not None and change.removed is not None
         assert change.edges.shape == (2, 5) and change.removed.shape == (2, 4)
@@ -141,7 +141,7 @@ class TestDICE:
     def test_training_labels_are(self) -> None:
         _, graph, clean = clean_view("gat")
         assert graph.y is not None and graph.train_mask is not None
-        labels = _known_labels(graph, clean.logits)
+        labels = _attacker_labels(graph, clean.logits)
         assert torch.equal(labels[graph.train_mask], graph.y[graph.train_mask])
         assert torch.equal(labels[~graph.train_mask], clean.logits.argmax(1)[~graph.train_mask])
 
@@ -156,7 +156,7 @@ class TestDICE:
     def test_small_graphs_are_refused(self) -> None:
         graph = cases.tiny_graph()
         with pytest.raises(InputError, match="class for every node"):
-            _known_labels(graph, torch.zeros(4, 3))
+            _attacker_labels(graph, torch.zeros(4, 3))
 
 
 class TestTDGIA:
@@ -227,7 +227,6 @@ class TestWeights:
 
     def test_own_models_and_pyg_models_weigh_alike(self) -> None:
         # The same weights, once inside the softmax and once after it.
-        from fgai.attacks.prbcd import Weigh
         from fgai.ops import edge_softmax, weighted_softmax
 
         graph = small_data(nodes=19)
@@ -236,7 +235,7 @@ class TestWeights:
         weight = torch.rand(graph.num_edges, generator=draws, dtype=torch.float64).requires_grad_()
         inside = weighted_softmax(scores, weight, graph.adjacency)
         plain, ends = edge_softmax(scores, graph.adjacency), graph.edge_index
-        after = Weigh(graph.keys, weight)(0, plain, *ends)
+        after = _weighed(graph.keys, weight, plain, *ends)
         torch.testing.assert_close(inside, after)
         pull = torch.randn(inside.shape, generator=draws, dtype=torch.float64)
         first, second = (torch.autograd.grad((w * pull).sum(), weight)[0] for w in (inside, after))

@@ -118,7 +118,7 @@ def test_attacks_do_not_depend_on_the_unit(name: str) -> None:
         torch.testing.assert_close(two.change.delta, scale * one.change.delta, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", list(attacks()))
+@pytest.mark.parametrize("name", cases.first(3, list(attacks())))
 def test_nor_in_single_precision(name: str) -> None:
     one, zero = torch.ones(WIDTH, dtype=torch.float64), torch.zeros(WIDTH, dtype=torch.float64)
     before, _ = run(name, *changed(one, zero, torch.float32))
@@ -171,7 +171,7 @@ class Scaled(nn.Module):
         return self.second(self.first(self.norm(x), edge_index).relu(), edge_index)
 
 
-@pytest.mark.parametrize("unit", ["thousands", "dollars"])
+@pytest.mark.parametrize("unit", cases.first(1, ["dollars", "thousands"]))
 def test_a_search_does_more_than_noise_whatever_the_unit(unit: str) -> None:
     scale, shift = (500.0, 2000.0) if unit == "dollars" else (0.5, 2.0)
     graph = small_data(seed=5, nodes=300)

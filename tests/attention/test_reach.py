@@ -14,7 +14,6 @@ from torch_geometric.nn import AGNNConv, GATConv, GeneralConv
 import fgai
 from fgai import Graph, ReliabilityWarning
 from fgai.attacks import Budget, EnsembleInjection, Threat
-from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.attention import Observation, hop_rows, observe, prepared, touched_rows, warn_coupled
 from fgai.evaluation import breaking_point
 from fgai.recompute import Recompute
@@ -24,7 +23,7 @@ from support.coupled_cases import Coupled, coupled_model, ring_data
 
 class Short(EnsembleInjection):
     def __init__(self, budget: Budget, objective: Any = "prediction", *, k: int = 5) -> None:
-        super().__init__(budget, objective, k=k, members=SHORT_MEMBERS, rules=("random",), baselines=())
+        super().__init__(budget, objective, k=k, members=cases.SHORT_MEMBERS, rules=("random",), baselines=())
 
 
 SHORT = Threat("short", Short, Budget(nodes=2, edges=2, steps=2), "for tests")

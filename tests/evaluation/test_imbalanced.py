@@ -15,7 +15,6 @@ from torch_geometric.nn import GATConv
 import fgai
 from fgai import Graph
 from fgai.attacks import Budget, EnsembleInjection, Threat
-from fgai.attacks.search.members import SHORT_MEMBERS
 from fgai.attention import observe, prepared
 from fgai.evaluation import EvaluationRecord
 from fgai.large import evaluate_store
@@ -28,7 +27,7 @@ NODES = 300
 
 class Short(EnsembleInjection):
     def __init__(self, budget: Budget, objective: Any = "prediction", *, k: int = 5) -> None:
-        super().__init__(budget, objective, k=k, members=SHORT_MEMBERS, rules=("random",), baselines=())
+        super().__init__(budget, objective, k=k, members=cases.SHORT_MEMBERS, rules=("random",), baselines=())
 
 
 SHORT = Threat("short", Short, Budget(nodes=8, edges=10, steps=20, box=(-3.0, 3.0)), "for tests")

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 import fgai
 from fgai.cli import app
 from fgai.errors import InputError
-from fgai.evaluation import Comparison
 from fgai.metrics import METRICS, Views, metric, metric_at, quantity, shown_numbers, spec
 from fgai.reports import make_report, render
 from support import attack_cases as cases
@@ -41,7 +40,7 @@ def declared(registry: dict[str, spec.MetricSpec]) -> None:
         return float((before.argmax(1) != after.argmax(1)).double().mean())
 
     def of_views(views: Views) -> dict[str, float]:
-        return {name: strongest(found.last.values) for name, found in views.attention.items()}
+        return {name: strongest(attention.last.values) for name, attention in views.attention.items()}
 
     @metric(
         direction="higher", low=0, high=1, title="strongest edge", paths=("peak.edge",),
@@ -50,14 +49,6 @@ def declared(registry: dict[str, spec.MetricSpec]) -> None:
     def strongest(values: Tensor) -> float:
         """The largest attention of the output layer."""
         return float(values.max())
-
-
-def comparison() -> Comparison:
-    models = {name: cases.trained(name, "vanilla") for name in ("gat", "gatv2")}
-    with cases.quiet():
-        return fgai.compare(
-            models, cases.tiny_graph(), evaluate_cases.THREAT, k=cases.K, curves=False, nulls=True
-        )
 
 
 @pytest.mark.usefixtures("declared")
@@ -70,20 +61,21 @@ class TestDeclaredOutside:
         assert 0 <= record.value("flips") <= 1
         assert type(record).from_dict(record.to_dict()) == record
 
-    def test_tables_show_it(self) -> None:
-        found = comparison()
-        prediction, *_, explanation = found.tables()
+    def test_tables_and_the_report_show_it(self) -> None:
+        models = {name: cases.trained(name, "vanilla") for name in ("gat", "gatv2")}
+        options = {"k": cases.K, "curves": False, "nulls": True}
+        with cases.quiet():
+            compared = fgai.compare(models, cases.tiny_graph(), evaluate_cases.THREAT, **options)
+        prediction, *_, explanation = compared.tables()
         assert "flips ↓" in [column.heading for column in prediction.columns]
         headings = [column.heading for column in explanation.columns]
         assert headings[-3:] == [f"strongest edge {view} ↑" for view in _VIEWS]
-        value = found["gatv2"].value("peak.edge.attacked")
+        value = compared["gatv2"].value("peak.edge.attacked")
         assert explanation.texts()[1][-2] == f"{value:.3f}"
-        text = f"{found['gat'].value('flips'):.4f}"
+        text = f"{compared['gat'].value('flips'):.4f}"
         assert text in prediction.to_markdown()
-        assert "peak.edge.clean" in [row[0] for row in found["gat"].tables()[0].rows]
-
-    def test_the_report_shows_it(self) -> None:
-        page = render(make_report(comparison()))
+        assert "peak.edge.clean" in [row[0] for row in compared["gat"].tables()[0].rows]
+        page = render(make_report(compared))
         assert "Share of the scored nodes whose class changed." in page
         assert "strongest edge attacked" in page and "The largest attention of the output layer." in page
 

@@ -227,7 +227,7 @@ def test_every_metric_is_declared() -> None:
         assert spec.description
         home = evaluation if name == "faithful_share" else fm  # it reads certificates, which read metrics
         assert spec.function is getattr(home, name)
-    assert fm.METRICS["overlap"].parameters == {"k": 5}
+    assert fm.METRICS["overlap"].defaults == {"k": 5}
 
 
 @pytest.mark.parametrize("name", fm.METRICS)

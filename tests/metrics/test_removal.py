@@ -63,14 +63,6 @@ def test_slopes_equal_numpy() -> None:
     )
 
 
-def test_still_right_counts_only_the_nodes_right_before() -> None:
-    target = torch.tensor([0, 1, 2, 0, 1])
-    right = torch.tensor([True, True, False, True, False])
-    after = torch.eye(3)[torch.tensor([0, 2, 2, 0, 1])]
-    assert removal._still_right(after, target, right) == pytest.approx(2 / 3)
-    assert math.isnan(removal._still_right(after, target, torch.zeros(5, dtype=torch.bool)))
-
-
 def test_fidelity_equals_pyg() -> None:
     from torch_geometric.explain import DummyExplainer, Explainer
     from torch_geometric.explain.metric import characterization_score, fidelity

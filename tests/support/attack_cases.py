@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv
@@ -18,6 +19,7 @@ from experiments.defences import DEFENCES, Regularised
 from fgai.attacks import (
     DICE,
     PRBCD,
+    PREDICTION_MEMBERS,
     TDGIA,
     THREATS,
     AdaptiveInjection,
@@ -53,6 +55,12 @@ class SmallEnsemble(EnsembleInjection):
         super().__init__(budget, objective, k=k, rules=("random", "cover"), baselines=((2, 0.2, 1),))
 
 
+_SHORT = (
+    *("sign", "momentum", "adam small margin", "adam others reach"),
+    *("straight small margin", "straight momentum"),
+)
+SHORT_MEMBERS = tuple(member for member in PREDICTION_MEMBERS if member.name in _SHORT)
+"""Members of an ensemble that find most of the damage in few steps."""
 INJECTION = Budget(nodes=3, edges=4, steps=4, step_size=0.25, restarts=2)
 BUDGETS: dict[type[Attack], Budget] = {
     RandomInjection: INJECTION,
@@ -165,6 +173,18 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReliabilityWarning)
         yield
+
+
+def first(count: int, rows: Sequence[Any]) -> list[Any]:
+    """Cases of a test of which only the first `count` run by default; the others are slow."""
+    others = [row if isinstance(row, tuple) else (row,) for row in rows[count:]]
+    return [*rows[:count], *(pytest.param(*row, marks=pytest.mark.slow) for row in others)]
+
+
+def rotated(*options: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The product of some options; first the rows in which every value of the first stands once."""
+    some = [tuple(values[i % len(values)] for values in options) for i in range(len(options[0]))]
+    return [*some, *(row for row in itertools.product(*options) if row not in some)]
 
 
 def pairwise(*options: Sequence[Any]) -> list[tuple[Any, ...]]:

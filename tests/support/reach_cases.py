@@ -9,8 +9,7 @@ from fgai.attention import AttentionMap, observe, prepared
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.ops import reference, use_backend
-from fgai.recompute.local import Plan, Recompute, Touched, repeat_plan
-from fgai.recompute.patch import Edit
+from fgai.recompute.local import Plan, Recompute, Touched
 from fgai.sparse.adjacency import set_reach
 from support.ops_cases import INPUTS, TOLERANCE, assert_same, call, inputs, skewed
 
@@ -68,10 +67,10 @@ def compare_patches(device: str) -> None:
             again, attacked = Recompute(model, whole), change.apply(whole)[0]
             wanted, maps = model(attacked), observe(model, attacked, heads="mean", grad=True).attention
         for full in (False, True):
-            plan = again.plan(Edit.of(change, whole), all_rows=full, limit=float("inf"))
+            plan = again.plan(change, all_rows=full, limit=float("inf"))
             assert plan is not None and attacked.features is not None
             encoded = again.encodings(plan, change)
-            touched = again.forward(repeat_plan(plan, 1).plan, attacked.features, encoded)
+            touched = again.forward(plan.repeated(1).plan, attacked.features, encoded)
             assert_same([touched.logits.detach()], [wanted[touched.nodes].detach()], 1e-10)
             assert_same(
                 _slopes(touched.logits, [rows], [0]), _slopes(wanted[touched.nodes], [rows], [0]), 1e-10

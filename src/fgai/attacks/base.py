@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.alone import with_gradients
-from fgai.attacks.budget import Box, Budget, check_budget
+from fgai.attacks.budget import Box, Budget, check_budget, data_range, warn_if_narrow
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
 from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
 from fgai.attacks.search.site import _InjectionSite, _read_model
@@ -81,15 +81,14 @@ class Ledger:
         each, rows = len(self.members) // restarts, iter(self.members)
         return [(None if i % (each + 1) == 0 else next(rows), d) for i, d in enumerate(self.damages)]
 
-    def note(self, result: SearchResult) -> None:
-        """Add the steps of a search and the largest gradient it saw."""
+    def note(self, result: SearchResult, member: str = "", rule: str = "random") -> None:
+        """Add the steps of a search and its largest gradient, and a row about the member that searched."""
         self.steps += result.steps
         self.gradient = max(self.gradient, result.gradient)
-
-    def add_member(self, member: str, rule: str, result: SearchResult, seconds: float) -> None:
-        """Add a row about a member: its name, the rule of its endpoints, its result and its time."""
-        numbers = {name: getattr(result, name) for name in ("damage", "loss", "gradient", "steps")}
-        self.members.append({"member": member, "endpoints": rule, **numbers, "seconds": seconds})
+        if member:
+            names = ("damage", "loss", "gradient", "steps", "seconds")
+            numbers = {name: getattr(result, name) for name in names}
+            self.members.append({"member": member, "endpoints": rule, **numbers})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records."""
@@ -141,7 +140,7 @@ class Judge:
         site = self.site(change)
         assert self._last is not None
         value = self._last[2](site.at(change))[0].squeeze(0)
-        self.spent(1, site.share, value.detach()[None])
+        self.count(1, site.share, value.detach()[None])
         return value
 
     def site(self, change: GraphChange) -> _InjectionSite:
@@ -180,26 +179,26 @@ class Judge:
         site = self.site(change)
         site.moves, passes = moves, site.passes
         (result,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
-        self.spent(site.passes - passes, site.share, result.curve)
+        self.count(site.passes - passes, site.share, result.curve)
         return result
 
     def look(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
         """Return logits and attention after a change: one full pass, no objective."""
-        self.spent(1, 1.0)
+        self.count(1, 1.0)
         return _read_model(self.model, change.apply(self.graph)[0], reads)
 
     def scored(self, logits: Tensor, attention: AttentionMap) -> Tensor:
         """Return the objective of outputs of a full pass: counted, but not in the curve."""
-        self.spent(1, 1.0)
+        self.count(1, 1.0)
         return self.objective(logits, attention, self.clean)
 
-    def tell(self, step: str) -> None:
+    def announce(self, step: str) -> None:
         """Announce the next step in a few words."""
         current_stage().tell(step)
         if self.on_step is not None:
             self.on_step(step)
 
-    def spent(self, passes: int, share: float, values: Tensor | None = None) -> None:
+    def count(self, passes: int, share: float, values: Tensor | None = None) -> None:
         """Note forward passes of a search, each a share of a full one, and values for the curve."""
         self.ledger.forwards += passes
         self.ledger.partial += passes if share < 1 else 0
@@ -207,10 +206,6 @@ class Judge:
         self.ledger.share = self._work / max(1, self.ledger.forwards)
         if values is not None:
             self._trace.extend(values)
-
-    def curve(self) -> list[float]:
-        """Return every value judged so far, in order."""
-        return torch.stack(self._trace).tolist() if self._trace else []
 
 
 @typed
@@ -356,7 +351,9 @@ class Attack(ABC):
         graph = prepared(model, task.view(full_graph, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
-            self.budget.check_box(graph)
+            low, high = data_range(graph)
+            self.budget.box_in(low, high)  # raises where there is none
+            warn_if_narrow(self.budget.box, low, high)
         ledger, began = Ledger(), perf_counter()
         best, by_rule, noise = _Strongest(), defaultdict[str, _Strongest](_Strongest), -math.inf
         label = f"{self.objective.name} attack"
@@ -394,7 +391,7 @@ class Attack(ABC):
         if ledger.steps > self.allowed_steps:
             raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.allowed_steps} in all")
         ledger.seconds = perf_counter() - began
-        ledger.curve = judge.curve()
+        ledger.curve = torch.stack(judge._trace).tolist() if judge._trace else []
         if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
         strongest = {rule: one.change for rule, one in by_rule.items()}
@@ -408,9 +405,7 @@ class Attack(ABC):
 class _ReportedAttack(Attack):
     """Climbs the objective's loss (for classes, one of `ROW_LOSSES`) and chooses by `Objective.damage`."""
 
-    @property
-    def searches(self) -> bool:
-        return True
+    searches = True
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
         return float(self.objective.judged(*judge.look(change), judge.clean))
@@ -419,10 +414,11 @@ class _ReportedAttack(Attack):
         logits = judge.clean.logits
         return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
 
-    def site(self, judge: Judge, change: GraphChange, **options: Any) -> _InjectionSite:
+    def site(self, judge: Judge, change: GraphChange, moves: str = "features") -> _InjectionSite:
         partial = self.objective.classes or self.objective.explanation is not None
-        recompute, options = judge.recompute if partial else None, {"reads": self.objective.reads, **options}
-        return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, **options)
+        recompute = judge.recompute if partial else None
+        reads = self.objective.reads
+        return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, reads, moves)
 
     def climb(
         self, site: _InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box

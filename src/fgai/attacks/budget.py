@@ -190,12 +190,6 @@ class Budget:
             raise InputError(f"{graph.name!r} has no features to attack")
         return self.box_in(*data_range(graph))
 
-    def check_box(self, graph: Graph) -> None:
-        """Raise as `feature_box` does; warn where `box` leaves out values that the graph's features have."""
-        low, high = data_range(graph)
-        self.box_in(low, high)
-        warn_if_narrow(self.box, low, high)
-
     def noise_box(self, graph: Graph) -> Box:
         """Return where random features of new nodes lie: in `box`, or else in the data's range."""
         low, high = data_range(graph)

@@ -34,7 +34,6 @@ def draw_endpoints(
     each: int,
     generator: torch.Generator,
     batch: Tensor | None = None,
-    weights: Tensor | None = None,
 ) -> Tensor:
     """Return [count, each] endpoints drawn from `nodes`, distinct within a row.
 
@@ -45,11 +44,9 @@ def draw_endpoints(
         generator: on the CPU.
         batch: [N] small graph of every node, or None; with it, `count` rows are drawn for each small graph
             that has some of the `nodes`, each row inside its graph.
-        weights: [N] how likely each node of the graph is to be drawn; None for all alike.
 
     Raises:
-        InputError: `nodes` is no vector of nodes, or has fewer than `each`; a count is too large; a weight of
-            one of the `nodes` is missing or not positive.
+        InputError: `nodes` is no vector of nodes, or has fewer than `each`; a count is too large.
     """
     checks.whole(count, "count", 0, LARGEST)
     checks.whole(each, "each", 0, LARGEST)
@@ -63,62 +60,22 @@ def draw_endpoints(
         groups = batch.to(nodes.device)[nodes]
         counts = torch.bincount(groups)
         pools = torch.split(nodes[groups.argsort(stable=True)], counts[counts > 0].tolist())
-        return torch.cat([draw_endpoints(pool, count, each, generator, None, weights) for pool in pools])
+        return torch.cat([draw_endpoints(pool, count, each, generator) for pool in pools])
     pool = nodes.numel()
     if pool < each or (count and not pool):
         raise InputError(f"`nodes` must hold at least `each` ({each}) nodes to draw, got {pool}")
-    shape = (count, 2 * each + 8)
-    likely = None if weights is None else _likely(weights, nodes)
-    if likely is None or not count:
-        tries = torch.randint(pool, shape, generator=generator)
-    else:
-        tries = torch.multinomial(likely, shape[0] * shape[1], True, generator=generator).view(shape)
-    chosen = torch.empty(count, each, dtype=torch.long)
-    for row in _first_distinct(tries.numpy(), chosen.numpy()).nonzero()[0]:  # a small pool: shuffle it
-        chosen[row] = (
-            torch.randperm(pool, generator=generator)[:each]
-            if likely is None
-            else torch.multinomial(likely, each, generator=generator)
-        )
-    return nodes[chosen.to(nodes.device)]
-
-
-def _likely(weights: Tensor, nodes: Tensor) -> Tensor:
-    """Weights of the `nodes`, checked, on the CPU in double precision."""
-    if weights.dim() != 1 or not weights.is_floating_point():
-        raise InputError(f"`weights` must be a vector of numbers, got {weights.dtype} {tuple(weights.shape)}")
-    check_index(nodes, weights.numel(), "nodes")
-    likely = weights.detach().to("cpu", torch.float64)[nodes.cpu()]
-    if not bool(torch.isfinite(likely).all()) or bool((likely <= 0).any()):
-        raise InputError("`weights` must be positive and finite for every node that may be drawn")
-    return likely
-
-
-@compiled
-def _first_distinct(tries: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Fill each row with the first distinct numbers of its tries; return the rows with too few."""
-    short = np.zeros(tries.shape[0], dtype=np.bool_)
-    for row in range(tries.shape[0]):
-        count_distinct = 0
-        for number in tries[row]:
-            if count_distinct == chosen.shape[1]:
-                break
-            repeated = False
-            for slot in range(count_distinct):
-                repeated = repeated or chosen[row, slot] == number
-            if not repeated:
-                chosen[row, count_distinct] = number
-                count_distinct += 1
-        short[row] = count_distinct < chosen.shape[1]
-    return short
+    tries = torch.randint(pool, (count, 2 * each + 8), generator=generator)
+    chosen = np.empty((count, each), dtype=np.int64)
+    for row, numbers in enumerate(tries.numpy()):
+        distinct = list(dict.fromkeys(numbers.tolist()))[:each]
+        if len(distinct) < each:  # a small pool: shuffle it
+            distinct = torch.randperm(pool, generator=generator)[:each].tolist()
+        chosen[row] = distinct
+    return nodes[torch.from_numpy(chosen).to(nodes.device)]
 
 
 def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
-    """Return [count, each] endpoints, each row out of one neighbourhood.
-
-    A row is drawn around one target: the targets that most paths of one or two edges lead to from it, and
-    where those are too few, others at random.
-    """
+    """Return [count, each] targets that most paths of one or two edges lead to from one, a row for each."""
     centre = nodes[torch.randint(nodes.numel(), (count,), generator=generator).to(nodes.device)]
     ones = torch.ones(graph.num_edges, 1, device=graph.device, dtype=torch.float32)
     reach = torch.zeros(graph.num_nodes, 1, count, device=graph.device, dtype=torch.float32)
@@ -130,10 +87,7 @@ def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generato
 
 
 def _defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
-    """How easily targets of some degree (plus one) and clean probability p, [T] each, are moved.
-
-    (2 + p) (0.9 / d + 0.1 / √(edges · d))
-    """
+    """TDGIA's score of targets of degree d (plus one), (2 + p) (0.9 / d + 0.1 / √(edges · d)), [T]."""
     return (2 + probability) * (NEAR / degree + FAR / (edges * degree).sqrt())
 
 
@@ -164,25 +118,15 @@ def _defective_endpoints(
 
 @dataclass(frozen=True, eq=False)
 class _EndpointContext:
-    """The input of a rule.
+    """The input of a rule; `logits`, `attacked` and `labels` are None where a row is a link or a graph."""
 
-    Attributes:
-        graph: prepared, clean.
-        nodes: [P] that may be joined.
-        rows: [T] nodes whose predictions are attacked.
-        logits: [N, C] of the vanilla model on the clean graph; None where there is a row per link or graph.
-        shape: new nodes, and edges of each.
-        attacked: [N, C] logits of the attacked model on the clean graph; None like `logits`.
-        labels: [N] the class every node should have; None like `logits`.
-    """
-
-    graph: Graph
-    nodes: Tensor
-    rows: Tensor
-    logits: Tensor | None
-    shape: tuple[int, int]
-    attacked: Tensor | None = None
-    labels: Tensor | None = None
+    graph: Graph  # prepared, clean
+    nodes: Tensor  # [P] that may be joined
+    rows: Tensor  # [T] nodes whose predictions are attacked
+    logits: Tensor | None  # [N, C] of the vanilla model on the clean graph
+    shape: tuple[int, int]  # new nodes, and edges of each
+    attacked: Tensor | None = None  # [N, C] logits of the attacked model on the clean graph
+    labels: Tensor | None = None  # [N] the class every node should have
 
 
 def _random_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
@@ -204,11 +148,7 @@ def _cover_endpoints(context: _EndpointContext, generator: torch.Generator) -> T
 
 
 def _weakest_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
-    """Greedy cover of the targets that are closest to a wrong prediction of the attacked model.
-
-    The weight of a target that is right on the clean graph is exp(−3 · margin), margin being the distance of
-    its own probability to the best other one; targets that are wrong already weigh nothing.
-    """
+    """Greedy cover of the targets closest to a wrong prediction: weights exp(−3 · margin), 0 where wrong."""
     if context.attacked is None or context.labels is None:
         return _random_endpoints(context, generator)
     share = context.attacked[context.rows].double().softmax(1)

@@ -48,8 +48,6 @@ GAIN = 6.0
 """How hard mixtures of the evolution are pushed towards corners of the box."""
 PLAIN = ((10, 0.1, 1), (50, 0.05, 3))
 """Steps, step size and restarts of `standard` and `strong`."""
-
-
 SHORT = ("sign", "momentum", "adam small margin", "adam others", "adam others reach", "straight momentum")
 """Names of the members of `ShortEnsemble`, for both objectives."""
 SHORT_RULES = ("random", "cover", "weakest")
@@ -126,7 +124,8 @@ class EnsembleInjection(_ReportedAttack):
         box, predicted = self.budget.feature_box(graph), self.predicted(judge)
         _warn_if_saturated(judge.clean)
         useful = {name: fits(judge.model, judge.clean.attention) for name, fits in GRADIENTS.items()}
-        members = tuple(member for member in self.members if useful[member.gradient])
+        members = [member for member in self.members if useful[member.gradient]]
+        donates = judge.vanilla is not None and any(member.start == "donated" for member in self.members)
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], self.budget.noise_box(graph), generator)
@@ -134,78 +133,83 @@ class EnsembleInjection(_ReportedAttack):
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._plain(graph, nodes, generator, judge, ledger)
             context = _StartContext(graph, endpoints, predicted, box, f"{generator.initial_seed()} {rule}")
+            if donates:
+                context = replace(context, donated=self._donated(judge, context))
             site = self.site(judge, GraphChange(endpoints=endpoints))
-            if judge.vanilla is not None and any(member.start == "donated" for member in self.members):
-                context = replace(context, donated=self._donated(judge.vanilla, judge.clean, context))
-            outcomes: list[SearchResult] = []
-            for batch in _batches(members):
-                began = perf_counter()
-                first, *others = (member.name for member in batch)
-                more = f" and {others[0] if len(others) == 1 else f'{len(others)} more'}" if others else ""
-                judge.tell(f"{rule} endpoints: {first}{more}")
-                if outcomes:
-                    worst = max(outcomes, key=lambda one: (one.damage, one.loss))
-                    context = replace(context, incumbent=worst.features)
-                if batch[0].gradient == "smooth":
-                    results = self._smooth(batch, context, site)
-                else:
-                    through = straight_through if batch[0].gradient == "straight" else nullcontext
-                    with through(judge.model):
-                        results = self._members(batch, context, site)
-                seconds = (perf_counter() - began) / len(batch)
-                for member, one in zip(batch, results, strict=True):
-                    outcomes.append(one)
-                    ledger.note(one)
-                    ledger.add_member(member.name, rule, one, seconds)
+            results = self._search(members, rule, context, site, judge, ledger)
             if index == 0:
-                began = perf_counter()
-                judge.tell(f"{rule} endpoints: {EVOLUTION}")
-                score = _damage_at(site, self.objective, [DONOR.loss] * POPULATION)
-                free = _evolved(site, score, context)
-                ledger.add_member(EVOLUTION, rule, free, perf_counter() - began)
-                _warn_if_masked(free, outcomes)
-                outcomes.append(free)
-            judge.spent(site.passes, site.share)
-            for one in outcomes:
+                judge.announce(f"{rule} endpoints: {EVOLUTION}")
+                free = _evolved(site, _damage_at(site, self.objective, [DONOR.loss] * POPULATION), context)
+                ledger.note(free, EVOLUTION, rule)
+                _warn_if_masked(free, results)
+                results.append(free)
+            judge.count(site.passes, site.share)
+            for result in results:
                 ledger.rules.append(rule)
-                yield GraphChange(endpoints=endpoints, features=one.features)
+                yield GraphChange(endpoints=endpoints, features=result.features)
 
     def _plain(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
-        """Yield what plain attacks find, restart by restart with the draws they have by themselves."""
+        """Yield the results of plain attacks, restart by restart with the draws they have by themselves."""
         for baseline in self.baselines:
-            own, plan = Ledger(), baseline.budget
-            for restart in range(plan.restarts):
+            own, budget = Ledger(), baseline.budget
+            for restart in range(budget.restarts):
                 began = perf_counter()
                 stream = torch.Generator().manual_seed(generator.initial_seed() + restart)
                 *_, change = baseline.candidates(graph, nodes, stream, judge, own)
                 with torch.no_grad():
                     damage = self.damage(judge, change.detach(), 0.0)
                 assert change.features is not None
-                result = SearchResult(change.features, damage, 0.0, own.gradient, plan.steps)
-                ledger.add_member(BASELINE, "random", result, perf_counter() - began)
+                numbers = (damage, 0.0, own.gradient, budget.steps)
+                seconds = perf_counter() - began
+                ledger.note(SearchResult(change.features, *numbers, seconds=seconds), BASELINE)
                 ledger.rules.append("random")
                 yield change
-            ledger.steps, ledger.gradient = ledger.steps + own.steps, max(ledger.gradient, own.gradient)
 
     def _endpoints(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge
     ) -> dict[str, Tensor]:
         """Endpoints by rule, those of the seed first; on links and small graphs there are no others."""
-        logits = judge.clean.logits
-        plain = graph.batch is None and graph.links is None
-        if plain and judge.vanilla is not None:
+        clean, shape = judge.clean, (self.budget.nodes, self.budget.edges)
+        if graph.batch is not None or graph.links is not None:
+            context = _EndpointContext(graph, nodes, nodes, None, shape)
+            return {"random": RULES["random"](context, generator)}
+        logits = clean.logits
+        if judge.vanilla is not None:
             with torch.no_grad(), evaluating(judge.vanilla):
                 logits = call_model(judge.vanilla, prepared(judge.vanilla, graph))
-        rows = judge.clean.nodes if plain else nodes
-        shape = (self.budget.nodes, self.budget.edges)
-        read = (judge.clean.logits, judge.clean.labels) if plain else (None, None)
-        context = _EndpointContext(graph, nodes, rows, logits if plain else None, shape, *read)
-        rules = self.rules if plain else ("random",)
-        return {rule: RULES[rule](context, generator) for rule in rules}
+        context = _EndpointContext(graph, nodes, clean.nodes, logits, shape, clean.logits, clean.labels)
+        return {rule: RULES[rule](context, generator) for rule in self.rules}
 
-    def _members(
+    def _search(
+        self,
+        members: Sequence[Member],
+        rule: str,
+        context: _StartContext,
+        site: _InjectionSite,
+        judge: Judge,
+        ledger: Ledger,
+    ) -> list[SearchResult]:
+        """Return the result of every member at one set of endpoints."""
+        results: list[SearchResult] = []
+        for batch in _batches(members):
+            others = len(batch) - 1
+            more = "" if not others else f" and {batch[1].name if others == 1 else f'{others} more'}"
+            judge.announce(f"{rule} endpoints: {batch[0].name}{more}")
+            if results:
+                worst = max(results, key=lambda one: (one.damage, one.loss))
+                context = replace(context, incumbent=worst.features)
+            search = self._smooth if batch[0].gradient == "smooth" else self._climbs
+            through = straight_through if batch[0].gradient == "straight" else nullcontext
+            with through(judge.model):
+                climbed = search(batch, context, site)
+            for member, result in zip(batch, climbed, strict=True):
+                ledger.note(result, member.name, rule)
+            results += climbed
+        return results
+
+    def _climbs(
         self, batch: Sequence[Member], context: _StartContext, site: _InjectionSite
     ) -> list[SearchResult]:
         """Let members that share their gradient and the number of steps climb side by side."""
@@ -215,12 +219,12 @@ class EnsembleInjection(_ReportedAttack):
     def _smooth(
         self, batch: Sequence[Member], context: _StartContext, site: _InjectionSite
     ) -> list[SearchResult]:
-        """Climb a softer copy of the model, and judge the points found on the model itself."""
+        """Climb a softer copy of the model, and judge its worst points on the model itself."""
         soft = _softened(site.model, context.graph)
         if soft is None:
-            return self._members([replace(member, steps=0) for member in batch], context, site)
+            return self._climbs([replace(member, steps=0) for member in batch], context, site)
         with evaluating(soft, freeze=True):
-            results = self._members(batch, context, self._site_of(soft, context, site.clean))
+            results = self._climbs(batch, context, self._site_of(soft, context, site.clean))
         features = torch.stack([one.features for one in results])
         scores = self.tried(site, features, [member.loss for member in batch])
         return [replace(one, damage=d, loss=loss) for one, (d, loss) in zip(results, scores, strict=True)]
@@ -235,20 +239,21 @@ class EnsembleInjection(_ReportedAttack):
         judge = Judge(model, graph, self.objective, clean, Ledger(), recompute)
         return self.site(judge, GraphChange(endpoints=context.endpoints))
 
-    def _donated(self, vanilla: nn.Module, clean: Clean, context: _StartContext) -> Tensor:
+    def _donated(self, judge: Judge, context: _StartContext) -> Tensor:
         """The worst features for the vanilla model at the same endpoints."""
+        assert judge.vanilla is not None
         steps = max(member.steps for member in self.members if member.start == "donated")
-        with evaluating(vanilla, freeze=True):
-            site = self._site_of(vanilla, context, clean)
-            (result,) = self._members([replace(DONOR, steps=steps)], context, site)
+        with evaluating(judge.vanilla, freeze=True):
+            site = self._site_of(judge.vanilla, context, judge.clean)
+            (result,) = self._climbs([replace(DONOR, steps=steps)], context, site)
         return result.features
 
 
-def _prototypes(context: _StartContext, generator: torch.Generator, noise: int = 8) -> Tensor:
+def _prototypes(context: _StartContext, generator: torch.Generator) -> Tensor:
     """Directions [P, F] in units of the box: mean features of the classes, centred, and random signs."""
     graph = context.graph
     assert graph.features is not None
-    drawn = torch.randint(0, 2, (noise, graph.num_features), generator=generator).to(context.middle) * 2 - 1
+    drawn = torch.randint(0, 2, (8, graph.num_features), generator=generator).to(context.middle) * 2 - 1
     if context.labels is None:
         return drawn
     count = int(context.labels.max()) + 1
@@ -267,7 +272,7 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
     mixtures evolve; features are the mixtures pushed to the box. Nothing is differentiated, so rounding,
     saturation and clipping inside the model do not stop it.
     """
-    generator = context.stream(EVOLUTION)
+    began, generator = perf_counter(), context.stream(EVOLUTION)
     basis = _prototypes(context, generator)
     mean = torch.zeros(context.endpoints.shape[0], basis.shape[0], dtype=torch.float32)
     best, top = context.middle, (float("-inf"), float("-inf"))
@@ -285,7 +290,7 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
         rank = torch.empty(POPULATION, dtype=torch.float32)
         rank[order] = torch.linspace(-1.0, 1.0, POPULATION, dtype=torch.float32)
         mean += RATE * (rank[:, None, None] * noise).mean(0) * 4
-    return SearchResult(best, *top)
+    return SearchResult(best, *top, seconds=perf_counter() - began)
 
 
 def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None:

@@ -104,7 +104,7 @@ class DICE(Attack):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield one random set of edges."""
-        labels = _known_labels(graph, judge.clean.logits)
+        labels = _attacker_labels(graph, judge.clean.logits)
         inside = _same_label_pairs(graph, nodes, labels)
         count = min(self.budget.edges // 2, inside.shape[1])
         order = torch.randperm(inside.shape[1], generator=generator)[:count]
@@ -113,7 +113,7 @@ class DICE(Attack):
         yield GraphChange(edges=added, removed=inside[:, order.to(inside.device)])
 
 
-def _known_labels(graph: Graph, logits: Tensor) -> Tensor:
+def _attacker_labels(graph: Graph, logits: Tensor) -> Tensor:
     """Labels [N] an evasion attacker has: true ones of training nodes, clean predictions elsewhere."""
     if logits.dim() != 2 or logits.shape[0] != graph.num_nodes or graph.batch is not None:
         raise InputError(f"the attack needs a class for every node; {graph.name!r} asks for something else")

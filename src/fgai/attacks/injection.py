@@ -129,9 +129,9 @@ class AdaptiveInjection(PGDInjection):
 def _disguise(graph: Graph, endpoints: Tensor) -> Tensor:
     """Return [M, F]: the average features of the nodes that each new node is joined to."""
     assert graph.features is not None
-    rows, places = torch.unique(endpoints, return_inverse=True)
+    rows, positions = torch.unique(endpoints, return_inverse=True)
     real = graph.features.select(rows)
     out = real.new_zeros(endpoints.shape[0], graph.num_features)
-    for index, position in enumerate(places):  # row by row: all at once would lay out every endpoint again
+    for index, position in enumerate(positions):  # row by row: all at once would lay out every endpoint again
         out[index] = real[position].mean(0)
     return out

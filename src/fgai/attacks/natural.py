@@ -53,16 +53,15 @@ class NaturalInjection(_ReportedAttack):
         context = _StartContext(graph, endpoints, self.predicted(judge), box)
         pool = graph.features.select(_strangers(context, MODELS, generator).flatten())
         pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
-        judge.tell("copies and mixtures of real nodes")
-        for name, result, seconds in self._searched(site, box, pool, generator):
-            ledger.note(result)
-            ledger.add_member(name, "random", result, seconds)
+        judge.announce("copies and mixtures of real nodes")
+        for name, result in self._searched(site, box, pool, generator):
+            ledger.note(result, name)
             yield GraphChange(endpoints=endpoints, features=result.features)
-        judge.spent(site.passes, site.share)
+        judge.count(site.passes, site.share)
 
     def _searched(
         self, site: _InjectionSite, box: Box, pool: Tensor, generator: torch.Generator
-    ) -> Iterator[tuple[str, SearchResult, float]]:
+    ) -> Iterator[tuple[str, SearchResult]]:
         """Search by copies, random mixtures and climbs; points are log-weights [M, C] of `pool` [M, C, F]."""
         count = pool.shape[0]
         shares = torch.rand(MODELS, count, MODELS, generator=generator, dtype=torch.float32)
@@ -77,19 +76,14 @@ class NaturalInjection(_ReportedAttack):
             worst = max(range(MODELS), key=scores.__getitem__)
             best = weights[worst]
             starts.append(SURE * best if name == "copies" else best.clamp(min=1e-6).log())
-            yield name, SearchResult(features[worst], *scores[worst]), perf_counter() - began
-        began, budget = perf_counter(), self.budget
+            yield name, SearchResult(features[worst], *scores[worst], seconds=perf_counter() - began)
         mixture = _Space(
             start=lambda point, box: point,
             features=lambda point, box: torch.einsum("bmc,mcf->bmf", point.softmax(-1), pool),
         )
-        specs = [
-            SearchSpec(space=mixture, rate=budget.step_size, loss=loss, steps=budget.steps)
-            for loss in CLIMBS.values()
-        ]
-        results = self.climb(site, torch.stack(starts), specs, box)
-        seconds = (perf_counter() - began) / len(results)
-        yield from ((name, result, seconds) for name, result in zip(CLIMBS, results, strict=True))
+        rate, steps = self.budget.step_size, self.budget.steps
+        specs = [SearchSpec(space=mixture, rate=rate, loss=loss, steps=steps) for loss in CLIMBS.values()]
+        yield from zip(CLIMBS, self.climb(site, torch.stack(starts), specs, box), strict=True)
 
 
 register_threat(

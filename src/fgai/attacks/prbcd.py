@@ -71,7 +71,7 @@ class PRBCD(Attack):
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
-        """Yield random flips, then the best that were found."""
+        """Yield random flips, then the best ones."""
         budget, flips = self.budget, _Flips(graph, nodes)
         pairs = nodes.numel() * (nodes.numel() - 1) // 2
         if budget.edges >= pairs and budget.edges:
@@ -87,10 +87,9 @@ class PRBCD(Attack):
         yield flips.perturbation(edges)
 
     def _search(self, flips: _Flips, judge: Judge, ledger: Ledger) -> Tensor:
-        """Return the flipped pairs [2, K] as places among the targets."""
-        bridge = _Bridge(flips, judge, ledger)
+        """Return the flipped pairs [2, K] as positions among the targets."""
         attack = _pyg_attack(
-            bridge,
+            _Bridge(flips, judge, ledger),
             self.block_size,
             epochs=self.budget.steps,
             epochs_resampling=max(1, round(FIRST * self.budget.steps)),
@@ -105,8 +104,6 @@ class PRBCD(Attack):
             if "Sampling random block" not in str(error):
                 raise
             raise BudgetError(f"no block of more than {self.budget.edges} pairs could be drawn") from error
-        finally:
-            ledger.gradient = max(ledger.gradient, bridge.steepest)
         pairs: Tensor = result.to(flips.nodes.device)
         return pairs
 
@@ -154,7 +151,6 @@ class _Bridge(nn.Module):
     def __init__(self, flips: _Flips, judge: Judge, ledger: Ledger) -> None:
         super().__init__()
         self.flips, self.judge, self.ledger = flips, judge, ledger
-        self.steepest = 0.0
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor) -> Tensor:
         # A gradient step is under way exactly if the weights have a gradient.
@@ -168,12 +164,12 @@ class _Bridge(nn.Module):
         return value if value.requires_grad else value + 0 * edge_weight.sum()
 
     def _note(self, gradient: Tensor) -> None:
-        self.steepest = max(self.steepest, float(gradient.abs().max()))
+        self.ledger.gradient = max(self.ledger.gradient, float(gradient.abs().max()))
 
 
 @contextmanager
 def _single_by_default() -> Iterator[None]:
-    # PyG's draws name no dtype: let them be float32 whatever torch's default is.
+    """Let PyG's draws, which name no dtype, be float32 whatever torch's default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -183,22 +179,18 @@ def _single_by_default() -> Iterator[None]:
 
 
 def _pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
-    """Return PyG's PRBCD on a module `(x, edge_index, edge_weight) → value to maximise`.
-
-    `PRBCDAttack.coeffs` is one dictionary for all instances, and every constructor writes into it; here each
-    instance gets a copy before its constructor runs.
-    """
+    """Return PyG's PRBCD on a module `(x, edge_index, edge_weight) → value to maximise`."""
     with alone(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyG says of the whole package that it is experimental
+        warnings.simplefilter("ignore")  # PyG calls the package experimental
         from torch_geometric.contrib.nn import PRBCDAttack
     attack: Any = PRBCDAttack.__new__(PRBCDAttack)
-    attack.__dict__["coeffs"] = dict(PRBCDAttack.coeffs)
+    attack.__dict__["coeffs"] = dict(PRBCDAttack.coeffs)  # all instances share it
     attack.__init__(model, block_size, loss=lambda value, *_: value, log=False, **options)
     return attack
 
 
 def _random_pairs(count: int, number: int, generator: torch.Generator) -> Tensor:
-    """Return [2, wanted] distinct pairs (low, high) of the numbers below `count`; there must be more."""
+    """Return [2, number] distinct pairs (low, high) of the numbers below `count`; there must be more."""
     drawn = torch.zeros(0, dtype=torch.long)
     while drawn.numel() < number:
         ends = torch.randint(count, (2, 2 * number + 16), generator=generator)
@@ -209,22 +201,20 @@ def _random_pairs(count: int, number: int, generator: torch.Generator) -> Tensor
 
 
 def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[Tensor, AttentionMap]:
-    """Return the logits where edges are there in part, and the attention with the parts divided out.
+    """Return the logits where edges have weights [E], and the attention with the weights divided out.
 
-    Weights [E] enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges.
-    fgai's models read them from the graph. In any other model, attention a_e = exp(s_e) / Σ exp(s) is turned
-    into the same thing after the softmax:
-
-        w_e a_e · (Σ a) / (Σ w a)
-
-    The attention returned is that divided by w_e, so that within a node it ranks edges by score alone.
-    Weights the graph has itself stay. Nothing is detached.
+    Weights enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. Models
+    that do not read them from the graph get the same after the softmax, w_e a_e · (Σ a) / (Σ w a).
     """
     if adapter_of(model).reads_weights:
         edge_weight = weight if graph.edge_weight is None else weight * graph.edge_weight
         observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:
-        observation = observe(model, graph, grad=True, perturb=Weigh(graph.keys, weight))
+
+        def weighed(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+            return _weighed(graph.keys, weight, attention, source, destination)
+
+        observation = observe(model, graph, grad=True, perturb=weighed)
     layers = []
     for layer in observation.attention:
         own = _look_up(layer.keys, graph.keys, weight).to(layer.values.dtype).clamp(min=TINY)
@@ -232,29 +222,21 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
     return observation.logits, AttentionMap(tuple(layers))
 
 
-class Weigh:
-    """Puts weights [K] on the edges with sorted `keys` [K] of any layer's attention; see `_weighted_forward`.
+def _weighed(keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+    """Put the weights [K] of edges with sorted `keys` [K] on attention [E, H]: w_e a_e · (Σ a) / (Σ w a).
 
-    A node all of whose edges have weight 0 gets zeros, like one without edges. Edges without a weight, such
-    as self-loops a layer adds, have weight 1.
+    A node all of whose edges have weight 0 gets zeros, like one without edges.
     """
-
-    def __init__(self, keys: Tensor, weight: Tensor) -> None:
-        self.keys, self.weight = keys, weight
-
-    def __call__(self, layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-        """Return the weighted attention [E, H] of one layer."""
-        weight = _look_up(edge_keys(source, destination), self.keys, self.weight).to(attention.dtype)
-        weighted = attention * weight[:, None]
-        count = int(destination.max()) + 1 if destination.numel() else 0
-        empty = attention.new_zeros(count, attention.shape[1])
-        before = empty.index_add(0, destination, attention)
-        after = empty.index_add(0, destination, weighted).clamp(min=TINY)
-        return weighted * (before / after)[destination]
+    weighted = attention * _look_up(edge_keys(source, destination), keys, weight).to(attention.dtype)[:, None]
+    count = int(destination.max()) + 1 if destination.numel() else 0
+    empty = attention.new_zeros(count, attention.shape[1])
+    before = empty.index_add(0, destination, attention)
+    after = empty.index_add(0, destination, weighted).clamp(min=TINY)
+    return weighted * (before / after)[destination]
 
 
 def _look_up(queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
-    """The weight of each wanted edge, 1 where it has none."""
+    """The weight of each queried edge, 1 where it has none."""
     if keys.numel() == 0:
         return torch.ones_like(queries, dtype=weight.dtype)
     spot = torch.searchsorted(keys, queries).clamp(max=keys.numel() - 1)

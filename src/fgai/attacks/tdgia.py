@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from fgai.attacks.base import Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.endpoints import _defective_endpoints
-from fgai.attacks.existing import _known_labels
+from fgai.attacks.existing import _attacker_labels
 from fgai.attacks.injection import RandomInjection
 from fgai.attacks.search.climb import SearchSpec, _Space
 from fgai.attacks.threats import Threat, register_threat
@@ -59,7 +59,7 @@ class TDGIA(RandomInjection):
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the best point after each batch."""
         budget, box = self.budget, self.budget.feature_box(graph)
-        _known_labels(graph, judge.clean.logits)  # refuses tasks other than classes of nodes
+        _attacker_labels(graph, judge.clean.logits)  # refuses tasks other than classes of nodes
         (noise,) = super().candidates(graph, nodes, generator, judge, ledger)
         yield noise
         assert noise.features is not None
@@ -86,7 +86,7 @@ class TDGIA(RandomInjection):
                 attacked = change.apply(graph)[0]
                 with torch.no_grad():
                     logits, attention = judge.look(change, self.objective.reads)
-                    judge.spent(0, 1.0, self.objective(logits, attention, judge.clean)[None])
+                    judge.count(0, 1.0, self.objective(logits, attention, judge.clean)[None])
 
 
 def _smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -111,9 +110,7 @@ class ValueInjection(_ReportedAttack):
         endpoints, features = worst.endpoints, worst.features
         if endpoints is None or features is None:
             raise InputError(f"{type(self.contained).__name__} injects no nodes, so it cannot be contained")
-        result = SearchResult(features, most, 0.0, inner.gradient, inner.steps)
-        ledger.note(result)
-        ledger.add_member("features", "random", result, 0.0)
+        ledger.note(SearchResult(features, most, 0.0, inner.gradient, inner.steps), "features")
         yield worst
         values = _entry_values(judge, worst)
         coins = torch.rand(values.shape, generator=generator, dtype=torch.float32).to(values) < 0.5
@@ -123,27 +120,22 @@ class ValueInjection(_ReportedAttack):
             "corners": torch.where(coins, values.new_tensor(INSIDE), values.new_tensor(1 - INSIDE)),
         }
         site = self.site(judge, worst, moves="entry_values")
-        for name, one, seconds in self._climbs(site, starts):
-            ledger.note(one)
-            ledger.add_member(name, "random", one, seconds)
-            yield GraphChange(endpoints=endpoints, features=features, entry_values=one.features)
-        judge.spent(site.passes, site.share)
+        for name, result in self._climbs(site, starts):
+            ledger.note(result, name)
+            yield GraphChange(endpoints=endpoints, features=features, entry_values=result.features)
+        judge.count(site.passes, site.share)
 
-    def _climbs(
-        self, site: _InjectionSite, starts: dict[str, Tensor]
-    ) -> Iterator[tuple[str, SearchResult, float]]:
+    def _climbs(self, site: _InjectionSite, starts: dict[str, Tensor]) -> Iterator[tuple[str, SearchResult]]:
         """Climb from every start in every way, all side by side; then again, straight through the limits."""
         pairs = list(itertools.product(CLIMBS, starts))
         start = torch.stack([starts[where] for _, where in pairs])
         specs = [replace(CLIMBS[name], steps=self.steps) for name, _ in pairs]
         box = Box.of(0.0, 1.0, start[0, 0])
         for through, more in ((nullcontext, ""), (straight_through, " straight")):
-            began = perf_counter()
             with through(site.model):
                 results = self.climb(site, start, specs, box)
-            seconds = (perf_counter() - began) / len(results)
             for (name, where), result in zip(pairs, results, strict=True):
-                yield f"{name} from {where}{more}", result, seconds
+                yield f"{name} from {where}{more}", result
 
 
 def _entry_values(judge: Judge, change: GraphChange) -> Tensor:

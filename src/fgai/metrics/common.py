@@ -25,11 +25,9 @@ def _check_attention(w: Tensor, rowptr: Tensor, name: str = "w") -> None:
 
 def _check_attentions(w: Tensor, w_other: Tensor, rowptr: Tensor) -> None:
     """Raise unless both are one finite number per edge of the rows."""
-    if w.shape != w_other.shape or w.dim() != 1:
-        raise InputError(
-            f"`w` and `w_other` must be [num_edges] on the same edges, got {tuple(w.shape)} and"
-            f" {tuple(w_other.shape)}; match the edges and average the heads first"
-        )
+    if w.shape != w_other.shape:
+        got = f"{tuple(w.shape)} and {tuple(w_other.shape)}"
+        raise InputError(f"`w` and `w_other` must be on the same edges, got {got}; match the edges first")
     _check_attention(w, rowptr)
     _check_attention(w_other, rowptr, "w_other")
 

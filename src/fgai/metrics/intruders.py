@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fgai import checks, topk
 from fgai.metrics.common import _check_attention, _check_edge_mask, mean_over
-from fgai.metrics.spec import Shown, metric
+from fgai.metrics.spec import _under_attacks, metric
 from fgai.metrics.views import View, Views
 from fgai.ops.segments import row_sum
 from fgai.typed import typed
@@ -53,19 +53,11 @@ def _null_intruders(views: Views) -> dict[str, Any]:
     title="intruded nodes",
     paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
     section="explanation",
-    shown=(
-        Shown(
-            "intruders.prediction.nodes.all",
-            "intruded",
-            "Nodes that show an intruder, prediction attacked",
-            "Of the nodes a new node was joined to, the share with a new one among their top k.",
-        ),
-        Shown(
-            "intruders.explanation.nodes.all",
-            "intruded, expl.",
-            "Nodes that show an intruder, explanation attacked",
-            "The same when the attack aims at the explanation.",
-        ),
+    shown=_under_attacks(
+        "intruders.{}.nodes.all",
+        "intruded",
+        "Nodes that show an intruder",
+        "Of the nodes a new node was joined to, the share with a new one among their top k.",
     ),
     measure=_intruders,
     null=_null_intruders,
@@ -93,8 +85,8 @@ def intruder_nodes(
         >>> intruder_nodes(w, new, torch.tensor([0, 3, 5]), k=2)
         0.5
     """
-    places = _places(w, injected, rowptr, k)
-    return mean_over(torch.where(places.isnan(), places, (places > 0).double()), nodes)
+    shares = _shares(w, injected, rowptr, k)
+    return mean_over(torch.where(shares.isnan(), shares, (shares > 0).double()), nodes)
 
 
 @metric(
@@ -122,7 +114,7 @@ def intruder_places(
         >>> intruder_places(w, new, torch.tensor([0, 3, 5]), k=2)
         0.25
     """
-    return mean_over(_places(w, injected, rowptr, k), nodes)
+    return mean_over(_shares(w, injected, rowptr, k), nodes)
 
 
 @metric(
@@ -130,19 +122,11 @@ def intruder_places(
     title="intruders' mass",
     paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
     section="explanation",
-    shown=(
-        Shown(
-            "intruders.prediction.mass.all",
-            "their mass",
-            "Attention on intruders, prediction attacked",
-            "Attention that new nodes take at the nodes they were joined to.",
-        ),
-        Shown(
-            "intruders.explanation.mass.all",
-            "their mass, expl.",
-            "Attention on intruders, explanation attacked",
-            "The same when the attack aims at the explanation.",
-        ),
+    shown=_under_attacks(
+        "intruders.{}.mass.all",
+        "their mass",
+        "Attention on intruders",
+        "Attention that new nodes take at the nodes they were joined to.",
     ),
     measure=_intruders,
     null=_null_intruders,
@@ -165,7 +149,7 @@ def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor 
     return mean_over(_where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr), nodes)
 
 
-def _places(w: Tensor, injected: Tensor, rowptr: Tensor, k: int) -> Tensor:
+def _shares(w: Tensor, injected: Tensor, rowptr: Tensor, k: int) -> Tensor:
     """Share of the places in the top-k that new neighbours take, float64 [N]; NaN at nodes without any."""
     _check_attention(w, rowptr)
     _check_edge_mask(injected, w, "injected")

@@ -122,7 +122,7 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
         >>> macro_f1(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
         0.42857142857142855
     """
-    guess, truth = _known(prediction, target)
+    guess, truth = _labelled(prediction, target)
     if not truth.numel():
         return float("nan")
     classes, label = torch.unique(torch.cat([guess, truth]), return_inverse=True)
@@ -151,7 +151,7 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
         >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, -1]))
         1.0
     """
-    guess, truth = _known(prediction, target)
+    guess, truth = _labelled(prediction, target)
     return float((guess == truth).double().mean())
 
 
@@ -238,7 +238,7 @@ def recall(prediction: Tensor, target: Tensor) -> Tensor:
         >>> recall(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
         tensor([0.6667, 1.0000], dtype=torch.float64)
     """
-    guess, truth = _known(prediction, target)
+    guess, truth = _labelled(prediction, target)
     classes = prediction.shape[1] if prediction.dim() == 2 else 0
     if truth.numel() and int(truth.max()) >= MOST_CLASSES:
         raise InputError(f"`target` must hold classes below {MOST_CLASSES}, got {int(truth.max())}")
@@ -361,7 +361,7 @@ def _function(score: str) -> Callable[[Tensor, Tensor], float]:
     return functions[checks.one_of(score, "score", tuple(functions))]
 
 
-def _known(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def _labelled(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     guess = _classes_of(prediction)
     _check_labels(target, tuple(guess.shape))
     labelled = target >= 0

@@ -21,7 +21,7 @@ from fgai.metrics.common import (
     mean_over,
     overlap_per_node,
 )
-from fgai.metrics.spec import Shown, metric
+from fgai.metrics.spec import Shown, _under_attacks, metric
 from fgai.metrics.views import Compared, View, Views, _Pair
 from fgai.ops.segments import check_row_pointers, row_index, row_max, row_order, row_sum
 from fgai.tasks import task_of
@@ -175,17 +175,11 @@ def _half(pair: _Pair) -> int:
     section="explanation",
     shown=(
         Shown("overlap.prediction.all", "overlap"),
-        Shown(
-            "overlap_touched.prediction.all",
+        *_under_attacks(
+            "overlap_touched.{}.all",
             "touched",
-            "Top-k kept, prediction attacked",
+            "Top-k kept",
             "Share of a node's strongest neighbours that stay, over the nodes in reach of the attack.",
-        ),
-        Shown(
-            "overlap_touched.explanation.all",
-            "touched, expl.",
-            "Top-k kept, explanation attacked",
-            "The same when the attack aims at the explanation.",
         ),
         Shown(
             "explanations.prediction.links.all",
@@ -374,8 +368,8 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     topk.check_k(k)
     _check_attention(w, rowptr)
     w = w.detach().double()
-    places = topk.leaders(w, rowptr, k + 1)
-    ranked = places[places[:, k] >= 0]
+    best = topk.leaders(w, rowptr, k + 1)
+    ranked = best[best[:, k] >= 0]
     last, following = w[ranked[:, k - 1]], w[ranked[:, k]]
     return float((last - following <= ROUNDING * last).double().mean())
 

@@ -9,7 +9,6 @@ the characterization score is its limit, not NaN.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.errors import InputError
-from fgai.metrics.common import _check_attention, _check_edge_mask, _check_labels, _classes_of
+from fgai.metrics.common import _check_attention, _check_edge_mask, _classes_of
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.stability import changed_share
 from fgai.metrics.views import Views
@@ -46,10 +45,8 @@ def _edges_to_remove(
 ) -> Tensor:
     """Return the positions of a fraction of the edges, those with the largest or smallest attention.
 
-    Of n removable edges (of each node, or of the graph) the nearest whole number to `fraction` n goes, halves
-    up. Sets for growing fractions are nested. Ties go in edge order both for largest and for smallest, so an
-    attention that ranks nothing loses the same edges either way. Edges in `keep`, as self-loops, stay and do
-    not count.
+    Of n edges of each node or of the graph that are not in `keep` the nearest integer to `fraction` n goes,
+    halves up, ties in edge order. Sets for growing fractions are nested.
     """
     _check_attention(values, rowptr, "values")
     if keep is not None:
@@ -64,28 +61,15 @@ def _edges_to_remove(
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()
 
 
-def _still_right(prediction: Tensor, target: Tensor, right: Tensor) -> float:
-    """Share of the nodes in T, bool [N] `right`, whose class is still predicted right; NaN if T is empty."""
-    guess = _classes_of(prediction)
-    _check_labels(target, tuple(guess.shape))
-    checks.mask(right, tuple(guess.shape), "right")
-    return float((guess == target)[right].double().mean())
-
-
 def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     """Slope of the least-squares line, `sum (x - mean x)(y - mean y) / sum (x - mean x)^2`; NaN if a y is."""
-    undefined = [isinstance(entry, float) and math.isnan(entry) for entry in y]
-    heights = [0.0 if gone else entry for entry, gone in zip(y, undefined, strict=True)]
-    a, b = (
-        torch.tensor([checks.real_number(entry, name) for entry in values], dtype=torch.float64)
-        for name, values in (("x", x), ("y", heights))
-    )
+    heights = [entry if entry != entry else checks.real_number(entry, "y") for entry in y]
+    a = torch.tensor([checks.real_number(entry, "x") for entry in x], dtype=torch.float64)
+    b = torch.tensor(heights, dtype=torch.float64)
     if a.shape != b.shape or a.numel() < 2 or bool((a == a[0]).all()):
         raise InputError(
             f"`x` and `y` must be as long and `x` must vary, got x={list(x)} and {len(y)} values of y"
         )
-    if any(undefined):
-        return math.nan
     a = a - a.mean()
     return float((a * (b - b.mean())).sum() / a.square().sum())
 
@@ -111,33 +95,16 @@ def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
 
 
 def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
-    """Logits after edges, given by their keys [R], were taken out of every attention layer.
+    """Logits after the edges with these keys [R] were taken out of every attention layer.
 
-    An edge is removed by setting its attention to zero and scaling up the rest of its row,
-
-        w'_ij = w_ij / sum_{kept m} w_im,
-
-    which is what the softmax gives without it. So self-loops a layer adds itself can go too, and no graph is
-    built anew. A node that loses every edge receives nothing. Layers without attention keep their edges.
+    The rest of a row is scaled up, w'_ij = w_ij / Σ_{kept m} w_im, as the softmax without them would give. So
+    self-loops of a layer can go, too, and no graph is built anew. A node without edges receives nothing.
     """
-    ordered = removed.sort().values
-    masks: dict[int, Tensor] = {}
-
-    def keep(index: int) -> Tensor:
-        layer = observed.attention.layers[index]
-        for other in range(index):
-            if other in masks and observed.attention.layers[other].same_edges(layer):
-                return masks[other]
-        if ordered.numel() == 0:
-            return torch.ones_like(layer.keys, dtype=torch.bool)
-        spot = torch.searchsorted(ordered, layer.keys).clamp(max=ordered.numel() - 1)
-        return ordered[spot] != layer.keys
 
     def without(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-        if index not in masks:
-            masks[index] = keep(index)
-        kept = attention * masks[index][:, None].to(attention.dtype)
-        total = row_sum(kept, observed.attention.layers[index].rowptr)
+        layer = observed.attention.layers[index]
+        kept = attention * torch.isin(layer.keys, removed, invert=True)[:, None].to(attention.dtype)
+        total = row_sum(kept, layer.rowptr)
         return kept / torch.where(total > 0, total, 1.0)[destination]
 
     return observe(model, observed.graph, perturb=without).logits
@@ -160,21 +127,14 @@ def _removal_curves(
     count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
     loops = scored.source == scored.destination if scope == "node" else None
     curves: dict[bool, list[float]] = {True: [], False: []}
-    cache: list[tuple[Tensor, float]] = []
-    progress = current_stage()
     for fraction in fractions:
-        progress.advance()
+        current_stage().advance()
         for largest in (True, False):
             gone = _edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
-            share_before = next((share for other, share in cache if torch.equal(other, gone)), None)
-            if share_before is None:
-                removed = scored.keys[gone]
-                logits = _predict_without(model, observed, removed) if gone.numel() else observed.logits
-                share_before = _still_right(logits[:count], target, right)
-            cache = [*cache[-1:], (gone, share_before)]
-            curves[largest].append(share_before)
-    plus = f_slope_plus(curves[True], fractions)
-    minus = f_slope_minus(curves[False], fractions)
+            removed = scored.keys[gone]
+            logits = _predict_without(model, observed, removed) if gone.numel() else observed.logits
+            curves[largest].append(float((_classes_of(logits[:count]) == target)[right].double().mean()))
+    plus, minus = _slope(fractions, curves[True]), _slope(fractions, curves[False])
     slopes = {"plus": plus, "minus": minus, "gap": f_slope_gap(minus, plus)}
     return {**slopes, "curve_plus": curves[True], "curve_minus": curves[False]}
 
@@ -298,10 +258,8 @@ def _fidelity(views: Views) -> dict[str, Any]:
     if views.model is None or not views.curves or views.target is None:
         return {}
     observations = {name: views.observations[name] for name in ("clean", "attacked")}
-    fidelities = {
-        n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in observations.items()
-    }
-    return {"fidelity": fidelities}
+    values = {n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in observations.items()}
+    return {"fidelity": values}
 
 
 def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> dict[str, float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -15,7 +16,6 @@ from fgai.records import Column
 from fgai.typed import typed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Measure = Callable[[Views], Any]
 
 DIRECTIONS = ("higher", "lower", "")
 SECTIONS = ("prediction", "explanation", "fidelity")
@@ -86,74 +86,29 @@ class Shown:
     like: str = ""
 
 
+def _under_attacks(path: str, heading: str, words: str, about: str) -> tuple[Shown, Shown]:
+    """The number at `path`, whose `{}` names the attack, under both attacks."""
+    again = "The same when the attack aims at the explanation."
+    return (
+        Shown(path.format("prediction"), heading, f"{words}, prediction attacked", about),
+        Shown(path.format("explanation"), f"{heading}, expl.", f"{words}, explanation attacked", again),
+    )
+
+
 @typed
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class MetricSpec:
-    """The declaration of one metric, with the arguments of `metric`.
-
-    Attributes:
-        name: of the function.
-        function: the metric itself.
-        description: the first line of its docstring.
-        parameters: options that change its value, with their defaults.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    description: str
-    parameters: Mapping[str, object]
-    direction: str
-    low: float
-    high: float
-    title: str
-    form: str
-    paths: tuple[str, ...]
-    section: str
-    shown: tuple[Shown, ...] | None
-    measure: _Measure | None
-    null: _Measure | None
-    chance: Callable[..., Any] | None
-
-    def __post_init__(self) -> None:
-        checks.one_of(self.direction, "direction", DIRECTIONS)
-        checks.one_of(self.section, "section", SECTIONS)
-
-    @property
-    def place(self) -> str:
-        """The one path at which the values of `measure` stand; empty if it returns them from the top."""
-        return self.paths[0] if len(self.paths) == 1 and "*" not in self.paths[0] else ""
-
-
-_registry: dict[str, MetricSpec] = {}
-METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
-
-
-@typed
-def metric(
-    *,
-    direction: str,
-    low: float = 0,
-    high: float = 1,
-    parameters: tuple[str, ...] = (),
-    title: str = "",
-    form: str = ".3f",
-    paths: tuple[str, ...] = (),
-    section: str = "prediction",
-    shown: tuple[Shown, ...] | None = None,
-    measure: Callable[[Views], Any] | None = None,
-    null: Callable[[Views], Any] | None = None,
-    chance: Callable[..., Any] | None = None,
-) -> Callable[[_Function], _Function]:
-    """Declare a function as a metric; the function itself is returned unchanged.
+    """`@metric(...)` declares a function as a metric; the function itself is returned unchanged.
 
     With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. Nothing else has
-    to be changed; fgai's own metrics are declared the same way.
+    to be changed; fgai's own metrics are declared the same way. `METRICS` holds every declaration with the
+    `name` of the function, the `function` and its `description`, the first line of its docstring.
 
-    Args:
+    Attributes:
         direction: "higher" or "lower", whichever is better; empty if neither is.
         low: the smallest value it can take.
         high: the largest.
-        parameters: names of the arguments that change its value; their defaults are read off the signature.
+        parameters: names of the arguments that change its value.
         title: heading in tables; the name of the function by default.
         form: how its numbers print, e.g. `.2e`.
         paths: where its numbers stand in a record's metrics; `*` stands for any one name. The name of the
@@ -171,26 +126,32 @@ def metric(
         InputError: another function is declared under this name, or its place in records is taken.
     """
 
-    def declare(function: _Function) -> _Function:
-        name = function.__name__
-        signature = inspect.signature(function).parameters
-        spec = MetricSpec(
-            name=name,
-            function=function,
-            description=(function.__doc__ or name).strip().splitlines()[0],
-            parameters=MappingProxyType({option: signature[option].default for option in parameters}),
-            direction=direction,
-            low=low,
-            high=high,
-            title=title or name.replace("_", " "),
-            form=form,
-            paths=paths or (name,),
-            section=section,
-            shown=shown,
-            measure=measure,
-            null=null,
-            chance=chance,
-        )
+    direction: str
+    low: float = 0
+    high: float = 1
+    parameters: tuple[str, ...] = ()
+    title: str = ""
+    form: str = ".3f"
+    paths: tuple[str, ...] = ()
+    section: str = "prediction"
+    shown: tuple[Shown, ...] | None = None
+    measure: Callable[[Views], Any] | None = None
+    null: Callable[[Views], Any] | None = None
+    chance: Callable[..., Any] | None = None
+    name: str = field(init=False, default="")
+    function: Callable[..., Any] = field(init=False)
+    description: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        checks.one_of(self.direction, "direction", DIRECTIONS)
+        checks.one_of(self.section, "section", SECTIONS)
+
+    def __call__(self, function: _Function) -> _Function:
+        """Declare `function`."""
+        spec, name = copy(self), function.__name__
+        spec.name, spec.function = name, function
+        spec.description = (function.__doc__ or name).strip().splitlines()[0]
+        spec.title, spec.paths = self.title or name.replace("_", " "), self.paths or (name,)
         previous = _registry.get(name)
         if previous is not None and previous.function.__module__ != function.__module__:
             raise InputError(
@@ -200,30 +161,47 @@ def metric(
         _registry[name] = spec
         return function
 
-    return declare
+    @property
+    def place(self) -> str:
+        """The one path at which the values of `measure` stand; empty if it returns them from the top."""
+        return self.paths[0] if len(self.paths) == 1 and "*" not in self.paths[0] else ""
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of `parameters`."""
+        arguments = inspect.signature(self.function).parameters
+        return {name: arguments[name].default for name in self.parameters}
+
+
+metric = MetricSpec
+_registry: dict[str, MetricSpec] = {}
+METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
 
 
 def _check_paths(spec: MetricSpec) -> None:
     """Raise if records hold something else at one of the metric's paths."""
     others = [path for other in _registry.values() if other.name != spec.name for path in other.paths]
     for path in spec.paths:
-        for other in (*others, *(entry.path for entry in _OTHERS), "null"):
+        for other in (*others, *_OTHERS, "null"):
             pairs = zip(path.split("."), other.split("."), strict=False)
             if all(a == b or "*" in (a, b) for a, b in pairs):
                 raise InputError(f"records hold something else at {path!r}: {other!r}; choose another name")
 
 
-_OTHERS = (
-    Quantity(path="training.epoch_seconds", title="seconds per epoch", form=".3g", direction="lower"),
-    Quantity(path="training.seconds", title="training s", form=".1f", direction="lower"),
-    Quantity(path="training.peak_memory", title="peak memory", form=".3g", direction="lower"),
-    Quantity(path="certificate.share", title="certified share", direction="higher"),
-    Quantity(path="certificate.median_radius", title="median radius", direction="higher"),
-    Quantity(path="certificate.class_share", title="certified class", direction="higher"),
-    Quantity(path="certificate.sharpness", title="sharpness", direction="higher"),
-    Quantity(path="injection.class_share", title="certified class, injection", direction="higher"),
-    Quantity(path="injection.order_share", title="certified order, injection", direction="higher"),
-)
+_OTHERS = {
+    entry.path: entry
+    for entry in (
+        Quantity(path="training.epoch_seconds", title="seconds per epoch", form=".3g", direction="lower"),
+        Quantity(path="training.seconds", title="training s", form=".1f", direction="lower"),
+        Quantity(path="training.peak_memory", title="peak memory", form=".3g", direction="lower"),
+        Quantity(path="certificate.share", title="certified share", direction="higher"),
+        Quantity(path="certificate.median_radius", title="median radius", direction="higher"),
+        Quantity(path="certificate.class_share", title="certified class", direction="higher"),
+        Quantity(path="certificate.sharpness", title="sharpness", direction="higher"),
+        Quantity(path="injection.class_share", title="certified class, injection", direction="higher"),
+        Quantity(path="injection.order_share", title="certified order, injection", direction="higher"),
+    )
+}
 """Numbers of other records than evaluations: costs and certified shares."""
 
 
@@ -238,12 +216,11 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
         InputError: nothing is declared there.
 
     Example:
-        >>> found = quantity("f1.attacked")
-        >>> found.title, found.form, found.direction
+        >>> number = quantity("f1.attacked")
+        >>> number.title, number.form, number.direction
         ('F1 attacked', '.3f', 'higher')
     """
     spec = metric_at(path)
-    declared = next((entry for entry in _OTHERS if entry.path == path), None)
     if spec is not None:
         heading = next((entry.heading for entry in spec.shown or () if entry.path == path), "")
         is_chance = "chance" in path.split(".")
@@ -254,7 +231,9 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
             direction="" if is_chance else spec.direction,
             about=spec.description,
         )
-    if declared is None:
+    elif path in _OTHERS:
+        declared = _OTHERS[path]
+    else:
         raise InputError(f"no metric is declared at {path!r}; see fgai.metrics.METRICS")
     return replace(declared, title=title or declared.title, form=form or declared.form)
 
@@ -325,33 +304,32 @@ def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None
         records: the metrics of records.
         table: "prediction" or "explanation", or None for both and for what only the report shows.
     """
-    entries_shown: list[Shown] = []
-    all_values = list(records)
-    if not all(isinstance(values, Mapping) for values in all_values):
+    values = list(records)
+    if not all(isinstance(each, Mapping) for each in values):
         raise InputError("`records` must be mappings from a metric's name to its numbers")
+    entries: list[Shown] = []
     for spec in METRICS.values():
-        entries = spec.shown
-        if entries is None:
-            names = dict.fromkeys(pattern.split(".")[0] for pattern in spec.paths)
-            paths = [
-                path for values in all_values for name in names for path in _leaves(name, values.get(name))
-            ]
-            entries = tuple(
-                Shown(path, words=quantity(path).title, about=spec.description)
-                for path in dict.fromkeys(paths)
-                if metric_at(path) is spec
-            )
         own = "prediction" if spec.section == "prediction" else "explanation"
-        entries_shown += [
-            replace(entry, table=own if entry.table is None else entry.table) for entry in entries
-        ]
+        shown = _every_number(spec, values) if spec.shown is None else spec.shown
+        entries += [replace(entry, table=own if entry.table is None else entry.table) for entry in shown]
     if table is None:
-        return entries_shown
-    views = ("prediction", "explanation")
+        return entries
+    attacks = (".prediction.", ".explanation.")
     return sorted(
-        (entry for entry in entries_shown if entry.table == table),
-        key=lambda entry: next((i for i, view in enumerate(views) if f".{view}." in entry.path), len(views)),
+        (entry for entry in entries if entry.table == table),
+        key=lambda entry: next((i for i, name in enumerate(attacks) if name in entry.path), len(attacks)),
     )
+
+
+def _every_number(spec: MetricSpec, records: list[Mapping[str, Any]]) -> list[Shown]:
+    """Every number of a metric in any of the records."""
+    names = dict.fromkeys(pattern.split(".")[0] for pattern in spec.paths)
+    paths = (path for values in records for name in names for path in _leaves(name, values.get(name)))
+    return [
+        Shown(path, words=quantity(path).title, about=spec.description)
+        for path in dict.fromkeys(paths)
+        if metric_at(path) is spec
+    ]
 
 
 def _rest(pattern: str, path: str) -> list[str] | None:

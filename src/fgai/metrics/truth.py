@@ -21,7 +21,7 @@ from fgai.topk import SCOPES, check_k, ranks_in_rows
 from fgai.typed import typed
 
 
-class _Known(NamedTuple):
+class _LayerTruth(NamedTuple):
     """One layer on the edges whose truth is known: ranking, attention, truth, rows, nodes with true edges."""
 
     ranking: Tensor
@@ -31,7 +31,7 @@ class _Known(NamedTuple):
     nodes: Tensor
 
 
-def _per_view(views: Views, parts: Mapping[str, Callable[[_Known], float]]) -> dict[str, Any]:
+def _per_view(views: Views, parts: Mapping[str, Callable[[_LayerTruth], float]]) -> dict[str, Any]:
     """Numbers per layer on the clean graph and under each attack; nothing where the truth is unknown."""
     if views.graph.edge_truth is None:
         return {}
@@ -39,14 +39,14 @@ def _per_view(views: Views, parts: Mapping[str, Callable[[_Known], float]]) -> d
     maps |= {f"truth_{name}": attacked.worst.output.attention for name, attacked in views.attacks.items()}
     return {
         name: {
-            part: views.layered([value(layer) for layer in _known_edges(views.graph, attention)])
+            part: views.layered([value(layer) for layer in _truth_by_layer(views.graph, attention)])
             for part, value in parts.items()
         }
         for name, attention in maps.items()
     }
 
 
-def _known_edges(graph: Graph, attention: AttentionMap) -> Iterator[_Known]:
+def _truth_by_layer(graph: Graph, attention: AttentionMap) -> Iterator[_LayerTruth]:
     """The graph's own edges without loops; edges into nodes without any true edge say nothing."""
     assert graph.edge_truth is not None
     real = (graph.adjacency.source != graph.adjacency.destination).nonzero().flatten()
@@ -56,7 +56,7 @@ def _known_edges(graph: Graph, attention: AttentionMap) -> Iterator[_Known]:
     for layer, averaged in zip(attention.heads("log").restrict(keys), attention.restrict(keys), strict=True):
         nodes = torch.zeros(layer.num_nodes, dtype=torch.bool, device=truth.device)
         nodes[layer.destination[truth]] = True
-        yield _Known(layer.values[:, 0], averaged.values[:, 0], truth, layer.rowptr, nodes)
+        yield _LayerTruth(layer.values[:, 0], averaged.values[:, 0], truth, layer.rowptr, nodes)
 
 
 def _aucs(views: Views) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _aucs(views: Views) -> dict[str, Any]:
 
 
 def _precision(views: Views) -> dict[str, Any]:
-    parts: dict[str, Callable[[_Known], float]] = {
+    parts: dict[str, Callable[[_LayerTruth], float]] = {
         "precision": lambda e: truth_precision(e.ranking, e.truth, e.rowptr, views.k)
     }
     if views.null:  # its own edges may be fewer

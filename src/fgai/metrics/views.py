@@ -20,21 +20,13 @@ NULLS = ("uniform", "random")
 
 
 class _Pair(NamedTuple):
-    """One layer before and after, [E] each, on the same edges.
+    """One layer before and after, [E] each, on the same edges."""
 
-    Attributes:
-        before: attention, mean over the heads.
-        after: the same, after.
-        rowptr: [N + 1].
-        ranks: by which neighbours are ranked, before and after; see `LayerAttention.ranking`.
-        shown: the heads' geometric mean, before and after, which compares between nodes.
-    """
-
-    before: Tensor
+    before: Tensor  # attention, mean over the heads
     after: Tensor
-    rowptr: Tensor
-    ranks: tuple[Tensor, Tensor]
-    shown: tuple[Tensor, Tensor]
+    rowptr: Tensor  # [N + 1]
+    ranks: tuple[Tensor, Tensor]  # by which neighbours are ranked; see `LayerAttention.ranking`
+    shown: tuple[Tensor, Tensor]  # the heads' geometric mean, which compares between nodes
 
     @classmethod
     def of(cls, a: LayerAttention, b: LayerAttention) -> _Pair:
@@ -78,18 +70,14 @@ class Attacked:
 
     An ensemble may win at other endpoints against another model, so explanations are compared at endpoints
     that every model meets.
-
-    Attributes:
-        worst: under the strongest change, where predictions are scored.
-        compared: where explanations are compared; the strongest change for attacks with one set of endpoints.
-        by_rule: under the strongest change at the endpoints of each rule that all models share.
-        damage: most damage by rule of endpoints, where several were tried.
     """
 
-    worst: View
-    compared: View
-    by_rule: Mapping[str, View] = field(default_factory=dict)
-    damage: Mapping[str, float] = field(default_factory=dict)
+    worst: View  # under the strongest change, where predictions are scored
+    compared: View  # where explanations are compared; `worst` for attacks with one set of endpoints
+    by_rule: Mapping[str, View] = field(
+        default_factory=dict
+    )  # at the endpoints of each rule all models share
+    damage: Mapping[str, float] = field(default_factory=dict)  # most by rule, where several were tried
 
 
 @typed

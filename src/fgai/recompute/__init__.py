@@ -1,6 +1,5 @@
 """Compute again only what a change reaches: the same numbers as a full forward pass."""
 
-from fgai.recompute.local import Plan, Recompute, Repeated, Touched, repeat_plan
-from fgai.recompute.patch import Edit
+from fgai.recompute.local import Plan, Recompute, Repeated, Touched
 
-__all__ = ["Edit", "Plan", "Recompute", "Repeated", "Touched", "repeat_plan"]
+__all__ = ["Plan", "Recompute", "Repeated", "Touched"]

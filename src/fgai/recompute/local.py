@@ -18,9 +18,10 @@ from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.graph import extend_encoding
 from fgai.ops.capture import chosen_rows
-from fgai.recompute.patch import Edit, Ranks, Sides, _Patch
+from fgai.recompute.patch import Ranks, Sides, _Edit, _Patch
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import set_reach
+from fgai.sparse.valid import check_index
 from fgai.typed import typed
 
 WORTHWHILE = 0.6  # share of the work above which a full pass is taken: building patches costs something
@@ -39,7 +40,7 @@ class Touched(NamedTuple):
 class Plan:
     """What to compute again after one edit, layer by layer."""
 
-    edit: Edit  # the edit
+    edit: _Edit  # the edges of the change
     start: Tensor  # [S] nodes whose input differs
     patches: list[_Patch]  # one per layer
     constants: list[tuple[Sides, Tensor | None]]  # per patch, the result of `_Patch.constants`
@@ -47,7 +48,40 @@ class Plan:
     keep: Tensor  # [T] the last layer's touched rows whose logits are needed
     nodes: Tensor  # [T] their nodes
     share: float  # of the work of a full pass, counted in edges and rows times their widths
-    ranks: list[Ranks]  # per patch of a whole plan, what neighbours are ranked by; else empty
+    ranks: list[Ranks]  # per patch of a plan of all rows, what neighbours are ranked by; else empty
+
+    def repeated(self, times: int) -> Repeated:
+        """Lay `times` copies of the plan side by side."""
+        device = self.start.device
+        inputs = torch.arange(times * self.start.numel(), device=device).view(times, -1)
+        patches, constants, states, positions = [], [], [], []
+        for patch, (sides, score), before in zip(self.patches, self.constants, self.states, strict=True):
+            copied, numbers, spots, fixed = _repeat_patch(patch, inputs, sides)
+            patches.append(copied)
+            constants.append((fixed, None if score is None else score.repeat(times, 1)))
+            states.append(None if before is None else before.repeat(times, 1))
+            positions.append(spots)
+            inputs = numbers[:, : patch.touched]
+        ranked = zip(self.ranks, patches, positions, strict=True) if self.ranks else ()
+        plan = replace(
+            self,
+            ranks=[ranks.repeated(patch, spots) for ranks, patch, spots in ranked],
+            start=self.start.repeat(times),
+            patches=patches,
+            constants=constants,
+            states=states,
+            keep=inputs[:, self.keep].flatten(),
+            nodes=self.nodes.repeat(times),
+        )
+        return Repeated(plan, times, positions)
+
+
+class Repeated(NamedTuple):
+    """Copies of a plan side by side."""
+
+    plan: Plan  # for features [times · S, F], copy after copy; its logits and nodes come copy after copy
+    times: int  # number of copies
+    positions: list[Tensor]  # per patch [times, E'], where edge e of the single patch is in copy b
 
 
 @typed
@@ -118,17 +152,26 @@ class Recompute:
 
     @torch.no_grad()
     def plan(
-        self, edit: Edit, nodes: Tensor | None = None, *, all_rows: bool = False, limit: float = WORTHWHILE
+        self,
+        change: GraphChange,
+        nodes: Tensor | None = None,
+        *,
+        all_rows: bool = False,
+        limit: float = WORTHWHILE,
     ) -> Plan | None:
-        """Find what has to be computed again after `edit`, or None where a full pass is cheaper.
+        """Find what has to be computed again after `change`, or None where a full pass is cheaper.
 
         Args:
-            edit: what changes in the graph.
+            change: its edges and rows; the features do not matter.
             nodes: [T] the nodes whose logits are needed; all by default.
-            all_rows: also give the whole ranking of every touched row.
+            all_rows: also give the full ranking of every touched row.
             limit: share of the work of a full pass that is still worthwhile.
         """
-        clean, total = self.graph.adjacency, self.graph.num_nodes + edit.new
+        for name in ("endpoints", "edges", "removed", "rows"):
+            if (index := getattr(change, name)) is not None:
+                check_index(index.flatten(), self.graph.num_nodes, name)
+        clean, edit = self.graph.adjacency, _Edit.of(change, self.graph)
+        total = self.graph.num_nodes + edit.new
         everywhere = torch.ones(total, dtype=torch.bool, device=clean.device)
         rows = everywhere
         if nodes is not None and not all_rows:
@@ -171,7 +214,7 @@ class Recompute:
             plan: of the edit.
             features: of the perturbed graph: those of the clean one with rows appended or deltas.
             positional: [S, P] encodings of `plan.start`, where the model reads them.
-            logits: also those; without, only the ranks of a whole plan, and nodes and logits come back empty.
+            logits: also those; without, only the ranks of a plan of all rows, the rest is empty.
         """
         moved = None if features.delta is None else features.select(plan.edit.rows) + features.delta
         parts = [part for part in (moved, features.appended) if part is not None]
@@ -201,7 +244,7 @@ class Recompute:
             change: e.g. one new node, or another feature vector of one node.
             nodes: [T] the nodes of interest; all by default.
         """
-        plan = self.plan(Edit.of(change, self.graph), nodes, limit=float("inf"))
+        plan = self.plan(change, nodes, limit=float("inf"))
         features = change.features_on(self.graph)
         assert plan is not None and features is not None
         return self.forward(plan, features, self.encodings(plan, change))
@@ -227,49 +270,9 @@ def _plain(graph: Graph) -> bool:
     return plain and graph.edge_weight is None and graph.edge_attr is None
 
 
-@typed
-@dataclass(frozen=True, eq=False)
-class Repeated:
-    """Copies of a plan side by side."""
-
-    plan: Plan  # for features [times · S, F], copy after copy; its logits and nodes come copy after copy
-    times: int  # number of copies
-    places: list[Tensor]  # per patch [times, E'], the position of edge e of the single patch in copy b
-
-
-@typed
-def repeat_plan(plan: Plan, times: int) -> Repeated:
-    """Lay `times` copies of a plan side by side."""
-    device = plan.start.device
-    inputs = torch.arange(times * plan.start.numel(), device=device).view(times, -1)
-    patches, constants, states, places = [], [], [], []
-    for patch, (sides, score), before in zip(plan.patches, plan.constants, plan.states, strict=True):
-        copied, numbers, spots, fixed = _repeat_patch(patch, inputs, sides)
-        patches.append(copied)
-        constants.append((fixed, None if score is None else score.repeat(times, 1)))
-        states.append(None if before is None else before.repeat(times, 1))
-        places.append(spots)
-        inputs = numbers[:, : patch.touched]
-    ranked = zip(plan.ranks, patches, places, strict=True) if plan.ranks else ()
-    plans = replace(
-        plan,
-        ranks=[ranks.repeated(patch, spots) for ranks, patch, spots in ranked],
-        start=plan.start.repeat(times),
-        patches=patches,
-        constants=constants,
-        states=states,
-        keep=inputs[:, plan.keep].flatten(),
-        nodes=plan.nodes.repeat(times),
-    )
-    return Repeated(plans, times, places)
-
-
 def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
-    """The copies, the new numbers [times, nodes], the edges' positions and the constant sides.
-
-    Nodes keep the order of their kinds: changed ones of all copies, then fresh rows of all copies, and so on.
-    `inputs` [times, S] is the row of the changed node j of copy b.
-    """
+    """Copies for the nodes `inputs` [times, S]: patch, node numbers, positions of edges, constant sides."""
+    # Nodes stay in the order of their kinds: changed ones of all copies, then all fresh rows, and so on.
     times, device = inputs.shape[0], inputs.device
     fresh = patch.touched - patch.changed
     kinds = (fresh, patch.constant.numel() - fresh, patch.standins.numel())
@@ -286,7 +289,7 @@ def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, 
     set_reach(adjacency, moving=times * patch.changed, filled=times * patch.touched)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=device)
-    places, chosen = back.view(times, count), torch.cat(index)
+    positions, chosen = back.view(times, count), torch.cat(index)
     source, destination, values = (t.index_select(0, chosen) for t in sides)
     copied = _Patch(
         changed=times * patch.changed,
@@ -295,8 +298,8 @@ def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, 
         adjacency=adjacency,
         positions=patch.positions.repeat(times)[order],
         standins=patch.standins.repeat(times),
-        spots=places[:, patch.spots].flatten(),
+        spots=positions[:, patch.spots].flatten(),
         rest=patch.rest.repeat(times),
         counts=patch.counts.repeat(times),
     )
-    return copied, number, places, (source, destination, values)
+    return copied, number, positions, (source, destination, values)

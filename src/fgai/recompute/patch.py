@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fgai import checks
-from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.change import both_ways
 from fgai.models.layer import AttentionLayer
@@ -18,32 +16,22 @@ from fgai.ops.capture import first_rows
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, edge_keys, key_ends
 from fgai.sparse.adjacency import set_reach
-from fgai.typed import typed
 
 Sides = tuple[Tensor, Tensor, Tensor]
 
 
-@typed
 @dataclass(frozen=True, eq=False)
-class Edit:
-    """What was changed in a graph of N nodes, apart from the features themselves."""
+class _Edit:
+    """The edges of a change of a graph of N nodes."""
 
     new: int  # number of new nodes: N, N + 1 and so on
     added: Tensor  # [2, K] new edges (source, destination), those of the new nodes included
     removed: Tensor  # [R] positions of removed edges in the clean graph
     rows: Tensor  # [C] old nodes whose features changed
 
-    def __post_init__(self) -> None:
-        checks.whole(self.new, "new", 0)
-        for name, dimensions in (("added", 2), ("removed", 1), ("rows", 1)):
-            tensor = getattr(self, name)
-            if tensor.dim() != dimensions or tensor.is_floating_point():
-                got = f"{tensor.dtype} {tuple(tensor.shape)}"
-                raise InputError(f"`{name}` must hold integers in {dimensions} dimensions, got {got}")
-
     @classmethod
-    def of(cls, change: GraphChange, graph: Graph) -> Edit:
-        """Read the edit off a perturbation, without a pass over the edges of the graph."""
+    def of(cls, change: GraphChange, graph: Graph) -> _Edit:
+        """Read the edit off a change, without a pass over the edges of the graph."""
         none = torch.zeros(0, dtype=torch.long, device=graph.device)
         rows = none if change.rows is None else change.rows.to(graph.device)
         if change.endpoints is not None and change.endpoints.numel():
@@ -67,7 +55,6 @@ class Edit:
 
     def start(self, num_nodes: int) -> Tensor:
         """The nodes whose input is not the clean one: changed rows, then the new nodes."""
-        checks.whole(num_nodes, "num_nodes", 0)
         new = torch.arange(num_nodes, num_nodes + self.new, device=self.rows.device)
         return torch.cat([self.rows, new])
 
@@ -77,13 +64,10 @@ class Edit:
         They are the ends of edges out of `changed`, and the ends of added and removed edges.
         """
         mask = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
-        try:
-            mask[adjacency.destination[_outgoing(adjacency, changed)]] = True
-            mask[self.added[1]] = True
-            mask[adjacency.destination[self.removed]] = True
-            mask[changed] = False
-        except IndexError as error:
-            raise InputError(f"`changed` and the edit must be of this graph: {error}") from error
+        mask[adjacency.destination[_outgoing(adjacency, changed)]] = True
+        mask[self.added[1]] = True
+        mask[adjacency.destination[self.removed]] = True
+        mask[changed] = False
         return mask.nonzero().flatten()
 
 
@@ -109,7 +93,7 @@ def _ranges(pointer: Tensor, nodes: Tensor, num_nodes: int) -> tuple[Tensor, Ten
 
 @dataclass(frozen=True, eq=False)
 class _Patch:
-    """A small graph on which the layer gives the touched rows exactly as on the whole perturbed graph.
+    """A small graph on which the layer gives the touched rows exactly as on the full perturbed graph.
 
     Its nodes are, in this order: the changed ones, whose input differs from the clean one; the fresh rows,
     whose input is clean but which a change reaches; other sources, clean; and stand-ins. All but the changed
@@ -135,13 +119,11 @@ class _Patch:
 
     @classmethod
     def build(
-        cls, clean: Adjacency, edit: Edit, changed: Tensor, fresh: Tensor, rows: Tensor, *, all_rows: bool
+        cls, clean: Adjacency, edit: _Edit, changed: Tensor, fresh: Tensor, rows: Tensor, *, all_rows: bool
     ) -> _Patch:
-        """Collect the edges to compute again.
+        """Collect the edges into the `changed` nodes [S] and the `fresh` rows [P, sorted] to compute again.
 
-        `changed` [S] are the nodes whose input differs, `fresh` [P] the other rows to compute, sorted, and
-        `rows` bool [N + new] those whose output is needed. `all_rows` takes all edges of every row, without
-        stand-ins.
+        `rows` bool [N + new] marks those whose output is needed; with `all_rows` there are no stand-ins.
         """
         total, s, device = clean.num_nodes + edit.new, changed.numel(), changed.device
         position = torch.full((total,), -1, dtype=torch.long, device=device)
@@ -195,10 +177,9 @@ class _Patch:
         )
 
     def constants(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
-        """Both sides and values of all nodes but the changed ones, and the stand-ins' scores [V, H].
+        """Sides of all nodes but the changed ones, from the clean ones, and the stand-ins' scores [V, H].
 
-        `sides` are those of the clean graph. The scores are None where the stand-ins' own sides give them, so
-        that the fused kernels can be used.
+        The scores are None where the stand-ins' own sides give them, so that the fused kernels can be used.
         """
         source, destination, values = (t[self.constant] for t in sides)
         count = self.standins.numel()
@@ -206,10 +187,10 @@ class _Patch:
             return (source, destination, values), None
         score, value = self._stand_in(layer, clean, sides)
         pair = [torch.cat([t, t.new_zeros(count, *t.shape[1:])]) for t in (source, destination)]
-        said = layer.source_for(score, destination[self.standins])
-        if said is not None:
-            pair[0][-count:] = said
-        return (pair[0], pair[1], torch.cat([values, value])), score if said is None else None
+        own = layer.source_for(score, destination[self.standins])
+        if own is not None:
+            pair[0][-count:] = own
+        return (pair[0], pair[1], torch.cat([values, value])), score if own is None else None
 
     def _stand_in(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
         """The scores [V, H] and values [V, H, C] of the stand-ins."""
@@ -253,7 +234,7 @@ class Ranks(NamedTuple):
 
     @classmethod
     def of(cls, patch: _Patch, clean: Tensor) -> Ranks:
-        """Find the edges of a whole patch to score again; `clean` [E] are the clean graph's scores."""
+        """Find the edges of a patch of all rows to score again; `clean` [E] are the clean graph's scores."""
         new = patch.positions < 0
         return cls._with(patch, clean[patch.positions.clamp(min=0)].masked_fill(new, 0.0))
 
@@ -266,10 +247,10 @@ class Ranks(NamedTuple):
         set_reach(some, moving=patch.changed, filled=patch.touched)
         return cls(still, moved, some)
 
-    def repeated(self, copies: _Patch, places: Tensor) -> Ranks:
-        """The same for copies of the patch, whose edges are at `places` [copies, E']."""
-        still = self.still.new_empty(places.numel())
-        still[places] = self.still
+    def repeated(self, copies: _Patch, positions: Tensor) -> Ranks:
+        """The same for copies of the patch, whose edges are at `positions` [copies, E']."""
+        still = self.still.new_empty(positions.numel())
+        still[positions] = self.still
         return self._with(copies, still)
 
     def __call__(self, layer: AttentionLayer, joined: Sides) -> Tensor:

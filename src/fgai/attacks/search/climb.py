@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from fgai import checks
 from fgai.attacks.budget import LARGEST, Box
 from fgai.attacks.search.scores import Score
 from fgai.attacks.search.site import _InjectionSite
-from fgai.checks import one_of, whole
 from fgai.ops.capture import Replay
 from fgai.progress import current_stage
 from fgai.typed import typed
@@ -29,19 +30,12 @@ FIRST, SECOND, TINY = 0.9, 0.999, 1e-8  # Adam's
 
 @dataclass(frozen=True, eq=False)
 class _Space:
-    """A parametrisation of the values that move.
+    """A parametrisation of the values that move."""
 
-    Attributes:
-        start: (values, box) → point; spaces that have no inverse begin at points.
-        features: (point, box) → values inside the box, differentiable.
-        project: (point, box), moves the point in place to the nearest that is allowed and returns it.
-        half: half the width of the box in the units of points.
-    """
-
-    start: Callable[[Tensor, Box], Tensor]
-    features: Callable[[Tensor, Box], Tensor]
-    project: Callable[[Tensor, Box], Tensor] = lambda point, box: point
-    half: float = 1.0
+    start: Callable[[Tensor, Box], Tensor]  # values → point; spaces that have no inverse begin at points
+    features: Callable[[Tensor, Box], Tensor]  # point → values inside the box, differentiable
+    project: Callable[[Tensor, Box], Tensor] = lambda point, box: point  # to an allowed point, in place
+    half: float = 1.0  # half the width of the box in the units of points
 
 
 SPACES = {
@@ -123,32 +117,23 @@ class SearchSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.space, _Space):
-            one_of(self.space, "space", tuple(SPACES))
-        one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
-        whole(self.steps, "steps", 0, LARGEST)
+            checks.one_of(self.space, "space", tuple(SPACES))
+        checks.one_of(self.optimiser, "optimiser", tuple(OPTIMISERS))
+        checks.whole(self.steps, "steps", 0, LARGEST)
 
 
 @dataclass(frozen=True, eq=False)
 class SearchResult:
-    """The worst point of a search.
+    """The worst point of a search."""
 
-    Attributes:
-        features: [M, F] the values there.
-        damage: by which it is the worst.
-        loss: climbed, there.
-        gradient: largest entry of any gradient, in size.
-        steps: taken.
-        last: the point where the search ended, in its space.
-        curve: [steps + 1] the damage of every point, in order, on the device.
-    """
-
-    features: Tensor
-    damage: float
-    loss: float
-    gradient: float = 0.0
+    features: Tensor  # [M, F] the values there
+    damage: float  # by which it is the worst
+    loss: float  # climbed, there
+    gradient: float = 0.0  # largest entry of any gradient, in size
     steps: int = 0
-    last: Tensor | None = None
-    curve: Tensor | None = None
+    last: Tensor | None = None  # the point where the search ended, in its space
+    curve: Tensor | None = None  # [steps + 1] the damage of every point, in order, on the device
+    seconds: float = 0.0  # its share of the time of all climbs side by side
 
 
 def climb(
@@ -166,7 +151,9 @@ def climb(
         specs: B of them, of equal steps; neighbours that share space and optimiser are moved at once.
         box: of the values.
     """
-    return _Climb(site, score, start, specs, box).run(specs[0].steps)
+    began = perf_counter()
+    results = _Climb(site, score, start, specs, box).run(specs[0].steps)
+    return [replace(one, seconds=(perf_counter() - began) / len(results)) for one in results]
 
 
 class _Climb:

@@ -6,7 +6,7 @@ Whose gradient a member climbs is the model's own, one straight through its limi
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,25 +79,15 @@ def _cool(layer: nn.Module, factor: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _StartContext:
-    """The input of a start.
+    """The input of a start."""
 
-    Attributes:
-        graph: prepared, clean, with features.
-        endpoints: [M, e].
-        labels: [N] classes the attacked model predicts on the clean graph, or None.
-        box: of the features.
-        seed: of the random numbers of `stream`.
-        donated: [M, F] the worst features found for the vanilla model, or None.
-        incumbent: [M, F] the worst features found so far for the attacked one, or None.
-    """
-
-    graph: Graph
-    endpoints: Tensor
-    labels: Tensor | None
+    graph: Graph  # prepared, clean, with features
+    endpoints: Tensor  # [M, e]
+    labels: Tensor | None  # [N] classes the attacked model predicts on the clean graph
     box: Box
-    seed: str = ""
-    donated: Tensor | None = None
-    incumbent: Tensor | None = None
+    seed: str = ""  # of the random numbers of `stream`
+    donated: Tensor | None = None  # [M, F] the worst features for the vanilla model
+    incumbent: Tensor | None = None  # [M, F] the worst features so far for the attacked one
 
     @property
     def middle(self) -> Tensor:
@@ -111,6 +101,10 @@ class _StartContext:
         """Tanh of normal noise of some scale, stretched to the box."""
         noise = torch.randn(self.middle.shape, generator=generator, dtype=torch.float32).to(self.middle)
         return self.box.features(torch.tanh(scale * noise))
+
+    def earlier(self, features: Tensor | None, scale: float, generator: torch.Generator) -> Tensor:
+        """Features of an earlier search, or noise of some scale where there are none."""
+        return self.drawn(scale, generator) if features is None else features.clamp(*self.box)
 
 
 Start = Callable[[_StartContext, torch.Generator], Tensor]
@@ -130,8 +124,7 @@ def _others(context: _StartContext, generator: torch.Generator) -> Tensor:
     drawn = torch.randint(graph.num_nodes, (count, 32), generator=generator).to(graph.device)
     pick = drawn[:, 0]
     if context.labels is not None:
-        mode = context.labels[context.endpoints].mode(1).values
-        differs = context.labels[drawn] != mode[:, None]
+        differs = context.labels[drawn] != context.labels[context.endpoints].mode(1).values[:, None]
         pick = drawn.gather(1, differs.float().argmax(1, keepdim=True)).squeeze(1)
     return graph.features.select(pick).clamp(*context.box)
 
@@ -143,16 +136,8 @@ def _strangers(context: _StartContext, count: int, generator: torch.Generator) -
     drawn = torch.randint(graph.num_nodes, shape, generator=generator).to(graph.device)
     if context.labels is None:
         return drawn[:, :count]
-    mode = context.labels[context.endpoints].mode(1).values
-    alike = context.labels[drawn] == mode[:, None]
+    alike = context.labels[drawn] == context.labels[context.endpoints].mode(1).values[:, None]
     return drawn.gather(1, alike.long().argsort(dim=1, stable=True)[:, :count])
-
-
-def _known(
-    features: Tensor | None, noise: float, context: _StartContext, generator: torch.Generator
-) -> Tensor:
-    """Features found before, or noise of some scale where there are none."""
-    return context.drawn(noise, generator) if features is None else features.clamp(*context.box)
 
 
 STARTS: dict[str, Start] = {
@@ -162,8 +147,8 @@ STARTS: dict[str, Start] = {
     "large": lambda context, generator: context.drawn(1.0, generator),
     "corner": _corner,
     "others": _others,
-    "donated": lambda context, generator: _known(context.donated, 1.0, context, generator),
-    "incumbent": lambda context, generator: _known(context.incumbent, 0.3, context, generator),
+    "donated": lambda context, generator: context.earlier(context.donated, 1.0, generator),
+    "incumbent": lambda context, generator: context.earlier(context.incumbent, 0.3, generator),
 }
 
 
@@ -230,16 +215,11 @@ EXPLANATION_MEMBERS: tuple[Member, ...] = (
     Member(name="polish", start="incumbent", rate=0.03, steps=200),
 )
 
-_SHORT = ("sign", "momentum", "adam small margin", "adam others reach")
-_SHORT_STRAIGHT = ("straight small margin", "straight momentum")
-SHORT_MEMBERS = tuple(one for one in PREDICTION_MEMBERS if one.name in (*_SHORT, *_SHORT_STRAIGHT))
-"""Members that find most of the damage in few steps: for checks within a training."""
-
 DONOR = Member(name="donor", start="small", rate=0.03)
 """How the vanilla model is attacked for the features it donates."""
 
 
-def _batches(members: tuple[Member, ...]) -> list[list[Member]]:
+def _batches(members: Sequence[Member]) -> list[list[Member]]:
     """Members that can climb side by side, in the order of the first of each; those that polish last."""
     batches: dict[tuple[bool, str, int], list[Member]] = {}
     for member in members:

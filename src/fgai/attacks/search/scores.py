@@ -23,16 +23,14 @@ from fgai.recompute import Plan, Recompute, Repeated, Touched
 from fgai.recompute.patch import Ranks, incoming
 from fgai.tasks import task_of
 from fgai.topk import topk_mask
+from fgai.topk.swaps import rivals
 
 Score = Callable[[_View], tuple[Tensor, Tensor]]
 """View → the losses [B], with gradients, and the damages [B], without."""
 
 
 def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | None = None) -> Score:
-    """Return the score of a search that is judged by the value of its objective.
-
-    `guide` is a smoother objective to climb. A site with a plan needs `_sums_rows(objective)`.
-    """
+    """Climb an objective, or a smoother `guide`, and judge by the objective's value; see `_sums_rows`."""
     values = _values(site, objective)
     climbed = None if guide is None else _values(site, guide)
 
@@ -44,11 +42,7 @@ def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | Non
 
 
 def _damage_at(site: _InjectionSite, objective: Objective, losses: Sequence[str]) -> Score:
-    """Return the score of a search that climbs the objective's loss and is judged by its damage.
-
-    For wrong classes, `losses` has the loss from `ROW_LOSSES` of every set of values. A site may have a plan
-    only for those and for the explanation objective.
-    """
+    """Climb the loss of an objective, for wrong classes one of `ROW_LOSSES` each, and judge by its damage."""
     clean = site.clean
     if objective.explanation is not None:
         return _explanation_at(site, objective.explanation, len(losses))
@@ -102,32 +96,21 @@ def _out_of_reach(site: _InjectionSite) -> Tensor:
     return site.clean.nodes[~reached[site.clean.nodes]]
 
 
-class _Rows(NamedTuple):
-    """The input of row losses, for B sets of values: logits, own [B, R] and gap [B, R], in units of `scale`.
-
-    `own` is the logit of the class to leave, `gap` the best other one minus it: above 0 where a row is wrong.
-    """
-
-    logits: Tensor
-    own: Tensor
-    gap: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(cls, logits: Tensor, mine: Tensor, scale: Tensor) -> _Rows:
-        """Read logits whose classes to leave are marked in `mine`, bool [R, C]."""
-        own = logits.masked_fill(~mine, 0.0).sum(-1)
-        return cls(logits, own, logits.masked_fill(mine, float("-inf")).amax(-1) - own, scale)
+def _own_and_gap(logits: Tensor, mine: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of the classes to leave, marked in `mine` [R, C], and how far the best others are above them."""
+    own = logits.masked_fill(~mine, 0.0).sum(-1)
+    return own, logits.masked_fill(mine, float("-inf")).amax(-1) - own
 
 
-ROW_LOSSES: dict[str, Callable[[_Rows], Tensor]] = {
-    "entropy": lambda rows: rows.logits.logsumexp(-1) - rows.own,
-    "margin": lambda rows: (rows.gap / rows.scale).clamp(max=0.2),
-    "reach": lambda rows: torch.sigmoid(4 * rows.gap / rows.scale),
+ROW_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "entropy": lambda logits, own, gap: logits.logsumexp(-1) - own,
+    "margin": lambda logits, own, gap: gap.clamp(max=0.2),
+    "reach": lambda logits, own, gap: torch.sigmoid(4 * gap),
 }
-"""Losses per row [B, R], whose mean is maximised. Cross-entropy is unbounded, so it ends up with few rows
-that are very wrong. The margin is the gap in units of the clean margins, cut off where a row is clearly
-wrong. Reach is about the number of wrong rows: those out of reach cost no effort either."""
+"""Losses per row [B, R], whose mean is maximised: (logits, own, gap in units of the clean margins) → loss.
+
+Cross-entropy is unbounded, so it ends up with few rows that are very wrong. The margin is cut off where a row
+is clearly wrong. Reach is about the number of wrong rows: those out of reach cost no effort either."""
 
 
 class _ClassScore:
@@ -152,9 +135,9 @@ class _ClassScore:
 
     def __call__(self, view: _View) -> tuple[Tensor, Tensor]:
         loss = view.logits.new_zeros(view.logits.shape[0])
-        rows = _Rows.of(view.logits, self.mine, self.scale)
+        own, gap = _own_and_gap(view.logits, self.mine)
         for function, chosen in self.losses:
-            loss = torch.where(chosen, self._total(function(rows)), loss)
+            loss = torch.where(chosen, self._total(function(view.logits, own, gap / self.scale)), loss)
         return loss, self.damage(view.logits.detach())
 
     def damage(self, logits: Tensor) -> Tensor:
@@ -168,10 +151,7 @@ class _ClassScore:
 
 
 class _LinkScore(_ClassScore):
-    """Links ranked below other pairs: the damage is one minus the ROC-AUC, ties broken by their order.
-
-    0 where there are links or other pairs only. Links are never computed in part.
-    """
+    """Links ranked below other pairs: the damage is one minus the ROC-AUC, ties broken by order; else 0."""
 
     def damage(self, logits: Tensor) -> Tensor:
         ranks = (logits[..., 1] - logits[..., 0]).argsort(dim=1).argsort(dim=1) + 1
@@ -196,46 +176,37 @@ def _explanation_at(site: _InjectionSite, explanation: Explanation, count: int) 
         return partial
     near: list[Tensor] = []
 
-    def whole(view: _View) -> tuple[Tensor, Tensor]:
+    def full(view: _View) -> tuple[Tensor, Tensor]:
         maps = [attention for _, attention in view.outputs or ()]
         if not near:
             near.extend(touched_rows(site.clean.attention, maps[0]))
         loss, lost = zip(*(explanation.shares(one, site.clean, near) for one in maps), strict=True)
         return torch.stack(loss), torch.stack(lost)
 
-    return whole
+    return full
 
 
 class _Layer(NamedTuple):
-    """The input of the explanation objective in one layer.
+    """The input of the explanation objective in one layer."""
 
-    Attributes:
-        spots: [K] edges of the patch: original edges of the touched rows, row after row; all that can count.
-        there: [K] which of them are still there.
-        members: [K] the clean top-k.
-        rowptr: [R + 1] of those rows.
-        rows: [R], all of them.
-        lost: sum over the rows out of reach, of `terms` terms.
-    """
+    spots: Tensor  # [K] original edges of the touched rows in the patch, row after row; all that can count
+    there: Tensor  # [K] which of them are still there
+    members: Tensor  # [K] the clean top-k
+    rowptr: Tensor  # [R + 1] of those rows
+    rows: Tensor  # [R], all of them
+    lost: Tensor  # sum over the rows out of reach ...
+    terms: Tensor  # ... of so many terms
 
-    spots: Tensor
-    there: Tensor
-    members: Tensor
-    rowptr: Tensor
-    rows: Tensor
-    lost: Tensor
-    terms: Tensor
-
-    def repeated(self, places: Tensor) -> _Layer:
-        """The same for copies of the patch whose edges stand at `places` [copies, E']."""
-        times, edges, rows = places.shape[0], len(self.spots), len(self.rows)
-        starts = torch.arange(times, device=places.device)[:, None] * edges + self.rowptr[None, :-1]
+    def repeated(self, positions: Tensor) -> _Layer:
+        """The same for copies of the patch whose edges are at `positions` [copies, E']."""
+        times, edges, rows = positions.shape[0], len(self.spots), len(self.rows)
+        starts = torch.arange(times, device=positions.device)[:, None] * edges + self.rowptr[None, :-1]
         return self._replace(
-            spots=places[:, self.spots].flatten(),
+            spots=positions[:, self.spots].flatten(),
             there=self.there.repeat(times),
             members=self.members.repeat(times),
             rowptr=torch.cat([starts.flatten(), starts.new_tensor([times * edges])]),
-            rows=torch.arange(times * rows, device=places.device),
+            rows=torch.arange(times * rows, device=positions.device),
         )
 
 
@@ -256,7 +227,7 @@ class _PartialExplanation:
     """The explanation objective from the rows in reach, of a plan made with `all_rows=True`."""
 
     def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
-        self._objective, self._copies, self._layers = objective, 1, []
+        self._k, self._copies, self._layers = objective.k, 1, []
         adjacency, touched = recompute.graph.adjacency, plan.start
         layers, members_of = clean.attention.layers, clean.members(objective.k)
         parts = zip(plan.patches, plan.ranks, layers, members_of, strict=True)
@@ -265,8 +236,9 @@ class _PartialExplanation:
             inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
             inside[touched[touched < adjacency.num_nodes]] = True
             ours, rest = rows[inside[rows]], rows[~inside[rows]]
-            everything = torch.ones_like(members)
-            margins, real = objective.margins(before.ranking(), everything, members, before.rowptr, rest)
+            margins, real = rivals(
+                before.ranking(), torch.ones_like(members), members, before.rowptr, rest, objective.k
+            )
             lost, terms = (torch.sigmoid(margins) * real).sum(), real.sum()
             edges, owner = incoming(adjacency, ours)
             order = torch.argsort(patch.positions)
@@ -286,10 +258,10 @@ class _PartialExplanation:
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
                 now = chosen_rows(ranks, layer.spots)
-                each = self._objective.margins(now, layer.there, layer.members, layer.rowptr, layer.rows)
+                each = rivals(now, layer.there, layer.members, layer.rowptr, layer.rows, self._k)
                 margins, real = (part.view(self._copies, -1) for part in each)
                 lost, terms = lost + (torch.sigmoid(margins) * real).sum(1), terms + real.sum(1)
-                shown = self._objective.k * (len(layer.rows) // self._copies)
+                shown = self._k * (len(layer.rows) // self._copies)
                 gone = gone + ((margins.detach() > 0) & real).sum(1) / shown
             total = total + lost / terms.clamp(min=1)
         measured = sum(len(layer.rows) > 0 for layer in self._layers)
@@ -299,6 +271,6 @@ class _PartialExplanation:
         """Return the same for several copies of the plan side by side."""
         other = copy(self)
         other._copies = repeated.times
-        pairs = zip(self._layers, repeated.places, strict=True)
-        other._layers = [layer.repeated(places) for layer, places in pairs]
+        pairs = zip(self._layers, repeated.positions, strict=True)
+        other._layers = [layer.repeated(positions) for layer, positions in pairs]
         return other

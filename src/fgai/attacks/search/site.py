@@ -12,42 +12,33 @@ from torch import Tensor, nn
 from fgai.attention import AttentionMap, call_model, entry_limits, observe, replacing_entry
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean
-from fgai.recompute import Edit, Plan, Recompute, Repeated, Touched, repeat_plan
+from fgai.recompute import Plan, Recompute, Repeated, Touched
 
 
 class _View(NamedTuple):
-    """The model's output for B sets of values.
+    """The model's output for B sets of values."""
 
-    Attributes:
-        logits: [B, R, C] of the attacked rows that can have changed (`_InjectionSite.rows`); [B, 0, C] where
-            attention is read and only the rows in reach were computed.
-        outputs: of full passes, logits and attention (empty where it is not read) of each set.
-        touched: of partial passes, the rows in reach of all sets together.
-    """
-
-    logits: Tensor
-    outputs: list[tuple[Tensor, AttentionMap]] | None
-    touched: Touched | None
+    logits: Tensor  # [B, R, C] of `_InjectionSite.rows`; [B, 0, C] where a partial pass reads attention
+    outputs: list[tuple[Tensor, AttentionMap]] | None  # of full passes, logits and attention of each set
+    touched: Touched | None  # of partial passes, the rows in reach of all sets together
 
 
 @dataclass(eq=False, repr=False)
 class _InjectionSite:
     """A change with fixed edges; only the features of new nodes, their values or changed rows move.
 
-    Everything that depends on the edges alone is done once. Where few rows are in reach (`plan`) only those
-    are computed, for several sets of values in one pass. The model may be a stand-in for the gradients of the
-    attacked one. `moves` is the field of the change that moves: `features`, `delta` (one set at a time) or
-    `entry_values`. `rows` [R] are the attacked rows of the logits that can change; `passes` counts forward
-    passes, one for each set of values.
+    Where few rows are in reach (`plan`) only those are computed, for several sets of values in one pass.
+    `rows` [R] are the attacked rows of the logits that can change; `passes` counts forward passes, one for
+    each set of values.
     """
 
-    model: nn.Module
+    model: nn.Module  # the attacked one, or a stand-in for its gradients
     graph: Graph
     change: GraphChange
     clean: Clean
     recompute: Recompute | None
     reads: str
-    moves: str = "features"
+    moves: str = "features"  # field of the change that moves, or `delta` (one set at a time), `entry_values`
 
     def __post_init__(self) -> None:
         self.passes = 0
@@ -56,38 +47,34 @@ class _InjectionSite:
         if self.recompute is not None:
             attends = self.reads != "logits"
             rows = None if attends else self.clean.nodes
-            plan = self.recompute.plan(Edit.of(self.change, self.graph), rows, all_rows=attends)
+            plan = self.recompute.plan(self.change, rows, all_rows=attends)
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan | None) -> None:
-        self.plan, self._encodings = plan, None
+        self.plan, self._encodings, self.share = plan, None, 1.0  # `share` of the work of a full pass
         if plan is None:
             self._template, self.rows = self.change.apply(self.graph)[0], self.clean.nodes
         else:
             assert self.recompute is not None
             self._encodings, self.rows = self.recompute.encodings(plan, self.change), plan.nodes
-
-    @property
-    def share(self) -> float:
-        """Work of one pass as a share of a full one."""
-        return 1.0 if self.plan is None else self.plan.share
+            self.share = plan.share
 
     def copies(self, count: int) -> Repeated:
         """The plan for `count` sets of values at once, made once."""
         assert self.plan is not None
         if count not in self._copies:
-            self._copies[count] = repeat_plan(self.plan, count)
+            self._copies[count] = self.plan.repeated(count)
         return self._copies[count]
 
     def view(self, values: Tensor) -> _View:
         """Run the model with each of these sets of values [B, M, ...]; gradients reach them."""
         if self.plan is not None:
             return self._partial(self._changed(values.flatten(0, 1), len(values)), len(values))
-        return self._whole([self._changed(one, 1) for one in values])
+        return self._full([self._changed(one, 1) for one in values])
 
     def at(self, change: GraphChange) -> _View:
         """Run the model after one change with the edges and rows of this site."""
-        return self._whole([change]) if self.plan is None else self._partial(change, 1)
+        return self._full([change]) if self.plan is None else self._partial(change, 1)
 
     def _changed(self, values: Tensor, count: int) -> GraphChange:
         """The change with `count` sets of values, one after the other."""
@@ -113,7 +100,7 @@ class _InjectionSite:
             return _View(touched.logits.expand(count, 0, -1), None, touched)
         return _View(touched.logits.view(count, -1, touched.logits.shape[1]), None, touched)
 
-    def _whole(self, changes: list[GraphChange]) -> _View:
+    def _full(self, changes: list[GraphChange]) -> _View:
         self.passes += len(changes)
         graphs = (
             self._template.replace(features=one.features_on(self.graph), entry_values=one.entry_values)

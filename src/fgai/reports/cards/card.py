@@ -238,7 +238,7 @@ def _number(found: Quantity, value: Any, chance: Any, parameters: dict[str, Any]
 
 def _measured(record: EvaluationRecord, found: Quantity) -> dict[str, Any]:
     spec, beside = metric_at(found.path), chance_path(found.path)
-    defaults = {} if spec is None else spec.parameters
+    defaults = {} if spec is None else spec.defaults
     options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
     chance = look_up(record.metrics, beside) if beside else None
     return _number(found, look_up(record.metrics, found.path), chance, options)
