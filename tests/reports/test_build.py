@@ -18,10 +18,9 @@ from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_
 from fgai.errors import FgaiError, InputError, MissingExtraError
 from fgai.evaluation import Comparison, evaluate
 from fgai.reports import Report, make_report, page, render, write_report
-from fgai.reports.nodes import ANY, _neighbourhoods
+from fgai.reports.nodes import ANY, MOST_NEIGHBOURS, UNIT, _choose, _ModelViews, _neighbourhoods, _View
 from fgai.reports.page import _embedded, _trimmed
 from fgai.reports.parts import _over_layers
-from fgai.reports.views import MOST_NEIGHBOURS, UNIT, _choose, _Seen, _View
 from fgai.reports.words import attack_words
 from support.forward import view_of
 from support.report_cases import (
@@ -206,8 +205,9 @@ class TestChoice:
         views = [
             _View(rowptr, np.arange(300), weight, np.zeros(1, dtype=int), np.ones(1)) for weight in weights
         ]
-        seen = _Seen("hub", *views, new=None, changed=np.zeros(0, dtype=int), ends=np.zeros(0, dtype=int))
-        found = _neighbourhoods([seen], [0], 5)
+        nowhere = np.zeros(0, dtype=int)
+        model = _ModelViews("hub", *views, new=None, changed=nowhere, ends=nowhere)
+        found = _neighbourhoods([model], [0], 5)
         listed = found["neighbours"][0]
         assert len(listed) == MOST_NEIGHBOURS and found["rest"] == [300 - MOST_NEIGHBOURS]
         for weight in weights:

@@ -57,6 +57,7 @@ class NodeView:
         label: true class, -1 if unknown.
         informative: per neighbour, whether the edge belongs to the true explanation, or None.
         num_original: nodes from this number on were injected.
+        class_names: by number, or None.
     """
 
     node: int
@@ -67,6 +68,12 @@ class NodeView:
     label: int
     informative: tuple[bool, ...] | None
     num_original: int
+    class_names: tuple[str, ...] | None = None
+
+    def class_name(self, number: int) -> str:
+        """The name of a class, its number where there is no name."""
+        names = self.class_names or ()
+        return names[number] if 0 <= number < len(names) else str(number)
 
     def name(self, neighbour: int) -> str:
         """The number of a neighbour, `itself`, or `new` and a number for an injected one."""
@@ -138,6 +145,7 @@ class GraphView:
             label=-1 if self.graph.y is None else int(self.graph.y[node]),
             informative=None if truth is None else tuple(truth[first:last][order].tolist()),
             num_original=self.num_original,
+            class_names=self.graph.class_names,
         )
 
 
@@ -197,9 +205,9 @@ def explain(
     whole(k, "k", 1)
     check_seed(seed)
     model, vanilla = originals(model, vanilla)
-    given = as_graph(data)
-    graph = prepared(model, given)
-    names = given.node_names if names is None else names
+    original = as_graph(data)
+    graph = prepared(model, original)
+    names = original.node_names if names is None else names
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     before = observe(model, graph)
@@ -213,7 +221,7 @@ def explain(
         after = GraphView.of(attacked_pass, layer=layer, original=graph.num_nodes).node(node)
     certified = None
     if certificate:
-        proof = certify_attention(model, given, vanilla=vanilla, radius=RADIUS, k1=k, k2=k)
+        proof = certify_attention(model, original, vanilla=vanilla, radius=RADIUS, k1=k, k2=k)
         certified = _certified(model, before, clean, layer, proof)
     return NodeExplanation(
         dataset=graph.name,
@@ -227,6 +235,7 @@ def explain(
         neighbours=_neighbours(clean, after, names),
         attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
         certified=certified,
+        class_names=None if clean.class_names is None else list(clean.class_names),
     )
 
 
@@ -288,8 +297,8 @@ def _certified(
             "class_radius": _number(layer.prediction.class_radius, node),
             "class_status": layer.prediction.class_status,
             "properties": {
-                name: None if held is None else bool(held[node])
-                for name, held in record.properties(index).items()
+                name: None if values is None else bool(values[node])
+                for name, values in record.properties(index).items()
             },
         }
         for index, layer in enumerate(record.layers)

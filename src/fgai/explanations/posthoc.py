@@ -190,45 +190,41 @@ def _running(explainer: _SearchedScores) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Entry:
     title: str
     make: Callable[[_Order], EdgeExplainer]
     epochs: int = 0  # of its search by default; 0 if it does not search
     draws: bool = False  # whether the seed changes the result
     needs: str = ""  # an optional package
 
-    def check(self) -> None:
-        if self.needs:
-            extra(self.needs)
-
 
 def _searched(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_SearchedScores]:
     return partial(_SearchedScores, make=make, **options)
 
 
-EDGE_EXPLAINERS: dict[str, _Known] = {
-    "random": _Known("random", _RandomScores, draws=True),
-    "gnn-explainer": _Known("GNNExplainer", _searched(lambda n, epochs: GNNExplainer(epochs)), 100, True),
-    "pg-explainer": _Known("PGExplainer", _FittedScores, 20, True),
-    "graph-mask": _Known(
+EDGE_EXPLAINERS: dict[str, _Entry] = {
+    "random": _Entry("random", _RandomScores, draws=True),
+    "gnn-explainer": _Entry("GNNExplainer", _searched(lambda n, epochs: GNNExplainer(epochs)), 100, True),
+    "pg-explainer": _Entry("PGExplainer", _FittedScores, 20, True),
+    "graph-mask": _Entry(
         "GraphMask",
         _searched(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
         10,
         True,
     ),
-    "saliency": _Known("saliency", _searched(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
-    "integrated-gradients": _Known(
+    "saliency": _Entry("saliency", _searched(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
+    "integrated-gradients": _Entry(
         "integrated gradients",
         _searched(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
         50,
         needs="captum",
     ),
-    "pyg-attention": _Known("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": _Known(
+    "pyg-attention": _Entry("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
+    "propagated-attention": _Entry(
         "attention along paths", partial(_AttentionScores, heads="mean", paths=True)
     ),
-    "attention-mean": _Known("attention, mean", partial(_AttentionScores, heads="mean")),
-    "attention-log": _Known("attention, log", partial(_AttentionScores, heads="log")),
+    "attention-mean": _Entry("attention, mean", partial(_AttentionScores, heads="mean")),
+    "attention-log": _Entry("attention, log", partial(_AttentionScores, heads="log")),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 
@@ -278,7 +274,8 @@ def edge_explainer(
     checks.seed(seed)
     if epochs is not None:
         checks.whole(epochs, "epochs", 1, 100_000)
-    entry.check()
+    if entry.needs:
+        extra(entry.needs)
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
         raise InputError("`data` must be one graph whose nodes are classified; explain links by their ends")

@@ -1,4 +1,8 @@
-"""Figures of attention before and after an attack: one node, its top-k neighbours, a subgraph."""
+"""Figures of attention before and after an attack: one node, its top-k neighbours, a subgraph.
+
+In all of them `data` is the clean graph, `cases` are models with the attacks on them, and `layer` is `mean`,
+`last` or `max` over layers, or one layer by number.
+"""
 
 from __future__ import annotations
 
@@ -55,14 +59,8 @@ def node_attention(
 ) -> Figure:
     """Show whom one node attends to: a star on the left, bars by falling attention on the right.
 
-    The dotted line is uniform attention; neighbours of the true explanation, where known, carry a tick.
-
-    Args:
-        model: fgai's or any PyG model the recorder supports.
-        data: a `Graph` or PyG `Data`.
-        node: whose attention to show.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
-        most: neighbours shown; the others share the last bar.
+    The dotted line is uniform attention; neighbours of the true explanation, where known, carry a tick. Of
+    more than `most` neighbours the others share the last bar.
 
     Raises:
         InputError: no such node, or one without neighbours.
@@ -91,14 +89,8 @@ def node_before_after(
 ) -> Figure:
     """Show how the attention and the prediction of one node move under attack, one row per model.
 
-    Neighbours keep their positions; injected nodes are diamonds. All panels share one colour scale.
-
-    Args:
-        cases: models with the attacks on them.
-        data: the clean graph.
-        node: whose attention to show.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
-        most: neighbours drawn, the strongest before and after.
+    The `most` strongest neighbours before and after are drawn and keep their positions; injected nodes are
+    diamonds. All panels share one colour scale.
     """
     at_least(most, "most", 1)
     _check_cases(cases)
@@ -193,8 +185,8 @@ def _ring(views: Sequence[NodeView], most: int) -> dict[int, tuple[float, float]
     return {n: (float(x), float(y)) for n, (x, y) in zip(shown, _around(len(shown)), strict=True)}
 
 
-def _disc(axes: Axes, view: NodeView, neighbour: int, place: tuple[float, float]) -> None:
-    x, y = place
+def _disc(axes: Axes, view: NodeView, neighbour: int, position: tuple[float, float]) -> None:
+    x, y = position
     if neighbour >= view.num_original:
         marker, fill, edge = "D", "#f6d9c6", style.INJECTED
     else:
@@ -204,10 +196,17 @@ def _disc(axes: Axes, view: NodeView, neighbour: int, place: tuple[float, float]
 
 
 def _prediction(view: NodeView) -> str:
-    text = f"class {view.predicted} ({100 * view.confidence:.0f} %)"
+    text = f"{_class(view, view.predicted)} ({100 * view.confidence:.0f} %)"
     if view.label < 0:
         return text
-    return f"{text}, right" if view.label == view.predicted else f"{text}, wrong (truth: {view.label})"
+    if view.label == view.predicted:
+        return f"{text}, right"
+    return f"{text}, wrong (truth: {_class(view, view.label).removeprefix('class ')})"
+
+
+def _class(view: NodeView, number: int) -> str:
+    """The class in words; a dollar sign in its name begins no formula."""
+    return f"class {view.class_name(number)}".replace("$", r"\$")
 
 
 _SHARED, _LOST = style.COLOURS[0], "#8c8c8c"
@@ -220,13 +219,6 @@ def top_neighbours(
     """List the k strongest neighbours of a node before and after the attack; lines join those in both lists.
 
     One panel per model. Filled marks: in both lists. Open marks: in one. Diamonds: injected.
-
-    Args:
-        cases: models with the attacks on them.
-        data: the clean graph.
-        node: whose neighbours to list.
-        k: length of the lists.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
 
     Raises:
         InputError: no cases, k below 1 or no such node.
@@ -260,7 +252,8 @@ def _list_panel(axes: Axes, name: str, clean: NodeView, attacked: NodeView, k: i
     axes.set_title(f"{name}: {len(both)} of {len(first)} stay")
     for x, view, listed, side in ((0, clean, first, "right"), (1, attacked, second, "left")):
         when = "before" if x == 0 else "after"
-        axes.text(x, -0.75, f"{when}: class {view.predicted}", ha="center", fontsize=8, color="#555555")
+        title = f"{when}: {_class(view, view.predicted)}"
+        axes.text(x, -0.75, title, ha="center", fontsize=8, color="#555555")
         for rank, neighbour in enumerate(listed):
             shared, injected = neighbour in both, neighbour >= view.num_original
             edge, marker = (style.INJECTED, "D") if injected else (_SHARED if shared else _LOST, "o")
@@ -288,16 +281,9 @@ def subgraph_attention(
 ) -> Figure:
     """Draw the surroundings of a node, edges by attention, before (left) and after (right) the attack.
 
-    One row per model; positions and colours are the same everywhere. An edge shows the stronger of its two
-    directions; self-loops are left out. Injected nodes are diamonds outside.
-
-    Args:
-        cases: models with the attacks on them.
-        data: the clean graph.
-        node: in the middle.
-        size: nodes shown, those reached first from `node`.
-        injected: new nodes shown, those joined to most of the shown ones.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
+    One row per model; positions and colours are the same everywhere. The `size` nodes reached first from
+    `node` are shown, and as diamonds outside the `injected` new nodes that are joined to most of them. An edge
+    shows the stronger of its two directions; self-loops are left out.
 
     Raises:
         InputError: no cases, or no such node.
