@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_attack
+from fgai.attention import LayerAttention
 from fgai.errors import FgaiError, InputError, MissingExtraError
 from fgai.evaluation import Comparison, evaluate
+from fgai.explanations import GraphView
 from fgai.reports import Report, make_report, page, render, write_report
-from fgai.reports.nodes import ANY, MOST_NEIGHBOURS, UNIT, _choose, _ModelViews, _neighbourhoods, _View
+from fgai.reports.nodes import ANY, MOST_NEIGHBOURS, UNIT, _choose, _ModelViews, _neighbourhoods
 from fgai.reports.page import _embedded, _trimmed
 from fgai.reports.parts import _over_layers
 from fgai.reports.words import attack_words
@@ -200,10 +202,12 @@ class TestChoice:
 
     def test_hubs_keep_their_strongest_neighbours_in_every_view(self) -> None:
         generator = np.random.default_rng(0)
-        rowptr = np.array([0, 300])
         weights = [generator.dirichlet(np.full(300, concentration)) for concentration in (0.05, 50.0)]
+        source, hub = torch.arange(300), torch.zeros(300, dtype=torch.int64)
+        layers = [LayerAttention(torch.tensor(weight)[:, None], source, hub, 300) for weight in weights]
         views = [
-            _View(rowptr, np.arange(300), weight, np.zeros(1, dtype=int), np.ones(1)) for weight in weights
+            GraphView(GRAPH, layer, np.zeros(300, dtype=int), np.ones(300), num_original=300)
+            for layer in layers
         ]
         nowhere = np.zeros(0, dtype=int)
         model = _ModelViews("hub", *views, new=None, changed=nowhere, ends=nowhere)

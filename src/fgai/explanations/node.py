@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fgai.alone import with_gradients
@@ -35,7 +37,9 @@ from fgai.checks import seed as check_seed
 from fgai.errors import InputError
 from fgai.explanations.record import NodeExplanation
 from fgai.graph import Graph
+from fgai.metrics.removal import combined
 from fgai.models import as_graph
+from fgai.tasks import task_of
 from fgai.typed import typed
 
 Names = Sequence[str] | Mapping[int, str]
@@ -90,15 +94,15 @@ class GraphView:
     Attributes:
         graph: prepared for the model.
         attention: `LayerAttention.explanation` of a layer, or layers reduced.
-        predicted: class of each node.
-        confidence: probability of that class.
+        predicted: [N] class of each node, of a pair it is an end of, or of its graph.
+        confidence: [N] probability of that class.
         num_original: nodes from this number on were injected.
     """
 
     graph: Graph
     attention: LayerAttention
-    predicted: list[int]
-    confidence: list[float]
+    predicted: NDArray[np.int64]
+    confidence: NDArray[np.float64]
     num_original: int
 
     @classmethod
@@ -112,16 +116,30 @@ class GraphView:
         """
         if isinstance(layer, str):
             one_of(layer, "layer", ("mean", "last", "max"))
-        shown = observation.attention.explanations()
-        reduced = shown.layer(layer) if isinstance(layer, int) else shown.over_layers(layer)
-        confidence, predicted = observation.logits.softmax(1).max(1)
+        graph, explanations = observation.graph, observation.attention.explanations()
+        if layer == "mean":
+            attention = combined(explanations)
+        elif isinstance(layer, str):
+            attention = explanations.over_layers(layer)
+        else:
+            attention = explanations.layer(layer)
+        confidence, predicted = observation.logits.double().softmax(1).max(1)
+        row = task_of(graph).row_of(graph)
         return cls(
-            graph=observation.graph,
-            attention=reduced.to("cpu"),
-            predicted=predicted.tolist(),
-            confidence=confidence.tolist(),
-            num_original=observation.graph.num_nodes if original is None else original,
+            graph=graph,
+            attention=attention.to("cpu"),
+            predicted=torch.where(row >= 0, predicted[row], 0).cpu().numpy(),
+            confidence=torch.where(row >= 0, confidence[row], 0.0).cpu().numpy(),
+            num_original=graph.num_nodes if original is None else original,
         )
+
+    def weights(self, node: int) -> dict[int, float]:
+        """Attention of a node's neighbours; nothing for a node that is not in this graph."""
+        if node >= self.attention.num_nodes:
+            return {}
+        first, last = self.attention.rowptr[node : node + 2].tolist()
+        sources, weights = self.attention.source[first:last], self.attention.values[first:last, 0]
+        return dict(zip(sources.tolist(), weights.tolist(), strict=True))
 
     def node(self, node: int) -> NodeView:
         """Return the part of the view that concerns one node.
@@ -140,8 +158,8 @@ class GraphView:
             node=node,
             neighbours=tuple(sources[order].tolist()),
             weights=tuple(weights[order].tolist()),
-            predicted=self.predicted[node],
-            confidence=self.confidence[node],
+            predicted=int(self.predicted[node]),
+            confidence=float(self.confidence[node]),
             label=-1 if self.graph.y is None else int(self.graph.y[node]),
             informative=None if truth is None else tuple(truth[first:last][order].tolist()),
             num_original=self.num_original,

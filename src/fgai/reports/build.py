@@ -19,7 +19,7 @@ from fgai.files import Schema, check
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.records import Document, read_json
-from fgai.reports.nodes import _clipped, _ModelViews, _nodes_of_models, _nodes_of_records, subgraph
+from fgai.reports.nodes import Case, _clipped, _ModelViews, _nodes_of_models, _nodes_of_records, subgraph
 from fgai.reports.parts import Injections, _intervals_of, _objects, _Part, _parts_of, summary
 from fgai.tasks import task_of
 from fgai.training import History
@@ -97,7 +97,11 @@ def make_report(
         injections: certificates against injection.
         attacks: results of the prediction attack, instead of running it again.
         threat: the attack to run; the records' own by default.
-        node: that the page opens with; it, the names, `title` and `reproduce` are those of `fgai.report`.
+        node: that the page opens with; chosen by default.
+        node_names: by number, shown as plain text.
+        class_names: by number.
+        title: of the page.
+        reproduce: commands that give the same report.
 
     Raises:
         InputError: no records, models without data, or a node the graph does not have.
@@ -190,7 +194,7 @@ def _attacked_views(
             targets = str((part.record.get("config") or {}).get("targets", "test"))
             attack = make_attack(chosen, targets=targets, k=part.k, task=task_of(graph).name)
             result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
-        out.append(_ModelViews.of(part.name, model, graph, result))
+        out.append(_ModelViews.of(Case(part.name, model, result), graph))
     return out
 
 

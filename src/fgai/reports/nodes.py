@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from fgai.attacks import AttackResult
-from fgai.attention import Observation, observe, prepared
-from fgai.explanations.node import Names, name_of
+from fgai.attention import observe, prepared
+from fgai.explanations.node import GraphView, Names, name_of
 from fgai.graph import Graph
-from fgai.metrics.removal import combined
-from fgai.reports.figures.layout import _between, _spring, _surroundings
+from fgai.models import as_graph
+from fgai.reports.layout import _between, _spring, _surroundings
 from fgai.reports.parts import _of_nodes, _over_layers, _Part
-from fgai.tasks import task_of
+from fgai.typed import typed
 
 UNIT = 1e-6  # attention is carried as whole multiples of this
 ANY = -1  # an unlimited radius
@@ -34,43 +33,27 @@ CANDIDATES = 200
 SIZE = 36  # original nodes drawn
 NEW = 6  # injected nodes drawn
 
-Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+@typed
 @dataclass(frozen=True, eq=False)
-class _View:
-    """One model on one graph, as plain arrays."""
+class Case:
+    """One row of a before/after figure: its name, a model, and the result of an attack on it."""
 
-    rowptr: Ints  # [N' + 1]
-    source: Ints  # [E']
-    weight: Floats  # [E'] `LayerAttention.explanation`, mean over layers
-    predicted: Ints  # [N'] class: of the node, of a pair it is an end of, or of its graph
-    confidence: Floats  # [N'] its probability
+    name: str
+    model: nn.Module
+    attack: AttackResult
 
-    @classmethod
-    def of(cls, observation: Observation) -> Self:
-        layer = combined(observation.attention.explanations()).to("cpu")
-        confidence, predicted = observation.logits.double().softmax(1).max(1)
-        row = task_of(observation.graph).row_of(observation.graph)
-        return cls(
-            layer.rowptr.numpy(),
-            layer.source.numpy(),
-            layer.values[:, 0].numpy(),
-            torch.where(row >= 0, predicted[row], 0).cpu().numpy(),
-            torch.where(row >= 0, confidence[row], 0.0).cpu().numpy(),
-        )
 
-    def weights(self, node: int) -> dict[int, float]:
-        """Attention of the node's neighbours; empty for a node that is not in this graph."""
-        first, last = self.rowptr[node : node + 2] if node + 1 < self.rowptr.size else (0, 0)
-        return dict(zip(self.source[first:last].tolist(), self.weight[first:last].tolist(), strict=True))
-
-    def strongest(self, node: int, k: int, among: Iterable[int] | None = None) -> list[int]:
-        """The k neighbours with most attention, ties by number."""
-        weights = self.weights(node)
-        counted = weights if among is None else weights.keys() & set(among)
-        return sorted(counted, key=lambda n: (-weights[n], n))[:k]
+@typed
+def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
+    """Return the attention and predictions of a case on the clean graph and on the attacked one."""
+    clean, attacked = (
+        observe(case.model, prepared(case.model, graph)) for graph in (as_graph(data), case.attack.graph)
+    )
+    original = clean.graph.num_nodes
+    return GraphView.of(clean, layer=layer), GraphView.of(attacked, layer=layer, original=original)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,20 +61,22 @@ class _ModelViews:
     """One model before and after the attack."""
 
     name: str
-    clean: _View
-    attacked: _View  # the first N nodes are the original ones
+    clean: GraphView
+    attacked: GraphView  # the first N nodes are the original ones
     new: Ints | None  # [M, e] the nodes each injected node is joined to
     changed: Ints  # nodes whose features the attack changed
     ends: Ints  # nodes the attack gave a new edge
 
     @classmethod
-    def of(cls, name: str, model: nn.Module, graph: Graph, attack: AttackResult) -> Self:
-        ends, rows, edges = attack.change.endpoints, attack.change.rows, attack.change.edges
+    def of(cls, case: Case, graph: Graph, layer: str | int = "mean") -> Self:
+        change = case.attack.change
+        ends, rows, edges = change.endpoints, change.rows, change.edges
         joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
+        clean, attacked = before_after(case, graph, layer)
         return cls(
-            name=name,
-            clean=_View.of(observe(model, prepared(model, graph))),
-            attacked=_View.of(observe(model, attack.graph)),
+            name=case.name,
+            clean=clean,
+            attacked=attacked,
             new=None if ends is None else ends.cpu().numpy().astype(np.int64),
             changed=np.zeros(0, np.int64) if rows is None else rows.cpu().numpy().astype(np.int64),
             ends=np.unique(np.concatenate([np.zeros(0, np.int64), *joined]).astype(np.int64)),
@@ -99,9 +84,10 @@ class _ModelViews:
 
     def kept(self, node: int, k: int) -> float:
         """Share of the node's top k that stay among its original neighbours; 1 without neighbours."""
-        first = self.clean.strongest(node, k)
-        after = self.attacked.strongest(node, k, among=self.clean.weights(node))
-        return len({*first} & {*after}) / len(first) if first else 1.0
+        before, after = self.clean.weights(node), self.attacked.weights(node)
+        first = _strongest(before, k)
+        second = _strongest({n: weight for n, weight in after.items() if n in before}, k)
+        return len({*first} & {*second}) / len(first) if first else 1.0
 
     def flipped(self, scored: Ints) -> list[int]:
         """Tested nodes the attack made the model predict otherwise, the surest ones first."""
@@ -109,6 +95,11 @@ class _ModelViews:
         order = np.argsort(-self.clean.confidence[flipped], kind="stable")
         worst: list[int] = flipped[order][:WORST].tolist()
         return worst
+
+
+def _strongest(weights: Mapping[int, float], k: int) -> list[int]:
+    """The k neighbours with most attention, ties by number."""
+    return sorted(weights, key=lambda n: (-weights[n], n))[:k]
 
 
 def _coded(weight: float | None) -> int | None:
@@ -204,9 +195,9 @@ def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int)
         pairs = [(model.clean.weights(node), model.attacked.weights(node)) for model in models]
         largest: dict[int, float] = {}
         kept: set[int] = set()
-        for view in (view for model in models for view in (model.clean, model.attacked)):
-            kept |= set(view.strongest(node, k))
-            for neighbour, weight in view.weights(node).items():
+        for weights in (weights for pair in pairs for weights in pair):
+            kept |= set(_strongest(weights, k))
+            for neighbour, weight in weights.items():
                 largest[neighbour] = max(weight, largest.get(neighbour, 0.0))
         others = sorted(largest.keys() - kept, key=lambda n: (-largest[n], n))
         kept |= set(others[: max(0, MOST_NEIGHBOURS - len(kept))])
@@ -277,18 +268,21 @@ def radii(layers: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> list[dic
     return out
 
 
-def subgraph(models: Sequence[_ModelViews], graph: Graph, node: int) -> dict[str, Any]:
+def subgraph(
+    models: Sequence[_ModelViews], graph: Graph, node: int, size: int = SIZE, injected: int = NEW
+) -> dict[str, Any]:
     """Lay out the surroundings of a node and give every edge its attention in every view.
 
-    An edge shows the stronger of its two directions; self-loops are left out.
+    The `size` nodes reached first are drawn, and the `injected` new ones that are joined to most of them. An
+    edge shows the stronger of its two directions; self-loops are left out.
 
     Returns:
         `centre`, `nodes` (numbers, injected ones last), `x`, `y`, `edges` (pairs of positions) and per model
         `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (per
         node; against the class before the attack where no truth is known).
     """
-    members = _surroundings(graph, node, SIZE)
-    count, new = len(members), _new_nodes(models, members, graph.num_nodes)
+    members = _surroundings(graph, node, size)
+    count, new = len(members), _new_nodes(models, members, graph.num_nodes)[:injected]
     shown = [*members, *new]
     weights = [[_edge_weights(view, shown) for view in (model.clean, model.attacked)] for model in models]
     edges = sorted({pair for views in weights for view in views for pair in view})
@@ -331,10 +325,10 @@ def _new_nodes(models: Sequence[_ModelViews], members: list[int], original: int)
         for number, ends in enumerate([] if model.new is None else model.new.tolist(), start=original):
             if joined := len(inside & set(ends)):
                 reach[number] = max(joined, reach.get(number, 0))
-    return sorted(reach, key=lambda n: (-reach[n], n))[:NEW]
+    return sorted(reach, key=lambda n: (-reach[n], n))
 
 
-def _edge_weights(view: _View, shown: list[int]) -> dict[tuple[int, int], float]:
+def _edge_weights(view: GraphView, shown: list[int]) -> dict[tuple[int, int], float]:
     """Attention of the edges among the shown nodes, by pair of positions."""
     index = {node: i for i, node in enumerate(shown)}
     out: dict[tuple[int, int], float] = {}

@@ -74,28 +74,23 @@ def desk(visit: Visit, report_page: Path) -> Any:
     return visit(report_page)
 
 
-@pytest.fixture(scope="module")
-def dark(visit: Visit, report_page: Path) -> Any:
-    """The same in the dark."""
-    return visit(report_page, dark=True)
-
-
 def neighbour_of_evil() -> int:
     """A node that has the one with the malicious name among its neighbours."""
     row = GRAPH.adjacency.source[GRAPH.adjacency.rowptr[7] : GRAPH.adjacency.rowptr[8]]
     return int(row[0])
 
 
-def test_opens_silently_and_nothing_overflows(desk: Any, dark: Any) -> None:
+def test_opens_silently_and_nothing_overflows(desk: Any) -> None:
     check_opened(desk, 1440, "light")
-    check_opened(dark, 1440, "dark")
 
 
-@pytest.mark.parametrize("in_dark", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_opens_silently_on_a_phone(visit: Visit, report_page: Path, in_dark: bool) -> None:
-    opened = visit(report_page, width=375, dark=in_dark)
-    check_opened(opened, 375, "dark" if in_dark else "light")
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(375, False), (375, True), (1440, True)])
+def test_opens_on_a_phone_and_in_the_dark(visit: Visit, report_page: Path, width: int, dark: bool) -> None:
+    opened = visit(report_page, width=width, dark=dark)
+    check_opened(opened, width, "dark" if dark else "light")
     check_columns(opened)
+    assert len(opened.page.pdf()) > 10_000
 
 
 def check_opened(opened: Any, width: int, theme: str) -> None:
@@ -291,44 +286,40 @@ def test_attacks_that_chose_different_places(desk: Any) -> None:
     desk.check()
 
 
-def test_theme_button_and_memory(desk: Any) -> None:
+def test_theme_button_paper_and_memory(desk: Any) -> None:
+    page = desk.page
+    theme = "document.documentElement.dataset.theme"
     colour = "getComputedStyle(document.body).backgroundColor"
-    light = desk.page.evaluate(colour)
-    desk.page.click("#theme")
-    assert desk.page.evaluate(colour) != light and desk.text("#theme") == "Light"
+    light = page.evaluate(colour)
+    page.click("#theme")
+    assert page.evaluate(colour) != light and desk.text("#theme") == "Light"
     lines = "document.querySelector('#curve-clean .xtick text').style.fill"
-    assert desk.page.evaluate(lines) == "rgb(233, 230, 223)"
-    desk.page.reload()
-    desk.page.wait_for_selector("html[data-ready=true]")
-    assert desk.page.evaluate("document.documentElement.dataset.theme") == "dark"
-    desk.page.click("#theme")
-    assert desk.page.evaluate(colour) == light
-    desk.check()
-
-
-def test_paper(dark: Any) -> None:
-    page = dark.page
+    assert page.evaluate(lines) == "rgb(233, 230, 223)"
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
-    assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    assert page.evaluate(WIDE) == []
+    assert page.evaluate(theme) == "light" and page.evaluate(WIDE) == []
     assert page.locator("#picker").is_hidden() and page.locator("nav").is_hidden()
-    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert len(page.pdf()) > 10_000
     page.emulate_media(media="screen")
+    page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(theme) == "dark"
+    page.reload()
+    page.wait_for_selector("html[data-ready=true]")
+    check_opened(desk, 1440, "dark")
+    page.click("#theme")
+    assert page.evaluate(colour) == light
+    desk.check()
 
 
 def test_turning_the_phone(desk: Any) -> None:
     page = desk.page
     for width, height in ((812, 375), (375, 812)):
         page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_timeout(400)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-    assert page.evaluate(OVERFLOWING) == []
+        page.wait_for_timeout(250)  # drawings follow after 120 ms
+    check_opened(desk, 375, "light")
+    check_columns(desk)
     assert page.evaluate(WIDE) == []
     page.set_viewport_size({"width": 1440, "height": 900})
-    page.wait_for_timeout(400)
+    page.wait_for_timeout(250)
 
 
 def few_nodes() -> dict[str, Any]:
@@ -351,7 +342,8 @@ def test_pages_with_parts_missing_open_and_say_so(visit: Visit, tmp_path: Path, 
         report = read_report(tmp_path / "new.json")
     path = tmp_path / "page.html"
     path.write_text(render(report), encoding="utf-8")
-    opened = visit(path, width=375)
+    opened = visit(path, width=375, dark=True)
+    assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"
     opened.check()
     assert "What this page cannot show" in opened.text("body")
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 375
@@ -379,7 +371,7 @@ def check_search_among_few(opened: Any) -> None:
     page.fill("#search", "4000")
     assert opened.text("#found li") == "There is no node 4000; the graph has 40."
     there = max(carried)
-    for words in (str(there), f"node {there}", f"PAPER {there}"):
+    for words in (f"node {there}", f"PAPER {there}"):
         page.fill("#search", str(carried[0]))
         page.keyboard.press("Enter")
         page.fill("#search", words)
