@@ -197,6 +197,10 @@ class _Entry:
     draws: bool = False  # whether the seed changes the result
     needs: str = ""  # an optional package
 
+    def check(self) -> None:
+        if self.needs:
+            extra(self.needs)
+
 
 def _searched(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_SearchedScores]:
     return partial(_SearchedScores, make=make, **options)
@@ -274,8 +278,7 @@ def edge_explainer(
     checks.seed(seed)
     if epochs is not None:
         checks.whole(epochs, "epochs", 1, 100_000)
-    if entry.needs:
-        extra(entry.needs)
+    entry.check()
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
         raise InputError("`data` must be one graph whose nodes are classified; explain links by their ends")

@@ -302,14 +302,14 @@ def _draw_subgraph(
             "linestyles": (0, (2, 1)) if dashed else "solid",
         }
         axes.add_collection(LineCollection([points[ends] for _, ends in chosen], zorder=1, **look))
-    axes.scatter(*points[~fake].T, s=26, color=style.PAPER, edgecolors=style.INK, zorder=2)
-    (x, y), centre = points[0].tolist(), drawn["centre"]
-    axes.scatter([x], [y], s=70, color=style.INK, zorder=3)
-    axes.text(x + 0.06, y + 0.06, str(centre), fontsize=8, fontweight="bold", zorder=4)
+    x, y = points[~fake].T
+    axes.scatter(x, y, s=26, color=style.PAPER, edgecolors=style.INK, zorder=2)
+    axes.scatter(x[:1], y[:1], s=70, color=style.INK, zorder=3)  # the node in the middle comes first
+    axes.text(x[0] + 0.06, y[0] + 0.06, str(drawn["centre"]), fontsize=8, fontweight="bold", zorder=4)
     joined = sorted({end for _, ends in present for end in ends if fake[end]})
     if joined:
-        red = style.INJECTED
-        axes.scatter(*points[joined].T, s=44, marker="D", color="#f6d9c6", edgecolors=red, zorder=3)
+        (x, y), red = points[joined].T, style.INJECTED
+        axes.scatter(x, y, s=44, marker="D", color="#f6d9c6", edgecolors=red, zorder=3)
         axes.text(0.0, 0.0, "◇ injected", transform=axes.transAxes, color=red, fontsize=8, va="bottom")
 
 
