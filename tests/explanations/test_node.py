@@ -138,6 +138,20 @@ class TestRecord:
         with pytest.raises(CheckpointError, match="explanation"):
             NodeExplanation.load(tmp_path / "node.json")
 
+    def test_names_of_classes(self, model: AttentionModel, tmp_path: Path) -> None:
+        names = ["[red]one", "two", "three"]
+        found = explain(model, GRAPH.replace(class_names=tuple(names)), 3, k=3, threat=THREAT)
+        assert found.class_names == names and found.attacked is not None
+        heading, words = text_of(found, 400).split("\n", 1)
+        assert f"of small: class {names[found.predicted]}, " in heading
+        assert heading.rstrip().endswith(f"(truth: {names[found.label]})")
+        assert f"under the few attack: class {names[found.attacked['predicted']]} (" in words
+        values = found.to_dict()
+        assert NodeExplanation.from_dict(values) == found
+        del values["class_names"]
+        assert NodeExplanation.from_dict(values).class_names is None
+        assert explain(model, GRAPH, 3, threat=None).class_names is None
+
     def test_truth_is_shown(self, model: AttentionModel) -> None:
         graph = GRAPH.replace(edge_truth=GRAPH.adjacency.source % 2 == 0)
         found = explain(model, graph, 3, threat=None, certificate=False)

@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_attack
+from fgai.attention import LayerAttention
 from fgai.errors import FgaiError, InputError, MissingExtraError
 from fgai.evaluation import Comparison, evaluate
+from fgai.explanations import GraphView
 from fgai.reports import Report, make_report, page, render, write_report
-from fgai.reports.nodes import ANY, _neighbourhoods
+from fgai.reports.nodes import ANY, MOST_NEIGHBOURS, UNIT, _choose, _ModelViews, _neighbourhoods
 from fgai.reports.page import _embedded, _trimmed
 from fgai.reports.parts import _over_layers
-from fgai.reports.views import MOST_NEIGHBOURS, UNIT, _choose, _Seen, _View
 from fgai.reports.words import attack_words
 from support.forward import view_of
 from support.report_cases import (
@@ -201,13 +202,16 @@ class TestChoice:
 
     def test_hubs_keep_their_strongest_neighbours_in_every_view(self) -> None:
         generator = np.random.default_rng(0)
-        rowptr = np.array([0, 300])
         weights = [generator.dirichlet(np.full(300, concentration)) for concentration in (0.05, 50.0)]
+        source, hub = torch.arange(300), torch.zeros(300, dtype=torch.int64)
+        layers = [LayerAttention(torch.tensor(weight)[:, None], source, hub, 300) for weight in weights]
         views = [
-            _View(rowptr, np.arange(300), weight, np.zeros(1, dtype=int), np.ones(1)) for weight in weights
+            GraphView(GRAPH, layer, np.zeros(300, dtype=int), np.ones(300), num_original=300)
+            for layer in layers
         ]
-        seen = _Seen("hub", *views, new=None, changed=np.zeros(0, dtype=int), ends=np.zeros(0, dtype=int))
-        found = _neighbourhoods([seen], [0], 5)
+        nowhere = np.zeros(0, dtype=int)
+        model = _ModelViews("hub", *views, new=None, changed=nowhere, ends=nowhere)
+        found = _neighbourhoods([model], [0], 5)
         listed = found["neighbours"][0]
         assert len(listed) == MOST_NEIGHBOURS and found["rest"] == [300 - MOST_NEIGHBOURS]
         for weight in weights:

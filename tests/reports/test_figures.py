@@ -18,7 +18,7 @@ from fgai.errors import FgaiError, FgaiWarning, InputError
 from fgai.evaluation import Comparison, compare
 from fgai.reports import figures
 from fgai.reports.figures import Case, style
-from fgai.reports.figures.layout import _around, _between, _spring, _surroundings
+from fgai.reports.layout import _around, _between, _spring, _surroundings
 from fgai.training import History, train, untrained
 from support.forward import seen_by, view_of
 from support.graph_cases import build, small_data
@@ -123,6 +123,13 @@ class TestFigures:
         assert "Node 3" in words(figure) and "others" in words(figure)
         with pytest.raises(InputError, match="`most`"):
             figures.node_attention(cases[0].model, GRAPH, 3, most=0)
+
+    def test_names_of_classes(self, cases: list[Case]) -> None:
+        graph = GRAPH.replace(class_names=("a $x", "b$ y", "c"))
+        view = view_of(cases[0].model, graph).node(3)
+        name = view.class_name(view.predicted).replace("$", r"\$")
+        assert f"class {name} (" in words(figures.node_attention(cases[0].model, graph, 3))
+        assert f"before: class {name}" in words(figures.top_neighbours(cases, graph, 3))
 
     def test_isolated_node_of_a_transformer(self) -> None:
         model = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()

@@ -118,10 +118,10 @@ def breaking_point(
         raise InputError(f"`threshold` is an overlap, above 0 and at most 1, got {threshold}")
     one_of(targets, "targets", ("test", "val"))
     chosen = THREATS[one_of(threat, "threat", tuple(THREATS))] if isinstance(threat, str) else threat
-    given = as_graph(data)
-    if not chosen.budget.nodes or not task_of(given).row_per_node:
+    original = as_graph(data)
+    if not chosen.budget.nodes or not task_of(original).row_per_node:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
-    graph = prepared(model, given)
+    graph = prepared(model, original)
     warn_unread(model)
     clean, seconds = observe(model, graph).averaged(), [0.0]
 
@@ -152,18 +152,18 @@ def _smallest_below(
         >>> _smallest_below(lambda n: 1 / n, 0.3, 100)
         (4, {1: 1.0, 2: 0.5, 4: 0.25, 3: 0.3333333333333333})
     """
-    seen: dict[int, float] = {}
+    measures: dict[int, float] = {}
 
     def below(n: int) -> bool:
-        seen[n] = measure(n)
-        return seen[n] < threshold
+        measures[n] = measure(n)
+        return measures[n] < threshold
 
     low, high = 0, 1
     while not below(high):
         if high == limit:
-            return None, seen
+            return None, measures
         low, high = high, min(2 * high, limit)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if below(middle) else (middle, high)
-    return high, seen
+    return high, measures

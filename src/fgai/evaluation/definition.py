@@ -17,8 +17,6 @@ RADII = {"r001": 0.001, "r01": 0.01}
 """Of the l1 balls, by their name in records."""
 ALPHA, BETA = 0.1, 0.8
 """Largest change of probabilities, and least overlap, that count as the same."""
-
-
 _PARTS = {
     "same_explanation": (
         "same explanation",
@@ -57,7 +55,7 @@ def definition_shares(
     for name, record in zip(RADII, records, strict=True):
         layers = range(len(record.layers))
         shares = [record.shares(index) for index in layers]
-        out[name] = {held: [one[held] for one in shares] for held in (*PROPERTIES, ALL_FOUR)}
+        out[name] = {part: [layer[part] for layer in shares] for part in (*PROPERTIES, ALL_FOUR)}
         out[name]["counted"] = [int(record.counted(index).sum()) for index in layers]
     return out
 
@@ -67,12 +65,12 @@ def _definition(views: Views) -> dict[str, Any]:
     if views.model is None:
         return {}
     try:
-        found = definition_shares(views.model, views.graph, views.vanilla_model, views.k)
+        by_radius = definition_shares(views.model, views.graph, views.vanilla_model, views.k)
     except (AttentionError, InputError) as error:
         warn(ReliabilityWarning("certificate-unknown", f"Definition 1 cannot be measured: {error}"))
         return {}
     out: dict[str, dict[str, Any]] = {}
-    for radius, parts in found.items():
+    for radius, parts in by_radius.items():
         out[radius] = {"counted": parts.pop("counted")}
         for name, values in parts.items():
             out[radius][name] = views.layered([nan if value is None else value for value in values])

@@ -50,13 +50,13 @@ def paired_interval(
     if first.shape != second.shape or (counted is not None and counted.shape != first.shape):
         return None
     difference = np.atleast_2d(second.astype(np.float64) - first.astype(np.float64))
-    known = np.isfinite(difference) & (True if counted is None else np.atleast_2d(counted))
-    layers = known.any(1)
-    nodes = int(known.any(0).sum())
+    defined = np.isfinite(difference) & (True if counted is None else np.atleast_2d(counted))
+    layers = defined.any(1)
+    nodes = int(defined.any(0).sum())
     if not nodes:
         return None
-    share = nodes / (known[layers].sum(1, keepdims=True) * layers.sum())
-    values = (np.where(known[layers], difference[layers], 0.0) * share).sum(0)[known.any(0)]
+    share = nodes / (defined[layers].sum(1, keepdims=True) * layers.sum())
+    values = (np.where(defined[layers], difference[layers], 0.0) * share).sum(0)[defined.any(0)]
     mean, size = float(values.mean()), nodes + 2
     centre = values.sum() / size
     spread = float(stdtrit(size - 1, (1 + LEVEL) / 2)) * np.sqrt(

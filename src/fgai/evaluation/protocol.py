@@ -92,19 +92,19 @@ def evaluate(
     one_of(targets, "targets", ("test", "val"))
     threat = threat_of(threat).sized(nodes, edges)
     model, vanilla = originals(model, vanilla)
-    whole = as_graph(data)
-    task = task_of(whole)
+    data = as_graph(data)
+    task = task_of(data)
     if getattr(model, "task", task.name) != task.name:
-        raise InputError(f"{whole.name!r} holds a {task.name} task, got a model for {model.task!r} tasks")
-    original = task.view(whole.to(device_of(model, whole)), targets)
+        raise InputError(f"{data.name!r} holds a {task.name} task, got a model for {model.task!r} tasks")
+    original = task.view(data.to(device_of(model, data)), targets)
     graph = prepared(model, original)
     meter = Meter(graph.device)
     with collected() as notes:
-        run = _Run(model, original, graph, k, seed, targets, on_step)
-        body = run.measure(threat, vanilla, explanation_attack, curves, nulls, per_node, meter)
+        run = _Run(model, original, graph, vanilla, k, seed, targets, on_step)
+        body = run.measure(threat, explanation_attack, curves, nulls, per_node, meter)
     for note in notes:
         warn(note)
-    about, config = describe(whole), getattr(model, "config", None)
+    about, config = describe(data), getattr(model, "config", None)
     return EvaluationRecord(
         name=name or model_name(model),
         model={

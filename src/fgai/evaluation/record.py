@@ -88,8 +88,8 @@ class EvaluationRecord(TabledDocument):
             elif isinstance(value, Mapping) and part in value:
                 value = value[part]
             else:
-                known = ", ".join(value) if isinstance(value, Mapping) else ""
-                where = f"no {part!r} among {known}" if known else f"{above!r} was not measured"
+                names = ", ".join(value) if isinstance(value, Mapping) else ""
+                where = f"no {part!r} among {names}" if names else f"{above!r} was not measured"
                 raise InputError(f"the record has no metric {path!r}: {where}")
             above = f"{above}.{part}".lstrip(".")
         return value
@@ -108,8 +108,8 @@ class EvaluationRecord(TabledDocument):
             InputError: the record does not hold it.
         """
         if name not in self.per_node:
-            known = ", ".join(self.per_node) or "nothing; evaluate with `per_node=True`"
-            raise InputError(f"the record holds no per-node {name!r}; it holds {known}")
+            names = ", ".join(self.per_node) or "nothing; evaluate with `per_node=True`"
+            raise InputError(f"the record holds no per-node {name!r}; it holds {names}")
         return unpack_array(self.per_node[name])
 
     def tables(self) -> list[Table]:
@@ -149,8 +149,7 @@ def show_summary(records: Sequence[EvaluationRecord], console: Console | None = 
 
 def _defined_and_warned(records: Sequence[EvaluationRecord]) -> list[str]:
     """Notes below a table: why its threat is weak, Definition 1, and what was warned of."""
-    weak, task = doubt(records[0].threat["name"]), TASKS.get(records[0].config.get("task", "node"))
-    what = "rows" if task is None else task.rows_are
+    weak, what = doubt(records[0].threat["name"]), _rows_name(records[0])
     defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
     return [*([weak] if weak else []), *defined, *warned]
@@ -176,15 +175,18 @@ def shown_quantities(metrics: Mapping[str, Any]) -> list[Quantity]:
 def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
     """Return the notes below a table: data, threat, parameters and warnings."""
     first = records[0]
-    task = TASKS.get(first.config.get("task", "node"))
-    what = "rows" if task is None else task.rows_are
     about = (
-        f"{first.data['name']}, threat {threat_words(first)}, {first.config['targets']} {what},"
+        f"{first.data['name']}, threat {threat_words(first)}, {first.config['targets']} {_rows_name(first)},"
         f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
     sharp = [f"{r.name}, {words}." for r in records if (words := _sharpness_words(r.metrics))]
     return (about, *sharp, *_defined_and_warned(records))
+
+
+def _rows_name(record: EvaluationRecord) -> str:
+    task = TASKS.get(record.config.get("task", "node"))
+    return "rows" if task is None else task.rows_are
 
 
 def threat_words(record: EvaluationRecord) -> str:
@@ -228,13 +230,13 @@ def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
         >>> " ".join(words.split())
         'Definition 1 at the output layer, radius 0.01, of 9 nodes: same explanation 50.0 %, all four 40.0 %'
     """
-    found = look_up(metrics, "definition.r01") or {}
-    shares = {name: look_up(part, "last") for name, part in found.items() if isinstance(part, Mapping)}
+    layers = look_up(metrics, "definition.r01") or {}
+    shares = {name: look_up(part, "last") for name, part in layers.items() if isinstance(part, Mapping)}
     if not shares:
         return ""
     texts = {n: "not measured" if v is None else f"{100 * v:.1f}\u00a0%" for n, v in shares.items()}
     parts = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
-    return f"Definition 1 at the output layer, radius 0.01, of {found['counted'][-1]} {what}: {parts}"
+    return f"Definition 1 at the output layer, radius 0.01, of {layers['counted'][-1]} {what}: {parts}"
 
 
 def _prediction_table(

@@ -90,12 +90,7 @@ def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> 
     """Warn if attention is flat in every layer (`flat-attention`, `weak-attention`) or cannot be ranked.
 
     It cannot where no node has more than `k` neighbours (`no-ranked-nodes`), or where rounding cuts the top-k
-    of many nodes (`tied-ranking`).
-
-    Args:
-        sharpness: of each layer, NaN where undefined.
-        attention: on the clean graph, averaged over heads.
-        k: size of the explanation.
+    of many nodes (`tied-ranking`). `sharpness` is that of each layer, NaN where undefined.
     """
     sharp = _in_words(sharpness, attention)
     if not any(value >= FLAT for value in sharpness):

@@ -46,21 +46,22 @@ class _Run:
         model: nn.Module,
         original: Graph,
         graph: Graph,
+        vanilla: nn.Module | None,
         k: int,
         seed: int,
         targets: str,
         on_step: Callable[[str], None] | None = None,
     ) -> None:
-        self.model, self.original, self.graph = model, original, graph
+        self.model, self.original, self.graph, self.vanilla_model = model, original, graph, vanilla
         self.k, self.seed, self.targets, self.on_step = k, seed, targets, on_step
         self.task = task_of(graph)
         self.headline = self.task.headline_for(graph)
+        self.rows = self.task.rows(graph, targets)
         self.results: dict[str, AttackResult] = {}
 
     def measure(
         self,
         threat: str | Threat,
-        vanilla: nn.Module | None,
         explanation_attack: bool,
         curves: bool,
         nulls: bool,
@@ -68,10 +69,7 @@ class _Run:
         meter: Meter,
     ) -> dict[str, Any]:
         attack = self._make(threat, "prediction")
-        self.rows = self.task.rows(self.graph, self.targets)
-        self.vanilla_model = None if vanilla is self.model else vanilla
-        self.given_vanilla = vanilla
-        self._observe(vanilla)
+        self._observe()
         meter.lap("clean")
         attacked = {"prediction": self._attack(threat, "prediction")}
         meter.lap("prediction attack")
@@ -95,7 +93,7 @@ class _Run:
             "budget": plain(attack.budget.to_dict()),
         }
 
-    def _observe(self, vanilla: nn.Module | None) -> None:
+    def _observe(self) -> None:
         """Run both models on the clean graph, and warn of what may mislead."""
         reliability.check_split(self.graph, self.targets)
         warn_unread(self.model)
@@ -111,13 +109,14 @@ class _Run:
         reliability.check_range(count[0], count[1], clipped_share(self.model))
         sharpness = sharpness_by_layer(self.clean.attention)
         reliability.check_attention(sharpness, self.clean.attention, self.k)
-        self.vanilla = self._vanilla(vanilla)
+        self.vanilla = self._vanilla_attention()
         if self.vanilla is not None:
             sharpness = sharpness_by_layer(self.vanilla)
         self.sharpest = metrics.sharpest_layer(sharpness)
 
-    def _vanilla(self, vanilla: nn.Module | None) -> AttentionMap | None:
+    def _vanilla_attention(self) -> AttentionMap | None:
         """Attention of the vanilla model on the clean graph, if there is one with as many layers."""
+        vanilla = self.vanilla_model
         if vanilla is None or vanilla is self.model:
             return None if vanilla is None else self.clean.attention
         theirs = observe(vanilla, prepared(vanilla, self.original)).averaged()
@@ -134,8 +133,9 @@ class _Run:
         return make_attack(threat, chosen, targets=self.targets, k=self.k, task=self.task.name)
 
     def _attack(self, threat: str | Threat, objective: str) -> Attacked:
+        vanilla = None if self.vanilla_model is self.model else self.vanilla_model
         result = self._make(threat, objective).run(
-            self.model, self.graph, seed=self.seed, vanilla=self.vanilla_model, on_step=self.on_step
+            self.model, self.graph, seed=self.seed, vanilla=vanilla, on_step=self.on_step
         )
         self.results[objective] = result
         worst = self._view(result.graph, result.change.rows)
@@ -169,7 +169,7 @@ class _Run:
             curves=curves,
             attacks=attacked,
             vanilla=self.vanilla,
-            vanilla_model=None if self.vanilla is None else self.given_vanilla,
+            vanilla_model=None if self.vanilla is None else self.vanilla_model,
             sharpest=self.sharpest,
         )
 
@@ -184,12 +184,12 @@ class _Run:
             if spec.measure is None:
                 continue
             if spec.measure not in done:  # metrics that share a function are measured together
-                _place_value(out, spec.place, spec.measure(views))
+                _set_value(out, spec.place, spec.measure(views))
                 done.add(spec.measure)
             if spec.chance is not None:
-                chance = {spec.place: spec.chance(views)} if spec.place else spec.chance(views)
-                for place, level in chance.items():
-                    _place_value(out, f"{place}.chance", level)
+                levels = {spec.place: spec.chance(views)} if spec.place else spec.chance(views)
+                for path, level in levels.items():
+                    _set_value(out, f"{path}.chance", level)
             meter.lap("curves" if spec.section == "fidelity" else "metrics")
         return out
 
@@ -197,19 +197,19 @@ class _Run:
 def _null_row(views: Views) -> dict[str, Any]:
     """Every metric with a null row, of uniform or random attention."""
     row: dict[str, Any] = {}
-    for null, place in {spec.null: spec.place for spec in metrics.METRICS.values()}.items():
+    for null, path in {spec.null: spec.place for spec in metrics.METRICS.values()}.items():
         if null is not None:
-            _place_value(row, place, null(views))
+            _set_value(row, path, null(views))
     return row
 
 
-def _place_value(values: dict[str, Any], path: str, value: Any) -> None:
+def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
     """Put a value into nested ones at its dotted path; mappings are joined, an empty path is the top.
 
     Example:
         >>> values = {"f1": {"clean": 0.9}}
-        >>> _place_value(values, "calibration.clean", 0.1)
-        >>> _place_value(values, "f1", {"attacked": 0.8})
+        >>> _set_value(values, "calibration.clean", 0.1)
+        >>> _set_value(values, "f1", {"attacked": 0.8})
         >>> values
         {'f1': {'clean': 0.9, 'attacked': 0.8}, 'calibration': {'clean': 0.1}}
     """
@@ -222,7 +222,7 @@ def _place_value(values: dict[str, Any], path: str, value: Any) -> None:
         raise InputError(f"a metric with several paths returns mappings from the top, got {value!r}")
     if isinstance(value, Mapping) and (not last or isinstance(values.get(last), dict)):
         for name, part in value.items():
-            _place_value(values[last] if last else values, name, part)
+            _set_value(values[last] if last else values, name, part)
     else:
         values[last] = value
 

@@ -33,6 +33,14 @@ class Measure:
     chance: str = ""  # path of what chance gets
     where: str = ""  # layer and nodes it is about
 
+    def path_of(self, score: str) -> str:
+        """The path in records whose headline score is `score`, empty where records do not hold it."""
+        return self.path.replace("f1.", f"{score}.")
+
+    def chance_of(self, score: str) -> str:
+        """The same of what chance gets."""
+        return self.chance.replace("f1.", f"{score}.")
+
     def text(self, value: float) -> str:
         """Return a value as it is printed."""
         if self.form in ("share", "loss"):
@@ -58,54 +66,47 @@ FALL = "fall"  # key of a model's own change: right under attack minus right wit
 
 def interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | None:
     """Return one interval of a document; None where it has none that can be read."""
-    held = intervals.get(name) if isinstance(intervals, Mapping) else None
-    found = held.get(key) if isinstance(held, Mapping) else None
+    by_measure = intervals.get(name) if isinstance(intervals, Mapping) else None
+    fields = by_measure.get(key) if isinstance(by_measure, Mapping) else None
     try:
-        interval = None if found is None else Interval(**found)
+        interval = None if fields is None else Interval(**fields)
     except TypeError:  # from a file of another version
         return None
     return interval if interval and all(isinstance(value, int | float) for value in interval) else None
 
 
-def _kept(key: str, words: str, attack: str) -> Measure:
-    path = "overlap_touched.{}.all"
-    where = "all layers, nodes in reach"
-    return Measure(key, "overlap", words, path.format(attack), "share", path.format("chance"), where)
-
-
+_KEPT = "overlap_touched.{}.all"
+_REACH = "all layers, nodes in reach"
+_KEPT_CHANCE = _KEPT.format("chance")
+_TAKEN = Measure(
+    "taken", "mass", "attention that injected nodes take, attack on explanations",
+    "intruders.explanation.mass.all", "loss", "null.uniform.intruders.mass.all",
+)  # fmt: skip
 MEASURES = (
     Measure("attacked", "F1 attacked", "right under attack", "f1.attacked", "share", "f1.chance"),
     Measure("clean", "F1", "right without attack", "f1.clean", "share", "f1.chance"),
     Measure("moved", "g-TVD", "how far predictions move", "g_tvd.rel", "distance"),
     Measure("attention", "g-JSD", "how far attention moves", "g_jsd.all", "distance"),
-    _kept("kept", "top {k} kept, attack on predictions", "prediction"),
-    _kept("aimed", "top {k} kept, attack on explanations", "explanation"),
     Measure(
-        "taken",
-        "mass",
-        "attention that injected nodes take, attack on explanations",
-        "intruders.explanation.mass.all",
-        "loss",
-        "null.uniform.intruders.mass.all",
+        "kept", "overlap", "top {k} kept, attack on predictions",
+        _KEPT.format("prediction"), "share", _KEPT_CHANCE, _REACH,
     ),
+    Measure(
+        "aimed", "overlap", "top {k} kept, attack on explanations",
+        _KEPT.format("explanation"), "share", _KEPT_CHANCE, _REACH,
+    ),
+    _TAKEN,
     Measure("slope", "F-slope gap", "attention decides", "f_slope.node.clean.gap", "slope"),
     Measure(
-        "slope_attacked",
-        "F-slope gap",
-        "attention decides, under attack",
-        "f_slope.node.attacked.gap",
-        "slope",
+        "slope_attacked", "F-slope gap", "attention decides, under attack",
+        "f_slope.node.attacked.gap", "slope",
     ),
     Measure("proved", "certified", "top {k} proved to stay", "", "share"),
     Measure(
-        "definition",
-        "Definition 1",
-        "all four properties",
-        "definition.r01.all_four.last",
-        "share",
-        where="output layer, R = 0.01",
+        "definition", "Definition 1", "all four properties",
+        "definition.r01.all_four.last", "share", where="output layer, R = 0.01",
     ),
-)
+)  # fmt: skip
 
 
 def size_of(record: Record) -> int:
@@ -115,60 +116,41 @@ def size_of(record: Record) -> int:
 
 
 def sentences(
-    shown: Sequence[Record], intervals: Intervals | None = None, classes: Sequence[str] | None = None
+    records: Sequence[Record], intervals: Intervals | None = None, classes: Sequence[str] | None = None
 ) -> list[str]:
-    """Say in plain sentences what the numbers of one or two records mean.
-
-    Args:
-        shown: the reference first.
-        intervals: of differences, by model.
-        classes: names of the classes, by number.
-    """
-    reference, out = shown[0], list[str]()
-    parts = [words for record in shown if (words := _fall(record, intervals))]
+    """Say in plain sentences what the numbers of one or two records, the reference first, mean."""
+    reference, out = records[0], list[str]()
+    parts = [words for record in records if (words := _fall(record, intervals))]
     if parts:
         same = "Under the same attack" if len(parts) > 1 else "Under attack"
-        level = number_at(reference, f"{score_of(reference)}.chance")
-        chance = "" if level is None else f" (chance: {percent(level)})"
+        chance = _chance(reference, f"{score_of(reference)}.chance")
         out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
-    if missed := _missed(shown, classes):
-        out.append(missed)
-    out += _stay(shown)
-    if taken := _taken(shown):
-        out.append(taken)
-    if sharp := _sharpness(shown):
-        out.append(sharp)
-    return out
+    out.append(_missed(records, classes))
+    stays = [
+        f"{shares} when the attack {aim}"
+        for key, aim in (("prediction", "aims at predictions"), ("explanation", "aims at explanations"))
+        if (shares := _shares(records, _KEPT.format(key)))
+    ]
+    if stays:
+        top = f"Of the top {size_of(reference)} neighbours of the nodes in reach there stay"
+        out.append(f"{top} {', and '.join(stays)}{_chance(reference, _KEPT_CHANCE)}.")
+    if shares := _shares(records, _TAKEN.path):  # overlap is about original neighbours and cannot show it
+        taken = f"Of the attention of the nodes they are joined to, injected nodes take {shares}"
+        uniform = _chance(reference, _TAKEN.chance, "uniform attention")
+        out.append(f"{taken} when the attack aims at explanations{uniform}.")
+    out.append(_sharpness(records))
+    return [sentence for sentence in out if sentence]
 
 
-def _stay(shown: Sequence[Record]) -> list[str]:
-    """How much of the explanations stays, for each attack."""
-    k, told = size_of(shown[0]), []
-    for key, when in (("prediction", "aims at predictions"), ("explanation", "aims at explanations")):
-        kept = [(r.get("name"), number_at(r, f"overlap_touched.{key}.all")) for r in shown]
-        stay = [f"{percent(share)} in {name}" for name, share in kept if share is not None]
-        if stay:
-            told.append(f"{' and '.join(stay)} when the attack {when}")
-    if not told:
-        return []
-    level = number_at(shown[0], "overlap_touched.chance.all")
-    chance = "" if level is None else f" (chance: {percent(level)})"
-    return [f"Of the top {k} neighbours of the nodes in reach there stay {', and '.join(told)}{chance}."]
+def _shares(records: Sequence[Record], path: str) -> str:
+    """A share of every record that has it."""
+    shares = [(record.get("name"), number_at(record, path)) for record in records]
+    return " and ".join(f"{percent(share)} in {name}" for name, share in shares if share is not None)
 
 
-def _taken(shown: Sequence[Record]) -> str:
-    """How much attention injected nodes take; overlap is about original neighbours and cannot show it."""
-    measure = next(measure for measure in MEASURES if measure.key == "taken")
-    shares = [(record.get("name"), number_at(record, measure.path)) for record in shown]
-    parts = [f"{percent(share)} in {name}" for name, share in shares if share is not None]
-    if not parts:
-        return ""
-    level = number_at(shown[0], measure.chance)
-    chance = "" if level is None else f" (uniform attention: {percent(level)})"
-    return (
-        f"Of the attention of the nodes they are joined to, injected nodes take {' and '.join(parts)} when"
-        f" the attack aims at explanations{chance}."
-    )
+def _chance(record: Record, path: str, name: str = "chance") -> str:
+    level = number_at(record, path)
+    return "" if level is None else f" ({name}: {percent(level)})"
 
 
 def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
@@ -183,22 +165,22 @@ def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
     if not all(isinstance(values, list) for values in columns) or len(set(map(len, columns))) > 1:  # type: ignore[arg-type]
         return []
     rows = list(zip(*columns, strict=True))
-    known = all(isinstance(value, int | float) for row in rows for value in row if row[0])
-    return [row if row[0] else (0, 0.0, 0.0) for row in rows] if known else []
+    complete = all(isinstance(value, int | float) for row in rows for value in row if row[0])
+    return [row if row[0] else (0, 0.0, 0.0) for row in rows] if complete else []
 
 
 def _rarest(record: Record) -> int | None:
     """The rarest class that was tested, where classes are imbalanced."""
     if score_of(record) != "balanced_accuracy":
         return None
-    tested = [(row[0], place) for place, row in enumerate(recall_by_class(record)) if row[0]]
+    tested = [(row[0], number) for number, row in enumerate(recall_by_class(record)) if row[0]]
     return min(tested)[1] if tested else None
 
 
 def _class_name(record: Record, number: int, names: Sequence[str] | None) -> str:
     """Name of a class: of `names`, of the data, or its number."""
-    known = names or (record.get("data") or {}).get("class_names") or ()
-    return str(known[number]) if number < len(known) else str(number)
+    names = names or (record.get("data") or {}).get("class_names") or ()
+    return str(names[number]) if number < len(names) else str(number)
 
 
 def _missed(records: Sequence[Record], names: Sequence[str] | None) -> str:
@@ -208,9 +190,9 @@ def _missed(records: Sequence[Record], names: Sequence[str] | None) -> str:
         return ""
     count = recall_by_class(records[0])[rare][0]
     for record in records:
-        found = recall_by_class(record)
-        if rare < len(found):
-            before, after = (round(count * (1 - share)) for share in found[rare][1:])
+        recall = recall_by_class(record)
+        if rare < len(recall):
+            before, after = (round(count * (1 - share)) for share in recall[rare][1:])
             parts.append(f"{record.get('name')} misses {before} without the attack and {after} under it")
     label = _class_name(records[0], rare, names)
     return f"Of the {count} tested nodes of class {label}, the rarest, {' and '.join(parts)}."
@@ -245,8 +227,8 @@ def _fall(record: Record, intervals: Intervals | None) -> str:
 
 def number_at(record: Record, path: str) -> float | None:
     """A metric of a record by its dotted path, None where it is missing or no number."""
-    found = look_up(record.get("metrics") or {}, path)
-    return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    value = look_up(record.get("metrics") or {}, path)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 SCORES = {
@@ -315,7 +297,7 @@ def measure_names(record: Record) -> dict[str, str]:
     score, out = score_of(record), dict[str, str]()
     for measure in MEASURES:
         title = measure.title.format(k=size_of(record))
-        path = measure.path.replace("f1.", f"{score}.")
+        path = measure.path_of(score)
         if measure.path.startswith("f1."):
             title = f"{heading_of(record)}, {'without' if path.endswith('clean') else 'under'} attack"
         if path:
@@ -328,12 +310,12 @@ def summary_table(records: Sequence[Record]) -> Table:
     first = records[0]
     columns = [Column(""), *(Column(str(record.get("name"))) for record in records), Column("chance")]
     rows: list[list[Cell]] = []
-    shown = [measure for measure in MEASURES if measure.path]
-    for measure, (name, path) in zip(shown, measure_names(first).items(), strict=True):
+    in_records = [measure for measure in MEASURES if measure.path]
+    for measure, (name, path) in zip(in_records, measure_names(first).items(), strict=True):
         values = [number_at(record, path) for record in records]
         if all(value is None for value in values):
             continue
-        beside = measure.chance.replace("f1.", f"{score_of(first)}.")
+        beside = measure.chance_of(score_of(first))
         texts = ["–" if value is None else measure.text(value) for value in values]
         title = name.removesuffix(", all layers, nodes in reach")
         rows.append([title, *texts, percent(number_at(first, beside) if beside else None, 1)])
@@ -358,7 +340,7 @@ def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
     """
     kept = [number_at(record, f"overlap_touched.{key}.all") for key in ("explanation", "prediction")]
     shares = [share for share in kept if share is not None]
-    said = [f"{percent(min(shares))} of the reasons stay."] if shares else []
+    out = [f"{percent(min(shares))} of the reasons stay."] if shares else []
     budget = (record.get("threat") or {}).get("budget") or {}
     nodes = budget.get("nodes") if isinstance(budget, Mapping) else None
     who = f"{nodes} fake nodes" if nodes else "The attack"
@@ -370,11 +352,11 @@ def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
         verb, end, what = "hide", "", f"nodes of class {label} that it finds"
     if before and after is not None:
         lost = max(0, round(100 * (before - after) / before))
-        said.append(f"{who} can {verb} {lost} of 100 {what}{end}.")
-    return " ".join(said) or "How far can its attention be trusted?"
+        out.append(f"{who} can {verb} {lost} of 100 {what}{end}.")
+    return " ".join(out) or "How far can its attention be trusted?"
 
 
-FLAT, MOVED = 0.05, 0.05
+_FLAT, _MOVED = 0.05, 0.05
 """Sharpness below which attention says little; share of right predictions whose loss is called a problem."""
 
 
@@ -383,14 +365,14 @@ def next_steps(record: Record) -> list[str]:
     steps = []
     if record.get("warnings"):
         steps.append("Read the warnings first: each may make a number on this page wrong.")
-    if (sharp := number_at(record, "sharpness.clean.all")) is not None and sharp < FLAT:
+    if (sharp := number_at(record, "sharpness.clean.all")) is not None and sharp < _FLAT:
         steps.append(
             "Its attention is nearly flat. Do not show it as a reason; another seed may rank otherwise."
         )
     before, after = score_at(record, "clean"), score_at(record, "attacked")
-    falls = before is not None and after is not None and after < (1 - MOVED) * before
+    falls = before is not None and after is not None and after < (1 - _MOVED) * before
     kept = number_at(record, "overlap_touched.explanation.all")
-    moves = kept is not None and kept < 1 - MOVED
+    moves = kept is not None and kept < 1 - _MOVED
     if falls:
         steps.append(
             "Predictions move. Put limits around its layers (fgai limit, one pass), or fine-tune it: fgai"

@@ -32,6 +32,6 @@ def __getattr__(name: str) -> Any:
     """Import PyG's explainers, which takes seconds, when they are first used."""
     if name in __all__:
         for module in ("scores", "pyg", "as_pyg", "posthoc"):
-            if hasattr(found := import_module(f"{__name__}.{module}"), name):
-                return getattr(found, name)
+            if hasattr(imported := import_module(f"{__name__}.{module}"), name):
+                return getattr(imported, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -69,8 +69,8 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
         mask = mask[order]
 
         def masked(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            position, known = _positions(keys, edge_keys(source, destination))
-            return attention * torch.where(known, mask[position], 1.0)[:, None]
+            position, present = _positions(keys, edge_keys(source, destination))
+            return attention * torch.where(present, mask[position], 1.0)[:, None]
 
         with record(self.model, perturb=masked):
             return model(graph)
@@ -98,7 +98,7 @@ class GATConvs(nn.Module):
         True
     """
 
-    def __init__(self, model: nn.Module, *, split_heads: bool = False) -> None:
+    def __init__(self, model: Any, *, split_heads: bool = False) -> None:
         super().__init__()
         if not _has_pyg_layers(model):
             raise InputError(
@@ -107,7 +107,7 @@ class GATConvs(nn.Module):
             )
         with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced
             layers: list[nn.Module] = []
-            for layer in _layers(model):
+            for layer in model.convs:
                 heads = [range(h, h + 1) for h in range(layer.heads)] if split_heads else [range(layer.heads)]
                 # the output layer has one head, so nothing is averaged when heads are split
                 layers.append(
@@ -139,14 +139,10 @@ class _Joined(nn.Module):
         return torch.cat([conv(x, edge_index) for conv in self.convs], dim=1)
 
 
-def _has_pyg_layers(model: nn.Module) -> bool:
+def _has_pyg_layers(model: Any) -> bool:
     """Whether PyG's layers can compute the same as a model."""
     plain = isinstance(model, AttentionModel) and body_of(model) == "layers" and model.is_rowwise
-    return plain and _layers(model)[0].input_norm is None and not limits_of(model)
-
-
-def _layers(model: Any) -> list[AttentionLayer]:
-    return list(model.convs)
+    return plain and model.convs[0].input_norm is None and not limits_of(model)
 
 
 def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:

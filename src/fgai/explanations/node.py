@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fgai.alone import with_gradients
@@ -35,7 +37,9 @@ from fgai.checks import seed as check_seed
 from fgai.errors import InputError
 from fgai.explanations.record import NodeExplanation
 from fgai.graph import Graph
+from fgai.metrics.removal import combined
 from fgai.models import as_graph
+from fgai.tasks import task_of
 from fgai.typed import typed
 
 Names = Sequence[str] | Mapping[int, str]
@@ -57,6 +61,7 @@ class NodeView:
         label: true class, -1 if unknown.
         informative: per neighbour, whether the edge belongs to the true explanation, or None.
         num_original: nodes from this number on were injected.
+        class_names: by number, or None.
     """
 
     node: int
@@ -67,6 +72,12 @@ class NodeView:
     label: int
     informative: tuple[bool, ...] | None
     num_original: int
+    class_names: tuple[str, ...] | None = None
+
+    def class_name(self, number: int) -> str:
+        """The name of a class, its number where there is no name."""
+        names = self.class_names or ()
+        return names[number] if 0 <= number < len(names) else str(number)
 
     def name(self, neighbour: int) -> str:
         """The number of a neighbour, `itself`, or `new` and a number for an injected one."""
@@ -83,15 +94,15 @@ class GraphView:
     Attributes:
         graph: prepared for the model.
         attention: `LayerAttention.explanation` of a layer, or layers reduced.
-        predicted: class of each node.
-        confidence: probability of that class.
+        predicted: [N] class of each node, of a pair it is an end of, or of its graph.
+        confidence: [N] probability of that class.
         num_original: nodes from this number on were injected.
     """
 
     graph: Graph
     attention: LayerAttention
-    predicted: list[int]
-    confidence: list[float]
+    predicted: NDArray[np.int64]
+    confidence: NDArray[np.float64]
     num_original: int
 
     @classmethod
@@ -105,16 +116,30 @@ class GraphView:
         """
         if isinstance(layer, str):
             one_of(layer, "layer", ("mean", "last", "max"))
-        shown = observation.attention.explanations()
-        reduced = shown.layer(layer) if isinstance(layer, int) else shown.over_layers(layer)
-        confidence, predicted = observation.logits.softmax(1).max(1)
+        graph, explanations = observation.graph, observation.attention.explanations()
+        if layer == "mean":
+            attention = combined(explanations)
+        elif isinstance(layer, str):
+            attention = explanations.over_layers(layer)
+        else:
+            attention = explanations.layer(layer)
+        confidence, predicted = observation.logits.double().softmax(1).max(1)
+        row = task_of(graph).row_of(graph)
         return cls(
-            graph=observation.graph,
-            attention=reduced.to("cpu"),
-            predicted=predicted.tolist(),
-            confidence=confidence.tolist(),
-            num_original=observation.graph.num_nodes if original is None else original,
+            graph=graph,
+            attention=attention.to("cpu"),
+            predicted=torch.where(row >= 0, predicted[row], 0).cpu().numpy(),
+            confidence=torch.where(row >= 0, confidence[row], 0.0).cpu().numpy(),
+            num_original=graph.num_nodes if original is None else original,
         )
+
+    def weights(self, node: int) -> dict[int, float]:
+        """Attention of a node's neighbours; nothing for a node that is not in this graph."""
+        if node >= self.attention.num_nodes:
+            return {}
+        first, last = self.attention.rowptr[node : node + 2].tolist()
+        sources, weights = self.attention.source[first:last], self.attention.values[first:last, 0]
+        return dict(zip(sources.tolist(), weights.tolist(), strict=True))
 
     def node(self, node: int) -> NodeView:
         """Return the part of the view that concerns one node.
@@ -133,11 +158,12 @@ class GraphView:
             node=node,
             neighbours=tuple(sources[order].tolist()),
             weights=tuple(weights[order].tolist()),
-            predicted=self.predicted[node],
-            confidence=self.confidence[node],
+            predicted=int(self.predicted[node]),
+            confidence=float(self.confidence[node]),
             label=-1 if self.graph.y is None else int(self.graph.y[node]),
             informative=None if truth is None else tuple(truth[first:last][order].tolist()),
             num_original=self.num_original,
+            class_names=self.graph.class_names,
         )
 
 
@@ -197,9 +223,9 @@ def explain(
     whole(k, "k", 1)
     check_seed(seed)
     model, vanilla = originals(model, vanilla)
-    given = as_graph(data)
-    graph = prepared(model, given)
-    names = given.node_names if names is None else names
+    original = as_graph(data)
+    graph = prepared(model, original)
+    names = original.node_names if names is None else names
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     before = observe(model, graph)
@@ -213,7 +239,7 @@ def explain(
         after = GraphView.of(attacked_pass, layer=layer, original=graph.num_nodes).node(node)
     certified = None
     if certificate:
-        proof = certify_attention(model, given, vanilla=vanilla, radius=RADIUS, k1=k, k2=k)
+        proof = certify_attention(model, original, vanilla=vanilla, radius=RADIUS, k1=k, k2=k)
         certified = _certified(model, before, clean, layer, proof)
     return NodeExplanation(
         dataset=graph.name,
@@ -227,6 +253,7 @@ def explain(
         neighbours=_neighbours(clean, after, names),
         attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
         certified=certified,
+        class_names=None if clean.class_names is None else list(clean.class_names),
     )
 
 
@@ -288,8 +315,8 @@ def _certified(
             "class_radius": _number(layer.prediction.class_radius, node),
             "class_status": layer.prediction.class_status,
             "properties": {
-                name: None if held is None else bool(held[node])
-                for name, held in record.properties(index).items()
+                name: None if values is None else bool(values[node])
+                for name, values in record.properties(index).items()
             },
         }
         for index, layer in enumerate(record.layers)

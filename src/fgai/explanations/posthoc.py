@@ -190,7 +190,7 @@ def _running(explainer: _SearchedScores) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Entry:
     title: str
     make: Callable[[_Order], EdgeExplainer]
     epochs: int = 0  # of its search by default; 0 if it does not search
@@ -206,29 +206,29 @@ def _searched(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) ->
     return partial(_SearchedScores, make=make, **options)
 
 
-EDGE_EXPLAINERS: dict[str, _Known] = {
-    "random": _Known("random", _RandomScores, draws=True),
-    "gnn-explainer": _Known("GNNExplainer", _searched(lambda n, epochs: GNNExplainer(epochs)), 100, True),
-    "pg-explainer": _Known("PGExplainer", _FittedScores, 20, True),
-    "graph-mask": _Known(
+EDGE_EXPLAINERS: dict[str, _Entry] = {
+    "random": _Entry("random", _RandomScores, draws=True),
+    "gnn-explainer": _Entry("GNNExplainer", _searched(lambda n, epochs: GNNExplainer(epochs)), 100, True),
+    "pg-explainer": _Entry("PGExplainer", _FittedScores, 20, True),
+    "graph-mask": _Entry(
         "GraphMask",
         _searched(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
         10,
         True,
     ),
-    "saliency": _Known("saliency", _searched(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
-    "integrated-gradients": _Known(
+    "saliency": _Entry("saliency", _searched(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
+    "integrated-gradients": _Entry(
         "integrated gradients",
         _searched(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
         50,
         needs="captum",
     ),
-    "pyg-attention": _Known("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": _Known(
+    "pyg-attention": _Entry("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
+    "propagated-attention": _Entry(
         "attention along paths", partial(_AttentionScores, heads="mean", paths=True)
     ),
-    "attention-mean": _Known("attention, mean", partial(_AttentionScores, heads="mean")),
-    "attention-log": _Known("attention, log", partial(_AttentionScores, heads="log")),
+    "attention-mean": _Entry("attention, mean", partial(_AttentionScores, heads="mean")),
+    "attention-log": _Entry("attention, log", partial(_AttentionScores, heads="log")),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 

@@ -138,22 +138,22 @@ def _looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") ->
     values = layer.heads(heads)
     if values.numel() == 0:
         return values.new_zeros(keys.numel())
-    first, known = _positions(layer.keys, keys)
+    first, present = _positions(layer.keys, keys)
     last = torch.searchsorted(layer.keys, keys, right=True) - 1
     ordered, order = keys.sort(stable=True)
     occurrence = torch.empty_like(keys)
     steps = torch.arange(keys.numel(), device=keys.device)
     occurrence[order] = steps - torch.searchsorted(ordered, ordered)
     spot = torch.minimum(first + occurrence, last.clamp(min=0))
-    return torch.where(known, values[spot], 0.0)
+    return torch.where(present, values[spot], 0.0)
 
 
-def _positions(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """First position of each wanted key in a sorted vector, and whether it is there."""
+def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """First position of each key in a sorted vector, and whether it is there."""
     if ordered.numel() == 0:
-        return torch.zeros_like(wanted), torch.zeros_like(wanted, dtype=torch.bool)
-    spot = torch.searchsorted(ordered, wanted).clamp(max=ordered.numel() - 1)
-    return spot, ordered[spot] == wanted
+        return torch.zeros_like(keys), torch.zeros_like(keys, dtype=torch.bool)
+    spot = torch.searchsorted(ordered, keys).clamp(max=ordered.numel() - 1)
+    return spot, ordered[spot] == keys
 
 
 @typed

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,158 +17,10 @@ if TYPE_CHECKING:
     import pandas
 
 _NO_NEIGHBOURS = "It has no neighbours, so it attends to nothing."
-_BAR = 24
-_SHOWN = 10
-_ROOM = 51  # columns that everything but the bars takes
-_LEAST = 4  # columns below which bars are left out
-
-
-def _show(values: dict[str, Any], console: Console) -> None:
-    node, rest = _heading(values)
-    console.print(f"[bold]{escape(node)}[/]{escape(rest)}", highlight=False)
-    if values["neighbours"]:
-        console.print(_drawn(values, min(_BAR, console.width - _ROOM)))
-    else:
-        console.print(_NO_NEIGHBOURS)
-    hidden = len(values["neighbours"]) - max(values["k"], _SHOWN)
-    if hidden > 0:
-        console.print(f"and {hidden} others", style="dim", highlight=False)
-    for line in _attack_sentences(values):
-        console.print(line, markup=False, highlight=False)
-    for line in _certified_sentences(values):
-        style = "dim" if line == values["certified"]["promise"] else None
-        console.print(line, style=style, markup=False, highlight=False)
-
-
-def _heading(values: dict[str, Any]) -> tuple[str, str]:
-    """Return the node, and the rest of the sentence that says its class."""
-    truth = "" if values["label"] < 0 else f" (truth: {values['label']})"
-    share = f"{100 * values['confidence']:.0f} %"
-    return f"node {values['name']}", f" of {values['dataset']}: class {values['predicted']}, {share}{truth}"
-
-
-def _neighbour_table(values: dict[str, Any]) -> Table:
-    """Return all neighbours by falling attention, with notes on the attack and the certificates."""
-    attacked, truth = values["attacked"], _has_truth(values)
-    columns = [Column("neighbour"), Column("attention")]
-    columns += [Column("explains")] * truth + ([Column("attacked"), Column("stays")] if attacked else [])
-    rows: list[list[Cell]] = []
-    for rank, entry in enumerate(values["neighbours"]):
-        name, explains, stays = _words(values, rank, entry)
-        row: list[Cell] = [name, entry["attention"], *[explains] * truth]
-        rows.append([*row, entry["attacked"], stays] if attacked else row)
-    notes = [] if rows else [_NO_NEIGHBOURS]
-    notes += [*_attack_sentences(values), *_certified_sentences(values)]
-    return Table("".join(_heading(values)), columns, rows, notes)
-
-
-def _has_truth(values: dict[str, Any]) -> bool:
-    return any(entry["informative"] is not None for entry in values["neighbours"])
-
-
-def _words(values: dict[str, Any], rank: int, entry: dict[str, Any]) -> tuple[str, str, str]:
-    """Return a neighbour's name, whether it truly explains the class, and whether it stays in the top-k."""
-    stays = ""
-    if values["attacked"] and rank < values["k"]:
-        stays = "yes" if entry["node"] in values["attacked"]["kept"] else "no"
-    return "itself" if entry["itself"] else str(entry["name"]), "yes" if entry["informative"] else "", stays
-
-
-def _drawn(values: dict[str, Any], longest: int) -> RichTable:
-    attacked, k = values["attacked"], values["k"]
-    truth, bars = _has_truth(values), longest >= _LEAST
-    headings = ["neighbour", "attention"] + [""] * bars
-    headings += ["explains"] * truth + (["attacked", "stays"] if attacked else [])
-    table = RichTable(box=None, padding=(0, 1))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in ("attention", "attacked") else "left")
-    most = max(entry["attention"] for entry in values["neighbours"]) or 1.0
-    for rank, entry in enumerate(values["neighbours"][: max(k, _SHOWN)]):
-        name, explains, stays = _words(values, rank, entry)
-        bar = "█" * max(1, round(longest * entry["attention"] / most))
-        cells = [escape(name), f"{entry['attention']:.3f}", *[bar] * bars, *[explains] * truth]
-        if attacked:
-            cells += ["–" if entry["attacked"] is None else f"{entry['attacked']:.3f}", stays]
-        table.add_row(*cells, style="" if rank < k else "dim")
-    return table
-
-
-def _attack_sentences(values: dict[str, Any]) -> list[str]:
-    attacked = values["attacked"]
-    if not attacked:
-        return []
-    top = min(values["k"], len(values["neighbours"]))
-    chance = (
-        f" (by chance {top * attacked['chance']:.1f})" if top < len(values["neighbours"]) else ", all it has"
-    )
-    moved = "" if attacked["predicted"] == values["predicted"] else ", another one"
-    lines = [
-        f"under the {attacked['threat']} attack: class {attacked['predicted']}"
-        f" ({100 * attacked['confidence']:.0f} %){moved}; {len(attacked['kept'])} of the top {top}"
-        f" stay{chance}"
-    ]
-    new = attacked["new_neighbours"]
-    if new:
-        share = 100 * attacked["new_attention"]
-        lines.append(f"{new} injected neighbour{'s' if new > 1 else ''} took {share:.0f} % of its attention")
-    return lines
-
-
-def _certified_sentences(values: dict[str, Any]) -> list[str]:
-    certified = values["certified"]
-    if not certified:
-        return []
-    k, norm, radius, lines = values["k"], certified["norm"], certified.get("shown_radius"), []
-    if values["layer"] == "max":
-        lines.append(f"the maximum over layers has no certificate; below, each layer's own top-{k}")
-    elif values["layer"] == "mean" and radius is not None:
-        vector = "while the explanation vector of each layer moves by less than"
-        lines.append(f"shown top-{k}, {norm} ball: cannot change {vector} {radius:.4f}")
-    for layer in certified["layers"]:
-        lines.append(f"{layer['layer']}, {norm} ball: {_radii(layer, values)}")
-        if layer.get("properties"):
-            lines.append(f"{layer['layer']}, {_properties(layer['properties'], certified)}")
-    return [*lines, certified["promise"], *_injection_words(certified.get("injection") or {})]
-
-
-def _properties(held: dict[str, bool | None], certified: dict[str, Any]) -> str:
-    """Which properties of Definition 1 the node has in a layer, in words."""
-    words = []
-    for name, value in held.items():
-        unmeasured = name.startswith("same") and not certified["compared"]
-        answer = "not measured" if unmeasured else "unknown" if value is None else "yes" if value else "no"
-        words.append(f"{name.replace('_', ' ')}: {answer}")
-    return f"Definition 1 at radius {certified['radius']:g}: {'; '.join(words)}"
-
-
-def _radii(layer: dict[str, Any], values: dict[str, Any]) -> str:
-    top, kind, k = layer["topk_radius"], layer["class_radius"], values["certified"]["k"]
-    names = {entry["node"]: str(entry["name"]) for entry in values["neighbours"]}
-    own = layer.get("topk") or []
-    listed = "" if set(own) == set(list(names)[:k]) else f" ({', '.join(names.get(n, str(n)) for n in own)})"
-    order = (
-        f"its top-{k}{listed} cannot change while its explanation vector moves by less than {top:.4f}"
-        if top is not None
-        else f"top-{k}: no other neighbour to swap in"
-    )
-    if kind is not None:
-        return f"{order}; class not while each head moves by less than {kind:.4f} ({layer['class_status']})"
-    known = layer["class_status"] != "unknown"
-    return f"{order}; {'class: attention has no say' if known else 'class: unknown'}"
-
-
-def _injection_words(proof: dict[str, Any]) -> list[str]:
-    condition = f", {proof['condition']}" if proof.get("condition") else ""
-    order = f"injected nodes cannot reorder its neighbours{condition}"
-    lines = [f"{name}: {order}" for name in proof.get("invariant", ())]
-    holds = proof.get("class_holds") or {}
-    if holds.get("any"):
-        lines.append("class: holds if every node gains an injected neighbour, whatever it says")
-    elif holds.get("direct"):
-        lines.append("class: holds if the node gains an injected neighbour, whatever it says")
-    elif holds.get("direct") is not None:
-        lines.append("class: not proved to hold against an injected neighbour")
-    return lines
+_MOST_ROWS = 10
+_MOST_BLOCKS = 24  # length of the longest bar
+_LEAST_BLOCKS = 4  # bars that would be shorter are left out
+_OTHER_COLUMNS = 51  # characters that everything but the bars takes
 
 
 @typed
@@ -194,6 +47,7 @@ class NodeExplanation(TabledDocument):
             each property of Definition 1 at `radius`, `alpha` and `beta`), `compared` (whether there is a
             vanilla model), `promise` and `injection` (layers that injected nodes cannot reorder, the
             `condition`, and whether the class holds); or None.
+        class_names: by number, or None.
     """
 
     KIND: ClassVar[str] = "explanation"
@@ -209,15 +63,145 @@ class NodeExplanation(TabledDocument):
     neighbours: list[dict[str, Any]]
     attacked: dict[str, Any] | None = None
     certified: dict[str, Any] | None = None
+    class_names: list[str] | None = None
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`; `class_names` may be missing."""
+        return super().from_dict({"class_names": None, **values} if isinstance(values, Mapping) else values)
 
     def show(self, console: Console | None = None) -> None:
         """Print in a terminal."""
-        _show(self.to_dict(), console or Console())
+        console = console or Console()
+        console.print(f"[bold]node {escape(self.name)}[/]{escape(self._prediction())}", highlight=False)
+        if self.neighbours:
+            console.print(self._drawn(min(_MOST_BLOCKS, console.width - _OTHER_COLUMNS)))
+        else:
+            console.print(_NO_NEIGHBOURS)
+        hidden = len(self.neighbours) - max(self.k, _MOST_ROWS)
+        if hidden > 0:
+            console.print(f"and {hidden} others", style="dim", highlight=False)
+        for line in [*self._attack_sentences(), *self._certified_sentences()]:
+            style = "dim" if self.certified and line == self.certified["promise"] else None
+            console.print(line, style=style, markup=False, highlight=False)
 
     def tables(self) -> list[Table]:
         """Return the neighbours, with notes on the attack and the certificates."""
-        return [_neighbour_table(self.to_dict())]
+        truth = any(entry["informative"] is not None for entry in self.neighbours)
+        columns = [Column("neighbour"), Column("attention")]
+        columns += [Column("explains")] * truth
+        columns += [Column("attacked"), Column("stays")] if self.attacked else []
+        rows: list[list[Cell]] = []
+        for rank, entry in enumerate(self.neighbours):
+            row: list[Cell] = ["itself" if entry["itself"] else str(entry["name"]), entry["attention"]]
+            row += ["yes" if entry["informative"] else ""] * truth
+            if self.attacked:
+                stays = "yes" if entry["node"] in self.attacked["kept"] else "no"
+                row += [entry["attacked"], stays if rank < self.k else ""]
+            rows.append(row)
+        notes = [] if rows else [_NO_NEIGHBOURS]
+        notes += [*self._attack_sentences(), *self._certified_sentences()]
+        return [Table(f"node {self.name}{self._prediction()}", columns, rows, notes)]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return the neighbours by falling attention as a `DataFrame` (needs pandas)."""
         return data_frame(self.neighbours)
+
+    def _class(self, number: int) -> str:
+        names = self.class_names or ()
+        return names[number] if 0 <= number < len(names) else str(number)
+
+    def _prediction(self) -> str:
+        truth = "" if self.label < 0 else f" (truth: {self._class(self.label)})"
+        return (
+            f" of {self.dataset}: class {self._class(self.predicted)}, {100 * self.confidence:.0f} %{truth}"
+        )
+
+    def _drawn(self, longest: int) -> RichTable:
+        """The strongest neighbours for a terminal, with bars of attention of up to `longest` blocks."""
+        (table,) = self.tables()
+        headings = [column.title for column in table.columns]
+        bars = longest >= _LEAST_BLOCKS
+        drawn = RichTable(box=None, padding=(0, 1))
+        for heading in [*headings[:2], *[""] * bars, *headings[2:]]:
+            right = heading in ("attention", "attacked")
+            drawn.add_column(heading, justify="right" if right else "left")
+        most = max(entry["attention"] for entry in self.neighbours) or 1.0
+        for rank, cells in enumerate(table.texts()[: max(self.k, _MOST_ROWS)]):
+            bar = "█" * max(1, round(longest * self.neighbours[rank]["attention"] / most))
+            name, *rest = map(escape, cells)
+            drawn.add_row(name, rest[0], *[bar] * bars, *rest[1:], style="" if rank < self.k else "dim")
+        return drawn
+
+    def _attack_sentences(self) -> list[str]:
+        attacked, count = self.attacked, len(self.neighbours)
+        if not attacked:
+            return []
+        top = min(self.k, count)
+        chance = f" (by chance {top * attacked['chance']:.1f})" if top < count else ", all it has"
+        changed = "" if attacked["predicted"] == self.predicted else ", another one"
+        lines = [
+            f"under the {attacked['threat']} attack: class {self._class(attacked['predicted'])}"
+            f" ({100 * attacked['confidence']:.0f} %){changed}; {len(attacked['kept'])} of the top {top}"
+            f" stay{chance}"
+        ]
+        if new := attacked["new_neighbours"]:
+            share = 100 * attacked["new_attention"]
+            plural = "s" if new > 1 else ""
+            lines.append(f"{new} injected neighbour{plural} took {share:.0f} % of its attention")
+        return lines
+
+    def _certified_sentences(self) -> list[str]:
+        certified, k = self.certified, self.k
+        if not certified:
+            return []
+        norm, radius, lines = certified["norm"], certified.get("shown_radius"), []
+        if self.layer == "max":
+            lines.append(f"the maximum over layers has no certificate; below, each layer's own top-{k}")
+        elif self.layer == "mean" and radius is not None:
+            vector = "while the explanation vector of each layer moves by less than"
+            lines.append(f"shown top-{k}, {norm} ball: cannot change {vector} {radius:.4f}")
+        for layer in certified["layers"]:
+            lines.append(f"{layer['layer']}, {norm} ball: {self._radii(layer, certified['k'])}")
+            if layer.get("properties"):
+                lines.append(f"{layer['layer']}, {_properties(layer['properties'], certified)}")
+        return [*lines, certified["promise"], *_injection_sentences(certified.get("injection") or {})]
+
+    def _radii(self, layer: dict[str, Any], k: int) -> str:
+        radius, kind, top = layer["topk_radius"], layer["class_radius"], layer.get("topk") or []
+        names = {entry["node"]: str(entry["name"]) for entry in self.neighbours}
+        listed = f" ({', '.join(names.get(n, str(n)) for n in top)})" if set(top) != set([*names][:k]) else ""
+        order = (
+            f"its top-{k}{listed} cannot change while its explanation vector moves by less than {radius:.4f}"
+            if radius is not None
+            else f"top-{k}: no other neighbour to swap in"
+        )
+        if kind is not None:
+            status = layer["class_status"]
+            return f"{order}; class not while each head moves by less than {kind:.4f} ({status})"
+        unknown = layer["class_status"] == "unknown"
+        return f"{order}; class: {'unknown' if unknown else 'attention has no say'}"
+
+
+def _properties(properties: dict[str, bool | None], certified: dict[str, Any]) -> str:
+    """Which properties of Definition 1 the node has in a layer."""
+    answers = []
+    for name, value in properties.items():
+        unmeasured = name.startswith("same") and not certified["compared"]
+        answer = "not measured" if unmeasured else "unknown" if value is None else "yes" if value else "no"
+        answers.append(f"{name.replace('_', ' ')}: {answer}")
+    return f"Definition 1 at radius {certified['radius']:g}: {'; '.join(answers)}"
+
+
+def _injection_sentences(proof: dict[str, Any]) -> list[str]:
+    condition = f", {proof['condition']}" if proof.get("condition") else ""
+    order = f"injected nodes cannot reorder its neighbours{condition}"
+    lines = [f"{name}: {order}" for name in proof.get("invariant", ())]
+    holds = proof.get("class_holds") or {}
+    if holds.get("any"):
+        lines.append("class: holds if every node gains an injected neighbour, whatever it says")
+    elif holds.get("direct"):
+        lines.append("class: holds if the node gains an injected neighbour, whatever it says")
+    elif holds.get("direct") is not None:
+        lines.append("class: not proved to hold against an injected neighbour")
+    return lines

@@ -19,9 +19,8 @@ from fgai.files import Schema, check
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.records import Document, read_json
-from fgai.reports.nodes import _clipped, _nodes_of_models, _nodes_of_records, subgraph
+from fgai.reports.nodes import Case, _clipped, _ModelViews, _nodes_of_models, _nodes_of_records, subgraph
 from fgai.reports.parts import Injections, _intervals_of, _objects, _Part, _parts_of, summary
-from fgai.reports.views import _Seen
 from fgai.tasks import task_of
 from fgai.training import History
 from fgai.typed import typed
@@ -92,11 +91,11 @@ def make_report(
     Args:
         records: a `Comparison`, or one or more evaluation records; the first is the reference. With
             `per_node=True` they carry the distribution of overlaps.
-        models: by the names of their rows; with `data` the page shows attention before and after.
+        models: by the names of their rows, as all of the following; the page shows their attention on `data`.
         data: the `Graph` or PyG `Data` they were evaluated on.
-        certificates: by the names of the rows.
-        injections: certificates against injection, by the names of the rows.
-        attacks: results of the prediction attack by the names of the rows, instead of running it again.
+        certificates: of their attention.
+        injections: certificates against injection.
+        attacks: results of the prediction attack, instead of running it again.
         threat: the attack to run; the records' own by default.
         node: that the page opens with; chosen by default.
         node_names: by number, shown as plain text.
@@ -113,30 +112,29 @@ def make_report(
     if models and data is None:
         raise InputError("`data` must be given with `models`: the graph they were evaluated on")
     reference = records.reference if isinstance(records, Comparison) else rows[0].name
-    plain_certificates = {name: record.to_dict() for name, record in (certificates or {}).items()}
-    graph, seen, notes = None, list[_Seen](), list[str]()
+    notes: list[str] = []
+    proofs = {name: record.to_dict() for name, record in (certificates or {}).items()}
+    parts = _parts_of([record.to_dict() for record in rows], proofs, notes, injections)
+    fields: dict[str, Any] = {"reproduce": list(reproduce)}
+    explorer, scored, graph = None, None, None
     if data is not None:
         whole = as_graph(data)
         graph = task_of(whole).view(whole, str(rows[0].config.get("targets", "test"))).to("cpu")
         if node is not None and not 0 <= node < graph.num_nodes:
             raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
-    parts = _parts_of([record.to_dict() for record in rows], plain_certificates, notes, injections)
+        scored = graph.test_mask
+        class_names = graph.class_names if class_names is None else class_names
     if models and graph is not None:
-        seen = _look(parts, models, graph, attacks or {}, threat, notes)
-    fields: dict[str, Any] = {"histories": _histories(models or {}), "reproduce": list(reproduce)}
+        fields["histories"] = _histories(models)
+        if views := _attacked_views(parts, models, graph, attacks or {}, threat, notes):
+            explorer = _nodes_of_models(parts, graph, views, node, node_names or graph.node_names)
+            fields["subgraph"] = subgraph(views, graph, explorer["nodes"]["id"][0])
+    if explorer is None:
+        explorer = _nodes_of_records(parts, node)
+    if explorer is not None and class_names is not None:
+        explorer["classes"] = [_clipped(str(name)) for name in class_names]
     if title:
         fields["title"] = title
-    explorer: dict[str, Any] | None
-    if seen and graph is not None:
-        explorer = _nodes_of_models(parts, graph, seen, node, node_names or graph.node_names)
-        fields["subgraph"] = subgraph(seen, graph, explorer["nodes"]["id"][0])
-    else:
-        explorer = _nodes_of_records(parts, node)
-    if class_names is None and graph is not None:
-        class_names = graph.class_names
-    if explorer is not None:
-        explorer["classes"] = None if class_names is None else [_clipped(str(name)) for name in class_names]
-    scored = None if graph is None else graph.test_mask
     return _assemble(parts, reference, notes, explorer, scored, **fields)
 
 
@@ -168,14 +166,15 @@ def _assemble(
     )
 
 
-def _look(
+def _attacked_views(
     parts: Sequence[_Part],
     models: Mapping[str, nn.Module],
     graph: Graph,
     attacks: Mapping[str, AttackResult],
     threat: str | Threat | None,
     notes: list[str],
-) -> list[_Seen]:
+) -> list[_ModelViews]:
+    """Every model before and after its attack, which is run again where its result is not given."""
     out = []
     for part in parts:
         if part.name not in models:
@@ -183,25 +182,20 @@ def _look(
             continue
         model, result = models[part.name], attacks.get(part.name)
         if result is None:
-            name = str((part.record.get("threat") or {}).get("name", "standard"))
+            recorded = part.record.get("threat") or {}
+            name, budget = str(recorded.get("name", "standard")), recorded.get("budget") or {}
             if threat is None and name not in THREATS:
                 notes.append(f"The attack {name!r} is not a named threat, so it could not be run again.")
                 continue
-            config = part.record.get("config") or {}
-            targets, k = str(config.get("targets", "test")), int(config.get("k", 5))
-            chosen = threat or _recorded(part.record, name)
-            attack = make_attack(chosen, targets=targets, k=k, task=task_of(graph).name)
+            # The size and the box that were used, where they are not the threat's own.
+            nodes, edges = budget.get("nodes") or None, budget.get("edges") or None
+            box = budget.get("box") if nodes or budget.get("radius") else None
+            chosen = threat or threat_of(name).sized(nodes, edges, None if box is None else tuple(box))
+            targets = str((part.record.get("config") or {}).get("targets", "test"))
+            attack = make_attack(chosen, targets=targets, k=part.k, task=task_of(graph).name)
             result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
-        out.append(_Seen.of(part.name, model, graph, result))
+        out.append(_ModelViews.of(Case(part.name, model, result), graph))
     return out
-
-
-def _recorded(record: Mapping[str, Any], name: str) -> Threat:
-    """The threat of a record with the size and the box that were used."""
-    budget = (record.get("threat") or {}).get("budget") or {}
-    box = budget.get("box") if budget.get("nodes") or budget.get("radius") else None
-    nodes, edges = (budget.get(part) or None for part in ("nodes", "edges"))
-    return threat_of(name).sized(nodes, edges, None if box is None else tuple(box))
 
 
 def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
@@ -211,12 +205,12 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
         history = getattr(model, "history", None)
         if isinstance(history, History) and history.terms:
             step = max(1, len(history.terms) // 1000)
-            kept = history.terms[::step]
+            curves = {
+                term: [float(f"{epoch.get(term, 0.0):.5g}") for epoch in history.terms[::step]]
+                for term in history.terms[0]
+            }
             out[name] = {
-                "terms": {
-                    term: [float(f"{entry.get(term, 0.0):.5g}") for entry in kept]
-                    for term in history.terms[0]
-                },
+                "terms": curves,
                 "step": step,
                 "epochs": len(history.terms),
                 "best_epoch": history.best_epoch,
@@ -229,8 +223,8 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
 
 _KINDS: tuple[type[Document], ...] = (Report, Comparison, EvaluationRecord, CertificateRecord)
 _RECORD = EvaluationRecord.layout()
-# Layers of a newer fgai may say more.
-_PROOF = {**CertificateRecord.layout(), "layers": list[dict[str, Any]]}
+# Layers of a newer fgai may hold more.
+_CERTIFICATE = {**CertificateRecord.layout(), "layers": list[dict[str, Any]]}
 
 
 @typed
@@ -251,15 +245,16 @@ def read_report(
         CheckpointError: a file is missing, damaged, or none of these.
         InputError: no files, or certificates only.
     """
+    named: list[tuple[str | None, Path]]
     if isinstance(files, Mapping):
-        named: list[tuple[str | None, Path]] = [(name, Path(path)) for name, path in files.items()]
+        named = [(name, Path(path)) for name, path in files.items()]
     else:
         named = [(None, Path(path)) for path in ([files] if isinstance(files, Path | str) else files)]
     if not named:
         raise InputError("`files` must name at least one record, got none")
     notes: list[str] = []
     records: list[dict[str, Any]] = []
-    proofs: dict[str, tuple[str | None, dict[str, Any]]] = {}
+    certificates: dict[Path, tuple[str | None, dict[str, Any]]] = {}
     reference = ""
     for label, path in named:
         values = _read(path, notes)
@@ -269,7 +264,7 @@ def read_report(
                 raise InputError(f"{path} is a whole report; give it alone")
             return _report(values, path, notes)
         if kind == "certificate":
-            proofs[str(path)] = (label, _sound(values, _PROOF, path.name, notes))
+            certificates[path] = label, _valid(values, _CERTIFICATE, path.name, notes)
         elif kind == "comparison":
             reference = reference or str(values.get("reference") or "")
             records += _records(values.get("records"), path, notes)
@@ -278,28 +273,26 @@ def read_report(
             records.append({**record, "name": label or record.get("name", "model")})
     if not records:
         raise InputError("there is no evaluation in these files; give a comparison or an evaluation record")
-    owners = {
-        _owner(label, Path(path), [str(r.get("name")) for r in records], notes): values
-        for path, (label, values) in proofs.items()
-    }
+    rows = [str(record.get("name")) for record in records]
+    owners = {_owner(label, path, rows, notes): values for path, (label, values) in certificates.items()}
     parts = _parts_of(records, owners, notes)
     return _assemble(parts, reference or parts[0].name, notes, _nodes_of_records(parts, node))
 
 
 def _read(path: Path, notes: list[str]) -> dict[str, Any]:
-    """The values of a file of a known kind; notes say if its schema is not."""
+    """The values of a file of one of `_KINDS`; notes say if its schema is not known."""
     values, schemas = read_json(path), {kind.KIND: kind.SCHEMA for kind in _KINDS}
     kind = values.get("kind") if isinstance(values, dict) else type(values).__name__
     if not isinstance(values, dict) or kind not in schemas:
         *others, last = schemas
         raise CheckpointError(f"{path} must hold a {', '.join(others)} or {last}, got {kind!r}")
-    schema, known = values.get("schema"), schemas[kind]
+    schema, newest = values.get("schema"), schemas[kind]
     if not isinstance(schema, int):
-        notes.append(f"{path.name} does not say which schema it follows: it is read as schema {known}.")
-    elif schema > known:
+        notes.append(f"{path.name} does not say which schema it follows: it is read as schema {newest}.")
+    elif schema > newest:
         notes.append(
-            f"{path.name} was written by a newer fgai (schema {schema}; this one knows {known}): what it adds"
-            " is not shown, and what it changed may be missing. Update fgai to see all of it."
+            f"{path.name} was written by a newer fgai (schema {schema}; this one knows {newest}): what it"
+            " adds is not shown, and what it changed may be missing. Update fgai to see all of it."
         )
     return values
 
@@ -313,20 +306,20 @@ def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str
     missing = [name for name in _RECORD if name not in values and name not in ("warnings", "per_node")]
     if missing:
         notes.append(f"{where[0].upper()}{where[1:]} lacks {', '.join(missing)}.")
-    return _sound(values, _RECORD, where, notes)
+    return _valid(values, _RECORD, where, notes)
 
 
-def _sound(values: Mapping[str, Any], layout: Schema, where: str, notes: list[str]) -> dict[str, Any]:
+def _valid(values: Mapping[str, Any], layout: Schema, where: str, notes: list[str]) -> dict[str, Any]:
     """The values that fit the layout; notes name the others."""
-    sound: dict[str, Any] = {}
+    valid: dict[str, Any] = {}
     for name, value in values.items():
         try:
             check(value, layout.get(name, Any), f"{name} of {where}")
         except CheckpointError as error:
             notes.append(f"Left out: {error}.")
         else:
-            sound[name] = value
-    return sound
+            valid[name] = value
+    return valid
 
 
 def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
@@ -343,16 +336,14 @@ def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
     return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
 
 
-def _owner(label: str | None, path: Path, names: Sequence[str], notes: list[str]) -> str:
+def _owner(label: str | None, path: Path, rows: Sequence[str], notes: list[str]) -> str:
     """The row a certificate belongs to: as given, by the name of its file, or the only one."""
-    wanted = (label or path.stem.removeprefix("certificate-")).lower()
-    for name in names:
-        if name.lower() == wanted:
-            return name
-    if len(names) == 1:
-        return names[0]
+    name = (label or path.stem.removeprefix("certificate-")).lower()
+    matching = [row for row in rows if row.lower() == name] or [*rows] * (len(rows) == 1)
+    if matching:
+        return matching[0]
     notes.append(
-        f"{path.name} is not shown: it is unclear which of {', '.join(names)} it certifies. Give it as"
+        f"{path.name} is not shown: it is unclear which of {', '.join(rows)} it certifies. Give it as"
         " NAME=FILE."
     )
     return f"?{path.name}"

@@ -3,38 +3,172 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
-from fgai.explanations.node import Names, name_of
+from fgai.attacks import AttackResult
+from fgai.attention import observe, prepared
+from fgai.explanations.node import GraphView, Names, name_of
 from fgai.graph import Graph
-from fgai.reports.figures.layout import _between, _spring, _surroundings
+from fgai.models import as_graph
+from fgai.reports.layout import _between, _spring, _surroundings
 from fgai.reports.parts import _of_nodes, _over_layers, _Part
-from fgai.reports.views import (
-    MOST_NEIGHBOURS,
-    UNIT,
-    WORST,
-    _attacked_nodes,
-    _choose,
-    _coded,
-    _flipped_nodes,
-    _Seen,
-    _telling_node,
-    _View,
-)
+from fgai.typed import typed
 
-LONGEST = 80
+UNIT = 1e-6  # attention is carried as whole multiples of this
 ANY = -1  # an unlimited radius
+LONGEST = 80  # characters of a name
+
+MOST_NODES = 2000
+MOST_ENTRIES = 120_000  # neighbour entries over all models; about 30 bytes each on the page
+MOST_NEIGHBOURS = 40
+WORST = 100
+CANDIDATES = 200
+
+SIZE = 36  # original nodes drawn
+NEW = 6  # injected nodes drawn
+
+Ints = NDArray[np.int64]
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One row of a before/after figure: its name, a model, and the result of an attack on it."""
+
+    name: str
+    model: nn.Module
+    attack: AttackResult
+
+
+@typed
+def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
+    """Return the attention and predictions of a case on the clean graph and on the attacked one."""
+    clean, attacked = (
+        observe(case.model, prepared(case.model, graph)) for graph in (as_graph(data), case.attack.graph)
+    )
+    original = clean.graph.num_nodes
+    return GraphView.of(clean, layer=layer), GraphView.of(attacked, layer=layer, original=original)
+
+
+@dataclass(frozen=True, eq=False)
+class _ModelViews:
+    """One model before and after the attack."""
+
+    name: str
+    clean: GraphView
+    attacked: GraphView  # the first N nodes are the original ones
+    new: Ints | None  # [M, e] the nodes each injected node is joined to
+    changed: Ints  # nodes whose features the attack changed
+    ends: Ints  # nodes the attack gave a new edge
+
+    @classmethod
+    def of(cls, case: Case, graph: Graph, layer: str | int = "mean") -> Self:
+        change = case.attack.change
+        ends, rows, edges = change.endpoints, change.rows, change.edges
+        joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
+        clean, attacked = before_after(case, graph, layer)
+        return cls(
+            name=case.name,
+            clean=clean,
+            attacked=attacked,
+            new=None if ends is None else ends.cpu().numpy().astype(np.int64),
+            changed=np.zeros(0, np.int64) if rows is None else rows.cpu().numpy().astype(np.int64),
+            ends=np.unique(np.concatenate([np.zeros(0, np.int64), *joined]).astype(np.int64)),
+        )
+
+    def kept(self, node: int, k: int) -> float:
+        """Share of the node's top k that stay among its original neighbours; 1 without neighbours."""
+        before, after = self.clean.weights(node), self.attacked.weights(node)
+        first = _strongest(before, k)
+        second = _strongest({n: weight for n, weight in after.items() if n in before}, k)
+        return len({*first} & {*second}) / len(first) if first else 1.0
+
+    def flipped(self, scored: Ints) -> list[int]:
+        """Tested nodes the attack made the model predict otherwise, the surest ones first."""
+        flipped = scored[self.clean.predicted[scored] != self.attacked.predicted[scored]]
+        order = np.argsort(-self.clean.confidence[flipped], kind="stable")
+        worst: list[int] = flipped[order][:WORST].tolist()
+        return worst
+
+
+def _strongest(weights: Mapping[int, float], k: int) -> list[int]:
+    """The k neighbours with most attention, ties by number."""
+    return sorted(weights, key=lambda n: (-weights[n], n))[:k]
+
+
+def _coded(weight: float | None) -> int | None:
+    """Attention in units; None where the edge is not there."""
+    return None if weight is None else round(weight / UNIT)
+
+
+@dataclass
+class _Choice:
+    nodes: list[int] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    complete: bool = False
+
+    def words(self, total: int) -> str:
+        if self.complete:
+            return f"This page carries all {total:,} nodes."
+        parts = [f"{count:,} {reason}" for reason, count in self.counts.items()]
+        listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
+        return (
+            f"This page carries {len(self.nodes):,} of {total:,} nodes: {listed}."
+            " The numbers and curves above count all nodes."
+        )
+
+
+def _choose(
+    total: int, priorities: Sequence[tuple[str, Iterable[int]]], cost: Ints, *, models: int = 1
+) -> _Choice:
+    """Take nodes group by group, then at random, until the page is full; `cost` [N] counts neighbours."""
+    choice, taken = _Choice(), np.zeros(total, dtype=bool)
+    left = MOST_ENTRIES // max(1, models)
+    sample = np.random.Generator(np.random.PCG64(0)).permutation(total)
+    for reason, nodes in (*priorities, ("drawn at random", sample.tolist())):
+        for node in nodes:
+            need = min(int(cost[node]), MOST_NEIGHBOURS) + 1
+            if taken[node] or need > left or len(choice.nodes) >= MOST_NODES:
+                continue
+            taken[node] = True
+            left -= need
+            choice.nodes.append(int(node))
+            choice.counts[reason] = choice.counts.get(reason, 0) + 1
+    choice.complete = len(choice.nodes) == total
+    return choice
+
+
+def _telling_node(
+    models: Sequence[_ModelViews], degree: Ints, label: Ints | None, scored: Ints, k: int
+) -> int:
+    """Pick the node the page opens with: attacked, of middling degree, and lost by the first model alone."""
+    first, last = models[0], models[-1]
+    count = degree.size
+    score = np.zeros(count)
+    score[scored] += 8.0
+    score[first.ends] += 4.0
+    score += 3.0 * ((degree > k) & (degree <= 12))
+    truth = first.clean.predicted[:count] if label is None else label
+    stays = [view.attacked.predicted[:count] == truth for view in (first, last)]
+    right = (first.clean.predicted[:count] == truth) & (last.clean.predicted[:count] == truth)
+    score += right * (2.0 + 2.0 * ~stays[0] + 1.0 * stays[1])
+    score += first.clean.confidence[:count] + np.minimum(degree, 12) / 50
+    if first is not last:
+        for node in np.argsort(-score, kind="stable")[:CANDIDATES]:
+            score[node] += 4.0 * (last.kept(int(node), k) - first.kept(int(node), k))
+    return int(score.argmax())
 
 
 def _facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
     index = np.asarray(nodes, dtype=np.int64)
-    loops = (graph.adjacency.source == graph.adjacency.destination).cpu().numpy()
-    degree = graph.adjacency.degree.cpu().numpy().copy()
-    np.subtract.at(degree, graph.adjacency.destination.cpu().numpy()[loops], 1)
+    source, destination = graph.adjacency.source.cpu().numpy(), graph.adjacency.destination.cpu().numpy()
+    degree = np.bincount(destination[source != destination], minlength=graph.num_nodes)
     return {
         "id": list(nodes),
         "name": None if names is None else [_clipped(name_of(node, names)) for node in nodes],
@@ -47,7 +181,7 @@ def _clipped(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
-def _neighbourhoods(seen: Sequence[_Seen], nodes: Sequence[int], k: int) -> dict[str, Any]:
+def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int) -> dict[str, Any]:
     """Neighbours of each node and the attention each model pays them, before and after.
 
     Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
@@ -55,56 +189,55 @@ def _neighbourhoods(seen: Sequence[_Seen], nodes: Sequence[int], k: int) -> dict
     `rest_before` and `rest_after` [n].
     """
     keys = ("before", "after", "rest_before", "rest_after")
-    models: list[dict[str, list[Any]]] = [{key: [] for key in keys} for _ in seen]
-    out: dict[str, Any] = {"neighbours": [], "rest": [], "models": models}
+    columns: list[dict[str, list[Any]]] = [{key: [] for key in keys} for _ in models]
+    out: dict[str, Any] = {"neighbours": [], "rest": [], "models": columns}
     for node in nodes:
-        rows = [[view.weights(node) for view in (one.clean, one.attacked)] for one in seen]
-        strongest: dict[int, float] = {}
+        pairs = [(model.clean.weights(node), model.attacked.weights(node)) for model in models]
+        largest: dict[int, float] = {}
         kept: set[int] = set()
-        for row in (row for pair in rows for row in pair):
-            for neighbour, weight in row.items():
-                strongest[neighbour] = max(weight, strongest.get(neighbour, 0.0))
-            kept |= set(sorted(row, key=lambda n: (-row[n], n))[:k])
-        others = sorted(strongest.keys() - kept, key=lambda n: (-strongest[n], n))
+        for weights in (weights for pair in pairs for weights in pair):
+            kept |= set(_strongest(weights, k))
+            for neighbour, weight in weights.items():
+                largest[neighbour] = max(weight, largest.get(neighbour, 0.0))
+        others = sorted(largest.keys() - kept, key=lambda n: (-largest[n], n))
         kept |= set(others[: max(0, MOST_NEIGHBOURS - len(kept))])
-        first = rows[0][0]
+        first = pairs[0][0]
         listed = sorted(kept, key=lambda n: (-first.get(n, -1.0), n))
         out["neighbours"].append(listed)
-        out["rest"].append(len(strongest) - len(listed))
-        for entry, pair in zip(models, rows, strict=True):
-            for name, row in zip(("before", "after"), pair, strict=True):
-                entry[name].append([_coded(row.get(n)) for n in listed])
-                entry[f"rest_{name}"].append(_coded(sum(w for n, w in row.items() if n not in kept)))
+        out["rest"].append(len(largest) - len(listed))
+        for column, pair in zip(columns, pairs, strict=True):
+            for when, weights in zip(("before", "after"), pair, strict=True):
+                column[when].append([_coded(weights.get(n)) for n in listed])
+                column[f"rest_{when}"].append(_coded(sum(w for n, w in weights.items() if n not in kept)))
     return out
 
 
-def _predictions(seen: _Seen, nodes: Sequence[int]) -> dict[str, Any]:
+def _predictions(model: _ModelViews, nodes: Sequence[int]) -> dict[str, Any]:
     """Class and confidence (in thousandths) of each node before and after."""
-    index = np.asarray(nodes, dtype=np.int64)
     out: dict[str, Any] = {}
-    for suffix, view in (("", seen.clean), ("_after", seen.attacked)):
-        out[f"predicted{suffix}"] = view.predicted[index].tolist()
-        out[f"confidence{suffix}"] = np.rint(1000 * view.confidence[index]).astype(int).tolist()
+    for suffix, view in (("", model.clean), ("_after", model.attacked)):
+        out[f"predicted{suffix}"] = view.predicted[nodes].tolist()
+        out[f"confidence{suffix}"] = np.rint(1000 * view.confidence[nodes]).astype(int).tolist()
     return out
 
 
-def _recorded(arrays: Mapping[str, NDArray[Any]], nodes: Sequence[int]) -> dict[str, Any]:
-    """Values of each node in a record's per-node arrays, as far as there are any.
+def _recorded(part: _Part, nodes: Sequence[int]) -> dict[str, Any]:
+    """Values of each node in a record's per-node arrays, as far as there are any, and certified radii.
 
     `kept` and `kept_explanation` are percentages of the top-k kept, mean over layers; `reach` is whether the
     attack can have moved the node's attention.
     """
-    index = np.asarray(nodes, dtype=np.int64)
-    out: dict[str, Any] = {}
-    for ours, theirs in (("predicted", "predicted_clean"), ("predicted_after", "predicted_attacked")):
-        if theirs in arrays:
-            out[ours] = arrays[theirs][index].tolist()
-    for ours, theirs in (("kept", "overlap_prediction"), ("kept_explanation", "overlap_explanation")):
-        if theirs in arrays:
-            shares = _over_layers(arrays[theirs][:, index]).tolist()
-            out[ours] = [round(100 * share) if math.isfinite(share) else None for share in shares]
+    arrays = part.arrays
+    out: dict[str, Any] = {"name": part.name, "radii": radii(part.layers, nodes) if part.layers else None}
+    for key, array in (("predicted", "predicted_clean"), ("predicted_after", "predicted_attacked")):
+        if array in arrays:
+            out[key] = arrays[array][nodes].tolist()
+    for key, array in (("kept", "overlap_prediction"), ("kept_explanation", "overlap_explanation")):
+        if array in arrays:
+            shares = _over_layers(arrays[array][:, nodes]).tolist()
+            out[key] = [round(100 * share) if math.isfinite(share) else None for share in shares]
     if "touched" in arrays:
-        out["reach"] = arrays["touched"][:, index].any(0).astype(int).tolist()
+        out["reach"] = arrays["touched"][:, nodes].any(0).astype(int).tolist()
     return out
 
 
@@ -114,98 +247,103 @@ def radii(layers: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> list[dic
     def rounded(values: NDArray[Any] | None) -> list[float | None] | None:
         if values is None:
             return None
-        taken = values[np.asarray(nodes, dtype=np.int64)].tolist()
-        return [None if math.isnan(v) else ANY if math.isinf(v) else float(f"{v:.3g}") for v in taken]
+        return [
+            None if math.isnan(v) else ANY if math.isinf(v) else float(f"{v:.3g}")
+            for v in values[nodes].tolist()
+        ]
 
     out = []
     for layer in layers:
         costs = layer.get("costs")
         if costs is not None:
             costs = costs[:, 0] if costs.shape[1] else np.full(costs.shape[0], np.inf)
-        words = {"name": str(layer.get("name", "")), "topk": rounded(costs)}
-        words |= {"class": rounded(layer.get("class_radius"))}
-        out.append({**words, "class_status": str(layer.get("class_status", "unknown"))})
+        out.append(
+            {
+                "name": str(layer.get("name", "")),
+                "topk": rounded(costs),
+                "class": rounded(layer.get("class_radius")),
+                "class_status": str(layer.get("class_status", "unknown")),
+            }
+        )
     return out
 
 
-SIZE = 36  # original nodes shown
-NEW = 6  # injected nodes shown
-
-
-def subgraph(seen: Sequence[_Seen], graph: Graph, node: int) -> dict[str, Any]:
+def subgraph(
+    models: Sequence[_ModelViews], graph: Graph, node: int, size: int = SIZE, injected: int = NEW
+) -> dict[str, Any]:
     """Lay out the surroundings of a node and give every edge its attention in every view.
 
-    An edge shows the stronger of its two directions; self-loops are left out.
+    The `size` nodes reached first are drawn, and the `injected` new ones that are joined to most of them. An
+    edge shows the stronger of its two directions; self-loops are left out.
 
     Returns:
         `centre`, `nodes` (numbers, injected ones last), `x`, `y`, `edges` (pairs of positions) and per model
         `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (per
         node; against the class before the attack where no truth is known).
     """
-    members = _surroundings(graph, node, SIZE)
-    new = _new_nodes(seen, members, graph.num_nodes)
+    members = _surroundings(graph, node, size)
+    count, new = len(members), _new_nodes(models, members, graph.num_nodes)[:injected]
     shown = [*members, *new]
-    index = {n: i for i, n in enumerate(shown)}
-    views = [_weights(view, shown, index) for one in seen for view in (one.clean, one.attacked)]
-    edges = sorted({pair for view in views for pair in view})
-    known = [pair for pair in edges if max(pair) < len(members)]
-    places = _spring(len(members), np.array(known, dtype=np.int64).reshape(-1, 2))
-    low, high = places.min(0), places.max(0)  # panels are wider than high: stretch each axis to [-1, 1]
-    places = np.asarray((places - (low + high) / 2) / np.maximum((high - low) / 2, 1e-9))
+    weights = [[_edge_weights(view, shown) for view in (model.clean, model.attacked)] for model in models]
+    edges = sorted({pair for views in weights for view in views for pair in view})
+    inside = [pair for pair in edges if max(pair) < count]
+    points = _spring(count, np.array(inside, dtype=np.int64).reshape(-1, 2))
+    low, high = points.min(0), points.max(0)  # panels are wider than high: stretch each axis to [-1, 1]
+    points = np.asarray((points - (low + high) / 2) / np.maximum((high - low) / 2, 1e-9))
     if new:
-        count = len(members)
         anchors = [[a for a, b in edges if b == count + i and a < count] for i in range(len(new))]
-        places = np.concatenate([places, _between(places, anchors)])
-    models = []
-    for one, before, after in zip(seen, views[::2], views[1::2], strict=True):
-        coded = {"before": [_coded(before.get(pair)) for pair in edges]}
-        coded["after"] = [_coded(after.get(pair)) for pair in edges]
-        models.append({**coded, **_wrong(one, graph, members)})
+        points = np.concatenate([points, _between(points, anchors)])
+    columns = []
+    for model, (before, after) in zip(models, weights, strict=True):
+        truth = (model.clean.predicted if graph.y is None else graph.y.cpu().numpy())[members]
+        wrong, wrong_after = (
+            ((view.predicted[members] != truth) & (truth >= 0)).astype(int).tolist()
+            for view in (model.clean, model.attacked)
+        )
+        columns.append(
+            {
+                "before": [_coded(before.get(pair)) for pair in edges],
+                "after": [_coded(after.get(pair)) for pair in edges],
+                "wrong": wrong,
+                "wrong_after": wrong_after,
+            }
+        )
     return {
         "centre": node,
         "nodes": shown,
-        "x": np.round(places[:, 0], 4).tolist(),
-        "y": np.round(places[:, 1], 4).tolist(),
+        "x": np.round(points[:, 0], 4).tolist(),
+        "y": np.round(points[:, 1], 4).tolist(),
         "edges": [list(pair) for pair in edges],
-        "models": models,
+        "models": columns,
     }
 
 
-def _new_nodes(seen: Sequence[_Seen], members: list[int], original: int) -> list[int]:
+def _new_nodes(models: Sequence[_ModelViews], members: list[int], original: int) -> list[int]:
+    """The injected nodes that are joined to most members in any model."""
     inside, reach = set(members), dict[int, int]()
-    for one in seen:
-        for number, ends in enumerate([] if one.new is None else one.new.tolist(), start=original):
+    for model in models:
+        for number, ends in enumerate([] if model.new is None else model.new.tolist(), start=original):
             if joined := len(inside & set(ends)):
                 reach[number] = max(joined, reach.get(number, 0))
-    return sorted(reach, key=lambda n: (-reach[n], n))[:NEW]
+    return sorted(reach, key=lambda n: (-reach[n], n))
 
 
-def _weights(view: _View, shown: list[int], index: dict[int, int]) -> dict[tuple[int, int], float]:
+def _edge_weights(view: GraphView, shown: list[int]) -> dict[tuple[int, int], float]:
     """Attention of the edges among the shown nodes, by pair of positions."""
+    index = {node: i for i, node in enumerate(shown)}
     out: dict[tuple[int, int], float] = {}
     for node in shown:
-        if node + 1 >= view.rowptr.size:
-            continue
-        sources, weights = view.row(node)
-        for source, weight in zip(sources.tolist(), weights.tolist(), strict=True):
+        for source, weight in view.weights(node).items():
             if source in index and source != node:
                 low, high = sorted((index[source], index[node]))
                 out[low, high] = max(weight, out.get((low, high), 0.0))
     return out
 
 
-def _wrong(one: _Seen, graph: Graph, members: list[int]) -> dict[str, list[int]]:
-    truth = (one.clean.predicted if graph.y is None else graph.y.cpu().numpy())[members]
-    pairs = (("wrong", one.clean), ("wrong_after", one.attacked))
-    return {
-        name: ((view.predicted[members] != truth) & (truth >= 0)).astype(int).tolist() for name, view in pairs
-    }
-
-
 def _nodes_of_models(
     parts: Sequence[_Part],
     graph: Graph,
-    seen: Sequence[_Seen],
+    models: Sequence[_ModelViews],
     node: int | None,
     node_names: Names | None,
 ) -> dict[str, Any]:
@@ -215,50 +353,40 @@ def _nodes_of_models(
     label = None if graph.y is None else graph.y.numpy()
     mask = graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
-    centre = _telling_node(seen, degree, label, scored, k) if node is None else node
+    centre = _telling_node(models, degree, label, scored, k) if node is None else node
     close = _surroundings(graph, centre, SIZE)
+    joined = {int(n) for model in models for n in model.ends}
+    attacked = sorted(joined | {int(n) for model in models for n in model.changed})
     priorities: list[tuple[str, list[int]]] = [
         ("around the one drawn above", [centre, *close]),
-        ("that the attack changed directly", _attacked_nodes(seen)),
+        ("that the attack changed directly", attacked),
+        *((f"that {model.name} predicts otherwise", model.flipped(scored)) for model in models),
+        *((f"whose explanation {part.name} loses most", part.worst(WORST)) for part in parts),
     ]
-    priorities += [(f"that {one.name} predicts otherwise", _flipped_nodes(one, scored)) for one in seen]
-    priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in parts]
-    choice = _choose(graph.num_nodes, priorities, degree, models=len(seen))
-    around = _neighbourhoods(seen, choice.nodes, k)
-    joined = {int(n) for one in seen for n in one.ends}
-    models = []
-    for spot, one in enumerate(seen):
-        part = next(p for p in parts if p.name == one.name)
-        models.append(
-            {
-                "name": one.name,
-                **_recorded(part.arrays, choice.nodes),
-                **_predictions(one, choice.nodes),
-                **around["models"][spot],
-                "changed": np.isin(choice.nodes, one.changed).astype(int).tolist()
-                if one.changed.size
-                else None,
-                "radii": radii(part.layers, choice.nodes) if part.layers else None,
-                "injections": _of_nodes(part.injections, choice.nodes),
-            }
-        )
+    choice = _choose(graph.num_nodes, priorities, degree, models=len(models))
+    nodes, around = choice.nodes, _neighbourhoods(models, choice.nodes, k)
+    named = {part.name: part for part in reversed(parts)}
+    columns = [
+        {
+            **_recorded(named[model.name], nodes),
+            **_predictions(model, nodes),
+            **attention,
+            "changed": np.isin(nodes, model.changed).astype(int).tolist() if model.changed.size else None,
+            "injections": _of_nodes(named[model.name].injections, nodes),
+        }
+        for model, attention in zip(models, around["models"], strict=True)
+    ]
     listed = {n for row in around["neighbours"] for n in row if n < graph.num_nodes}
     mentioned = _facts(graph, sorted(listed | set(close)), node_names)
-    return {
-        "k": k,
-        "unit": UNIT,
-        "total": graph.num_nodes,
-        "words": choice.words(graph.num_nodes),
-        "nodes": {
-            **_facts(graph, choice.nodes, node_names),
-            "neighbours": around["neighbours"],
-            "rest": around["rest"],
-            "truth": _truth(graph, choice.nodes, around["neighbours"]),
-            "joined": [int(n in joined) for n in choice.nodes],
-        },
-        "around": {key: mentioned[key] for key in ("id", "name", "label")},
-        "models": models,
+    facts = {
+        **_facts(graph, nodes, node_names),
+        "neighbours": around["neighbours"],
+        "rest": around["rest"],
+        "truth": _truth(graph, nodes, around["neighbours"]),
+        "joined": [int(n in joined) for n in nodes],
     }
+    explorer = _explorer(k, choice, graph.num_nodes, facts, columns)
+    return {**explorer, "around": {key: mentioned[key] for key in ("id", "name", "label")}}
 
 
 def _nodes_of_records(parts: Sequence[_Part], node: int | None) -> dict[str, Any] | None:
@@ -270,30 +398,23 @@ def _nodes_of_records(parts: Sequence[_Part], node: int | None) -> dict[str, Any
     first = parts[0].arrays
     degree = first["degree"].astype(np.int64)
     priorities: list[tuple[str, list[int]]] = [("asked for", [] if node is None else [node])]
-    priorities += [(f"whose explanation {p.name} loses most", p.worst(WORST)) for p in parts]
+    priorities += [(f"whose explanation {part.name} loses most", part.worst(WORST)) for part in parts]
     choice = _choose(degree.size, priorities, np.zeros_like(degree))
-    index = np.asarray(choice.nodes)
-    return {
-        "k": k,
-        "unit": UNIT,
-        "total": int(degree.size),
-        "words": choice.words(int(degree.size)),
-        "nodes": {
-            "id": choice.nodes,
-            "name": None,
-            "label": first["label"][index].tolist() if "label" in first else None,
-            "degree": degree[index].tolist(),
-        },
-        "models": [
-            {
-                "name": part.name,
-                **_recorded(part.arrays, choice.nodes),
-                "radii": radii(part.layers, choice.nodes) if part.layers else None,
-            }
-            for part in parts
-        ],
-        "classes": None,
+    facts = {
+        "id": choice.nodes,
+        "name": None,
+        "label": first["label"][choice.nodes].tolist() if "label" in first else None,
+        "degree": degree[choice.nodes].tolist(),
     }
+    return _explorer(k, choice, int(degree.size), facts, [_recorded(part, choice.nodes) for part in parts])
+
+
+def _explorer(
+    k: int, choice: _Choice, total: int, nodes: dict[str, Any], models: list[dict[str, Any]]
+) -> dict[str, Any]:
+    words = choice.words(total)
+    values = {"k": k, "unit": UNIT, "total": total, "words": words, "classes": None}
+    return {**values, "nodes": nodes, "models": models}
 
 
 def _truth(graph: Graph, nodes: Sequence[int], neighbours: list[list[int]]) -> list[list[int]] | None:

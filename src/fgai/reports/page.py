@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -26,57 +25,50 @@ from fgai.evaluation.summary import (
     size_of,
 )
 from fgai.files import write_atomic
-from fgai.metrics import NULLS, chance_path, quantity
-from fgai.records import ARROWS, provenance_line
+from fgai.records import provenance_line
 from fgai.reports.build import Report, make_report
-from fgai.reports.numbers import _best_records, _best_value, _numbers_of, _of_null
+from fgai.reports.numbers import _esc, _number_table
 from fgai.reports.words import (
+    DEFINITION_SHARE,
+    TOPK_SHARE,
     _kind_of,
-    _pair,
     attack_words,
     changes_in,
-    definition_share,
     headline,
     meaning,
     missing,
-    proved_share,
+    output_share,
 )
 from fgai.typed import typed
-
-
-def _esc(value: object) -> str:
-    """Text escaped for HTML."""
-    return html.escape(str(value), quote=True)
 
 
 def header(report: Report) -> str:
     """The title, the headline, its numbers, the data, the attack, and the provenance of each model."""
     lead = "".join(f"<p>{_esc(line)}</p>" for line in meaning(report))
     data: Mapping[str, Any] = report.records[0].get("data") or {}
-    names = ("nodes", "edges", "features", "classes")
-    sizes = [f"{data[name]:,} {name}" for name in names if isinstance(data.get(name), int)]
+    sizes = [
+        f"{data[name]:,} {name}"
+        for name in ("nodes", "edges", "features", "classes")
+        if isinstance(data.get(name), int)
+    ]
     about = f"{data.get('name', 'unnamed graph')}: {', '.join(sizes)}" if sizes else data.get("name", "")
-    facts = {"Data": about, "Attack": attack_words(report.records[0], len(report.records) > 1)}
-    lines = [(f"{name}.", text) for name, text in facts.items()]
+    facts = [("Data.", about), ("Attack.", attack_words(report.records[0], len(report.records) > 1))]
     for name, record in zip(report.names, report.records, strict=True):
         block = record.get("provenance")
         if isinstance(block, Mapping) and (line := provenance_line(block)):
-            lines.append((f"{name}.", line))
-    listed = (f'<p class="facts"><strong>{_esc(name)}</strong> {_esc(text)}</p>' for name, text in lines)
+            facts.append((f"{name}.", line))
+    listed = (f'<p class="facts"><strong>{_esc(name)}</strong> {_esc(text)}</p>' for name, text in facts)
+    alone = "" if len(report.records) > 1 else _risks(report) + _steps(report)
     return (
         f'<p class="kicker">{_esc(report.title)}</p><h1>{_esc(headline(report))}</h1>'
-        f'{_warnings_box(report.records)}<div class="lead">{lead}</div>{_risks(report)}{_steps(report)}'
-        f"{''.join(listed)}"
+        f'{_warnings_box(report.records)}<div class="lead">{lead}</div>{alone}{"".join(listed)}'
     )
 
 
 def _risks(report: Report) -> str:
     """Of one model: how many nodes of each class it finds, without the attack and under it."""
-    found = recall_by_class(report.records[0])
-    if len(report.records) > 1 or not found:
-        return ""
     names, rows = (report.explorer or {}).get("classes") or [], ""
-    for number, (count, clean, attacked) in enumerate(found):
+    for number, (count, clean, attacked) in enumerate(recall_by_class(report.records[0])):
         if count:
             label = names[number] if number < len(names) else number
             texts = (count, percent(clean), percent(attacked), round(count * (1 - attacked)))
@@ -84,7 +76,7 @@ def _risks(report: Report) -> str:
             rows += f'<tr><th scope="row">{_esc(label)}</th>{cells}</tr>'
     heads = ("class", "tested", "found without attack", "found under attack", "missed under attack")
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    return (
+    return rows and (
         '<details open><summary>Risk by class</summary><div class="scroll" tabindex="0" role="region"'
         f' aria-label="Risk by class"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
         "</div></details>"
@@ -93,8 +85,6 @@ def _risks(report: Report) -> str:
 
 def _steps(report: Report) -> str:
     """Of one model: what to do next."""
-    if len(report.records) > 1:
-        return ""
     listed = "".join(f"<li>{_esc(step)}</li>" for step in next_steps(report.records[0]))
     return f"<p><strong>What to do next</strong></p><ol>{listed}</ol>"
 
@@ -122,57 +112,6 @@ def _warnings_box(records: Sequence[Record]) -> str:
     )
 
 
-def _all_numbers(report: Report) -> str:
-    """Every number as a table: metrics down, models and null attention across."""
-    reference, _ = _pair(report.records, report.reference)
-    nulls = [kind for kind in NULLS if isinstance((reference.get("metrics") or {}).get("null"), Mapping)]
-    head = "".join(f'<th scope="col">{_esc(name)}</th>' for name in report.names)
-    head += "".join(f'<th scope="col" class="null">{_esc(kind)}</th>' for kind in (*nulls, "chance"))
-    body = ""
-    for group, listed in _numbers_of(report.records).items():
-        rows = ""
-        for row in listed:
-            values = [number_at(record, row.path) for record in report.records]
-            if all(value is None for value in values):
-                continue
-            shown, aim = quantity(row.path), _best_value(row)
-            best = _best_records(row, report.records)
-            cells = "".join(
-                f'<td class="{"best" * is_best}" data-of="{_esc(name)}">'
-                f"{_esc(signed(value, shown.form))}</td>"
-                for name, value, is_best in zip(report.names, values, best, strict=True)
-            )
-            beside = {kind: _of_null(reference, kind, row.path) for kind in nulls}
-            beside["chance"] = number_at(reference, chance_path(row.path))
-            cells += "".join(
-                f'<td class="null" data-of="{kind}">{_esc(signed(level, shown.form))}</td>'
-                for kind, level in beside.items()
-            )
-            arrow = "≈" if row.like else ARROWS[shown.direction]
-            rows += (
-                f'<tr><th scope="row">{_esc(row.words)}&nbsp;'
-                f'<span title="{aim}" aria-label="{aim}">{arrow}</span>'
-                f"<small>{_esc(row.about)}</small></th>{cells}</tr>"
-            )
-        if rows:
-            span = 2 + len(report.records) + len(nulls)
-            body += f'<tr class="group"><th colspan="{span}" scope="colgroup">{_esc(group)}</th></tr>{rows}'
-    note = (
-        "<p class='caption'>"
-        + "“uniform” gives every neighbour the same attention, “random” rolls dice: what explanations score"
-        " that say nothing. "
-        * bool(nulls)
-        + "“chance”: what a random ranking gets on average, or always naming the most frequent class."
-        " Bold: best of the models (≈: closest to its own value without attack); whether that is more than"
-        " noise, the headline says.</p>"
-    )
-    return (
-        '<div class="scroll" tabindex="0" role="region" aria-label="All numbers"><table>'
-        f'<thead><tr><th scope="col">Measured</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}"
-    )
-
-
 def configuration(report: Report) -> str:
     """The exact settings, and how to get the same numbers again."""
     first = report.records[0]
@@ -194,8 +133,8 @@ def configuration(report: Report) -> str:
             "training epochs": history.get("epochs"),
             "training kept epoch": best + 1 if isinstance(best, int) else None,  # from 1, as the charts count
             "training ended": history.get("ending", history["stopped"]) if "stopped" in history else None,
-            "training seconds": _seconds(history.get("seconds")),
-            "evaluation seconds": _seconds(spent),
+            "training seconds": _rounded(history.get("seconds")),
+            "evaluation seconds": _rounded(spent),
         }
         blocks.append(_listing(f"Model: {record.get('name')}", settings))
     commands = "\n".join(report.reproduce) or _snippet(report)
@@ -220,7 +159,7 @@ def _snippet(report: Report) -> str:
     )
 
 
-def _seconds(value: Any) -> str | None:
+def _rounded(value: Any) -> str | None:
     return f"{value:.1f}" if isinstance(value, int | float) else None
 
 
@@ -327,7 +266,7 @@ def render(report: Report, library: str | None = None) -> str:
         "words": _esc((values.get("explorer") or {}).get("words", "")),
         "definition": _definition_lists(report),
         "promise": _esc(next(promises, "")),
-        "numbers": _all_numbers(report),
+        "numbers": _number_table(report),
         "configuration": configuration(report),
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
@@ -379,8 +318,8 @@ def _definition_lists(report: Report) -> str:
     for name in report.names:
         layers = (report.certificates.get(name) or {}).get("layers") or [{}]
         last = layers[-1] if isinstance(layers, list | tuple) and layers else {}
-        said = last.get("sentences") if isinstance(last, Mapping) else None
-        listed = "".join(f"<li>{_esc(text)}</li>" for text in said) if isinstance(said, list) else ""
+        sentences = last.get("sentences") if isinstance(last, Mapping) else None
+        listed = "".join(f"<li>{_esc(s)}</li>" for s in sentences) if isinstance(sentences, list) else ""
         out += listed and f"<h3>{_esc(name)}, {_esc(last.get('name'))}</h3><ul>{listed}</ul>"
     return out
 
@@ -424,32 +363,36 @@ def _of_k(share: float | None, k: int) -> str:
     return "–" if share is None else f"{k * share:.1f} of {k}"
 
 
+def _chance(report: Report, path: str, k: int | None = None) -> str:
+    """What chance gets, as a percentage or out of `k`."""
+    level = number_at(report.records[0], path)
+    return "" if level is None else f"chance: {percent(level) if k is None else _of_k(level, k)}"
+
+
 def _predictions(report: Report) -> _Card:
     first, bars = report.records[0], []
     for name, record in zip(report.names, report.records, strict=True):
         before, after = score_at(record, "clean"), score_at(record, "attacked")
         bars.append(_Bar(name, after, f"{percent(before)} → {percent(after)}", before))
-    phrase, level = score_phrase(first), number_at(first, f"{score_of(first)}.chance")
+    phrase = score_phrase(first)
     about = f"{phrase[0].upper()}{phrase[1:]}: before the attack (tick) and after it (bar)."
-    chance = "" if level is None else f"chance: {percent(level)}"
+    chance = _chance(report, f"{score_of(first)}.chance")
     return _Card("attacked", "Predictions that survive", about, bars, chance)
 
 
 def _explanations(report: Report) -> _Card:
     k, bars = size_of(report.records[0]), []
     for name, record in zip(report.names, report.records, strict=True):
-        kept, aimed = (
-            number_at(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation")
-        )
-        shown = [f"{k * share:.1f}" for share in (kept, aimed) if share is not None]
-        value = f"{' and '.join(shown)} of {k}" if shown else "–"
+        shares = [number_at(record, f"overlap_touched.{key}.all") for key in ("prediction", "explanation")]
+        kept, aimed = shares
+        texts = [f"{k * share:.1f}" for share in shares if share is not None]
+        value = f"{' and '.join(texts)} of {k}" if texts else "–"
         bars.append(_Bar(name, kept if aimed is None else aimed, value, kept))
     about = (
         f"Of the {k} neighbours a node attends to most, how many stay: when the attack aims at predictions"
         " (tick), and when it aims at the explanation itself (bar). Nodes in its reach."
     )
-    level = number_at(report.records[0], "overlap_touched.chance.all")
-    chance = "" if level is None else f"chance: {_of_k(level, k)}"
+    chance = _chance(report, "overlap_touched.chance.all", k)
     return _Card("kept aimed", "Explanations that survive", about, bars, chance)
 
 
@@ -469,18 +412,17 @@ def _output_shift(report: Report) -> _Card:
 
 
 def _same(report: Report) -> _Card:
-    k, bars = size_of(report.records[0]), []
-    for name, record in zip(report.names, report.records, strict=True):
-        if name != report.reference:
-            shared = number_at(record, "similarity.overlap.all")
-            bars.append(_Bar(name, shared, _of_k(shared, k)))
+    k, reference = size_of(report.records[0]), report.reference
+    others = [pair for pair in zip(report.names, report.records, strict=True) if pair[0] != reference]
+    shares = {name: number_at(record, "similarity.overlap.all") for name, record in others}
+    bars = [_Bar(name, share, _of_k(share, k)) for name, share in shares.items()]
     about = (
-        f"Of the {k} neighbours {report.reference} attends to most, how many are also among the"
+        f"Of the {k} neighbours {reference} attends to most, how many are also among the"
         f" {k} strongest here, without any attack."
     )
-    level = number_at(report.records[0], "overlap.chance.all")
-    chance = "" if level is None else f"chance: {_of_k(level, k)}"
-    return _Card("same", f"Same reasons as {report.reference}", about, bars, chance)
+    return _Card(
+        "same", f"Same reasons as {reference}", about, bars, _chance(report, "overlap.chance.all", k)
+    )
 
 
 def _decides(report: Report) -> _Card:
@@ -499,45 +441,42 @@ def _decides(report: Report) -> _Card:
 
 
 def _definition(report: Report) -> _Card:
-    bars, about = [], ""
-    for name in report.names:
-        proof, share = report.certificates.get(name) or {}, definition_share(report.certificates, name)
-        bars.append(_Bar(name, share, percent(share, 1)))
-        if share is not None:
-            about = (
-                "Nodes with all four properties at the output layer: same and stable explanation, same and"
-                f" stable prediction, while its attention moves by at most {proof.get('radius')}"
-                f" ({proof.get('norm')})."
-            )
-    return _Card("definition", "Nodes where Definition 1 holds", about, bars)
+    about = (
+        "Nodes with all four properties at the output layer: same and stable explanation, same and stable"
+        " prediction, while its attention moves by at most {radius} ({norm})."
+    )
+    return _certified(report, "definition", "Nodes where Definition 1 holds", about, DEFINITION_SHARE)
 
 
 def _proved(report: Report) -> _Card:
-    bars, about = [], ""
-    for name in report.names:
-        proof, share = report.certificates.get(name) or {}, proved_share(report.certificates, name)
-        bars.append(_Bar(name, share, percent(share, 1)))
-        if proof.get("layers"):
-            about = (
-                f"Nodes whose top {proof.get('k2')} at the output layer cannot change while its explanation"
-                f" vector moves by at most {proof.get('radius')} ({proof.get('norm')}), its values fixed."
-            )
-    return _Card("proved", "Explanations that are proved", about, bars)
+    about = (
+        "Nodes whose top {k2} at the output layer cannot change while its explanation vector moves by at most"
+        " {radius} ({norm}), its values fixed."
+    )
+    return _certified(report, "proved", "Explanations that are proved", about, TOPK_SHARE)
+
+
+def _certified(report: Report, key: str, title: str, about: str, path: str) -> _Card:
+    """A share of the output layer of every certificate, which `about` describes with its settings."""
+    shares = {name: output_share(report.certificates, name, path) for name in report.names}
+    settings = [report.certificates[name] for name, share in shares.items() if share is not None][-1:]
+    words = {name: (settings or [{}])[0].get(name) for name in ("k2", "radius", "norm")}
+    bars = [_Bar(name, share, percent(share, 1)) for name, share in shares.items()]
+    return _Card(key, title, about.format(**words), bars)
 
 
 def _injected(report: Report) -> _Card:
-    bars, about = [], ""
+    bars, count = [], None
     for name in report.names:
-        known = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
-        shares = [known[where]["share"] if where in known else None for where in ("direct", "any")]
-        shown = [percent(share, 1) for share in shares if share is not None]
-        bars.append(_Bar(name, shares[1], " and ".join(shown) or "–", shares[0]))
-        if known:
-            count = next(iter(known.values())).get("neighbours")
-            about = (
-                "Nodes whose class provably stays, whatever features new nodes have: if the node itself gains"
-                f" {count} injected neighbour (tick), and if every node does (bar)."
-            )
+        proofs = {str(one.get("where")): one for one in report.injections.get(name) or [] if one.get("known")}
+        shares = [proofs[where]["share"] if where in proofs else None for where in ("direct", "any")]
+        texts = [percent(share, 1) for share in shares if share is not None]
+        bars.append(_Bar(name, shares[1], " and ".join(texts) or "–", shares[0]))
+        count = next((one.get("neighbours") for one in proofs.values()), count)
+    about = (
+        "Nodes whose class provably stays, whatever features new nodes have: if the node itself gains"
+        f" {count} injected neighbour (tick), and if every node does (bar)."
+    )
     return _Card("injected", "Classes no injected node can change", about, bars)
 
 

@@ -90,9 +90,9 @@ class _Part:
                 values = _over_layers(self.arrays[name])
                 if "scored" in self.arrays:
                     values = np.where(self.arrays["scored"], values, np.nan)
-                known = int(np.isfinite(values).sum())
-                order: list[int] = np.argsort(values, kind="stable")[: min(count, known)].tolist()  # NaN last
-                return order
+                order = np.argsort(values, kind="stable")  # NaN last
+                worst: list[int] = order[: min(count, int(np.isfinite(values).sum()))].tolist()
+                return worst
         return []
 
     def overlaps(self, attack: str) -> dict[str, Any] | None:
@@ -211,7 +211,7 @@ def _intervals_of(parts: Sequence[_Part], reference: str) -> dict[str, dict[str,
             before, after = _proved(first), _proved(part)
             if before is not None and after is not None:
                 intervals["proved"] = paired_interval(before, after)
-        out[part.name] = {key: found._asdict() for key, found in intervals.items() if found is not None}
+        out[part.name] = {key: value._asdict() for key, value in intervals.items() if value is not None}
     return out
 
 
@@ -240,8 +240,8 @@ def _proved(part: _Part) -> NDArray[np.float64] | None:
     costs, degree, radius, k = layer.get("costs"), layer.get("degree"), proof.get("radius"), proof.get("k2")
     if costs is None or degree is None or not isinstance(radius, int | float) or not isinstance(k, int):
         return None
-    held = costs[:, 0] > radius if costs.shape[1] else np.ones(degree.shape, bool)
-    return np.where(degree > k, held.astype(np.float64), np.nan)
+    proved = costs[:, 0] > radius if costs.shape[1] else np.ones(degree.shape, bool)
+    return np.where(degree > k, proved.astype(np.float64), np.nan)
 
 
 def _over_layers(values: NDArray[Any]) -> NDArray[np.float64]:

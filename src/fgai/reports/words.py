@@ -20,36 +20,29 @@ from fgai.evaluation.summary import (
     percent,
     score_of,
     sentences,
+    size_of,
     verdict,
 )
 from fgai.records import Cell, Column, Table, look_up
 from fgai.reports.build import Report
 from fgai.typed import typed
 
+DEFINITION_SHARE, TOPK_SHARE = "definition.all_four", "topk_share"
+"""Shares of a certified layer: nodes with all four properties of Definition 1, nodes whose top-k stays."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One measure of the reference (`before`) and of another model (`after`).
-
-    Attributes:
-        key: of the measure.
-        name: as the tables call it.
-        title: in plain words.
-        before: value of the reference.
-        after: value of the other model.
-        texts: both, as printed.
-        kind: `better`, `as before` or `worse`.
-        chance: what a random ranking or the most frequent class gets, or None.
-    """
+    """One measure of the reference (`before`) and of another model (`after`)."""
 
     key: str
-    name: str
-    title: str
+    name: str  # as the tables call it
+    title: str  # in plain words
     before: float
     after: float
-    texts: tuple[str, str]
-    kind: str
-    chance: float | None = None
+    texts: tuple[str, str]  # both, as printed
+    kind: str  # `better`, `as before` or `worse`
+    chance: float | None = None  # what a random ranking or the most frequent class gets
 
 
 def _changes(
@@ -59,11 +52,13 @@ def _changes(
     intervals: Intervals | None = None,
 ) -> list[Change]:
     """Every measure both records hold; the certified share from the certificates, output layer."""
-    k, score, out = (reference.get("config") or {}).get("k", 5), f"{score_of(reference)}.", []
+    score, out = score_of(reference), []
     for measure in MEASURES:
-        path, chance = (text.replace("f1.", score) for text in (measure.path, measure.chance))
+        path, chance = measure.path_of(score), measure.chance_of(score)
         before, after = (
-            number_at(record, path) if path else proved_share(certificates or {}, str(record.get("name")))
+            number_at(record, path)
+            if path
+            else output_share(certificates, str(record.get("name")), TOPK_SHARE)
             for record in (reference, other)
         )
         if before is None or after is None:
@@ -73,7 +68,7 @@ def _changes(
             Change(
                 key=measure.key,
                 name=measure.name.replace("F1", heading_of(reference)),
-                title=measure.title.format(k=k),
+                title=measure.title.format(k=size_of(reference)),
                 before=before,
                 after=after,
                 texts=(measure.text(before), measure.text(after)),
@@ -84,13 +79,13 @@ def _changes(
     return out
 
 
-def _kind_of(found: Sequence[Change], key: str) -> str | None:
-    return next((change.kind for change in found if change.key == key), None)
+def _kind_of(changes: Sequence[Change], key: str) -> str | None:
+    return next((change.kind for change in changes if change.key == key), None)
 
 
-def _verdict(found: Sequence[Change], reference: str, other: str) -> str:
-    attacked, clean = _kind_of(found, "attacked"), _kind_of(found, "clean")
-    kept, aimed = _kind_of(found, "kept"), _kind_of(found, "aimed")
+def _verdict(changes: Sequence[Change], reference: str, other: str) -> str:
+    attacked, clean = _kind_of(changes, "attacked"), _kind_of(changes, "clean")
+    kept, aimed = _kind_of(changes, "kept"), _kind_of(changes, "aimed")
     if attacked is None:
         return f"{other} beside {reference}"
     if attacked == WORSE:
@@ -99,56 +94,44 @@ def _verdict(found: Sequence[Change], reference: str, other: str) -> str:
         if BETTER in (kept, aimed) and WORSE not in (kept, aimed):
             return f"Predictions hold alike; the explanations of {other} hold better"
         return f"{other} made no clear difference here"
-    tail = _explanations(kept, aimed)
+    # `kept`: explanations when predictions are attacked; `aimed`: when they are the target themselves.
+    tail = ""
+    if WORSE in (kept, aimed):
+        tail = f", but its explanations hold less well{' when they are the target' if kept != WORSE else ''}"
+    elif aimed == BETTER or (kept == BETTER and aimed is None):
+        tail = ", and so do its explanations"
+    elif kept == BETTER:
+        tail = ", and so do its explanations unless they are the target"
+    elif kept or aimed:
+        tail = "; its explanations hold as well as before"
     if clean == WORSE:
         tail += "; without attack it predicts worse"
     return f"{other} holds up better under attack than {reference}{tail}"
 
 
-def _explanations(kept: str | None, aimed: str | None) -> str:
-    """How explanations hold when predictions are attacked, and when they are the target themselves."""
-    if WORSE in (kept, aimed):
-        return f", but its explanations hold less well{' when they are the target' if kept != WORSE else ''}"
-    if aimed == BETTER or (kept == BETTER and aimed is None):
-        return ", and so do its explanations"
-    if kept == BETTER:
-        return ", and so do its explanations unless they are the target"
-    return "; its explanations hold as well as before" if (kept or aimed) else ""
-
-
-def balance_words(found: Sequence[Change]) -> str:
+def balance_words(changes: Sequence[Change]) -> str:
     """How much got better, and what did not, with its numbers."""
-    count = sum(change.kind == BETTER for change in found)
-    parts = [f"{count} of {len(found)} measures got better"]
+    count = sum(change.kind == BETTER for change in changes)
+    parts = [f"{count} of {len(changes)} measures got better"]
     for kind in (SAME, WORSE):
-        held = [f"{c.title} ({' → '.join(c.texts)})" for c in found if c.kind == kind]
-        if held:
-            parts.append(f"{kind.capitalize()}: {'; '.join(held)}")
+        others = [f"{c.title} ({' → '.join(c.texts)})" for c in changes if c.kind == kind]
+        if others:
+            parts.append(f"{kind.capitalize()}: {'; '.join(others)}")
     return ". ".join(parts) + "."
 
 
-def table(found: Sequence[Change], reference: str, other: str) -> Table:
+def table(changes: Sequence[Change], reference: str, other: str) -> Table:
     """The same as a table, one measure a row."""
     columns = [Column(""), Column(reference), Column(other), Column("chance"), Column("")]
     rows: list[list[Cell]] = [
         [f"{change.title} ({change.name})", *change.texts, percent(change.chance, 1), change.kind]
-        for change in found
+        for change in changes
     ]
     return Table(f"What changed from {reference} to {other}", columns, rows)
 
 
-def proved_share(certificates: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
-    """Share of the nodes whose top-k is proved to stay at a model's output layer, None if unknown."""
-    return _last_share(certificates, name, "topk_share")
-
-
-def definition_share(certificates: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
-    """Share of the nodes with all four properties of Definition 1 at a model's output layer."""
-    return _last_share(certificates, name, "definition.all_four")
-
-
-def _last_share(certificates: Mapping[str, Mapping[str, Any]], name: str, path: str) -> float | None:
-    """A share of the output layer; None where a document does not have it."""
+def output_share(certificates: Mapping[str, Mapping[str, Any]] | None, name: str, path: str) -> float | None:
+    """A share of a model's output layer, `DEFINITION_SHARE` or `TOPK_SHARE`; None where it is not known."""
     proof = certificates.get(name) if isinstance(certificates, Mapping) else None
     layers = proof.get("layers") if isinstance(proof, Mapping) else None
     last = layers[-1] if isinstance(layers, list | tuple) and layers else None
@@ -190,13 +173,14 @@ def attack_words(record: Record, several: bool = True) -> str:
     budget = threat.get("budget")
     budget = budget if isinstance(budget, Mapping) else {}
     name = str(threat.get("name", ""))
+    attack = make_attack(name) if name in THREATS else None
     who = {"test": "test", "val": "validation"}.get(str(budget.get("targets")), "tested")
     nodes, edges, steps = (budget.get(name) or 0 for name in ("nodes", "edges", "steps"))
     did, what = [], "what it adds"
     if nodes:
         did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
     elif edges:
-        removes = name not in THREATS or THREATS[name].attack.removes  # if unknown, suppose that it does
+        removes = attack is None or attack.removes  # if unknown, suppose that it does
         did.append(f"{'adds or removes' if removes else 'adds'} {edges} edges between {who} nodes")
         what = "what it changes" if removes else what
     if budget.get("radius"):
@@ -209,12 +193,12 @@ def attack_words(record: Record, several: bool = True) -> str:
         restarts = budget.get("restarts") or 1
         search = f"in {steps} steps" + (f", {restarts} times over" if restarts > 1 else "")
         tail = f" It knows the model and tunes {what} {search} to do the most harm."
-    elif name in THREATS and make_attack(name).searches:
+    elif attack is not None and attack.searches:
         tail = f" It knows the model and tunes {what} in every way there is; what does the most harm counts."
     else:
         tail = f" It does not search: {what} is random."
-    aims = name not in THREATS or make_attack(name).aims
-    where = "; where it is spent is chosen for each" if aims else " and the same places to attack"
+    chosen = attack is None or attack.aims
+    where = "; where it is spent is chosen for each" if chosen else " and the same places to attack"
     fair = f" Every model gets the same budget{where}." if several else ""
     return f"The {name} attack {' and '.join(did)}.{tail}{fair} {doubt(name)}".rstrip()
 

@@ -6,13 +6,14 @@ import dataclasses
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fgai.reports import make_report, read_report, render, write_report
+from fgai.reports import Report, make_report, read_report, render, write_report
 from fgai.reports.page import _trimmed
 from support.report_cases import EVIL, GRAPH, comparison, whole_report
 
@@ -40,14 +41,36 @@ PLACE = """([id, node]) => {
 }"""
 
 
+@cache
+def shown_report() -> Report:
+    """The whole report with a long training and, at one node, fake nodes that only the first attack joins."""
+    turns = {"total": [3.0, 0.3] * 100, "closeness": [0.5] * 200, "similarity": [0.2] * 200}
+    history = {"terms": turns, "step": 1, "epochs": 200, "best_epoch": 199}
+    report = deepcopy(whole_report())
+    at, fakes = fake_neighbours(report)
+    for n in fakes:
+        report.explorer["models"][1]["after"][at][n] = None  # type: ignore[index]
+    return dataclasses.replace(report, histories={**report.histories, "GAT": history})
+
+
+def fake_neighbours(report: Report) -> tuple[int, list[int]]:
+    """The position of the first node with injected neighbours, and their positions in its list."""
+    assert report.explorer is not None
+    original = report.explorer["total"]
+    rows = [
+        [n for n, one in enumerate(row) if one >= original] for row in report.explorer["nodes"]["neighbours"]
+    ]
+    return next((at, row) for at, row in enumerate(rows) if row)
+
+
 @pytest.fixture(scope="module")
 def report_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(whole_report(), tmp_path_factory.mktemp("page") / "report.html")
+    return write_report(shown_report(), tmp_path_factory.mktemp("page") / "report.html")
 
 
 @pytest.fixture(scope="module")
 def desk(visit: Visit, report_page: Path) -> Any:
-    """One open page that several tests use in turn; each leaves it silent."""
+    """One open page, wide and light, that tests use in turn; each leaves it silent, wide and light."""
     return visit(report_page)
 
 
@@ -57,14 +80,22 @@ def neighbour_of_evil() -> int:
     return int(row[0])
 
 
-@pytest.mark.parametrize("width", [375, 1440])
-@pytest.mark.parametrize("dark", [False, True])
-def test_opens_silently_and_nothing_overflows(
-    visit: Visit, report_page: Path, width: int, dark: bool
-) -> None:
+def test_opens_silently_and_nothing_overflows(desk: Any) -> None:
+    check_opened(desk, 1440, "light")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "dark"), [(375, False), (375, True), (1440, True)])
+def test_opens_on_a_phone_and_in_the_dark(visit: Visit, report_page: Path, width: int, dark: bool) -> None:
     opened = visit(report_page, width=width, dark=dark)
+    check_opened(opened, width, "dark" if dark else "light")
+    check_columns(opened)
+    assert len(opened.page.pdf()) > 10_000
+
+
+def check_opened(opened: Any, width: int, theme: str) -> None:
     page = opened.page
-    assert page.evaluate("document.documentElement.dataset.theme") == ("dark" if dark else "light")
+    assert page.evaluate("document.documentElement.dataset.theme") == theme
     for plot in page.locator(".plot").all():
         assert plot.locator("svg.main-svg").count() > 0
     assert page.locator(".plot").count() >= 16
@@ -92,9 +123,14 @@ TOUCHING = """() => [...document.querySelectorAll("#numbers tbody tr")].flatMap(
 })"""
 
 
-@pytest.mark.parametrize("width", [375, 768, 1440])
-def test_every_column_and_link_is_seen(visit: Visit, report_page: Path, width: int) -> None:
-    opened = visit(report_page, width=width)
+def test_every_column_and_link_is_seen(desk: Any) -> None:
+    check_columns(desk)
+    desk.page.set_viewport_size({"width": 768, "height": 900})
+    check_columns(desk)
+    desk.page.set_viewport_size({"width": 1440, "height": 900})
+
+
+def check_columns(opened: Any) -> None:
     assert opened.page.evaluate(CUT, "nav a, #numbers tbody td") == []
     assert opened.page.evaluate(TOUCHING) == []
     shown = opened.page.evaluate("""() => [...document.querySelectorAll("#numbers tbody tr td:last-child")]
@@ -102,15 +138,11 @@ def test_every_column_and_link_is_seen(visit: Visit, report_page: Path, width: i
     assert shown and all(name == "chance" and seen for name, seen in shown)
 
 
-def test_losses_are_lines(visit: Visit, tmp_path: Path) -> None:
-    turns = {"total": [3.0, 0.3] * 100, "closeness": [0.5] * 200, "similarity": [0.2] * 200}
-    history = {"terms": turns, "step": 1, "epochs": 200, "best_epoch": 199}
-    page = dataclasses.replace(whole_report(), histories={"GAT": history})
-    opened = visit(write_report(page, tmp_path / "losses.html"))
-    total = opened.page.evaluate("() => document.getElementById('loss-0').data[0].y")
+def test_losses_are_lines(desk: Any) -> None:
+    total = desk.page.evaluate("() => document.getElementById('loss-0').data[0].y")
     assert len(total) == 200 and max(abs(a - b) for a, b in pairwise(total[10:-10])) < 0.3
     assert total[100] == pytest.approx(1.65, abs=0.2)
-    assert "means over 11 epochs" in opened.text("#training")
+    assert "means over 11 epochs" in desk.text("#training")
 
 
 def test_next_and_previous_update_every_view(desk: Any) -> None:
@@ -129,7 +161,7 @@ def test_next_and_previous_update_every_view(desk: Any) -> None:
 
 
 def test_lists_say_what_the_document_says(desk: Any) -> None:
-    explorer = whole_report().explorer
+    explorer = shown_report().explorer
     assert explorer is not None
     desk.page.fill("#search", str(explorer["nodes"]["id"][0]))
     desk.page.keyboard.press("Enter")
@@ -154,7 +186,7 @@ def _after(explorer: dict[str, Any], model: dict[str, Any]) -> list[int]:
 
 
 def test_clicking_a_node_in_the_drawing_picks_it(desk: Any) -> None:
-    drawn = whole_report().subgraph
+    drawn = shown_report().subgraph
     assert drawn is not None
     node = drawn["nodes"][3]
     desk.page.mouse.click(*desk.page.evaluate(PLACE, ["network-1-before", node]))
@@ -197,33 +229,6 @@ def test_search_by_number_and_by_name_with_the_keyboard(desk: Any) -> None:
     page.keyboard.press("Escape")
     assert desk.text("#node-title") == wanted and page.locator("#found").is_hidden()
     desk.check()
-
-
-def test_search_finds_the_node_asked_for_or_says_that_it_is_not_here(visit: Visit, tmp_path: Path) -> None:
-    whole = whole_report()
-    assert whole.explorer is not None
-    nodes = whole.explorer["nodes"]
-    few = _trimmed(whole.explorer, len(nodes["id"]) // 2)
-    path = tmp_path / "few.html"
-    path.write_text(render(dataclasses.replace(whole, explorer=few)), encoding="utf-8")
-    carried = few["nodes"]["id"]
-    absent = next(n for n in range(10) if n not in carried and any(str(n) in str(m) for m in carried))
-    opened = visit(path)
-    page, before = opened.page, opened.text("#node-title")
-    page.fill("#search", str(absent))
-    assert opened.text("#found li") == f"Node {absent} is not on this page; use --node {absent}."
-    page.keyboard.press("Enter")
-    assert opened.text("#node-title") == before
-    page.fill("#search", "4000")
-    assert opened.text("#found li") == "There is no node 4000; the graph has 40."
-    there = max(carried)
-    for words in (str(there), f"node {there}", f"PAPER {there}"):
-        page.fill("#search", str(carried[0]))
-        page.keyboard.press("Enter")
-        page.fill("#search", words)
-        page.keyboard.press("Enter")
-        assert opened.text("#node-title") == f"paper {there}"
-    opened.check()
 
 
 def test_a_node_named_script_stays_text(desk: Any) -> None:
@@ -269,62 +274,62 @@ def test_keyboard_alone_reaches_everything(desk: Any) -> None:
     desk.check()
 
 
-def test_attacks_that_chose_different_places(visit: Visit, tmp_path: Path) -> None:
-    report = deepcopy(whole_report())
-    assert report.explorer is not None
-    nodes, models = report.explorer["nodes"], report.explorer["models"]
-    at, fakes = next(
-        (at, found)
-        for at, row in enumerate(nodes["neighbours"])
-        if (found := [n for n, one in enumerate(row) if one >= report.explorer["total"]])
-    )
-    for n in fakes:  # as if the attack on the second model had joined them elsewhere
-        models[1]["after"][at][n] = None
-    opened = visit(write_report(report, tmp_path / "report.html"))
-    opened.page.fill("#search", str(nodes["id"][at]))
-    opened.page.keyboard.press("Enter")
-    joined = f"{len(fakes)} fake node{'s' if len(fakes) > 1 else ''} to it in {models[0]['name']}"
-    assert f"the attack joins {joined}, no fake nodes to it in {models[1]['name']}" in opened.text(".who")
-    opened.check()
+def test_attacks_that_chose_different_places(desk: Any) -> None:
+    explorer = shown_report().explorer
+    assert explorer is not None
+    at, fakes = fake_neighbours(shown_report())
+    desk.page.fill("#search", str(explorer["nodes"]["id"][at]))
+    desk.page.keyboard.press("Enter")
+    first, second = (model["name"] for model in explorer["models"])
+    joined = f"{len(fakes)} fake node{'s' if len(fakes) > 1 else ''} to it in {first}"
+    assert f"the attack joins {joined}, no fake nodes to it in {second}" in desk.text(".who")
+    desk.check()
 
 
-def test_theme_button_and_memory(visit: Visit, report_page: Path) -> None:
-    opened = visit(report_page)
+def test_theme_button_paper_and_memory(desk: Any) -> None:
+    page = desk.page
+    theme = "document.documentElement.dataset.theme"
     colour = "getComputedStyle(document.body).backgroundColor"
-    light = opened.page.evaluate(colour)
-    opened.page.click("#theme")
-    assert opened.page.evaluate(colour) != light and opened.text("#theme") == "Light"
+    light = page.evaluate(colour)
+    page.click("#theme")
+    assert page.evaluate(colour) != light and desk.text("#theme") == "Light"
     lines = "document.querySelector('#curve-clean .xtick text').style.fill"
-    assert opened.page.evaluate(lines) == "rgb(233, 230, 223)"
-    opened.page.reload()
-    opened.page.wait_for_selector("html[data-ready=true]")
-    assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"
-    opened.check()
-
-
-def test_paper(visit: Visit, report_page: Path) -> None:
-    opened = visit(report_page, dark=True)
-    page = opened.page
+    assert page.evaluate(lines) == "rgb(233, 230, 223)"
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
-    assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    assert page.evaluate(WIDE) == []
+    assert page.evaluate(theme) == "light" and page.evaluate(WIDE) == []
     assert page.locator("#picker").is_hidden() and page.locator("nav").is_hidden()
+    page.emulate_media(media="screen")
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert len(page.pdf()) > 10_000
+    assert page.evaluate(theme) == "dark"
+    page.reload()
+    page.wait_for_selector("html[data-ready=true]")
+    check_opened(desk, 1440, "dark")
+    page.click("#theme")
+    assert page.evaluate(colour) == light
+    desk.check()
 
 
-def test_turning_the_phone(visit: Visit, report_page: Path) -> None:
-    opened = visit(report_page, width=812, height=375)
-    opened.page.set_viewport_size({"width": 375, "height": 812})
-    opened.page.wait_for_timeout(400)
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 375
-    assert opened.page.evaluate(OVERFLOWING) == []
-    assert opened.page.evaluate(WIDE) == []
+def test_turning_the_phone(desk: Any) -> None:
+    page = desk.page
+    for width, height in ((812, 375), (375, 812)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(250)  # drawings follow after 120 ms
+    check_opened(desk, 375, "light")
+    check_columns(desk)
+    assert page.evaluate(WIDE) == []
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.wait_for_timeout(250)
 
 
-@pytest.mark.parametrize("kind", ["records", "newer", "odd"])
+def few_nodes() -> dict[str, Any]:
+    """The explorer of a page that carries half of the nodes."""
+    explorer = whole_report().explorer
+    assert explorer is not None
+    return _trimmed(explorer, len(explorer["nodes"]["id"]) // 2)
+
+
+@pytest.mark.parametrize("kind", ["records", pytest.param("newer", marks=pytest.mark.slow), "odd"])
 def test_pages_with_parts_missing_open_and_say_so(visit: Visit, tmp_path: Path, kind: str) -> None:
     report = make_report(comparison())
     if kind != "records":
@@ -332,11 +337,13 @@ def test_pages_with_parts_missing_open_and_say_so(visit: Visit, tmp_path: Path, 
         values["schema"] = 9
         if kind == "odd":
             values |= {"subgraph": {"nodes": 5}, "distribution": {"attacks": 4}, "certificates": {"GAT": {}}}
+            values["explorer"] = few_nodes()
         (tmp_path / "new.json").write_text(json.dumps(values))
         report = read_report(tmp_path / "new.json")
     path = tmp_path / "page.html"
     path.write_text(render(report), encoding="utf-8")
-    opened = visit(path, width=375)
+    opened = visit(path, width=375, dark=True)
+    assert opened.page.evaluate("document.documentElement.dataset.theme") == "dark"
     opened.check()
     assert "What this page cannot show" in opened.text("body")
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 375
@@ -348,11 +355,34 @@ def test_pages_with_parts_missing_open_and_say_so(visit: Visit, tmp_path: Path, 
         assert opened.text("#node-title") == "node 12"
     else:
         assert "newer fgai (schema 9" in opened.text("#missing")
+    if kind == "odd":
+        check_search_among_few(opened)
+
+
+def check_search_among_few(opened: Any) -> None:
+    """The search finds the node asked for, or says that the page does not carry it."""
+    carried = few_nodes()["nodes"]["id"]
+    absent = next(n for n in range(10) if n not in carried and any(str(n) in str(m) for m in carried))
+    page, before = opened.page, opened.text("#node-title")
+    page.fill("#search", str(absent))
+    assert opened.text("#found li") == f"Node {absent} is not on this page; use --node {absent}."
+    page.keyboard.press("Enter")
+    assert opened.text("#node-title") == before
+    page.fill("#search", "4000")
+    assert opened.text("#found li") == "There is no node 4000; the graph has 40."
+    there = max(carried)
+    for words in (f"node {there}", f"PAPER {there}"):
+        page.fill("#search", str(carried[0]))
+        page.keyboard.press("Enter")
+        page.fill("#search", words)
+        page.keyboard.press("Enter")
+        assert opened.text("#node-title") == f"paper {there}"
+    opened.check()
 
 
 def test_data_can_be_saved(desk: Any, tmp_path: Path) -> None:
     with desk.page.expect_download() as saved:
         desk.page.click("#download")
     saved.value.save_as(tmp_path / "saved.json")
-    assert read_report(tmp_path / "saved.json") == whole_report()
+    assert read_report(tmp_path / "saved.json") == shown_report()
     desk.check()

@@ -19,7 +19,7 @@ from fgai.evaluation.definition import ALPHA, BETA, RADII
 from fgai.evaluation.record import shown_quantities, threat_words
 from fgai.evaluation.summary import measure_names
 from fgai.files import check, write_atomic
-from fgai.metrics import METRICS, Quantity, chance_path, metric_at, quantity
+from fgai.metrics import Quantity, chance_path, metric_at, quantity
 from fgai.records import (
     Cell,
     Column,
@@ -137,11 +137,11 @@ class Card(TabledDocument):
         """Return readable names of the main numbers by their paths, with layer, nodes and radius."""
         metrics: dict[str, Any] = {path.partition(".")[0]: {} for path in self.numbers}
         names = measure_names({"config": self.protocol, "metrics": metrics})
-        found = {path: text for text, path in names.items() if path in self.numbers}
+        words = {path: text for text, path in names.items() if path in self.numbers}
         if (proved := self.numbers.get("certificate.share")) is not None:
             k, radius = (proved["parameters"].get(name) for name in ("k", "radius"))
-            found["certificate.share"] = f"top {k} proved to stay, output layer, R = {radius}"
-        return found
+            words["certificate.share"] = f"top {k} proved to stay, output layer, R = {radius}"
+        return words
 
     def to_markdown(self) -> str:
         """Return the card as Markdown in which no name is markup."""
@@ -189,20 +189,20 @@ def card(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train("GAT", data, epochs=3, progress=False)
-        >>> made = fgai.card(fgai.evaluate(model, data, "random", name="GAT", curves=False, nulls=False))
-        >>> made.title
+        >>> record = fgai.evaluate(model, data, "random", name="GAT", curves=False, nulls=False)
+        >>> fgai.card(record).title
         'GAT on planted, threat random'
     """
     if isinstance(record, Comparison):
         if name is None and len(record) > 1:
             raise InputError(f"`name` must say whose card is made: {', '.join(r.name for r in record)}")
         record = record.records[0] if name is None else record[name]
-    numbers = {found.path: _measured(record, found) for found in shown_quantities(record.metrics)}
-    numbers |= _defined(record)
+    numbers = {number.path: _measured(record, number) for number in shown_quantities(record.metrics)}
+    numbers |= _definition_numbers(record)
     limits, definition = [ONE_RUN, doubt(str(record.threat.get("name")))], list[str]()
     for proof in certificates:
         _check_same(record, proof)
-        numbers |= _proved(proof)
+        numbers |= _certified_numbers(proof)
         limits.append(proof.promise)
         if isinstance(proof, CertificateRecord):
             definition += [f"{proof.layer().name}: {text}" for text in proof.sentences()]
@@ -231,37 +231,38 @@ def _form_of(path: str) -> str:
     return ".4g" if form.endswith("d") else form
 
 
-def _number(found: Quantity, value: Any, chance: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-    values = {"title": found.title, "value": value, "chance": chance, "direction": found.direction}
+def _number(path: str, value: Any, chance: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a number, as `Number` lists it."""
+    about = quantity(path)
+    values = {"title": about.title, "value": value, "chance": chance, "direction": about.direction}
     return {**values, "parameters": parameters}
 
 
-def _measured(record: EvaluationRecord, found: Quantity) -> dict[str, Any]:
-    spec, beside = metric_at(found.path), chance_path(found.path)
+def _measured(record: EvaluationRecord, number: Quantity) -> dict[str, Any]:
+    spec, chance_at = metric_at(number.path), chance_path(number.path)
     defaults = {} if spec is None else spec.defaults
     options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
-    chance = look_up(record.metrics, beside) if beside else None
-    return _number(found, look_up(record.metrics, found.path), chance, options)
+    chance = look_up(record.metrics, chance_at) if chance_at else None
+    return _number(number.path, look_up(record.metrics, number.path), chance, options)
 
 
-def _defined(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
+def _definition_numbers(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
     """The shares of Definition 1 at the output layer, for the larger radius."""
-    found = look_up(record.metrics, f"definition.{_RADIUS}") or {}
+    shares = look_up(record.metrics, f"definition.{_RADIUS}") or {}
     about = {"radius": RADII[_RADIUS], "alpha": ALPHA, "beta": BETA, "k": record.config.get("k")}
-    paths = [f"definition.{_RADIUS}.{name}.last" for name in (*PROPERTIES, ALL_FOUR) if name in found]
-    values = {path: look_up(record.metrics, path) for path in paths}
-    return {path: _number(quantity(path), value, None, about) for path, value in values.items()}
+    paths = [f"definition.{_RADIUS}.{name}.last" for name in (*PROPERTIES, ALL_FOUR) if name in shares]
+    return {path: _number(path, look_up(record.metrics, path), None, about) for path in paths}
 
 
-def _proved(proof: Proof) -> dict[str, dict[str, Any]]:
+def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
     """Certified shares under the names the metrics declare."""
     if isinstance(proof, InjectionCertificate):
         options: dict[str, Any] = {"neighbours": proof.neighbours, "where": proof.where, "k": proof.k}
-        orders = [proof.order_share(place) for place in range(len(proof.layers))]
-        known = [share for share in orders if share is not None]
+        orders = [proof.order_share(layer) for layer in range(len(proof.layers))]
+        shares = [share for share in orders if share is not None]
         values = {
             "injection.class_share": proof.share() if proof.known else None,
-            "injection.order_share": min(known) if known and len(known) == len(orders) else None,
+            "injection.order_share": min(shares) if shares and len(shares) == len(orders) else None,
         }
     else:
         options = {"radius": proof.radius, "norm": proof.norm, "k": proof.k2}
@@ -271,17 +272,18 @@ def _proved(proof: Proof) -> dict[str, dict[str, Any]]:
             "certificate.class_share": last["class"]["share"],
             "certificate.median_radius": last["topk"]["median_radius"],
         }
-    return {path: _number(quantity(path), plain(value), None, options) for path, value in values.items()}
+    return {path: _number(path, plain(value), None, options) for path, value in values.items()}
 
 
 def _check_same(record: EvaluationRecord, proof: Proof) -> None:
     """Raise unless a certificate is about the model and the data of the record."""
     for what, part in (("model", "class"), ("model", "config"), ("data", "name"), ("data", "nodes")):
-        ours, theirs = getattr(record, what), getattr(proof, what)
-        if part in theirs and (theirs[part] or None) != (
-            ours.get(part) or None
-        ):  # an own model has no config
-            text = f"its {part} is {theirs[part]!r}, that of the record {ours.get(part)!r}"
+        ours, theirs = (
+            getattr(record, what).get(part) or None,
+            getattr(proof, what),
+        )  # an own model: no config
+        if part in theirs and (theirs[part] or None) != ours:
+            text = f"its {part} is {theirs[part]!r}, that of the record {ours!r}"
             raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
     for what in ("weights", "data"):
         ours, theirs = record.provenance.get(what), proof.provenance.get(what)
@@ -309,9 +311,9 @@ def _literal(text: str) -> str:
     return line
 
 
-_RECORDS: tuple[type[EvaluationRecord] | type[Comparison], ...] = (EvaluationRecord, Comparison)
-_PROOFS: tuple[type[Proof], ...] = (CertificateRecord, InjectionCertificate)
-_KINDS: dict[str, type[Document]] = {kind.KIND: kind for kind in (*_RECORDS, *_PROOFS)}
+_KINDS: dict[str, type[Document]] = {
+    kind.KIND: kind for kind in (EvaluationRecord, Comparison, CertificateRecord, InjectionCertificate)
+}
 
 
 @typed
@@ -326,11 +328,11 @@ def card_from_files(files: Iterable[Path | str], *, name: str | None = None) -> 
         CheckpointError: a file is missing, damaged, from a newer fgai or of another kind.
         InputError: not exactly one evaluation or comparison, or certificates of something else.
     """
-    found: list[Any] = [_read(Path(path)) for path in files]
-    records = [entry for entry in found if isinstance(entry, _RECORDS)]
+    documents: list[Any] = [_read(Path(path)) for path in files]
+    records = [entry for entry in documents if isinstance(entry, EvaluationRecord | Comparison)]
     if len(records) != 1:
         raise InputError(f"a card is made of one evaluation or comparison, got {len(records)}")
-    return card(records[0], [entry for entry in found if isinstance(entry, _PROOFS)], name=name)
+    return card(records[0], [entry for entry in documents if isinstance(entry, Proof)], name=name)
 
 
 def _read(path: Path) -> Document:
@@ -397,32 +399,31 @@ def check_card(
         >>> check_card(Card(name="GAT", numbers={"f1.clean": number}, **rest), {"f1": 0.8})[0].met
         True
     """
-    found = []
+    findings = []
     for side, bars in (("min", minimum or {}), ("max", maximum or {})):
         for name, bound in bars.items():
             if not abs(bound) < float("inf"):
                 raise InputError(f"the bar of {name!r} must be a finite number, got {bound!r}")
-            found += [
+            findings += [
                 Finding(path=path, side=side, bound=bound, value=card.numbers[path]["value"])
                 for path in _paths(card, name)
             ]
-    if not found:
+    if not findings:
         names = "; ".join(card.readable().values())
         raise InputError(f"set at least one bar, `--min NAME=NUMBER` or `--max NAME=NUMBER`, of: {names}")
-    return found
+    return findings
 
 
 def _paths(card: Card, name: str) -> list[str]:
     """The numbers of a card that a name stands for."""
-    below = [path for path in card.numbers if path == name or path.startswith(f"{name}.")]
-    if not below and name in METRICS:
-        below = [path for path in card.numbers if (spec := metric_at(path)) and spec.name == name]
-    words = card.readable()
-    if not below:
-        start = name.lower()
-        below = [path for path, text in words.items() if f"{text.lower()},".startswith(f"{start},")]
-    if not below:
-        known = [*words.values(), *card.numbers]
-        near = get_close_matches(name, known) or known
+    words, start = card.readable(), name.lower()
+    paths = (
+        [path for path in card.numbers if path == name or path.startswith(f"{name}.")]
+        or [path for path in card.numbers if (spec := metric_at(path)) and spec.name == name]
+        or [path for path, text in words.items() if f"{text.lower()},".startswith(f"{start},")]
+    )
+    if not paths:
+        names = [*words.values(), *card.numbers]
+        near = get_close_matches(name, names) or names
         raise InputError(f"the card has no quantity {name!r}; it has {'; '.join(near)}")
-    return below
+    return paths

@@ -13,7 +13,8 @@ from fgai.errors import CheckpointError, InputError
 from fgai.files import write_atomic
 from fgai.records import Column, provenance_line
 from fgai.reports.cards.card import Card, _form_of
-from fgai.reports.page import _esc, asset, fill
+from fgai.reports.numbers import _esc
+from fgai.reports.page import asset, fill
 from fgai.typed import typed
 from fgai.version import __version__
 
@@ -160,7 +161,7 @@ def _details(file: str, card: Card) -> str:
 def _anchor(file: str) -> str:
     """A unique name that is valid in addresses and attributes."""
     stem = file.removesuffix(".json")
-    return "card-" + re.sub(r"[^A-Za-z0-9_-]", lambda found: f".{ord(found[0]):x}.", stem)
+    return "card-" + re.sub(r"[^A-Za-z0-9_-]", lambda letter: f".{ord(letter[0]):x}.", stem)
 
 
 def _unusable(reasons: dict[str, str]) -> str:

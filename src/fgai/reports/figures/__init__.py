@@ -2,8 +2,6 @@
 
 from fgai.explanations.node import GraphView, NodeView
 from fgai.reports.figures.attention import (
-    Case,
-    before_after,
     node_attention,
     node_before_after,
     subgraph_attention,
@@ -20,6 +18,7 @@ from fgai.reports.figures.curves import (
     loss_curves,
 )
 from fgai.reports.figures.style import save
+from fgai.reports.nodes import Case, before_after
 
 __all__ = [
     "Case",

@@ -1,10 +1,12 @@
-"""Figures of attention before and after an attack: one node, its top-k neighbours, a subgraph."""
+"""Figures of attention before and after an attack: one node, its top-k neighbours, a subgraph.
+
+In all of them `data` is the clean graph, `cases` are models with the attacks on them, and `layer` is `mean`,
+`last` or `max` over layers, or one layer by number.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -15,38 +17,17 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 from torch import nn
 
-from fgai.attacks import AttackResult
 from fgai.attention import observe, prepared
 from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.explanations.node import GraphView, NodeView
 from fgai.models import as_graph
 from fgai.reports.figures import style
-from fgai.reports.figures.layout import Places, _around, _between, _spring, _surroundings
+from fgai.reports.layout import _around
+from fgai.reports.nodes import UNIT, Case, _ModelViews, before_after, subgraph
 from fgai.typed import typed
-
-
-@typed
-@dataclass(frozen=True, eq=False)
-class Case:
-    """One row of a before/after figure: its name, a model, and the result of an attack on it."""
-
-    name: str
-    model: nn.Module
-    attack: AttackResult
-
-
-@typed
-def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
-    """Return the attention and predictions of a case on the clean graph and on the attacked one."""
-    before, after = (
-        observe(case.model, prepared(case.model, graph)) for graph in (as_graph(data), case.attack.graph)
-    )
-    clean = GraphView.of(before, layer=layer)
-    return clean, GraphView.of(after, layer=layer, original=clean.num_original)
 
 
 @typed
@@ -55,14 +36,8 @@ def node_attention(
 ) -> Figure:
     """Show whom one node attends to: a star on the left, bars by falling attention on the right.
 
-    The dotted line is uniform attention; neighbours of the true explanation, where known, carry a tick.
-
-    Args:
-        model: fgai's or any PyG model the recorder supports.
-        data: a `Graph` or PyG `Data`.
-        node: whose attention to show.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
-        most: neighbours shown; the others share the last bar.
+    The dotted line is uniform attention; neighbours of the true explanation, where known, carry a tick. Of
+    more than `most` neighbours the others share the last bar.
 
     Raises:
         InputError: no such node, or one without neighbours.
@@ -91,14 +66,8 @@ def node_before_after(
 ) -> Figure:
     """Show how the attention and the prediction of one node move under attack, one row per model.
 
-    Neighbours keep their positions; injected nodes are diamonds. All panels share one colour scale.
-
-    Args:
-        cases: models with the attacks on them.
-        data: the clean graph.
-        node: whose attention to show.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
-        most: neighbours drawn, the strongest before and after.
+    The `most` strongest neighbours before and after are drawn and keep their positions; injected nodes are
+    diamonds. All panels share one colour scale.
     """
     at_least(most, "most", 1)
     _check_cases(cases)
@@ -193,8 +162,8 @@ def _ring(views: Sequence[NodeView], most: int) -> dict[int, tuple[float, float]
     return {n: (float(x), float(y)) for n, (x, y) in zip(shown, _around(len(shown)), strict=True)}
 
 
-def _disc(axes: Axes, view: NodeView, neighbour: int, place: tuple[float, float]) -> None:
-    x, y = place
+def _disc(axes: Axes, view: NodeView, neighbour: int, position: tuple[float, float]) -> None:
+    x, y = position
     if neighbour >= view.num_original:
         marker, fill, edge = "D", "#f6d9c6", style.INJECTED
     else:
@@ -204,10 +173,17 @@ def _disc(axes: Axes, view: NodeView, neighbour: int, place: tuple[float, float]
 
 
 def _prediction(view: NodeView) -> str:
-    text = f"class {view.predicted} ({100 * view.confidence:.0f} %)"
+    text = f"{_class(view, view.predicted)} ({100 * view.confidence:.0f} %)"
     if view.label < 0:
         return text
-    return f"{text}, right" if view.label == view.predicted else f"{text}, wrong (truth: {view.label})"
+    if view.label == view.predicted:
+        return f"{text}, right"
+    return f"{text}, wrong (truth: {_class(view, view.label).removeprefix('class ')})"
+
+
+def _class(view: NodeView, number: int) -> str:
+    """The class in words; a dollar sign in its name begins no formula."""
+    return f"class {view.class_name(number)}".replace("$", r"\$")
 
 
 _SHARED, _LOST = style.COLOURS[0], "#8c8c8c"
@@ -220,13 +196,6 @@ def top_neighbours(
     """List the k strongest neighbours of a node before and after the attack; lines join those in both lists.
 
     One panel per model. Filled marks: in both lists. Open marks: in one. Diamonds: injected.
-
-    Args:
-        cases: models with the attacks on them.
-        data: the clean graph.
-        node: whose neighbours to list.
-        k: length of the lists.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
 
     Raises:
         InputError: no cases, k below 1 or no such node.
@@ -260,7 +229,8 @@ def _list_panel(axes: Axes, name: str, clean: NodeView, attacked: NodeView, k: i
     axes.set_title(f"{name}: {len(both)} of {len(first)} stay")
     for x, view, listed, side in ((0, clean, first, "right"), (1, attacked, second, "left")):
         when = "before" if x == 0 else "after"
-        axes.text(x, -0.75, f"{when}: class {view.predicted}", ha="center", fontsize=8, color="#555555")
+        title = f"{when}: {_class(view, view.predicted)}"
+        axes.text(x, -0.75, title, ha="center", fontsize=8, color="#555555")
         for rank, neighbour in enumerate(listed):
             shared, injected = neighbour in both, neighbour >= view.num_original
             edge, marker = (style.INJECTED, "D") if injected else (_SHARED if shared else _LOST, "o")
@@ -288,16 +258,9 @@ def subgraph_attention(
 ) -> Figure:
     """Draw the surroundings of a node, edges by attention, before (left) and after (right) the attack.
 
-    One row per model; positions and colours are the same everywhere. An edge shows the stronger of its two
-    directions; self-loops are left out. Injected nodes are diamonds outside.
-
-    Args:
-        cases: models with the attacks on them.
-        data: the clean graph.
-        node: in the middle.
-        size: nodes shown, those reached first from `node`.
-        injected: new nodes shown, those joined to most of the shown ones.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
+    One row per model; positions and colours are the same everywhere. The `size` nodes reached first from
+    `node` are shown, and as diamonds outside the `injected` new nodes that are joined to most of them. An
+    edge shows the stronger of its two directions; self-loops are left out.
 
     Raises:
         InputError: no cases, or no such node.
@@ -305,79 +268,48 @@ def subgraph_attention(
     at_least(size, "size", 2)
     _check_cases(cases)
     graph = as_graph(data)
-    members = _surroundings(graph, node, size)
-    views = [before_after(case, graph, layer) for case in cases]
-    drawn = [[_edges(view, members, injected) for view in pair] for pair in views]
-    values = np.concatenate([weights for pair in drawn for _, weights, _ in pair] or [np.zeros(1)])
-    norm = Normalize(0.0, max(1e-9, float(np.quantile(values, 0.98))) if values.size else 1.0)
-    index = {n: i for i, n in enumerate(members)}
-    inside = drawn[0][0][0]
-    places = _spring(len(members), np.array([[index[a], index[b]] for a, b in inside]).reshape(-1, 2))
+    drawn = subgraph([_ModelViews.of(case, graph, layer) for case in cases], graph, node, size, injected)
+    panels = [(model[when], when) for model in drawn["models"] for when in ("before", "after")]
+    weights = [weight * UNIT for values, _ in panels for weight in values if weight is not None]
+    norm = Normalize(0.0, max(1e-9, float(np.quantile(weights, 0.98))) if weights else 1.0)
     with style.styled():
         figure = style.blank(7.0, 0.4 + 3.0 * len(cases))
-        grid = figure.subplots(len(cases), 2, squeeze=False)
-        for row, case, pair, parts in zip(grid, cases, views, drawn, strict=True):
-            for axes, view, part, when in zip(row, pair, parts, ("before", "after"), strict=True):
-                _draw(axes, view, members, part, places, norm, node)
-                axes.set_title(f"{case.name}, {when} the attack")
-        _colour_bar(figure, grid.ravel().tolist(), norm, f"attention, {_of_layer(layer)}")
+        axes = figure.subplots(len(cases), 2, squeeze=False).ravel().tolist()
+        for number, (panel, (values, when)) in enumerate(zip(axes, panels, strict=True)):
+            _draw_subgraph(panel, drawn, values, norm, graph.num_nodes)
+            panel.set_title(f"{cases[number // 2].name}, {when} the attack")
+        _colour_bar(figure, axes, norm, f"attention, {_of_layer(layer)}")
     return figure
 
 
-_Edges = tuple[list[tuple[int, int]], NDArray[np.float64], list[int]]
-
-
-def _edges(view: GraphView, members: list[int], injected: int) -> _Edges:
-    """Undirected edges among the shown nodes, the stronger attention of each, the injected nodes shown."""
-    inside = set(members)
-    source, destination = view.attention.source.tolist(), view.attention.destination.tolist()
-    weights = view.attention.values[:, 0].tolist()
-    ends = zip(source, destination, strict=True)
-    reach = Counter(a for a, b in ends if a >= view.num_original and b in inside)
-    new = sorted(reach, key=lambda n: (-reach[n], n))[:injected]
-    shown = inside | set(new)
-    strongest: dict[tuple[int, int], float] = {}
-    for a, b, weight in zip(source, destination, weights, strict=True):
-        if a != b and a in shown and b in shown and (a in inside or b in inside):
-            pair = (min(a, b), max(a, b))
-            strongest[pair] = max(weight, strongest.get(pair, 0.0))
-    return list(strongest), np.array(list(strongest.values())), new
-
-
-def _draw(
-    axes: Axes,
-    view: GraphView,
-    members: list[int],
-    part: _Edges,
-    places: Places,
-    norm: Normalize,
-    centre: int,
+def _draw_subgraph(
+    axes: Axes, drawn: dict[str, Any], values: list[int | None], norm: Normalize, original: int
 ) -> None:
+    """One panel: the edges that are there, the weakest first, and the nodes on top of them."""
     _network_axes(axes, 1.4)
-    edges, weights, new = part
-    index = {n: i for i, n in enumerate(members)}
-    anchors = [[index[min(e)] for e in edges if max(e) == n and min(e) in index] for n in new]
-    spots = {n: places[i] for n, i in index.items()}
-    spots |= dict(zip(new, _between(places, anchors), strict=True))
-    colours, order = style.attention_colours(), np.argsort(weights, kind="stable")
-    shares = np.clip(np.asarray(norm(weights)), 0, 1) if len(weights) else weights
+    points = np.stack([drawn["x"], drawn["y"]], axis=1)
+    fake = np.array(drawn["nodes"]) >= original
+    shares = [None if value is None else min(1.0, float(norm(value * UNIT))) for value in values]
+    present = sorted(
+        (share, ends) for share, ends in zip(shares, drawn["edges"], strict=True) if share is not None
+    )
+    colours = style.attention_colours()
     for dashed in (False, True):
-        chosen = [i for i in order if (max(edges[i]) >= view.num_original) == dashed]
-        lines = [[tuple(spots[edges[i][0]]), tuple(spots[edges[i][1]])] for i in chosen]
+        chosen = [(share, ends) for share, ends in present if fake[ends].any() == dashed]
         look: dict[str, Any] = {
-            "colors": [colours(float(shares[i])) for i in chosen],
-            "linewidths": [0.6 + 3.0 * float(shares[i]) for i in chosen],
+            "colors": [colours(share) for share, _ in chosen],
+            "linewidths": [0.6 + 3.0 * share for share, _ in chosen],
             "linestyles": (0, (2, 1)) if dashed else "solid",
         }
-        axes.add_collection(LineCollection(lines, zorder=1, **look))
-    original = np.array([spots[n] for n in members])
-    axes.scatter(original[:, 0], original[:, 1], s=26, color=style.PAPER, edgecolors=style.INK, zorder=2)
-    x, y = (float(value) for value in spots[centre])
-    axes.scatter([x], [y], s=70, color=style.INK, zorder=3)
-    axes.text(x + 0.06, y + 0.06, str(centre), fontsize=8, fontweight="bold", zorder=4)
-    if new:
-        red, extra = style.INJECTED, np.array([spots[n] for n in new])
-        axes.scatter(extra[:, 0], extra[:, 1], s=44, marker="D", color="#f6d9c6", edgecolors=red, zorder=3)
+        axes.add_collection(LineCollection([points[ends] for _, ends in chosen], zorder=1, **look))
+    x, y = points[~fake].T
+    axes.scatter(x, y, s=26, color=style.PAPER, edgecolors=style.INK, zorder=2)
+    axes.scatter(x[:1], y[:1], s=70, color=style.INK, zorder=3)  # the node in the middle comes first
+    axes.text(x[0] + 0.06, y[0] + 0.06, str(drawn["centre"]), fontsize=8, fontweight="bold", zorder=4)
+    joined = sorted({end for _, ends in present for end in ends if fake[end]})
+    if joined:
+        (x, y), red = points[joined].T, style.INJECTED
+        axes.scatter(x, y, s=44, marker="D", color="#f6d9c6", edgecolors=red, zorder=3)
         axes.text(0.0, 0.0, "◇ injected", transform=axes.transAxes, color=red, fontsize=8, va="bottom")
 
 

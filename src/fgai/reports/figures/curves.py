@@ -22,10 +22,7 @@ from fgai.typed import typed
 
 @typed
 def loss_curves(histories: History | Mapping[str, History]) -> Figure:
-    """Draw every loss term over the epochs; one panel per training, the kept epoch marked.
-
-    Args:
-        histories: of one training (`model.history`), or several by name.
+    """Draw every loss term over the epochs; one panel per training (`model.history`), the kept epoch marked.
 
     Raises:
         InputError: nothing to draw.
@@ -68,11 +65,11 @@ def _losses(axes: Axes, name: str, history: History) -> None:
 def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: int = -1) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, against the radius.
 
-    Only nodes with more than k2 neighbours count. What is promised is written below.
+    Only nodes with more than k2 neighbours count. The promise is written below. Means over seeds with the
+    attributes of a certificate will do.
 
-    Args:
-        records: one certificate, or several by name; means over seeds with the same attributes will do.
-        layer: which layer's.
+    Raises:
+        InputError: there is no certificate.
     """
     named = dict(records) if isinstance(records, Mapping) else {"": records}
     if not named:
@@ -109,23 +106,20 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
     """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
 
     Solid: the strongest edges go first. Dashed: the weakest go first. The wider the gap between the two, the
-    more the attention says about the prediction.
-
-    Args:
-        records: from `evaluate(..., curves=True)`; a `Comparison` will do.
-        scope: `node` (by neighbourhood, all layers) or `graph` (all edges, output layer; the paper's).
+    more the attention says about the prediction. `scope` is `node` (by neighbourhood, all layers) or `graph`
+    (all edges, output layer; the paper's).
 
     Raises:
         InputError: no record holds curves of this scope.
     """
-    held = [record for record in records if record.get(f"f_slope.{scope}") is not None]
-    if not held:
+    measured = [record for record in records if record.get(f"f_slope.{scope}") is not None]
+    if not measured:
         raise InputError(f"no record holds F-curves of scope {scope!r}; evaluate with `curves=True`")
     with style.styled():
         figure = style.blank(6.6, 2.7)
         panels = figure.subplots(1, 2, sharey=True)
         for axes, view in zip(panels, ("clean", "attacked"), strict=True):
-            for index, record in enumerate(held):
+            for index, record in enumerate(measured):
                 curves: Mapping[str, Any] = record.value(f"f_slope.{scope}.{view}")
                 look: dict[str, Any] = {"color": style.COLOURS[index % 7], "marker": style.MARKERS[index % 7]}
                 axes.plot(FRACTIONS, curves["curve_plus"], label=record.name, **look)
@@ -148,21 +142,13 @@ def _line(index: int) -> Any:
 @typed
 @dataclass(frozen=True)
 class ExplainerDot:
-    """One explainer on one dataset, shares of the top k.
-
-    Attributes:
-        name: of the explainer.
-        kept: under attack, one per seed.
-        again: with another seed on the clean graph, the mean; None if the seed has no effect.
-        chance: of a random ranking.
-        ours: whether it is highlighted.
-    """
+    """One explainer on one dataset, shares of the top k."""
 
     name: str
-    kept: Sequence[float]
-    again: float | None
-    chance: float
-    ours: bool = False
+    kept: Sequence[float]  # under attack, one per seed
+    again: float | None  # with another seed on the clean graph, the mean; None if the seed has no effect
+    chance: float  # of a random ranking
+    ours: bool = False  # whether it is highlighted
 
     def __post_init__(self) -> None:
         if not len(self.kept):
@@ -181,11 +167,8 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     """Draw how much of each explainer's top k stays, a panel per dataset and a line per explainer.
 
     Filled: under attack, mean over seeds, each seed as a small mark. Hollow: the same explainer with another
-    seed, without an attack. The short stroke is what a random ranking keeps.
-
-    Args:
-        panels: by dataset; the same explainers in the same order in each.
-        k: neighbours in an explanation.
+    seed, without an attack. The short stroke is what a random ranking keeps. Every dataset has the same
+    explainers in the same order.
 
     Raises:
         InputError: nothing to draw, or panels of different explainers.
@@ -245,11 +228,9 @@ class InjectedCurve:
 
 @typed
 def injected_curves(curves: Mapping[str, InjectedCurve], *, alone: float | None = None) -> Figure:
-    """Draw the share of nodes whose class provably stays against t injected neighbours.
+    """Draw the share of nodes whose class provably stays against t injected neighbours, model by model.
 
-    Args:
-        curves: by model.
-        alone: share that features classify right without any edge, drawn as a line.
+    `alone`, the share that features classify right without any edge, is drawn as a line.
 
     Raises:
         InputError: nothing to draw.
@@ -297,27 +278,24 @@ def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
 
     Every bar is between 0 and 1 and higher is better. A model without a value gets a dash.
 
-    Args:
-        records: from `evaluate`; a `Comparison` will do.
-
     Raises:
         InputError: there is no record.
     """
-    held = list(records)
-    if not held:
+    rows = list(records)
+    if not rows:
         raise InputError("`records` must hold at least one evaluation")
-    k = held[0].config.get("k", 5)
+    k = rows[0].config.get("k", 5)
     with style.styled():
-        figure = style.blank(7.2, 2.6 + 0.12 * len(held))
+        figure = style.blank(7.2, 2.6 + 0.12 * len(rows))
         panels = figure.subplots(1, 4, sharey=True)
         for axes, (title, measured, path) in zip(panels, _PROPERTIES, strict=True):
-            _property_panel(axes, held, path)
+            _property_panel(axes, rows, path)
             axes.set_title(title)
             axes.set_xlabel(measured.format(k=k), fontsize=7.5)
         panels[0].set_ylim(0, 1.12)
         panels[0].set_yticks([0, 0.5, 1])
         handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(held)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(rows)))
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Where the nodes of a small network go: the same places every time."""
+"""Where the nodes of a small network go: the same points every time."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from fgai.errors import InputError
 from fgai.graph import Graph
 
-Places = NDArray[np.float64]
+Points = NDArray[np.float64]
 
 
-def _around(count: int) -> Places:
+def _around(count: int) -> Points:
     """[count, 2] positions on a circle, clockwise from the top."""
     angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(1, count)
     return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
-def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Places:
+def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Points:
     """[count, 2] positions in the unit square: edges [E, 2] pull, all pairs push, cooled step by step.
 
     Starts on a circle, so equal graphs look equal. Each round looks at every pair.
@@ -30,43 +30,43 @@ def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Place
     pairs = edges[edges[:, 0] != edges[:, 1]]
     joined[pairs[:, 0], pairs[:, 1]] = joined[pairs[:, 1], pairs[:, 0]] = 1.0
     ideal = 1.0 / np.sqrt(count)
-    places = _around(count) * 0.5
-    places *= 0.75 + 0.25 * np.cos(7.0 * np.arange(count))[:, None]  # or opposite forces cancel
+    points = _around(count) * 0.5
+    points *= 0.75 + 0.25 * np.cos(7.0 * np.arange(count))[:, None]  # or opposite forces cancel
     for step in range(rounds):
-        apart = places[:, None] - places[None]
+        apart = points[:, None] - points[None]
         length = np.sqrt((apart**2).sum(-1)).clip(1e-3)
         force = ideal**2 / length**2 - joined * length / ideal
-        push = (apart * force[:, :, None]).sum(1) - 0.4 * places
+        push = (apart * force[:, :, None]).sum(1) - 0.4 * points
         size = np.sqrt((push**2).sum(-1, keepdims=True)).clip(1e-9)
         heat = 0.1 * (1 - step / rounds) + 1e-3
-        places = places + push / size * np.minimum(size, heat)
-    places = places - places.mean(0)
-    return np.asarray(places / max(1e-9, float(np.abs(places).max())))
+        points = points + push / size * np.minimum(size, heat)
+    points = points - points.mean(0)
+    return np.asarray(points / max(1e-9, float(np.abs(points).max())))
 
 
-def _between(places: Places, anchors: list[list[int]]) -> Places:
+def _between(points: Points, anchors: list[list[int]]) -> Points:
     """Positions of new nodes, outside the others, each in the direction of the nodes it is joined to."""
     out = np.zeros((len(anchors), 2))
     for index, ends in enumerate(anchors):
-        middle = places[ends].mean(0) if ends else np.zeros(2)
+        middle = points[ends].mean(0) if ends else np.zeros(2)
         size = float(np.hypot(*middle))
         angle = np.arctan2(middle[1], middle[0]) if size > 1e-6 else 2.4 * index
         out[index] = 1.3 * np.array([np.cos(angle), np.sin(angle)])
     return _spread(out)
 
 
-def _spread(places: Places, gap: float = 0.28) -> Places:
-    """Turn places on a ring apart until no two are closer than `gap` radians."""
-    if len(places) < 2:
-        return places
-    angle = np.arctan2(places[:, 1], places[:, 0])
+def _spread(points: Points, gap: float = 0.28) -> Points:
+    """Turn points on a ring apart until no two are closer than `gap` radians."""
+    if len(points) < 2:
+        return points
+    angle = np.arctan2(points[:, 1], points[:, 0])
     order = np.argsort(angle, kind="stable")
-    gap = min(gap, 1.8 * np.pi / len(places))
+    gap = min(gap, 1.8 * np.pi / len(points))
     turned = angle[order]
     for i in range(1, len(turned)):
         turned[i] = max(turned[i], turned[i - 1] + gap)
     angle[order] = turned - (turned - np.sort(angle)).mean()
-    radius = np.hypot(places[:, 0], places[:, 1])
+    radius = np.hypot(points[:, 0], points[:, 1])
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
 
 
