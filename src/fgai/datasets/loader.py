@@ -63,10 +63,11 @@ def load_dataset(
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
     graph: Graph | None = None
+    splits: tuple[str, ...] = ("random",)
     if name not in names() and Path(name).exists():
         graph, own_task = load_graph(name), "node"
-        masks = (graph.train_mask, graph.val_mask, graph.test_mask)
-        splits = ("random",) if any(mask is None for mask in masks) else ("public", "random")
+        if all(mask is not None for mask in (graph.train_mask, graph.val_mask, graph.test_mask)):
+            splits = ("public", "random")
     else:
         about = info(name)
         own_task, splits = about.task, about.splits
