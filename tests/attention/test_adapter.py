@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +19,20 @@ from fgai.errors import InputError
 from fgai.explanations import explain
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, AttentionModel, GATv2
+from fgai.ops import use_backend
 from fgai.recompute import Recompute
 from support import attack_cases as cases
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
 
 OWN = ("gat", "gatv2", "gt", "gcn")
+
+
+@pytest.fixture(autouse=True)
+def no_kernels() -> Iterator[None]:
+    """How models are called does not depend on the kernels, which take long to compile."""
+    with use_backend("reference"):
+        yield
 
 
 def own(name: str = "gat") -> AttentionModel:

@@ -32,7 +32,7 @@ from fgai.attention import (
 from fgai.attention.limits import ranges
 from fgai.errors import AttentionError, InputError
 from fgai.models import AttentionModel
-from fgai.ops import clip, loudness
+from fgai.ops import clip, loudness, use_backend
 from support.graph_cases import small_data
 
 MODELS = (GAT, GATv2, GT, GCN)
@@ -96,10 +96,14 @@ def test_what_layers_hear_stays_inside_for_any_input(kind, scale: float) -> None
         assert all(bool(((part >= 0) & (part <= 1)).all()) for part in said)
 
 
+@pytest.mark.parametrize("backend", ["reference", pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT])
-def test_true_gradients_of_a_limited_model_equal_differences(kind) -> None:
-    _, limited = made(kind)
-    limited = limited.double()
+def test_true_gradients_of_a_limited_model_equal_differences(kind, backend: str) -> None:
+    with use_backend(backend):
+        compare_gradients(made(kind)[1].double())
+
+
+def compare_gradients(limited: AttentionModel) -> None:
     graph = limited.prepare(small_data())
     graph = graph.replace(features=type(graph.features).dense(graph.features.to_dense().double()))
     if graph.positional is not None:

@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "something else": (
         lambda m, g: odd_call(m, g) + (0 if g.y is None else 1),
-        r"says something else of `data` than of what fgai keeps of it \(x, edge_index, edge_attr\)",
+        r"returns other logits for `data` than for the fields fgai keeps of it \(x, edge_index, edge_attr\)",
     ),
 }
 

@@ -141,7 +141,7 @@ def test_an_unknown_node_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "text", "message"),
     [
-        ("edges", "source,destination\nn<1>,n<99999>\n", "line 2 of graph/edges.csv is node 'n<99999>'"),
+        ("edges", "source,destination\nn<1>,n<99999>\n", "a node of graph/nodes.csv, got 'n<99999>'"),
         ("nodes", "node,y\na,1\nb,0\na,1\n", "node 'a' is in lines 2 and 4 of graph/nodes.csv"),
         (
             "nodes",

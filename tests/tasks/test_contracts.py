@@ -41,6 +41,8 @@ from support import task_cases as cases
 from support.forward import seen_by
 from support.training_cases import Calling
 
+OTHER_TASKS_FIRST = (pytest.param("node", marks=pytest.mark.slow), "link", "graph")
+"""Nodes are slow here: the tests of attacks, training and evaluation are about them."""
 ONLY_NODES = (DICE, TDGIA)
 ONE_GRAPH = (PRBCD,)
 BUDGETS: dict[type[Attack], Budget] = {
@@ -57,7 +59,7 @@ def refused(kind: type[Attack], task: str) -> bool:
     return (kind in ONLY_NODES and task != "node") or (kind in ONE_GRAPH and task == "graph")
 
 
-@pytest.mark.parametrize("task", cases.TASKS)
+@pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 @pytest.mark.parametrize("kind", list(BUDGETS), ids=lambda kind: kind.name)
 def test_every_attack_keeps_its_contract(kind: type[Attack], task: str) -> None:
     model, graph = cases.trained(task), cases.data(task)
@@ -88,7 +90,7 @@ def test_every_attack_keeps_its_contract(kind: type[Attack], task: str) -> None:
 
 
 @pytest.mark.parametrize("objective", ["margin", "explanation", "intruders"])
-@pytest.mark.parametrize("task", cases.TASKS)
+@pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 def test_every_objective_climbs(objective: str, task: str) -> None:
     attack = PGDInjection(replace(BUDGETS[PGDInjection], steps=6), objective, k=2)
     with attack_cases.quiet():
@@ -105,7 +107,7 @@ def test_threats_have_a_budget_small_graphs_can_meet(name: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["vanilla", "adversarial", "faithful"])
-@pytest.mark.parametrize("task", cases.TASKS)
+@pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 def test_every_recipe_runs_and_is_seeded(task: str, recipe: str) -> None:
     model = cases.trained(task, recipe)
     assert not model.training and model.history.terms  # type: ignore[union-attr]
@@ -197,7 +199,7 @@ def whole(task: str) -> EvaluationRecord:
         )
 
 
-@pytest.mark.parametrize("task", cases.TASKS)
+@pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 def test_every_metric_stays_in_its_range(task: str) -> None:
     record = whole(task)
     for name in TASKS[task].scores:
@@ -282,7 +284,7 @@ def test_models_of_another_task_are_refused(task: str) -> None:
         evaluate(cases.trained("node"), cases.data(task), TINY)
 
 
-@pytest.mark.parametrize("task", cases.TASKS)
+@pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 def test_models_are_compared_in_tables_of_the_task(task: str) -> None:
     models = {"GAT": cases.trained(task), "FGAI": cases.trained(task, "faithful")}
     with attack_cases.quiet():

@@ -1,8 +1,16 @@
 """Attention with its edges: record it, perturb it, limit it, in fgai's models and in any PyG model."""
 
-from fgai.attention.calls import ModelAdapter, adapter_of, prepared, wrap
-from fgai.attention.forward import LayerRun, Observation, call_model, observe
-from fgai.attention.hooks import Tape, find_layers, record, register_adapter
+from fgai.attention.calls import (
+    LayerRun,
+    ModelAdapter,
+    Observation,
+    adapter_of,
+    call_model,
+    observe,
+    prepared,
+    wrap,
+)
+from fgai.attention.hooks import Perturbation, Tape, find_layers, record, register_adapter
 from fgai.attention.interface import (
     Adapter,
     GraphModel,
@@ -34,7 +42,6 @@ from fgai.attention.limits import (
     straight_through,
 )
 from fgai.attention.map import AttentionMap
-from fgai.attention.perturb import Perturbation
 from fgai.attention.reach import hop_rows, touched_rows, warn_coupled, warn_unread
 
 __all__ = [

@@ -1,4 +1,6 @@
-"""Calls of models: fgai's own as `model(graph)`, PyG models with the fields their arguments name, or wrapped.
+"""One pass of a model: logits, attention and inputs of its layers.
+
+Models are called: fgai's own as `model(graph)`, PyG models with the fields their arguments name, or wrapped.
 
 A PyG model gets `x` and `edge_index` by position. The other fields of the graph (`edge_attr`, `edge_weight`,
 `batch`) go to the arguments of these names; `batch` is the third argument if no argument has its name.
@@ -8,9 +10,11 @@ Values on edges that no argument takes are refused. `fgai.wrap` handles all othe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
@@ -18,25 +22,32 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import alone
+from fgai.attention.hooks import PerturbLike, find_layers, record
 from fgai.attention.interface import (
     Call,
     GraphModel,
     Layerwise,
     TappedLayer,
+    Watch,
     Wrapped,
     _check_dtype,
     evaluating,
     model_name,
     uncompiled,
 )
+from fgai.attention.layer import LayerAttention
+from fgai.attention.limits import entry_limits, replacing_entry
+from fgai.attention.map import AttentionMap
 from fgai.cache import cached_on
-from fgai.errors import FgaiError, InputError
+from fgai.checks import one_of
+from fgai.errors import AttentionError, FgaiError, InputError
 from fgai.graph import Graph
 from fgai.graph.fields import VALUES
-from fgai.sparse import edge_keys
+from fgai.sparse import Adjacency, edge_keys
 from fgai.tasks import link_logits
 from fgai.typed import typed
 
+HEADS = ("each", "mean")
 _ALWAYS = ("x", "edge_index")
 _EXAMPLE = "`fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index))`, where g is a PyG `Data`"
 
@@ -91,7 +102,7 @@ class _PyGAdapter:
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` on the model's device, after checking once that fgai's call is the model's own."""
         graph = graph.to(device_of(self.model, graph))
-        _check_model(self.model, graph, lambda order: self._outputs(graph, order))
+        self._check(graph)
         return graph
 
     def call(self, graph: Graph) -> Tensor:
@@ -105,7 +116,7 @@ class _PyGAdapter:
         """Return the model's output for the edges of `graph` in this order."""
         fields = _fields_of(graph, order)
         try:
-            outputs = _call_with(self.model, fields)
+            outputs = _call_with(self.model, fields, graph.name)
         except (FgaiError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -115,9 +126,51 @@ class _PyGAdapter:
                 " called, how many features it reads, and that it keeps nothing per node or edge"
             ) from error
         outputs = _tensor(outputs, self.model)
-        if isinstance(uncompiled(self.model), Wrapped):
-            _check_rows(outputs, graph, self.model)
+        rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
+        wrapped = isinstance(uncompiled(self.model), Wrapped)
+        if wrapped and (outputs.dim() != 2 or outputs.shape[0] != rows):
+            unit = "node" if rows == graph.num_nodes else "graph"
+            raise InputError(
+                f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}, got"
+                f" {tuple(outputs.shape)} from {model_name(self.model)}"
+            )
         return outputs
+
+    def _check(self, graph: Graph) -> None:
+        """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
+
+        fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per
+        edge would pair them with other edges. A model whose outputs differ from call to call is not judged.
+        """
+        model, name = self.model, model_name(self.model)
+        checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
+        if model in checked:
+            return
+        if not isinstance(uncompiled(model), Wrapped):
+            _arguments(model, _fields_of(graph), graph.name)
+        _check_dtype(model, graph)
+        every = torch.arange(graph.num_edges, device=graph.device)
+        cuda = [graph.device] if graph.device.type == "cuda" else []
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
+            outputs = self._outputs(graph)
+
+            def change(edges: Tensor) -> bool:
+                moved = _differ(outputs, self._outputs(graph, _shuffled(edges)))
+                return moved and not _differ(outputs, self._outputs(graph))
+
+            if change(every):
+                raise InputError(
+                    f"{name} gives other outputs when the edges of {graph.name!r} come in another order, and"
+                    " fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
+                )
+            if graph.merged is not None:
+                again = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
+                if change(torch.cat([every, again])):
+                    raise InputError(
+                        f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
+                        " fgai merges; use `data = data.coalesce()` and train it on that"
+                    )
+        checked.add(model)
 
     def layerwise(self) -> Layerwise | None:
         """Return None: the operations between the layers are not known."""
@@ -194,15 +247,15 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     graph = prepared(wrapped, data if isinstance(data, Graph) else Graph.from_data(data))
     fields = _fields_of(graph)
     with evaluating(wrapped), torch.no_grad():
-        ours = _call_with(wrapped, fields)
+        ours = _call_with(wrapped, fields, graph.name)
         try:
             theirs = wrapped(graph if isinstance(data, Graph) else data.clone().to(graph.device))
         except Exception as error:
             raise InputError(f"`call` failed on `data` itself: {error}") from error
-        if _differ(ours, theirs) and not _differ(ours, _call_with(wrapped, fields)):
+        if _differ(ours, theirs) and not _differ(ours, _call_with(wrapped, fields, graph.name)):
             raise InputError(
-                f"{model_name(wrapped)} says something else of `data` than of what fgai keeps of it"
-                f" ({', '.join(fields)}); put what else `call` reads into `x` or `edge_attr`"
+                f"{model_name(wrapped)} returns other logits for `data` than for the fields fgai keeps of"
+                f" it ({', '.join(fields)}); put what else `call` reads into `x` or `edge_attr`"
             )
     return wrapped
 
@@ -239,105 +292,224 @@ def _fields_of(graph: Graph, order: Tensor | None = None) -> dict[str, Tensor]:
     return fields if graph.batch is None else {**fields, "batch": graph.batch}
 
 
-def _call_with(model: nn.Module, fields: dict[str, Tensor]) -> Any:
+def _call_with(model: nn.Module, fields: dict[str, Tensor], name: str) -> Any:
     if isinstance(uncompiled(model), Wrapped):
         from torch_geometric.data import Data
 
         return model(Data(**fields, num_nodes=len(fields["x"])))
     if len(fields) == len(_ALWAYS):
         return model(fields["x"], fields["edge_index"])
-    positional, named = _arguments(model, fields)
+    positional, named = _arguments(model, fields, name)
     return model(*(fields[name] for name in positional), **{name: fields[name] for name in named})
 
 
-def _arguments(model: nn.Module, fields: dict[str, Tensor]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the fields that are passed by position and by name; raise for values that no argument takes."""
-    signature = _signature(model)
+def _arguments(
+    model: nn.Module, fields: dict[str, Tensor], name: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fields that are passed by position and by name; raise unless `forward` takes all of them."""
+    signature: inspect.Signature | None = None
+    with suppress(TypeError, ValueError):  # scripted models have none
+        signature = inspect.signature(uncompiled(model).forward)
     parameters = {} if signature is None else signature.parameters
     anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    others = [name for name in fields if name not in _ALWAYS]
-    named = tuple(name for name in others if anything or name in parameters)
-    unseen = [name for name in others if name not in named]
-    if unseen == ["batch"] and not named:
-        return (*_ALWAYS, "batch"), ()
-    if unseen:
-        takes = "" if signature is None else str(signature)
+    others = [field for field in fields if field not in _ALWAYS]
+    named = tuple(field for field in others if anything or field in parameters)
+    unread = [field for field in others if field not in named]
+    positional: tuple[str, ...] = _ALWAYS
+    if unread == ["batch"] and not named:
+        positional = (*_ALWAYS, "batch")
+    elif unread:
         raise InputError(
-            f"`{unseen[0]}` of the graph would not be seen by {model_name(model)}.forward{takes}; name an"
-            f" argument so, say how it is called ({_EXAMPLE}), or set `data.{unseen[0]} = None`"
+            f"`{unread[0]}` of the graph would not be seen by {model_name(model)}.forward{signature or ''};"
+            f" name an argument so, say how it is called ({_EXAMPLE}), or set `data.{unread[0]} = None`"
         )
-    return _ALWAYS, named
-
-
-def _signature(model: nn.Module) -> inspect.Signature | None:
-    """Return the signature of `forward`; None for scripted models, which have none."""
-    with suppress(TypeError, ValueError):
-        return inspect.signature(uncompiled(model).forward)
-    return None
-
-
-def _check_arguments(model: nn.Module, graph: Graph, fields: dict[str, Tensor]) -> None:
-    """Raise if `model.forward` cannot be called with the fields of the graph."""
-    if isinstance(uncompiled(model), Wrapped):
-        return
-    positional, named = _arguments(model, fields)
-    signature = _signature(model)
-    if signature is None:
-        return
     try:
-        signature.bind(*positional, **dict.fromkeys(named))
+        if signature is not None:
+            signature.bind(*positional, **dict.fromkeys(named))
     except TypeError:
-        missing = [name for name in VALUES if name in signature.parameters and name not in fields]
-        lack = f"; {graph.name!r} has no `{missing[0]}`, give `data.{missing[0]}`" if missing else ""
-        ours = f"model({', '.join((*positional, *(f'{name}={name}' for name in named)))})"
+        missing = [field for field in VALUES if field in parameters and field not in fields]
+        lack = f"; {name!r} has no `{missing[0]}`, give `data.{missing[0]}`" if missing else ""
+        ours = f"model({', '.join((*positional, *(f'{field}={field}' for field in named)))})"
         raise InputError(
             f"{model_name(model)}.forward takes {signature}, fgai calls it as {ours}{lack};"
             f" say how it is called: {_EXAMPLE}"
         ) from None
-
-
-def _check_rows(outputs: Tensor, graph: Graph, model: nn.Module) -> None:
-    """Raise unless there is a row for every node, or for every small graph of a batch."""
-    rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
-    if outputs.dim() != 2 or outputs.shape[0] != rows:
-        unit = "node" if rows == graph.num_nodes else "graph"
-        raise InputError(
-            f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}, got"
-            f" {tuple(outputs.shape)} from {model_name(model)}"
-        )
-
-
-def _check_model(model: nn.Module, graph: Graph, forward: Callable[[Tensor | None], Tensor]) -> None:
-    """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
-
-    fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per edge
-    would pair them with other edges. A model whose outputs differ from call to call cannot be judged.
-    """
-    checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
-    if model in checked:
-        return
-    _check_arguments(model, graph, _fields_of(graph))
-    _check_dtype(model, graph)
-    every = torch.arange(graph.num_edges, device=graph.device)
-    cuda = [graph.device] if graph.device.type == "cuda" else []
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
-        outputs = forward(None)
-        if _differ(outputs, forward(_shuffled(every))) and not _differ(outputs, forward(None)):
-            raise InputError(
-                f"{model_name(model)} gives other outputs when the edges of {graph.name!r} come in another"
-                " order, and fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
-            )
-        if graph.merged is not None:
-            again = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
-            repeated = _shuffled(torch.cat([every, again]))
-            if _differ(outputs, forward(repeated)) and not _differ(outputs, forward(None)):
-                raise InputError(
-                    f"{model_name(model)} counts the {graph.merged.shape[1]} duplicate edges of"
-                    f" {graph.name!r}, which fgai merges; use `data = data.coalesce()` and train it on that"
-                )
-    checked.add(model)
+    return positional, named
 
 
 def _shuffled(order: Tensor) -> Tensor:
     steps = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
     return order[steps.to(order.device)]
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class LayerRun:
+    """One run of one attention layer.
+
+    Attributes:
+        layer: the module.
+        inputs: its positional arguments.
+        output: if it returned one tensor.
+        version: of the output's memory when it was returned; in-place changes raise it.
+    """
+
+    layer: nn.Module
+    inputs: tuple[Any, ...]
+    output: Tensor | None
+    version: int
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """The result of one forward pass.
+
+    Attributes:
+        graph: as the model read it.
+        logits: a row per node, link or small graph.
+        attention: of every layer, before dropout: [E, H], or [E, 1] averaged over heads.
+        runs: one per layer of `attention`; empty unless requested, or if the runs do not match the layers.
+        ends_with_layer: whether the logits are the output of the last of `runs`, untouched.
+    """
+
+    graph: Graph
+    logits: Tensor
+    attention: AttentionMap
+    runs: tuple[LayerRun, ...] = ()
+    ends_with_layer: bool = False
+
+    def averaged(self) -> Observation:
+        """Return the same with the heads averaged, [E, 1] per layer."""
+        return replace(self, attention=self.attention.heads("mean"))
+
+
+@typed
+def call_model(model: nn.Module, graph: Graph) -> Tensor:
+    """Return the model's logits on a graph: per node [N, C], per link [L, 2] or per small graph [G, C].
+
+    Gradients flow to injected features and feature deltas of the graph. fgai's models are called as
+    `model(graph)`, any other as `model(x, edge_index)`, see `fgai.wrap`.
+
+    Raises:
+        InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
+            returned something else than one tensor.
+    """
+    if graph.entry_values is None:
+        try:
+            return adapter_of(model).call(graph)
+        except RuntimeError:
+            _check_dtype(model, graph)  # a clearer error than that of the kernels
+            raise
+    entry = entry_limits(model)
+    if not entry:
+        raise InputError(
+            f"{graph.name!r} has `entry_values`, which only models with limits read; this"
+            f" {model_name(model)} has none, see `fgai.limit`"
+        )
+    with replacing_entry(entry, graph.entry_values):
+        return adapter_of(model).call(graph)
+
+
+@typed
+def observe(
+    model: nn.Module,
+    graph: Graph,
+    *,
+    heads: str = "each",
+    grad: bool = False,
+    inputs: bool = False,
+    perturb: PerturbLike | None = None,
+    ranked: bool = True,
+) -> Observation:
+    """Run the model once and return its logits and attention, and leave it as it was.
+
+    With `heads="mean"` the attention comes averaged from the fused kernels where possible: the same numbers
+    up to rounding, several times faster. Gradients of logits and attention both reach the parameters and the
+    features, but `torch.autograd.grad(logits, attention)` finds no path. With `heads="each"` it does.
+
+    Args:
+        model: fgai's or the user's.
+        graph: prepared for the model (see `prepared`).
+        heads: `each`, or `mean` for their average.
+        grad: keep gradients, and run the model in the mode it is in; otherwise in evaluation mode, detached.
+        inputs: also keep the inputs and the output of each attention layer.
+        perturb: change of the attention before dropout, see `record`.
+        ranked: also keep the scores that rank neighbours where heads are averaged.
+
+    Raises:
+        AttentionError: the model has no attention that can be recorded, see `record`.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.GAT.for_data(data)
+        >>> observation = observe(model, model.prepare(data), heads="mean")
+        >>> observation.logits.shape, observation.attention.last.num_heads, observation.logits.requires_grad
+        (torch.Size([2000, 5]), 1, False)
+    """
+    one_of(heads, "heads", HEADS)
+    if grad:
+        return _observe(model, graph, heads, inputs, perturb, ranked)
+    with evaluating(model), torch.no_grad():
+        observation = _observe(model, graph, heads, inputs, perturb, ranked)
+    return replace(observation, logits=observation.logits.detach(), attention=observation.attention.detach())
+
+
+def _observe(
+    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: PerturbLike | None, ranked: bool
+) -> Observation:
+    if heads == "mean" and perturb is None and not inputs:
+        layers = find_layers(uncompiled(model))
+        own = {name: layer for name, layer in layers.items() if isinstance(layer, TappedLayer)}
+        if len(own) == len(layers):
+            return _watched(model, own, graph, ranked)
+    runs: list[LayerRun] = []
+
+    def after(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        tensor = output if isinstance(output, Tensor) else None
+        runs.append(LayerRun(layer, inputs, tensor, -1 if tensor is None else tensor._version))
+
+    with alone(), ExitStack() as stack:
+        for layer in find_layers(uncompiled(model)).values() if inputs else ():
+            stack.callback(layer.register_forward_hook(after).remove)
+        tape = stack.enter_context(record(model, perturb=perturb, ranked=ranked))
+        logits = call_model(model, graph)
+    attention = tape.attention
+    if len(runs) != len(attention):
+        runs = []
+    # The same object, never written to since: no operation can lie between the layer and the output.
+    last = runs[-1] if runs else None
+    same = last is not None and last.output is logits and logits._version == last.version
+    observation = Observation(graph, logits, attention, tuple(runs), same)
+    return observation.averaged() if heads == "mean" else observation
+
+
+def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, ranked: bool) -> Observation:
+    """Collect the attention of fgai's own layers, averaged over the heads."""
+    entries: list[LayerAttention] = []
+    count: Counter[str] = Counter()
+    mine = threading.get_ident()
+
+    def watch(name: str) -> Watch:
+        def note(values: Tensor, adjacency: Adjacency, scores: Tensor | None) -> None:
+            if threading.get_ident() != mine:
+                return
+            count[name] += 1
+            label = name if count[name] == 1 else f"{name}:{count[name]}"
+            entries.append(LayerAttention.on(adjacency, values, label, scores))
+
+        return note
+
+    with alone():
+        before = [(layer.watch, layer.ranked) for layer in layers.values()]
+        try:
+            for name, layer in layers.items():
+                layer.watch, layer.ranked = watch(name), ranked
+            logits = call_model(model, graph)
+        finally:
+            for layer, (watched, ranked_before) in zip(layers.values(), before, strict=True):
+                layer.watch, layer.ranked = watched, ranked_before
+    if not entries:
+        raise AttentionError(f"no attention layer of {model_name(model)} ran in its forward pass")
+    return Observation(graph, logits, AttentionMap(tuple(entries)))

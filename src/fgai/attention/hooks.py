@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,11 +28,16 @@ from fgai.attention.interface import (
 )
 from fgai.attention.layer import LayerAttention, mean_heads
 from fgai.attention.map import AttentionMap
-from fgai.attention.perturb import Perturbation, PerturbLike
 from fgai.errors import AttentionError, InputError
-from fgai.sparse import Adjacency, edge_keys
+from fgai.sparse import Adjacency, edge_keys, edge_name, match_edges
 from fgai.typed import typed
 
+T = TypeVar("T")
+Perturb = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer number, attention [E, H], source [E], destination [E]) → attention [E, H]."""
+
+Delta = Tensor | LayerAttention
+PerturbLike = Perturb | Mapping[int, Delta] | Sequence[Delta | None] | AttentionMap
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
 _UNREAD = frozenset({
     "MultiheadAttention", "PerformerAttention", "PolynormerAttention", "SGFormerAttention",
@@ -51,26 +56,96 @@ _REFUSED = {
 }
 
 
-class _SortedEdges(NamedTuple):
-    """The edges of one layer as given and as recorded; kept from forward to forward."""
+@typed
+class Perturbation:
+    """Changes each layer's attention, edges sorted by (destination, source).
 
-    given: tuple[Tensor, Tensor]
-    source: Tensor
-    destination: Tensor
-    order: Tensor
-    inverse: Tensor
+    A function returns the new attention. A `Tensor` delta [E] or [E, H] is added row by row to the recorded
+    edges. A `LayerAttention` delta is matched by (source, destination): edges it does not name are left
+    alone, edges the layer does not have raise. One head is added to every head. Nothing is normalised again.
 
-    @classmethod
-    def of(cls, source: Tensor, destination: Tensor) -> _SortedEdges:
-        order = torch.argsort(edge_keys(source, destination), stable=True)
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(order.numel(), device=order.device)
-        return cls((source, destination), source[order], destination[order], order, inverse)
+    Args:
+        perturb: a function, `{layer number: delta}`, one delta (or None) per layer, or an `AttentionMap`.
+    """
 
-    def fits(self, source: Tensor, destination: Tensor) -> bool:
-        if self.source.device != source.device:
-            return False
-        return torch.equal(self.given[0], source) and torch.equal(self.given[1], destination)
+    def __init__(self, perturb: PerturbLike) -> None:
+        self._function: Perturb | None = None
+        self._deltas: dict[int, Delta] = {}
+        self._depth: int | None = None
+        if isinstance(perturb, Mapping):
+            self._deltas = dict(perturb)
+        elif isinstance(perturb, AttentionMap):
+            self._deltas, self._depth = dict(enumerate(perturb)), len(perturb)
+        elif isinstance(perturb, list | tuple):
+            self._deltas = {index: delta for index, delta in enumerate(perturb) if delta is not None}
+            self._depth = len(perturb)
+        elif callable(perturb):
+            self._function = perturb
+        else:
+            raise InputError(
+                "`perturb` must be a function, a dict {layer number: delta}, a list with one delta per layer"
+                f" or an AttentionMap, got {type(perturb).__name__}"
+            )
+        for index, delta in self._deltas.items():
+            if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+                raise InputError(f"`perturb` must name layers by their number from 0 on, got {index!r}")
+            if not isinstance(delta, Tensor | LayerAttention):
+                kind = type(delta).__name__
+                raise InputError(f"`perturb[{index}]` must be a Tensor or a LayerAttention, got {kind}")
+
+    def __call__(self, index: int, layer: LayerAttention) -> Tensor:
+        """Return the perturbed attention [E, H] of layer number `index`."""
+        if self._function is not None:
+            result = self._function(index, layer.values, layer.source, layer.destination)
+            if not isinstance(result, Tensor) or result.shape != layer.values.shape:
+                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                raise AttentionError(
+                    f"`perturb` must return the attention of layer {layer.name!r} with shape"
+                    f" {tuple(layer.values.shape)}, got {got}"
+                )
+            return result.to(layer.values.dtype)
+        delta = self._deltas.get(index)
+        if delta is None:
+            return layer.values
+        if isinstance(delta, LayerAttention):
+            return _add_by_key(layer, delta)
+        return layer.values + _fit(delta, layer, layer.num_edges)
+
+    def check_depth(self, count: int) -> None:
+        """Raise `AttentionError` if deltas were given for layers that did not run."""
+        if self._depth is not None and self._depth != count:
+            raise AttentionError(f"`perturb` has {self._depth} deltas, but {count} attention layers ran")
+        beyond = sorted(index for index in self._deltas if index >= count)
+        if beyond:
+            raise AttentionError(f"`perturb` names layer {beyond[0]}, but only {count} attention layers ran")
+
+
+def _fit(delta: Tensor, layer: LayerAttention, rows: int) -> Tensor:
+    """Bring a delta to shape [rows, H or 1] and the type of the attention."""
+    shaped = delta[:, None] if delta.dim() == 1 else delta
+    if shaped.dim() != 2 or shaped.shape[0] != rows or shaped.shape[1] not in (1, layer.num_heads):
+        raise AttentionError(
+            f"the perturbation of layer {layer.name!r} must have shape [{rows}] or"
+            f" [{rows}, {layer.num_heads}] (edges, heads), got {tuple(delta.shape)};"
+            " give a LayerAttention to match edges by key"
+        )
+    return shaped.to(layer.values.dtype)
+
+
+def _add_by_key(layer: LayerAttention, delta: LayerAttention) -> Tensor:
+    values = _fit(delta.values, layer, delta.num_edges)
+    if layer.same_edges(delta):
+        return layer.values + values
+    theirs, mine = match_edges(delta.keys, layer.keys)
+    if theirs.numel() < delta.num_edges:
+        missing = delta.keys.new_ones(delta.num_edges).bool()
+        missing[theirs] = False
+        first = edge_name(int(delta.keys[missing][0]))
+        raise AttentionError(
+            f"the perturbation names {int(missing.sum())} edges that layer {layer.name!r} does not have,"
+            f" the first is {first}; `restrict` it to the layer's edges"
+        )
+    return layer.values.index_add(0, mine, values[theirs].expand(-1, layer.num_heads))
 
 
 @typed
@@ -90,7 +165,7 @@ class Tape:
         self._used: list[LayerAttention] = []
         self._computed: list[LayerAttention] = []
         self._runs: Counter[tuple[str, EdgeType | None]] = Counter()
-        self._edges: dict[int, _SortedEdges] = {}
+        self._edges: dict[int, tuple[Tensor, ...]] = {}
         self._depth = 0
         self._complete = False
         self._thread = threading.get_ident()
@@ -134,7 +209,17 @@ class Tape:
     ) -> Tensor:
         """Record the attention of one run of the layer `name` and return the attention to use, see `Tap`."""
         self._check_thread()
-        self._check(name, attention, source)
+        if self._complete and self._depth == 0:
+            raise AttentionError(
+                f"layer {name!r} ran outside the recorded model's forward, after one had been recorded:"
+                " call the model itself, or `tape.clear()` before calling a part of it (activation"
+                " checkpointing, which runs layers again in the backward pass, cannot be recorded)"
+            )
+        if attention.dim() != 2 or attention.shape[0] != source.shape[0]:
+            raise AttentionError(
+                f"attention of layer {name!r} must have shape [{source.shape[0]}, heads], one row per edge,"
+                f" got {tuple(attention.shape)}"
+            )
         if self._layout is not None:
             name, edge_type = self._layout.place(name) if edge_type is None else (name, edge_type)
             source, destination = self._layout.ends(edge_type, source, destination)
@@ -149,15 +234,12 @@ class Tape:
         label = self._label(name, edge_type)
         if adjacency is not None:
             return self._write(LayerAttention.on(adjacency, attention, label, ranks))
-        index = len(self._used)
-        edges = self._edges.get(index)
-        if edges is None or not edges.fits(source, destination):
-            edges = self._edges[index] = _SortedEdges.of(source, destination)
-        values = attention.index_select(0, edges.order)
-        ranks = None if ranks is None else ranks.index_select(0, edges.order)
-        ends = edges.source, edges.destination
+        source, destination, order, inverse = self._sorted(source, destination)
+        values = attention.index_select(0, order)
+        ranks = None if ranks is None else ranks.index_select(0, order)
+        ends = source, destination
         computed = LayerAttention(values, *ends, num_nodes, label, scores=ranks, edge_type=edge_type)
-        return self._write(computed).index_select(0, edges.inverse)
+        return self._write(computed).index_select(0, inverse)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Start a forward of the recorded model."""
@@ -185,6 +267,21 @@ class Tape:
         if self._depth == 0 and not self._complete:
             self.clear()
 
+    def _sorted(self, source: Tensor, destination: Tensor) -> tuple[Tensor, ...]:
+        """Return the sorted ends, the order and its inverse; kept from forward to forward."""
+        index = len(self._used)
+        if index in self._edges:
+            ends, edges = self._edges[index][:2], self._edges[index][2:]
+            same_device = ends[0].device == source.device
+            if same_device and torch.equal(ends[0], source) and torch.equal(ends[1], destination):
+                return edges
+        order = torch.argsort(edge_keys(source, destination), stable=True)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(order.numel(), device=order.device)
+        edges = source[order], destination[order], order, inverse
+        self._edges[index] = (source, destination, *edges)
+        return edges
+
     def _label(self, name: str, edge_type: EdgeType | None) -> str:
         self._runs[name, edge_type] += 1
         count = self._runs[name, edge_type]
@@ -198,19 +295,6 @@ class Tape:
         self._computed.append(computed)
         self._used.append(used)
         return used.values
-
-    def _check(self, name: str, attention: Tensor, source: Tensor) -> None:
-        if self._complete and self._depth == 0:
-            raise AttentionError(
-                f"layer {name!r} ran outside the recorded model's forward, after one had been recorded:"
-                " call the model itself, or `tape.clear()` before calling a part of it (activation"
-                " checkpointing, which runs layers again in the backward pass, cannot be recorded)"
-            )
-        if attention.dim() != 2 or attention.shape[0] != source.shape[0]:
-            raise AttentionError(
-                f"attention of layer {name!r} must have shape [{source.shape[0]}, heads], one row per edge,"
-                f" got {tuple(attention.shape)}"
-            )
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
@@ -368,15 +452,20 @@ def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     _REGISTRY[layer_type] = adapter
 
 
-def _adapter_for(layer: nn.Module) -> Adapter | None:
-    """Return the adapter of a layer, or None if fgai knows none."""
-    adapters = _REGISTRY
+def nearest(
+    layer: nn.Module, registry: Mapping[type[nn.Module], T], of_pyg: Callable[[Any], Mapping[Any, T]]
+) -> T | None:
+    """Return the entry of the nearest class of a layer; `of_pyg` reads PyG's off `fgai.attention.pyg`."""
     # Importing PyG's layers takes seconds; while they are not imported, no model can hold one.
     if "torch_geometric.nn" in sys.modules:
-        from fgai.attention.pyg import PYG_ADAPTERS
+        from fgai.attention import pyg
 
-        adapters = {**PYG_ADAPTERS, **_REGISTRY}
-    return next((adapters[kind] for kind in type(layer).__mro__ if kind in adapters), None)
+        registry = {**of_pyg(pyg), **registry}
+    return next((registry[kind] for kind in type(layer).__mro__ if kind in registry), None)
+
+
+def _adapter_for(layer: nn.Module) -> Adapter | None:
+    return nearest(layer, _REGISTRY, lambda pyg: pyg.PYG_ADAPTERS)
 
 
 @contextmanager
@@ -386,12 +475,11 @@ def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
 
     def tapped(attention: Tensor, adjacency: Adjacency, scores: Tensor | None = None) -> Tensor:
         if previous is not None:
-            computed = attention
-            attention = previous(computed, adjacency, scores)
+            computed, attention = attention, previous(attention, adjacency, scores)
             scores = scores if attention is computed else None
-        source, destination = adjacency.source, adjacency.destination
-        known = None if scores is None else lambda: scores
-        return tap(attention, source, destination, adjacency.num_nodes, adjacency=adjacency, scores=known)
+        ends = adjacency.source, adjacency.destination, adjacency.num_nodes
+        compute = None if scores is None else lambda: scores
+        return tap(attention, *ends, adjacency=adjacency, scores=compute)
 
     layer.tap = tapped
     try:
@@ -403,59 +491,50 @@ def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
 _REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}
 
 
-class _Taps(list[tuple[Tap, bool]]):
-    """The taps of a layer, outermost block first, each with whether it perturbs."""
-
-    def tap(self, attention: Tensor, *ends: Any, scores: Scores | None = None, **options: Any) -> Tensor:
-        for tap, perturbs in tuple(self):
-            attention = tap(attention, *ends, scores=scores, **options)
-            scores = None if perturbs else scores  # they do not belong to perturbed attention
-        return attention
-
-
-_INSTALLED: WeakKeyDictionary[nn.Module, tuple[_Taps, AbstractContextManager[None]]] = WeakKeyDictionary()
+_OPEN: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = WeakKeyDictionary()
+"""Layers that are being recorded: their tapes, outermost block first, and what closes their adapter."""
 
 
 @contextmanager
 def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
-    """Write every run of `layer` on the tape; a run that does not call the tap raises."""
-    runs = [0]
-
-    def tap(*args: Any, **kwargs: Any) -> Tensor:
-        runs[0] += 1
-        return tape.tap(name, *args, **kwargs)
-
-    def before(*_: Any) -> None:
-        runs[0] = 0
-
-    def after(module: nn.Module, *_: Any) -> None:
-        if runs[0] == 0:
-            raise AttentionError(
-                f"layer {name!r} ({type(module).__name__}) ran without showing its attention;"
-                " give it an adapter of its own with `fgai.attention.register_adapter`"
-            )
-
-    with _installed(layer, tap, tape.perturbs), ExitStack() as stack:
-        stack.callback(layer.register_forward_pre_hook(before).remove)
-        stack.callback(layer.register_forward_hook(after).remove)
-        yield
-
-
-@contextmanager
-def _installed(layer: nn.Module, tap: Tap, perturbs: bool) -> Iterator[None]:
-    """Add a tap to a layer; its adapter is open while there are any."""
-    if layer not in _INSTALLED:
-        taps, adapter = _Taps(), _adapter_for(layer)
-        assert adapter is not None
-        opened = adapter(layer, taps.tap)
-        opened.__enter__()
-        _INSTALLED[layer] = taps, opened
-    taps, opened = _INSTALLED[layer]
-    taps.append((tap, perturbs))
+    """Write every run of `layer` on the tape; its adapter is open while any block records it."""
+    if layer not in _OPEN:
+        _OPEN[layer] = _opened(layer)
+    tapes, adapter = _OPEN[layer]
+    tapes.append((name, tape))
     try:
         yield
     finally:
-        taps.remove((tap, perturbs))
-        if not taps:
-            del _INSTALLED[layer]
-            opened.__exit__(None, None, None)
+        tapes.remove((name, tape))
+        if not tapes:
+            del _OPEN[layer]
+            adapter.close()
+
+
+def _opened(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
+    tapes: list[tuple[str, Tape]] = []
+    calls = [0]
+
+    def tap(attention: Tensor, *ends: Any, scores: Scores | None = None, **options: Any) -> Tensor:
+        calls[0] += 1
+        for name, tape in tuple(tapes):
+            attention = tape.tap(name, attention, *ends, scores=scores, **options)
+            scores = None if tape.perturbs else scores  # they do not belong to perturbed attention
+        return attention
+
+    def before(*_: Any) -> None:
+        calls[0] = 0
+
+    def after(module: nn.Module, *_: Any) -> None:
+        if calls[0] == 0:
+            raise AttentionError(
+                f"layer {tapes[0][0]!r} ({type(module).__name__}) ran without showing its attention;"
+                " give it an adapter of its own with `fgai.attention.register_adapter`"
+            )
+
+    adapter, stack = _adapter_for(layer), ExitStack()
+    assert adapter is not None
+    stack.enter_context(adapter(layer, tap))
+    stack.callback(layer.register_forward_pre_hook(before).remove)
+    stack.callback(layer.register_forward_hook(after).remove)
+    return tapes, stack

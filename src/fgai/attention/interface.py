@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fgai.alone import alone
 from fgai.errors import AttentionError, FgaiWarning, InputError, warn
 from fgai.graph import Graph
-from fgai.graph.fields import VALUES
 from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 
@@ -30,9 +29,6 @@ NodeCount = int | tuple[int, int]
 """Number of nodes, or of sources and of destinations where these are numbered separately."""
 Scores = Callable[[], Tensor]
 """Computes the scores [E, H] when they are needed."""
-
-_WORDS = {"x": "features", "edge_attr": "attributes of edges", "edge_weight": "weights of edges"}
-
 
 Tap = Callable[..., Tensor]
 """`tap(attention, source, destination, num_nodes, adjacency=None, scores=None, edge_type=None) → attention`.
@@ -199,13 +195,12 @@ def originals(*models: Any) -> tuple[Any, ...]:
 
     A compiled model would be compiled again for every graph of an attack.
     """
-    found = tuple(uncompiled(model) if isinstance(model, nn.Module) else model for model in models)
-    changed = [model for model, given in zip(found, models, strict=True) if model is not given]
-    if changed:
-        names = " and ".join(dict.fromkeys(map(model_name, changed)))
+    compiled = [model for model in models if isinstance(model, nn.Module) and uncompiled(model) is not model]
+    if compiled:
+        names = " and ".join(dict.fromkeys(map(model_name, compiled)))
         note = f"{names} is compiled: its original module is used, and what is made of it is not compiled"
         warn(FgaiWarning(note))
-    return found
+    return tuple(uncompiled(model) if isinstance(model, nn.Module) else model for model in models)
 
 
 @typed
@@ -217,14 +212,15 @@ def model_name(model: nn.Module) -> str:
 def _check_dtype(model: nn.Module, graph: Graph) -> None:
     """Raise `InputError` if features or values on edges have another dtype than the parameters."""
     expected = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    on_edges = {name: values for name in VALUES if (values := getattr(graph, name)) is not None}
-    dtypes = {name: values.dtype for name, values in on_edges.items() if values.is_floating_point()}
-    dtypes |= {} if graph.features is None else {"x": graph.features.dtype}
-    for name, dtype in dtypes.items():
-        if expected is not None and dtype != expected:
+    values = {"x": graph.features, "edge_attr": graph.edge_attr, "edge_weight": graph.edge_weight}
+    words = {"x": "features", "edge_attr": "attributes of edges", "edge_weight": "weights of edges"}
+    for name, value in values.items():
+        if value is None or expected in (None, value.dtype):
+            continue
+        if name == "x" or value.dtype.is_floating_point:
             raise InputError(
-                f"the {_WORDS[name]} of {graph.name!r} are {dtype}, the parameters of {model_name(model)}"
-                f" {expected}; use `data.{name} = data.{name}.to({expected})`"
+                f"the {words[name]} of {graph.name!r} are {value.dtype}, the parameters of"
+                f" {model_name(model)} {expected}; use `data.{name} = data.{name}.to({expected})`"
             )
 
 

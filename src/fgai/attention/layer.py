@@ -135,8 +135,7 @@ class LayerAttention:
     @cached_property
     def rowptr(self) -> Tensor:
         """[N + 1] int64: the incoming edges of node i are `rowptr[i]:rowptr[i + 1]`."""
-        known = self.adjacency
-        return pointers(self.destination, self.num_nodes) if known is None else known.rowptr
+        return pointers(self.destination, self.num_nodes) if self.adjacency is None else self.adjacency.rowptr
 
     @cached_property
     def degree(self) -> Tensor:
@@ -209,12 +208,7 @@ class LayerAttention:
         return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
 
     def heads(self, how: str | int = "mean") -> Tensor:
-        """Reduce the heads to one number per edge [E].
-
-        Args:
-            how: `"mean"`, `"max"`, `"log"` for `explanation` in the dtype of the attention, or a head's
-                number.
-        """
+        """Return one number per edge [E]: `"mean"`, `"max"`, `"log"` (`explanation`) or a head by number."""
         if isinstance(how, int):
             if not -self.num_heads <= how < self.num_heads:
                 raise InputError(
@@ -325,8 +319,7 @@ class LayerAttention:
     def check_sums(self, tolerance: float | None = None) -> None:
         """Raise `AttentionError` unless the attention of every node with an incoming edge sums to one.
 
-        Args:
-            tolerance: allowed distance from one; by default 1e-8 in float64, 1e-4 in float32, 0.05 below.
+        It may be off by `tolerance`: by default 1e-8 in float64, 1e-4 in float32, 0.05 below.
         """
         slack = _TOLERANCE.get(self.values.dtype, 0.05) if tolerance is None else tolerance
         off = (self.sums().detach().double() - 1).abs().amax(dim=1) * (self.degree > 0)

@@ -8,23 +8,23 @@ channels, not in all. Limits measured on all values of a graph change nothing on
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fgai import checks
 from fgai.alone import alone
-from fgai.attention.hooks import find_layers
+from fgai.attention.hooks import find_layers, nearest
 from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, loudness
 from fgai.typed import typed
 
+R = TypeVar("R")
 Limiter = Callable[[Any], None]
 """Adds limits to a layer, in place."""
 
@@ -39,12 +39,8 @@ differently, and their values must not be clipped for that."""
 class Limits(nn.Module):
     """The range of one thing that an attention layer reads of every node, by channel and as a norm.
 
-    It is infinite and clips nothing until it is measured. With `derived=True` only the per-channel range is
-    enforced; the norm bound already holds for the input.
-
-    Args:
-        *size: of one row, e.g. heads and channels.
-        derived: whether the layer computes it from something that has limits of its own.
+    It is infinite and clips nothing until it is measured. `size` is that of one row, e.g. heads and channels.
+    With `derived=True` only the per-channel range is enforced; the norm bound already holds for the input.
 
     Attributes:
         low: lower ends.
@@ -69,7 +65,7 @@ class Limits(nn.Module):
         self.register_buffer("radius", torch.full((), torch.inf))
         self.register_buffer("usual", torch.zeros(()))
         self.straight, self.derived = False, derived
-        self._measuring: _Measuring | None = None
+        self._reader: Callable[[Limits, Tensor], Tensor] | None = None
         self._points: tuple[Tensor, Tensor] | None = None
         self._record: list[Tensor] | None = None
         self._count: list[int] | None = None
@@ -81,24 +77,22 @@ class Limits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`."""
-        measuring = self._measuring
-        if measuring is not None and measuring.take(self, x):
-            return x
-        low, high, radius = self.low.view(x.shape[1:]), self.high.view(x.shape[1:]), self.radius
-        if measuring is not None:  # a later run may widen the range before the backward pass reads it
-            low, high, radius = low.clone(), high.clone(), radius.clone()
-        if self._count is not None:
-            clipped = clip(x.detach(), low, high, radius)
-            self._count[0] += int(clipped.ne(x.detach()).sum())
-            self._count[1] += x.numel()
-        out = clip(x, low, high, radius, straight=self.straight)
-        if measuring is not None:
-            measuring.keep(self, out)
+        out = self.clip(x) if self._reader is None else self._reader(self, x)
         if self._points is not None:
-            out = self._replaced(out)
+            out = self._replaced(out, *self._points)
         if self._record is not None:
             self._record.append(self.points_of(out.detach().view(-1, *self.low.shape)))
         return out
+
+    def clip(self, x: Tensor, *, copied: bool = False) -> Tensor:
+        """Return `x` [N, ...] clipped; with `copied`, to a copy of the range, which may then be widened."""
+        bounds = [self.low.view(x.shape[1:]), self.high.view(x.shape[1:]), self.radius]
+        if copied:
+            bounds = [bound.clone() for bound in bounds]
+        if self._count is not None:
+            self._count[0] += int(clip(x.detach(), *bounds).ne(x.detach()).sum())
+            self._count[1] += x.numel()
+        return clip(x, *bounds, straight=self.straight)
 
     def at(self, points: Tensor) -> Tensor:
         """Return the values at points of the unit box [M, ...]: 0 is the lower end, 1 the upper."""
@@ -120,15 +114,11 @@ class Limits(nn.Module):
         earlier: Sequence[Tensor] = (),
         usual: bool = True,
     ) -> None:
-        """Take range and radius from rows [N, ...].
+        """Take range and radius from rows `x` [N, ...].
 
-        Args:
-            x: values of nodes.
-            clip_share: share of the rows left out at either end of each channel.
-            shrink: share of the rows, those of largest norm, that are shrunk to the norm of the rest.
-            every: take order statistics from one row in so many.
-            earlier: values from earlier runs of the layer; range and radius are widened to contain them.
-            usual: also count the numbers that are clipped.
+        A share `clip_share` is left out at either end of each channel, and the share `shrink` of largest norm
+        is shrunk to the norm of the rest. Order statistics come from one row in `every`. Range and radius are
+        widened to contain the values of `earlier` runs. With `usual` the numbers that are clipped are counted.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = own = ranges(rows[::every] if clip_share else rows, clip_share)
@@ -160,10 +150,8 @@ class Limits(nn.Module):
         for name, values in {"low": low, "high": high, "radius": radius, "usual": usual}.items():
             getattr(self, name).copy_(values)
 
-    def _replaced(self, x: Tensor) -> Tensor:
-        """Replace some of the last rows by points of the unit box."""
-        assert self._points is not None
-        points, chosen = self._points
+    def _replaced(self, x: Tensor, points: Tensor, chosen: Tensor) -> Tensor:
+        """Replace the chosen ones of the last rows by points of the unit box."""
         first = x.shape[0] - points.shape[0]
         mask = chosen.view(-1, *[1] * (x.dim() - 1))
         values = clip(self.at(points), self.low, self.high, self.radius, straight=self.straight)
@@ -172,7 +160,7 @@ class Limits(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the settings of a block."""
-        return {**self.__dict__, "_measuring": None, "_points": None, "_record": None, "_count": None}
+        return {**self.__dict__, "_reader": None, "_points": None, "_record": None, "_count": None}
 
 
 def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
@@ -201,49 +189,24 @@ def largest(x: Tensor, share: float) -> Tensor:
     return x.max() if count == 0 else x.kthvalue(x.numel() - count).values
 
 
-class _Measuring:
-    """One block of `measuring`: its settings, and the rows of each run."""
-
-    def __init__(self, clip_share: float, shrink: float, nodes: Tensor | None, sampled: bool) -> None:
-        self.clip_share, self.shrink, self.nodes, self.sampled = clip_share, shrink, nodes, sampled
-        self.earlier: dict[Limits, list[Tensor]] = {}
-
-    def take(self, limits: Limits, x: Tensor) -> bool:
-        """Measure `x`; return whether nothing of it can be outside."""
-        rows = x if self.nodes is None else x[self.nodes]
-        every = max(1, rows.shape[0] // SAMPLE) if self.sampled else 1
-        # A layer that runs twice has one range for both.
-        earlier = self.earlier.setdefault(limits, [])
-        usual = not self.sampled
-        limits.measure(rows, self.clip_share, self.shrink, every=every, earlier=earlier, usual=usual)
-        inside = self.clip_share == self.shrink == 0 and self.nodes is None
-        if inside:
-            self.keep(limits, x)
-        return inside
-
-    def keep(self, limits: Limits, x: Tensor) -> None:
-        self.earlier[limits].append((x if self.nodes is None else x[self.nodes]).detach())
-
-
-class _Collecting(_Measuring):
-    """One block of `collecting`: values go to a function and on unchanged."""
-
-    def __init__(self, note: Callable[[Limits, Tensor], None]) -> None:
-        self.note = note
-
-    def take(self, limits: Limits, x: Tensor) -> bool:
-        self.note(limits, x.detach())
-        return True
-
-
 @typed
 def limits_of(model: nn.Module) -> list[Limits]:
     """Return all limits of a model, in the order of its modules; empty if it has none."""
     return [module for module in model.modules() if isinstance(module, Limits)]
 
 
-@typed
 @contextmanager
+def _set(changes: Iterable[tuple[Limits, str, Any]], result: R) -> Iterator[R]:
+    """Set attributes of limits for a block, which gets `result`; such blocks in other threads wait."""
+    with ExitStack() as stack:
+        stack.enter_context(alone())
+        for limits, name, value in changes:
+            stack.callback(setattr, limits, name, getattr(limits, name))
+            setattr(limits, name, value)
+        yield result
+
+
+@typed
 def measuring(
     model: nn.Module,
     clip_share: float = 0.0,
@@ -251,35 +214,52 @@ def measuring(
     *,
     shrink: float = 0.0,
     sampled: bool = False,
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Take the ranges of a model's limits from every forward pass in the block; of all runs of a layer.
 
-    Args:
-        model: with limits.
-        clip_share: share of the nodes left out, and clipped, at either end of each channel.
-        nodes: bool [N] or indices of those whose ranges count; all by default.
-        shrink: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
-        sampled: take order statistics from at most a few thousand nodes, evenly spread.
+    `clip_share` and `shrink` as in `Limits.measure`. Only the ranges of `nodes` (bool [N] or indices) count,
+    all by default. With `sampled`, order statistics come from a few thousand nodes, evenly spread.
     """
-    block = _Measuring(clip_share, shrink, nodes, sampled)
-    with _set((limits, "_measuring", block) for limits in limits_of(model)):
-        yield
+    runs_of: dict[Limits, list[Tensor]] = {}
+
+    def read(limits: Limits, x: Tensor) -> Tensor:
+        rows = x if nodes is None else x[nodes]
+        every = max(1, rows.shape[0] // SAMPLE) if sampled else 1
+        runs = runs_of.setdefault(limits, [])  # a layer that runs twice has one range for both
+        limits.measure(rows, clip_share, shrink, every=every, earlier=runs, usual=not sampled)
+        inside = clip_share == shrink == 0 and nodes is None  # all of it
+        # A later run may widen the range before the backward pass reads it.
+        out = x if inside else limits.clip(x, copied=True)
+        runs.append((out if nodes is None else out[nodes]).detach())
+        return out
+
+    return _set(((limits, "_reader", read) for limits in limits_of(model)), None)
 
 
 @typed
-@contextmanager
-def collecting(limits: Sequence[Limits], note: Callable[[Limits, Tensor], None]) -> Iterator[None]:
+def collecting(
+    limits: Sequence[Limits], note: Callable[[Limits, Tensor], None]
+) -> AbstractContextManager[None]:
     """Call `note` with some limits and the values that reach them in the block; nothing is clipped."""
-    with _set((one, "_measuring", _Collecting(note)) for one in limits):
-        yield
+
+    def read(limits: Limits, x: Tensor) -> Tensor:
+        note(limits, x.detach())
+        return x
+
+    return _set(((one, "_reader", read) for one in limits), None)
 
 
 @typed
-@contextmanager
-def straight_through(model: nn.Module) -> Iterator[None]:
+def straight_through(model: nn.Module) -> AbstractContextManager[None]:
     """Let gradients pass straight through a model's limits in the block."""
-    with _set((limits, "straight", True) for limits in limits_of(model)):
-        yield
+    return _set(((limits, "straight", True) for limits in limits_of(model)), None)
+
+
+@typed
+def counting(model: nn.Module) -> AbstractContextManager[list[int]]:
+    """Count the numbers that limits clip in the block; gives it `[clipped, total]`."""
+    count = [0, 0]
+    return _set(((limits, "_count", count) for limits in limits_of(model)), count)
 
 
 @typed
@@ -291,58 +271,30 @@ def clipped_share(model: nn.Module) -> float:
 
 
 @typed
-@contextmanager
-def counting(model: nn.Module) -> Iterator[list[int]]:
-    """Count the numbers that limits clip in the block; yields `[clipped, total]`."""
-    count = [0, 0]
-    with _set((limits, "_count", count) for limits in limits_of(model)):
-        yield count
+def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> AbstractContextManager[None]:
+    """Replace the values of the `chosen` ones (bool [M]) of the last M nodes in every run in the block.
 
-
-@typed
-@contextmanager
-def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> Iterator[None]:
-    """Replace the values of some of the last nodes, in every run of a layer in the block.
-
-    Args:
-        points: for limits, [M, ...] in the unit box; gradients reach them.
-        chosen: bool [M], which of the last M nodes get them.
+    `points` holds new values for limits, [M, ...] in the unit box; gradients reach them.
     """
-    with _set((limits, "_points", (values, chosen)) for limits, values in points.items()):
-        yield
+    return _set(((limits, "_points", (values, chosen)) for limits, values in points.items()), None)
 
 
 @typed
-@contextmanager
-def replacing_entry(entry: Sequence[Limits], points: Tensor) -> Iterator[None]:
+def replacing_entry(entry: Sequence[Limits], points: Tensor) -> AbstractContextManager[None]:
     """Replace the values of the last M nodes by `points` [M, D] of the unit boxes of `entry` side by side."""
     sizes = [limits.low.numel() for limits in entry]
     if points.dim() != 2 or points.shape[1] != sum(sizes):
         raise InputError(f"`entry_values` must have shape [nodes, {sum(sizes)}], got {tuple(points.shape)}")
     parts = zip(entry, torch.split(points, sizes, dim=1), strict=True)
     by_limits = {limits: part.reshape(-1, *limits.low.shape) for limits, part in parts}
-    with replacing_values(by_limits, torch.ones(len(points), dtype=torch.bool, device=points.device)):
-        yield
+    return replacing_values(by_limits, torch.ones(len(points), dtype=torch.bool, device=points.device))
 
 
 @typed
-@contextmanager
-def recording_values(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
+def recording_values(entry: Sequence[Limits]) -> AbstractContextManager[dict[Limits, list[Tensor]]]:
     """Record clipped values in the block as points of the unit box, [N, ...] for each of `entry` and pass."""
     records: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
-    with _set((limits, "_record", values) for limits, values in records.items()):
-        yield records
-
-
-@contextmanager
-def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
-    """Set attributes of limits for a block; such blocks in other threads wait."""
-    with ExitStack() as stack:
-        stack.enter_context(alone())
-        for limits, name, value in changes:
-            stack.callback(setattr, limits, name, getattr(limits, name))
-            setattr(limits, name, value)
-        yield
+    return _set(((limits, "_record", values) for limits, values in records.items()), records)
 
 
 def _limit_own(layer: TappedLayer) -> None:
@@ -373,11 +325,9 @@ _LIMITERS: dict[type[nn.Module], Limiter] = {TappedLayer: _limit_own}
 
 @typed
 def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
-    """Teach `add_limits` another kind of attention layer.
+    """Teach `add_limits` another kind of attention layer, and its subclasses.
 
-    Args:
-        layer_type: the module class; subclasses use that of their nearest registered ancestor.
-        limiter: adds `Limits` modules to a layer, in place, and has its forward pass through them.
+    The `limiter` adds `Limits` modules to a layer, in place, and has its forward pass through them.
     """
     if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
         raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
@@ -385,12 +335,10 @@ def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
 
 
 def _limiter_of(layer: nn.Module) -> Limiter | None:
-    limiters = _LIMITERS
-    if "torch_geometric.nn" in sys.modules:  # importing it takes seconds; without it no model has such layers
-        from fgai.attention.pyg import PYG_MAPS
+    def of_pyg(pyg: Any) -> dict[type[nn.Module], Limiter]:
+        return {kind: partial(_limit_pyg, maps) for kind, maps in pyg.PYG_MAPS.items()}
 
-        limiters = {**{kind: partial(_limit_pyg, maps) for kind, maps in PYG_MAPS.items()}, **_LIMITERS}
-    return next((limiters[kind] for kind in type(layer).__mro__ if kind in limiters), None)
+    return nearest(layer, _LIMITERS, of_pyg)
 
 
 @typed

@@ -144,14 +144,10 @@ class AttentionMap(Tabled):
         return [w.heads(heads) for w in self.select(layers)]
 
     def over_layers(self, how: str = "mean", heads: str | int = "mean") -> LayerAttention:
-        """Reduce the layers to one with values [E, 1] on their common edges, after reducing their heads.
+        """Return the `"last"`, `"mean"`, `"max"` or `"sum"` over layers as one layer [E, 1].
 
-        Args:
-            how: `"last"`, `"mean"`, `"max"` or `"sum"` over layers.
-            heads: `"mean"`, `"max"`, `"log"` or a head's number.
-
-        Raises:
-            AttentionError: the layers stand on different edges (never for `"last"`).
+        `heads` as in `LayerAttention.heads`. Layers on different edges raise `AttentionError` (never for
+        `"last"`).
         """
         checks.one_of(how, "how", LAYER_REDUCERS)
         if any(w.edge_type is not None for w in self.layers):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention.calls import _differ
-from fgai.attention.forward import Observation, call_model
+from fgai.attention.calls import Observation, _differ, call_model
 from fgai.attention.hooks import _unread_layers
 from fgai.attention.interface import evaluating, model_name, uncompiled, unwrapped
 from fgai.attention.layer import LayerAttention
@@ -32,11 +31,7 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
 
     These are the rows of `hop_rows`, and the rows whose attention moved by more than rounding: other layers
     (a normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes.
-
-    Args:
-        before: attention on the original graph of N nodes.
-        after: attention on the perturbed graph, whose first N nodes are the original ones.
-        changed: [R] original nodes whose features changed, or None.
+    The first N nodes of `after` are the original ones; `changed` [R] are those whose features changed.
 
     Example:
         >>> a = LayerAttention.from_edges(torch.ones(2, 1), [0, 1], [1, 2], num_nodes=3)

@@ -34,7 +34,7 @@ _PYG = getattr(find_spec("torch_geometric"), "submodule_search_locations", None)
 _HOMES = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, *_PYG))
 """Folders of fgai, PyTorch and PyG."""
 _PACKAGES = ("fgai", "torch", "torch_geometric", "builtins", "typing")
-_IN_USE = ("_measuring", "_points")
+_IN_USE = ("_reader", "_points")
 # What computing the output of a layer a second time may change: the order of a sum on a GPU.
 AGAIN = 1e-4
 

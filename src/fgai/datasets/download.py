@@ -10,6 +10,7 @@ from pathlib import Path
 from fgai.datasets.registry import DatasetInfo, Source
 from fgai.errors import DataError
 from fgai.files import extract, fetch
+from fgai.graph import Graph
 
 ENVIRONMENT = "FGAI_DATA"
 
@@ -51,47 +52,30 @@ def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Pat
     return None
 
 
-_Files = tuple[Path, ...]
-
-
-def _advice(info: DatasetInfo, folder: Path) -> str:
-    files = ", ".join(info.files[0])
-    return (
-        f"put {files} (source: {info.source}) into {folder}, or into a folder named by `root` or $FGAI_DATA"
-    )
-
-
-def _download(info: DatasetInfo, source: Source, verify: Callable[[_Files], object]) -> _Files:
+def _download(info: DatasetInfo, source: Source, verify: Callable[[tuple[Path, ...]], Graph]) -> Graph:
     """Fetch the files of a dataset into the cache; they are moved there only once `verify` accepted them."""
-    cache = _data_cache()
+    cache, names = _data_cache(), [Path(file).name for file in info.files[0]]
+    advice = (
+        f"put {', '.join(info.files[0])} (source: {info.source}) into {cache}, or into a folder named by"
+        " `root` or $FGAI_DATA"
+    )
     if source.url is None:
-        raise DataError(
-            f"the files of {info.name!r} are missing and not for download; {_advice(info, cache)}"
-        )
-    kept = tuple(cache / file for file in info.files[0])
+        raise DataError(f"the files of {info.name!r} are missing and not for download; {advice}")
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as scratch:
-            fetched = _fetch_all(source.url, [file.name for file in kept], Path(scratch))
-            verify(fetched)
-            for old, new in zip(fetched, kept, strict=True):
-                new.parent.mkdir(parents=True, exist_ok=True)
-                old.replace(new)
+            folder = Path(scratch)
+            if "{file}" in source.url or names == [source.url.rpartition("/")[2]]:
+                for name in names:
+                    fetch(source.url.replace("{file}", name), folder / name)
+            else:
+                fetch(source.url, folder / "archive.zip")
+                extract(folder / "archive.zip", names, folder)
+            graph = verify(tuple(folder / name for name in names))
+            for file in info.files[0]:
+                (cache / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / Path(file).name).replace(cache / file)
     except Exception as error:  # network, disk and remote servers fail in many ways
         text = f"{info.name!r} could not be downloaded ({type(error).__name__}: {error})"
-        raise DataError(f"{text}; {_advice(info, cache)}") from error
-    return kept
-
-
-def _fetch_all(url: str, names: list[str], folder: Path) -> _Files:
-    files = tuple(folder / name for name in names)
-    if "{file}" in url:
-        for file in files:
-            fetch(url.replace("{file}", file.name), file)
-    elif names == [url.rpartition("/")[2]]:
-        fetch(url, files[0])
-    else:
-        archive = folder / "archive.zip"
-        fetch(url, archive)
-        extract(archive, names, folder)
-    return files
+        raise DataError(f"{text}; {advice}") from error
+    return graph

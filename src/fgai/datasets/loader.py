@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,55 +62,46 @@ def load_dataset(
     """
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
+    graph: Graph | None = None
+    splits: tuple[str, ...] = ("random",)
     if name not in names() and Path(name).exists():
-        return _own(name, seed, split, task)
-    about = info(name)
-    chosen, for_task = _chosen(name, about.splits, split), _task_split(name, about.task, task)
-    make = source(name).make
-    if make is not None:
-        graph = _made(make(), about, seed, chosen)
+        graph, own_task = load_graph(name), "node"
+        if all(mask is not None for mask in (graph.train_mask, graph.val_mask, graph.test_mask)):
+            splits = ("public", "random")
     else:
-        read = partial(_verified, about=about, seed=seed, split=chosen)
-        graph = read(find(about.files, search_path(root)) or _download(about, source(name), read))
-    return graph if for_task is None else for_task(graph, seed)
-
-
-def _chosen(name: str, splits: tuple[str, ...], split: str | None) -> str:
-    if split is not None and split not in splits:
+        about = info(name)
+        own_task, splits = about.task, about.splits
+    if split not in (None, *splits):
         raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, splits))}")
-    return split or splits[0]
+    other_splits = {other: draw for other, (of, draw) in TASK_SPLITS.items() if of == own_task}
+    if task not in (None, own_task, *other_splits):
+        raise InputError(
+            f"{name!r} is for {' or '.join((own_task, *other_splits))} tasks, got `task={task!r}`"
+        )
+    if graph is None:
+        graph = _read(about, root)
+    split = split or splits[0]
+    if split != "public" and graph.links is None:
+        graph = _drawn(graph, seed, split)
+    elif graph.train_mask is None and graph.links is None:
+        raise DataError(f"{name!r} was published without a split; register it with `splits=('random',)`")
+    return other_splits[str(task)](graph, seed) if task in other_splits else graph
 
 
-def _task_split(name: str, own: str, task: str | None) -> Callable[[Graph, int], Graph] | None:
-    """How a dataset made for the task `own` is split for another task; None for its own."""
-    others = {other: split for other, (of, split) in TASK_SPLITS.items() if of == own}
-    if task not in (None, own, *others):
-        raise InputError(f"{name!r} is for {' or '.join((own, *others))} tasks, got `task={task!r}`")
-    return others.get(str(task))
-
-
-def _own(path: str, seed: int, split: str | None, task: str | None) -> Graph:
-    """A graph of the user's with the masks it brings along, or with a random split."""
-    graph = load_graph(path)
-    masked = graph.train_mask is not None and graph.val_mask is not None and graph.test_mask is not None
-    chosen = _chosen(path, ("public", "random") if masked else ("random",), split)
-    for_task = _task_split(path, "node", task)
-    if chosen == "random":
-        graph = _drawn(graph, seed, "random")
-    return graph if for_task is None else for_task(graph, seed)
-
-
-def _made(graph: Graph, about: DatasetInfo, seed: int, split: str) -> Graph:
-    """A graph made in Python under the dataset's name, with a split where it brings none."""
-    graph = graph.replace(name=about.name)
-    _check_sizes(graph, about)
-    if split == "public" or graph.links is not None:
+def _read(about: DatasetInfo, root: str | os.PathLike[str] | None) -> Graph:
+    """The graph of a registered dataset, with the masks it was published with."""
+    origin = source(about.name)
+    if origin.make is not None:
+        graph = origin.make().replace(name=about.name)
+        _check_sizes(graph, about)
         return graph
-    return _drawn(graph, seed, split)
+    verify = partial(_verified, about=about)
+    files = find(about.files, search_path(root))
+    return _download(about, origin, verify) if files is None else verify(files)
 
 
-def _verified(files: tuple[Path, ...], about: DatasetInfo, seed: int, split: str) -> Graph:
-    """The graph in some files: known by their digests, or else by its fingerprint where that is known."""
+def _verified(files: tuple[Path, ...], about: DatasetInfo) -> Graph:
+    """The graph in some files, whose digests or else whose fingerprint must be the known ones, if any are."""
     origin = source(about.name)
     assert origin.reader is not None
     digests = origin.sha256 if len(files) == len(origin.sha256) else ()
@@ -120,7 +110,7 @@ def _verified(files: tuple[Path, ...], about: DatasetInfo, seed: int, split: str
         raise DataError(
             f"{foreign[0]} is not the published file (its SHA-256 is {digest_of(foreign[0])}); fetch it again"
         )
-    graph = _assemble(origin.reader(files), about, seed, split)
+    graph = _to_graph(origin.reader(files), about)
     if foreign and fingerprint(graph) != origin.fingerprint:
         raise DataError(f"{foreign[0]} does not hold {about.name!r} as it was published; fetch it again")
     return graph
@@ -134,27 +124,25 @@ def _clean(edges: Tensor) -> Tensor:
     return torch.stack(key_ends(keys))
 
 
-def _assemble(raw: _Raw, about: DatasetInfo, seed: int, split: str) -> Graph:
+def _to_graph(raw: _Raw, about: DatasetInfo) -> Graph:
     edges = _clean(torch.from_numpy(raw.edges))
-    truth = None
+    fields: dict[str, Any] = {
+        name: torch.from_numpy(np.asarray(values, dtype=np.int64))
+        for name in ("y", "batch", "graph_y")
+        if (values := getattr(raw, name)) is not None
+    }
     if raw.truth is not None:
         marked = _clean(torch.from_numpy(raw.truth))
-        truth = torch.isin(edge_keys(edges[0], edges[1]), edge_keys(marked[0], marked[1]))
-    y, batch, graph_y = (
-        None if a is None else torch.from_numpy(np.asarray(a, dtype=np.int64))
-        for a in (raw.y, raw.batch, raw.graph_y)
-    )
-    fields: dict[str, Any] = {"y": y, "batch": batch, "graph_y": graph_y, "edge_truth": truth}
+        fields["edge_truth"] = torch.isin(edge_keys(edges[0], edges[1]), edge_keys(marked[0], marked[1]))
     try:
         graph = Graph.from_edges(edges, raw.num_nodes, raw.features, name=about.name, **fields)
     except InputError as error:
         raise DataError(f"the files of {about.name!r} are damaged: {error}; fetch them again") from error
     _check_sizes(graph, about)
-    if split == "public":
-        assert raw.split is not None
-        parts = (torch.from_numpy(np.asarray(raw.split[part], np.int64)) for part in Split._fields)
-        return _with_split(graph, _masks(parts, raw.num_nodes))
-    return _drawn(graph, seed, split)
+    if raw.split is None:
+        return graph
+    parts = (torch.from_numpy(np.asarray(raw.split[part], np.int64)) for part in Split._fields)
+    return _with_split(graph, _masks(parts, raw.num_nodes))
 
 
 def _drawn(graph: Graph, seed: int, split: str) -> Graph:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import zipfile
 from collections.abc import Callable
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,6 @@ _MEANT = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "
 """Columns that would be read as numbers beside the rest though another name is probably meant."""
 _SPARSEST = 64
 """Nodes per edge, beyond a million of them, from which numbers are taken for labels rather than numbers."""
-Reader = Callable[[Path], dict[str, Any]]
 
 
 @typed
@@ -59,14 +58,19 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
         DataError: no such file, of another kind, damaged, unsafe, or a table that does not fit.
         InputError: what it holds is no graph, see `Graph.from_edges`.
     """
-    path = Path(path)
-    if is_store(path) and node_table is None:
+    path, table = Path(path), None if node_table is None else Path(node_table)
+    if is_store(path) and table is None:
         return open_on_disk(path).load()
-    name, table = path.stem, None if node_table is None else Path(node_table)
+    name = path.stem
     if path.is_dir() and table is None:
-        name, (path, table) = path.resolve().name, _tables_in(path)
-    readers: dict[str, Reader] = {".npz": _archive, ".pt": _saved, ".csv": partial(_tables, nodes=table)}
-    if path.suffix not in readers:
+        name, (path, table) = path.resolve().name, (path / file for file in TABLES)
+        if not path.exists():
+            raise DataError(
+                f"{path.parent} must hold {TABLES[0]} and perhaps {TABLES[1]}, or be a folder of"
+                " `fgai data convert`; see `fgai.load_graph`"
+            )
+        table = table if table.exists() else None
+    if path.suffix not in (".npz", ".pt", ".csv"):
         raise DataError(f"{path} must be a graph as .npz, .pt or .csv, or a folder; see `fgai.load_graph`")
     if table is not None and path.suffix != ".csv":
         raise InputError(f"`node_table` goes with an edge list in CSV, got {path.name}")
@@ -74,7 +78,11 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
         for file in (path, table):
             if file is not None:
                 regular(file)
-        return _graph(readers[path.suffix](path), path, name)
+        if path.suffix == ".csv":
+            fields = _read_tables(path, table)
+        else:
+            fields = _read_archive(path) if path.suffix == ".npz" else _read_saved(path)
+        return _to_graph(fields, path, name)
     except FgaiError:
         raise
     except FileNotFoundError as error:
@@ -84,31 +92,20 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
         raise DataError(f"{path} is damaged, or not what its name says ({reason})") from error
 
 
-def _tables_in(folder: Path) -> tuple[Path, Path | None]:
-    edges, nodes = (folder / name for name in TABLES)
-    if not edges.exists():
-        raise DataError(
-            f"{folder} must hold {TABLES[0]} and perhaps {TABLES[1]}, or be a folder of `fgai data convert`;"
-            " see `fgai.load_graph`"
-        )
-    return edges, nodes if nodes.exists() else None
-
-
-def _graph(fields: dict[str, Any], path: Path, name: str) -> Graph:
-    """The graph of PyG's fields, after all checks."""
+def _to_graph(fields: dict[str, Any], path: Path, name: str) -> Graph:
     if "edge_index" not in fields:
         raise DataError(f"{path} holds no `edge_index` [2, edges]; it has {', '.join(fields) or 'nothing'}")
     edges = fields["edge_index"]
     if "num_nodes" not in fields:
-        known = [len(fields[name]) for name in ("x", "y", *MASKS) if name in fields]
-        inferred = count_nodes(int(edges.max()), edges.shape[-1]) if edges.numel() and not known else 0
-        fields["num_nodes"] = known[0] if known else inferred
+        sizes = [len(fields[name]) for name in ("x", "y", *MASKS) if name in fields]
+        inferred = count_nodes(int(edges.max()), edges.shape[-1]) if edges.numel() and not sizes else 0
+        fields["num_nodes"] = sizes[0] if sizes else inferred
     names = {key: fields.pop(key, None) for key in ("node_names", "class_names")}
     graph = Graph.from_edges(**arguments_from_data(SimpleNamespace(**fields)), name=name)
     return graph.replace(**names)
 
 
-def _archive(path: Path) -> dict[str, Any]:
+def _read_archive(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         require_whole(archive)
         names = [name.removesuffix(".npy") for name in archive.namelist()]
@@ -128,64 +125,95 @@ def _archive(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _saved(path: Path) -> dict[str, Any]:
+def _read_saved(path: Path) -> dict[str, Any]:
     """The fields of a `Data` or of a dictionary, by the loader that makes tensors and nothing else."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
 
     try:
-        found = load_torch(path, (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage))
+        content = load_torch(path, (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage))
     except ValueError as error:
         raise DataError(
             f"{path} was refused: {error}; write a PyG `Data` anew, `torch.save(data.to_dict(), path)`"
         ) from error
-    given = Data.to_dict(found) if type(found) is Data else found
-    if not isinstance(given, dict):
-        raise DataError(
-            f"{path} must hold a PyG `Data` or a dictionary of tensors, got {type(found).__name__}"
-        )
-    kept = (*FIELDS, "edge_type")
-    return {name: given[name] for name in kept if isinstance(given.get(name), Tensor | int)}
+    fields = Data.to_dict(content) if type(content) is Data else content
+    if not isinstance(fields, dict):
+        kind = type(content).__name__
+        raise DataError(f"{path} must hold a PyG `Data` or a dictionary of tensors, got {kind}")
+    names = (*FIELDS, "edge_type")
+    return {name: fields[name] for name in names if isinstance(fields.get(name), Tensor | int)}
 
 
-def _tables(path: Path, nodes: Path | None) -> dict[str, Any]:
-    columns = _columns(path, ("source", "destination"), ())
-    fields, numbers = ({}, None) if nodes is None else _node_table(nodes)
-    fields["edge_index"] = _ends(columns, path, nodes, numbers, fields)
-    if "weight" in columns:
-        fields["edge_weight"] = torch.tensor(_numbers(columns.pop("weight"), "weight", path))
-    if columns:
-        fields["edge_attr"] = _matrix(columns, path)
-    return fields
+class _Table:
+    """A CSV file: the words of each column, and the line of each row; empty lines are skipped."""
 
+    def __init__(self, path: Path, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            heading = [name.strip() for name in next(reader, [])]
+            rows = [(reader.line_num, [word.strip() for word in row]) for row in reader if row]
+        for name in heading:
+            meant = _MEANT.get(name.lower())
+            if meant in (*required, *optional) and meant not in heading:
+                raise DataError(f"{path} has a column `{name}`; rename it `{meant}` if it is that")
+        missing = [name for name in required if name not in heading]
+        if missing or len(set(heading)) != len(heading):
+            rule = f"a column `{missing[0]}`" if missing else "different columns"
+            raise DataError(
+                f"{path} must have {rule} in its first line, got {', '.join(heading) or 'nothing'}"
+            )
+        odd = next((line for line, row in rows if len(row) != len(heading)), None)
+        if odd is not None or not rows:
+            raise DataError(f"{path} must have {len(heading)} values in every line; look at line {odd or 2}")
+        self.path, self.lines = path, [line for line, _ in rows]
+        self.columns = {name: [row[index] for _, row in rows] for index, name in enumerate(heading)}
 
-def _ends(
-    columns: dict[str, _Column],
-    path: Path,
-    table: Path | None,
-    numbers: dict[str, int] | None,
-    fields: dict[str, Any],
-) -> Tensor:
-    """Sources and destinations by number; names without a table are numbered as they come."""
-    ends = {name: columns.pop(name) for name in ("source", "destination")}
-    named = not all(_is_number(word) for words in ends.values() for word in words[:1])
-    if numbers is None and not named:
-        return torch.tensor([_numbers(words, name, path, int) for name, words in ends.items()])
-    if numbers is None:
-        for name, words in ends.items():
-            if odd := words.first(_is_number):
+    def refuse(self, name: str, invalid: Callable[[str], bool], rule: str) -> None:
+        """Raise `DataError` at the first word of a column that is invalid; `rule` says what it must be."""
+        for line, word in zip(self.lines, self.columns[name], strict=True):
+            if invalid(word):
+                raise DataError(f"`{name}` in line {line} of {self.path} {rule}, got {word!r}")
+
+    def numbers(self, name: str, kind: type[int] | type[float] = float) -> list[Any]:
+        values: list[Any] = []
+        for line, word in zip(self.lines, self.columns[name], strict=True):
+            try:
+                values.append(kind(word))
+            except ValueError:
+                rule = "a whole number" if kind is int else "a number"
                 raise DataError(
-                    f"`{name}` in line {odd[0]} of {path} must be a name as others are, got {odd[1]!r}"
-                )
-        pairs = zip(*ends.values(), strict=True)
-        numbers = {name: place for place, name in enumerate(dict.fromkeys(w for pair in pairs for w in pair))}
-        fields["node_names"], fields["num_nodes"] = tuple(numbers), len(numbers)
-    for name, words in ends.items():
-        if odd := words.first(lambda word: word not in numbers):
-            where = "" if table is None else f", which {table} does not have"
-            raise DataError(f"`{name}` in line {odd[0]} of {path} is node {odd[1]!r}{where}")
-    return torch.tensor([[numbers[word] for word in words] for words in ends.values()])
+                    f"`{name}` in line {line} of {self.path} must be {rule}, got {word!r}"
+                ) from None
+        return values
+
+    def matrix(self, used: tuple[str, ...]) -> Tensor | None:
+        """Return the columns that are not `used` as float32 [rows, columns]; None if there are none."""
+        values = [self.numbers(name) for name in self.columns if name not in used]
+        return torch.from_numpy(np.array(values, dtype=np.float32).T.copy()) if values else None
+
+
+def _read_tables(path: Path, nodes: Path | None) -> dict[str, Any]:
+    edges, ends = _Table(path, ("source", "destination")), ("source", "destination")
+    fields, numbers = ({}, None) if nodes is None else _read_nodes(nodes)
+    if numbers is None and all(_is_number(edges.columns[name][0]) for name in ends):
+        fields["edge_index"] = torch.tensor([edges.numbers(name, int) for name in ends])
+    else:
+        if numbers is None:  # nodes are numbered in the order in which their names appear
+            for name in ends:
+                edges.refuse(name, _is_number, "must be a name as others are")
+            pairs = zip(*(edges.columns[name] for name in ends), strict=True)
+            numbers = {name: index for index, name in enumerate(dict.fromkeys(chain.from_iterable(pairs)))}
+            fields["node_names"], fields["num_nodes"] = tuple(numbers), len(numbers)
+        for name in ends:
+            edges.refuse(name, lambda word: word not in numbers, f"must be a node of {nodes}")
+        fields["edge_index"] = torch.tensor(
+            [[numbers[word] for word in edges.columns[name]] for name in ends]
+        )
+    if "weight" in edges.columns:
+        fields["edge_weight"] = torch.tensor(edges.numbers("weight"))
+    attributes = edges.matrix((*ends, "weight"))
+    return fields if attributes is None else {**fields, "edge_attr": attributes}
 
 
 def _is_number(word: str) -> bool:
@@ -194,7 +222,7 @@ def _is_number(word: str) -> bool:
 
 def node_fields(path: Path) -> dict[str, Tensor]:
     """Features `x`, labels and masks of a table of numbered nodes; `DataError` if it is damaged or named."""
-    fields, _ = _node_table(path)
+    fields, _ = _read_nodes(path)
     if "node_names" in fields:
         raise DataError(
             f"`node` of {path} must hold every number from 0 on once; for names, convert its folder"
@@ -203,111 +231,53 @@ def node_fields(path: Path) -> dict[str, Tensor]:
     return fields
 
 
-def _node_table(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Fields of a node table, and the number of each node by what the table calls it."""
-    columns = _columns(path, ("node",), ("y", "split"))
-    names, fields = columns.pop("node"), dict[str, Any]()
-    _refuse_twice(names, path)
-    if all(_is_number(name) for name in names) and {int(name) for name in names} == set(range(len(names))):
-        numbers = {name: int(name) for name in names}
-    else:
-        numbers = {name: place for place, name in enumerate(names)}
-        fields["node_names"] = tuple(names)
-    rows = torch.tensor([numbers[name] for name in names]).argsort()
-    split = columns.pop("split", None)
-    if "y" in columns:
-        labels, classes = _classes(columns.pop("y"), split, path)
-        fields["y"] = labels[rows]
-        if classes is not None:
-            fields["class_names"] = classes
-    if split is not None:
-        if odd := split.first(lambda word: word not in (*PARTS, "")):
-            raise DataError(
-                f"`split` in line {odd[0]} of {path} must be train, val, test or nothing, got {odd[1]!r}"
-            )
-        for part in PARTS:
-            fields[f"{part}_mask"] = torch.tensor([word == part for word in split])[rows]
-    if columns:
-        fields["x"] = _matrix(columns, path)[rows]
-    return fields, numbers
-
-
-def _refuse_twice(names: _Column, path: Path) -> None:
+def _read_nodes(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Fields of a node table, and the number of each node by its word in the table."""
+    table, fields = _Table(path, ("node",), ("y", "split")), dict[str, Any]()
+    names, split = table.columns["node"], table.columns.get("split")
     first: dict[str, int] = {}
-    for line, name in zip(names.lines, names, strict=True):
+    for line, name in zip(table.lines, names, strict=True):
         if not name:
             raise DataError(f"`node` in line {line} of {path} is empty")
         if name in first:
             raise DataError(f"node {name!r} is in lines {first[name]} and {line} of {path}; keep one of them")
         first[name] = line
+    if all(map(_is_number, names)) and {int(name) for name in names} == set(range(len(names))):
+        numbers = {name: int(name) for name in names}
+    else:
+        numbers = {name: index for index, name in enumerate(names)}
+        fields["node_names"] = tuple(names)
+    rows = torch.tensor([numbers[name] for name in names]).argsort()
+    if "y" in table.columns:
+        labels, classes = _classes(table)
+        fields["y"] = labels[rows]
+        if classes is not None:
+            fields["class_names"] = classes
+    if split is not None:
+        table.refuse("split", lambda word: word not in (*PARTS, ""), "must be train, val, test or nothing")
+        for part in PARTS:
+            fields[f"{part}_mask"] = torch.tensor([word == part for word in split])[rows]
+    features = table.matrix(("node", "y", "split"))
+    return (fields if features is None else {**fields, "x": features[rows]}), numbers
 
 
-def _classes(words: _Column, split: _Column | None, path: Path) -> tuple[Tensor, tuple[str, ...] | None]:
-    """Class numbers, -1 where there is none, and the names of the classes if they are no numbers."""
-    for line, word, part in zip(words.lines, words, split or [""] * len(words), strict=True):
+def _classes(table: _Table) -> tuple[Tensor, tuple[str, ...] | None]:
+    """Class numbers, -1 where there is none, and the names of the classes unless they are numbers."""
+    words = table.columns["y"]
+    for line, word, part in zip(table.lines, words, table.columns.get("split") or words, strict=True):
         if not word and part:
-            raise DataError(f"line {line} of {path} has the split {part!r} and no class `y`; fill in one")
+            raise DataError(
+                f"line {line} of {table.path} has the split {part!r} and no class `y`; fill in one"
+            )
     if all(_is_number(word) or word in ("", "-1") for word in words):
         return torch.tensor([int(word or -1) for word in words]), None
     classes = tuple(sorted({word for word in words if word}))
     if any(_is_number(name) for name in classes):
-        odd = words.first(lambda word: bool(word) and not _is_number(word))
-        line, word = odd or (words.lines[0], words[0])
-        raise DataError(f"`y` in line {line} of {path} must be a whole number as others are, got {word!r}")
-    numbers = {name: place for place, name in enumerate(classes)} | {"": -1}
+        table.refuse(
+            "y", lambda word: bool(word) and not _is_number(word), "must be a whole number as others are"
+        )
+    numbers = {name: index for index, name in enumerate(classes)} | {"": -1}
     return torch.tensor([numbers[word] for word in words]), classes
-
-
-class _Column(list[str]):
-    """The words of a column; `lines` holds the number of each word's line in the file."""
-
-    lines: list[int]
-
-    def first(self, wrong: Callable[[str], bool]) -> tuple[int, str] | None:
-        """Return the line and the text of the first word that is wrong, if any is."""
-        return next(((line, word) for line, word in zip(self.lines, self, strict=True) if wrong(word)), None)
-
-
-def _columns(path: Path, needed: tuple[str, ...], known: tuple[str, ...]) -> dict[str, _Column]:
-    """Words of a table by column; empty lines are passed over."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.reader(file)
-        heading = [name.strip() for name in next(reader, [])]
-        numbered = ((reader.line_num, [word.strip() for word in row]) for row in reader)
-        rows = {line: row for line, row in numbered if row}
-    for name in heading:
-        meant = _MEANT.get(name.lower())
-        if meant in (*needed, *known) and meant not in heading:
-            raise DataError(f"{path} has a column `{name}`; rename it `{meant}` if it is that")
-    missing = [name for name in needed if name not in heading]
-    if missing or len(set(heading)) != len(heading):
-        wanted = f"a column `{missing[0]}`" if missing else "different columns"
-        raise DataError(f"{path} must have {wanted} in its first line, got {', '.join(heading) or 'nothing'}")
-    odd = next((line for line, row in rows.items() if len(row) != len(heading)), None)
-    if odd is not None or not rows:
-        raise DataError(f"{path} must have {len(heading)} values in every line; look at line {odd or 2}")
-    columns = {
-        name: _Column(row[place].strip() for row in rows.values()) for place, name in enumerate(heading)
-    }
-    for column in columns.values():
-        column.lines = list(rows)
-    return columns
-
-
-def _matrix(columns: dict[str, _Column], path: Path) -> Tensor:
-    values = np.array([_numbers(column, name, path) for name, column in columns.items()], dtype=np.float32)
-    return torch.from_numpy(values.T.copy())
-
-
-def _numbers(words: _Column, name: str, path: Path, kind: type[int] | type[float] = float) -> list[Any]:
-    values: list[Any] = []
-    try:
-        for word in words:
-            values.append(kind(word))
-    except ValueError:
-        line, what = words.lines[len(values)], "a whole number" if kind is int else "a number"
-        raise DataError(f"`{name}` in line {line} of {path} must be {what}, got {word!r}") from None
-    return values
 
 
 def count_nodes(largest: int, edges: int) -> int:

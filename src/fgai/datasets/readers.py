@@ -300,3 +300,14 @@ def _read_ogbn_arxiv(files: Sequence[Path]) -> _Raw:
         for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
     }
     return _Raw(edges=edges, num_nodes=n, features=x, y=y, split=split)
+
+
+READERS: dict[str, Reader] = {
+    "npz": _read_npz,
+    "planetoid": _read_planetoid,
+    "tu": _read_tu,
+    "ground_truth": _read_ground_truth,
+    "tape": _read_tape,
+    "ogbn_arxiv": _read_ogbn_arxiv,
+}
+"""Readers by their names in `catalog.json`."""

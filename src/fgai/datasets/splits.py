@@ -40,13 +40,8 @@ def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tenso
 def random_split(y: Any, seed: int = 0, *, train: float = 0.1, val: float = 0.1) -> Split:
     """Draw a split uniformly among the labelled nodes: by default 10 % training, 10 % validation, 80 % test.
 
-    Nodes without a label (-1) are in no mask. Sizes are rounded to the nearest node.
-
-    Args:
-        y: [N] labels, or a `Graph` or PyG `Data` that has some.
-        seed: draws the order.
-        train: share for training.
-        val: share for validation; the rest is for test.
+    Nodes without a label (-1) are in no mask. Sizes are rounded to the nearest node. `y` are labels [N], or a
+    `Graph` or PyG `Data` that has some.
 
     Raises:
         InputError: no labels, or shares that are not positive or leave nothing for test.
@@ -91,13 +86,8 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
     """Return one of several folds in which every class has the same share: for cross-validation.
 
     The graphs (or nodes) of each class are shuffled once and dealt out in turn; `fold` is for test, the next
-    one for validation, the others for training. All folds of a seed are disjoint and cover everything.
-
-    Args:
-        y: [G] labels; -1 is in no mask.
-        fold: which one; from `folds` up, of the next shuffle.
-        folds: how many, at least 3.
-        seed: of the shuffle.
+    one for validation, the others for training. All folds of a seed are disjoint and cover everything. A
+    label of -1 is in no mask; from `folds` up, `fold` is one of the next shuffle.
 
     Example:
         >>> y = torch.arange(40) % 2
@@ -140,12 +130,6 @@ def link_split(graph: Graph, seed: int = 0, *, train: float = 0.85, val: float =
     validation links are removed as well (see `fgai.tasks.LinkTask`). For validation and test, as many
     unconnected pairs are drawn as there are links; for training they are drawn every epoch. Labels and masks
     of nodes are dropped, self-loops are no links.
-
-    Args:
-        graph: with edges in both directions, as `fgai.load_dataset` returns it.
-        seed: draws the parts and the pairs.
-        train: share of the links for training.
-        val: share for validation; the rest is for test.
 
     Raises:
         InputError: invalid shares, too few links, or an edge without its reverse.

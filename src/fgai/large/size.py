@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fgai import checks
 from fgai.attention import adapter_of, evaluating, model_name
-from fgai.attention.forward import HEADS
+from fgai.attention.calls import HEADS
 from fgai.errors import InputError
 from fgai.large.stored import DTYPES
 from fgai.sparse import Features

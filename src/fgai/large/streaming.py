@@ -22,7 +22,7 @@ from fgai.attention import (
     model_name,
     unwrapped,
 )
-from fgai.attention.forward import HEADS
+from fgai.attention.calls import HEADS
 from fgai.errors import InputError, RanksError
 from fgai.files import write_atomic
 from fgai.graph import Graph

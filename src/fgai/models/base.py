@@ -144,13 +144,9 @@ class AttentionModel(GraphModel, ABC):
     def convolve(
         self, convs: Iterable[nn.Module], graph: Graph, activation: Callable[[Tensor], Tensor], p: float
     ) -> Tensor:
-        """Pass a prepared graph's features through layers: dropout before each, activation between them.
+        """Pass a prepared graph's features through layers: dropout `p` before each, activation between them.
 
-        Args:
-            convs: called as `conv(x, adjacency, weight)`.
-            graph: prepared.
-            activation: not applied after the last layer.
-            p: dropout while training.
+        Layers are called as `conv(x, adjacency, weight)`.
         """
         x: Tensor | Features = _as_features(graph)
         for index, conv in enumerate(convs):
@@ -194,14 +190,8 @@ class AttentionModel(GraphModel, ABC):
     ) -> Tensor:
         """Return logits: [N, out] for nodes, [L, 2] for the graph's links, [G, out] for graphs.
 
-        Also called as `model(data)` and `model(x, edge_index, batch)`, as PyG's models are; a `Graph` is
-        faster.
-
-        Args:
-            graph: a `Graph`, a PyG `Data`, or features [N, F].
-            links: [2, L] pairs whose scores [L] a link predictor returns instead; after features, the edges.
-            batch: [N] the small graph of each node, after features and edges.
-            edge_index: [2, E], after features, by name.
+        Called as `model(graph)`, as `model(graph, links)` for the scores [L] of other pairs [2, L], or as
+        PyG's models are: `model(data)` or `model(x, edge_index, batch)`. A `Graph` is faster.
         """
         if not isinstance(graph, Graph):
             edges = edge_index if links is None else links

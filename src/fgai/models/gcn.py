@@ -80,10 +80,7 @@ class GCNLayer(TappedLayer):
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the shares [E, 1], the values [N, 1, C] and the sizes s [N]."""
-        if self.input_norm is None:
-            values = self.value(x)
-        else:
-            values = self.input_norm(x if isinstance(x, Features) else Features.dense(x), self.value)
+        values = self.value(x) if self.input_norm is None else self.input_norm(x, self.value)
         values = self.limited("value", values).view(-1, 1, self.channels)
         if edge_weight is None and values.dtype == torch.float32:
             shares, sizes = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))

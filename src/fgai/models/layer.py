@@ -32,8 +32,6 @@ from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 
 SCORES = ("additive", "dynamic", "dot")
-
-
 LARGEST = 2**31 - 1
 """Weights of a layer at most."""
 AT_ONCE = 2**25
@@ -71,8 +69,9 @@ class InputNorm(nn.Module):
         self.scale = nn.Parameter(torch.ones(channels))
         self.shift = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Features, projection: Projection) -> Tensor:
+    def forward(self, x: Tensor | Features, projection: Projection) -> Tensor:
         """Return the projected, normalised features [N, D]."""
+        x = x if isinstance(x, Features) else Features.dense(x)
         mean, variance = x.moments()
         weight = self.scale[:, None] * projection.weight
         out = (project(x, weight) - mean[:, None] * weight.sum(0)) * torch.rsqrt(variance + 1e-5)[:, None]
@@ -159,18 +158,8 @@ class AttentionLayer(TappedLayer):
         return f"score={self.score}, heads={self.heads}, channels={self.channels}"
 
     def _project(self, x: Tensor | Features, projection: Projection, name: str) -> Tensor:
-        if self.input_norm is None:
-            out = projection(x)
-        else:
-            features = x if isinstance(x, Features) else Features.dense(x)
-            out = self.input_norm(features, projection)
+        out = projection(x) if self.input_norm is None else self.input_norm(x, projection)
         return self.limited(name, out).view(-1, self.heads, self.channels)
-
-    def _sides(self, x: Tensor | Features, adjacency: Adjacency) -> tuple[Tensor, Tensor, Tensor]:
-        sides = self._read(x)
-        if sides[2].shape[0] != adjacency.num_nodes:
-            raise InputError(f"got {sides[2].shape[0]} rows of features for {adjacency.num_nodes} nodes")
-        return sides
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return the source's and the destination's side of the score (key, query) and the values, by row.
@@ -178,9 +167,11 @@ class AttentionLayer(TappedLayer):
         Waits for blocks of other threads that set switches of the limits.
         """
         with alone():
-            return self._read(x)
+            return self._sides(x)
 
-    def _read(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
+    def _sides(self, x: Tensor | Features, num_nodes: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        if num_nodes is not None and x.shape[0] != num_nodes:
+            raise InputError(f"got {x.shape[0]} rows of features for {num_nodes} nodes")
         values = self._project(x, self.value, "value")
         if self.score == "additive":
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
@@ -239,7 +230,7 @@ class AttentionLayer(TappedLayer):
 
         `edge_weight` [E], where given, enters as a log-weight on the score, see `weighted_softmax`.
         """
-        source, destination, values = self._sides(x, adjacency)
+        source, destination, values = self._sides(x, adjacency.num_nodes)
         scores = self.score_edges(source, destination, adjacency)
         if edge_weight is not None:
             weighted = weighted_softmax(scores, edge_weight, adjacency)
@@ -247,19 +238,6 @@ class AttentionLayer(TappedLayer):
             least = torch.finfo(scores.dtype).tiny
             return weighted, values, scores + edge_weight.to(scores.dtype).clamp(min=least).log()[:, None]
         return edge_softmax(scores, adjacency), values, scores
-
-    def _attended(
-        self, x: Tensor | Features, adjacency: Adjacency, written: bool, averaged: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the output, the attention [E, H] before dropout, and the mean scores [E] where wanted.
-
-        From the fused kernels: the tap is not called, and no gradient flows from output to attention. Unless
-        `written`, the attention may be empty; `averaged` over the heads it is [E, 1].
-        """
-        sides = self._sides(x, adjacency)
-        out, attention = self.fused(*sides, adjacency, written=written, averaged=averaged)
-        scores = self.mean_scores(*sides[:2], adjacency) if self.ranked else None
-        return self.join(out), attention, scores
 
     def fused(
         self,
@@ -271,7 +249,11 @@ class AttentionLayer(TappedLayer):
         written: bool,
         averaged: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return the aggregated values [N, H, C] and the attention, from what `sides` gave."""
+        """Return the aggregated values [N, H, C] and the attention [E, H] before dropout, from `sides`.
+
+        No gradient flows from one to the other. Unless `written`, the attention may be empty; `averaged` over
+        the heads it is [E, 1].
+        """
         p = self.attention_dropout if self.training else 0.0
         options: dict[str, Any] = {"dropout": p, "written": written, "averaged": averaged}
         if self.score == "dot":
@@ -295,11 +277,13 @@ class AttentionLayer(TappedLayer):
     ) -> Tensor:
         """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
         if self.tap is None and edge_weight is None:
-            watched = self.watch is not None
-            out, attention, ranks = self._attended(x, adjacency, watched, watched)
+            sides, watched = self._sides(x, adjacency.num_nodes), self.watch is not None
+            out, attention = self.fused(*sides, adjacency, written=watched, averaged=watched)
             if self.watch is not None:
-                self.watch(attention, adjacency, ranks)
-            return out
+                self.watch(
+                    attention, adjacency, self.mean_scores(*sides[:2], adjacency) if self.ranked else None
+                )
+            return self.join(out)
         attention, values, scores = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
             attention = self.tap(attention, adjacency, scores)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -18,16 +17,24 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
-from fgai import checks
 from fgai.datasets.download import user_cache
 from fgai.errors import FgaiError, InputError
 from fgai.files import read_arrays, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fingerprint import edge_fingerprint
-from fgai.sparse import Adjacency, edge_keys
+from fgai.sparse import edge_keys
 
 GAP = 1e-7  # eigenvalues closer than this count as equal
 TIE = 1e-4  # rows whose squared length is this close to the longest (relatively) count as equally long
+DENSE = 512  # components up to this size are solved densely
+LARGEST = 64  # dimensions looked for beyond the wanted ones to complete an eigenspace
+TOLERANCE = 1e-11
+RESTARTS = 500  # the arXiv graph needs about 40
+ROUNDS = 8  # at most this many searches for eigenvectors that Lanczos missed
+_AWAY = 3.0  # eigenvalues lie in [-1, 1]; a known vector is moved below them
+VERSION = 1  # part of every key: raise it when the encodings change
+ON_DISK = 4096  # graphs of at least this many nodes are also kept on disk
+IN_MEMORY = 16
 
 Floats = NDArray[np.float64]
 
@@ -62,16 +69,6 @@ def _canonical_basis(space: Floats) -> Floats:
     return out
 
 
-DENSE = 512  # components up to this size are solved densely
-LARGEST = 64  # dimensions looked for beyond the wanted ones to complete an eigenspace
-TOLERANCE = 1e-11
-RESTARTS = 500  # the arXiv graph needs about 40
-ROUNDS = 8  # at most this many searches for eigenvectors that Lanczos missed
-_AWAY = 3.0  # eigenvalues lie in [-1, 1]; a known vector is moved below them
-
-Solver = Callable[[sp.csr_matrix, Floats, int, int], tuple[Floats, Floats]]
-
-
 def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Floats]:
     """Return the encodings [n, size] of one connected component and their eigenvalues [size].
 
@@ -91,7 +88,7 @@ def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Fl
     trivial = root / np.linalg.norm(root)
     limit = min(size + LARGEST, n - 1)
     count = min(size + 2, limit)
-    solve: Solver = _lanczos
+    solve: Callable[[sp.csr_matrix, Floats, int, int], tuple[Floats, Floats]] = _lanczos
     if n <= DENSE or limit > n // 2:
         solve, count = _dense, limit
     while True:
@@ -112,7 +109,7 @@ def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Fl
 
 
 def _dense(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
-    """All eigenvectors at once; the trivial one is moved to the end and never counted."""
+    """All eigenvectors at once; the trivial one comes last and is never counted."""
     values, vectors = np.linalg.eigh(matrix.toarray() - _AWAY * np.outer(trivial, trivial))
     return values[::-1][:count], vectors[:, ::-1][:, :count]
 
@@ -165,11 +162,6 @@ def _search(
     return values[order], vectors[:, order]
 
 
-VERSION = 1  # part of every key: raise it when the encodings change
-ON_DISK = 4096  # graphs of at least this many nodes are also kept on disk
-IN_MEMORY = 16
-
-
 class _Encoding(NamedTuple):
     """Encodings [N, P], entries in [-1, 1], and the eigenvalue μ of each entry's eigenvector; float32."""
 
@@ -177,27 +169,15 @@ class _Encoding(NamedTuple):
     values: Tensor
 
 
-_memory: OrderedDict[str, _Encoding] = OrderedDict()
+_memory: dict[str, _Encoding] = {}
 
 
-def _laplacian_encoding(
-    edges: Adjacency | Tensor,
-    num_nodes: int | None = None,
-    size: int = 8,
-    *,
-    seed: int = 0,
-    cache: bool = True,
-) -> _Encoding:
-    """Return the first non-trivial eigenvectors of the normalised Laplacian, per connected component.
+def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
+    """Return the first non-trivial eigenvectors of the normalised Laplacian: `_leading` of each component.
 
-    For each component with normalised adjacency `Â = D^{-1/2} A D^{-1/2}`, the `size` eigenvectors with the
-    largest eigenvalues μ, √d (μ = 1) left out. Column p is each component's p-th eigenvector, +1 at its
-    largest entry; inside repeated eigenvalues the basis is that of `_canonical_basis`. So the result depends
-    neither on the start vector of Lanczos nor on the solver.
-
-    Edges count in both directions, once, without loops. Isolated nodes, and columns a component is too small
-    to have, are 0 (eigenvalue 0). Components up to 512 nodes are solved densely, others by Lanczos. With
-    `cache` the result is kept in memory and, from 4096 nodes on, in the user's cache folder.
+    Column p is each component's p-th eigenvector, +1 at its largest entry. Edges [2, E] count in both
+    directions, once, without loops. Isolated nodes, and columns a component is too small to have, are 0. The
+    result is kept in memory and, from 4096 nodes on, in the user's cache folder.
 
     Example:
         >>> _laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
@@ -205,24 +185,23 @@ def _laplacian_encoding(
                 [-1.,  0.],
                 [ 0.,  0.]])
     """
-    checks.whole(size, "size", 0)
-    if isinstance(edges, Adjacency):
-        index, nodes = torch.stack([edges.source, edges.destination]), edges.num_nodes
-    else:
-        if num_nodes is None:
-            raise InputError("`num_nodes` is needed with an edge list")
-        index, nodes = checks.edge_index(edges, num_nodes), num_nodes
-    keys = _symmetric(index.cpu())
-    if not cache:
-        return _solve(keys, nodes, size, seed)
-    name = f"{edge_fingerprint(keys, nodes)}-{size}-{VERSION}"
-    encoding = _memory.get(name)
-    if encoding is None:
-        encoding = _through_disk(name, keys, nodes, size, seed)
-        _memory[name] = encoding
-        while len(_memory) > IN_MEMORY:
-            _memory.popitem(last=False)
-    _memory.move_to_end(name)
+    keys = _symmetric(edges.cpu())
+    name = f"{edge_fingerprint(keys, num_nodes)}-{size}-{VERSION}"
+    encoding = _memory.pop(name, None)
+    if encoding is None and num_nodes < ON_DISK:
+        encoding = _solve(keys, num_nodes, size)
+    elif encoding is None:
+        path = user_cache() / "positional" / f"{name}.npz"
+        encoding = _read(path, (num_nodes, size))
+        if encoding is None:
+            encoding = _solve(keys, num_nodes, size)
+            buffer = io.BytesIO()
+            np.savez(buffer, vectors=encoding.vectors.numpy(), values=encoding.values.numpy())
+            with suppress(FgaiError):  # a cache that cannot be written costs time, nothing else
+                write_atomic(path, buffer.getvalue())
+    _memory[name] = encoding  # the last one used is the last one dropped
+    if len(_memory) > IN_MEMORY:
+        del _memory[next(iter(_memory))]
     return encoding
 
 
@@ -236,7 +215,7 @@ def _with_encoding(graph: Graph, size: int) -> Graph:
         return graph
 
     def encoded(plain: Graph) -> Graph:
-        vectors, values = _laplacian_encoding(plain.adjacency, size=size)
+        vectors, values = _laplacian_encoding(plain.edge_index, plain.num_nodes, size)
         return plain.replace(positional=vectors.to(plain.device), positional_values=values.to(plain.device))
 
     return graph.derived(f"{size} encodings", encoded)
@@ -249,7 +228,7 @@ def _symmetric(index: Tensor) -> NDArray[np.int64]:
     return np.asarray(torch.unique(both).numpy(), dtype=np.int64)
 
 
-def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> _Encoding:
+def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int = 0) -> _Encoding:
     row, column = keys >> 32, keys & 0xFFFFFFFF
     adjacency = sp.csr_matrix((np.ones(keys.size), (row, column)), shape=(num_nodes, num_nodes))
     vectors = np.zeros((num_nodes, size), dtype=np.float32)
@@ -264,20 +243,6 @@ def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> _En
         part = adjacency if count == 1 else adjacency[nodes][:, nodes]
         vectors[nodes], values[nodes] = _leading(part, size, seed)
     return _Encoding(torch.from_numpy(vectors), torch.from_numpy(values))
-
-
-def _through_disk(name: str, keys: NDArray[np.int64], num_nodes: int, size: int, seed: int) -> _Encoding:
-    if num_nodes < ON_DISK or size == 0:
-        return _solve(keys, num_nodes, size, seed)
-    path = user_cache() / "positional" / f"{name}.npz"
-    encoding = _read(path, (num_nodes, size))
-    if encoding is None:
-        encoding = _solve(keys, num_nodes, size, seed)
-        buffer = io.BytesIO()
-        np.savez(buffer, vectors=encoding.vectors.numpy(), values=encoding.values.numpy())
-        with suppress(FgaiError):  # a cache that cannot be written costs time, nothing else
-            write_atomic(path, buffer.getvalue())
-    return encoding
 
 
 def _read(path: Path, shape: tuple[int, int]) -> _Encoding | None:

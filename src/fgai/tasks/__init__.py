@@ -3,6 +3,7 @@
 from fgai.tasks.base import (
     PARTS,
     TASKS,
+    NodeTask,
     Task,
     check_logits,
     get_task,
@@ -12,7 +13,6 @@ from fgai.tasks.base import (
 )
 from fgai.tasks.batch import POOLINGS, GraphTask, pool, take_graphs
 from fgai.tasks.link import DECODERS, LinkTask, link_logits, negative_pairs
-from fgai.tasks.node import NodeTask
 
 __all__ = [
     "DECODERS",

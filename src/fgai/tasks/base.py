@@ -1,4 +1,4 @@
-"""`Task`: everything that differs between nodes, links and graphs, and the tasks by name."""
+"""`Task`: everything that differs between nodes, links and graphs, `NodeTask`, and the tasks by name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -16,6 +17,7 @@ from fgai.typed import typed
 
 PARTS = ("train", "val", "test", "fit")
 """Parts of a split; `fit` is training and validation together."""
+IMBALANCED = 0.7  # share of the labelled nodes in one class above which accuracy says little
 
 
 class Task(ABC):
@@ -88,9 +90,12 @@ class Task(ABC):
     def labels(self, graph: Graph) -> Tensor | None:
         """[rows] classes, -1 where unknown, or None."""
 
-    @abstractmethod
     def nodes(self, graph: Graph, targets: str) -> Tensor:
-        """The nodes that an attack on `targets` may join or change."""
+        """The nodes that an attack on `targets` may join or change: by default those of the mask, or all."""
+        mask = _node_mask(graph, targets)
+        return (
+            torch.arange(graph.num_nodes, device=graph.device) if mask is None else mask.nonzero().flatten()
+        )
 
     @abstractmethod
     def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
@@ -119,12 +124,8 @@ class Task(ABC):
     ) -> Tensor:
         """Turn vectors of nodes [N, D] into the logits; for node tasks these are the vectors themselves.
 
-        Args:
-            nodes: [N, D].
-            graph: of the nodes.
-            pooling: see `pool`, for graphs.
-            decoder: `dot` or `cosine`, for links.
-            links: [2, L] pairs to score instead of the graph's own, for links.
+        Small graphs are pooled (see `pool`); links are decoded by `dot` or `cosine`, those of the graph or
+        the pairs `links` [2, L] instead.
         """
         return nodes
 
@@ -145,12 +146,6 @@ class Task(ABC):
         return self.rows(graph, targets)
 
 
-def _nodes_of(graph: Graph, targets: str) -> Tensor:
-    """The nodes of a part of the split; all where there is none."""
-    mask = _node_mask(graph, targets)
-    return torch.arange(graph.num_nodes, device=graph.device) if mask is None else mask.nonzero().flatten()
-
-
 def _node_mask(graph: Graph, targets: str) -> Tensor | None:
     """Bool [N] of a part of the split, or None where the graph has none."""
     one_of(targets, "targets", PARTS)
@@ -159,6 +154,63 @@ def _node_mask(graph: Graph, targets: str) -> Tensor | None:
         return torch.stack(masks).any(0) if masks else None
     mask: Tensor | None = getattr(graph, f"{targets}_mask")
     return mask
+
+
+class NodeTask(Task):
+    """Every node is classified; the split is one of nodes, and so is the reach of an attack."""
+
+    name: ClassVar[str] = "node"
+    rows_are: ClassVar[str] = "nodes"
+    scores: ClassVar[Mapping[str, str]] = {name: name for name in ("f1", "balanced_accuracy", "macro_f1")}
+    row_per_node: ClassVar[bool] = True
+    checks_stability: ClassVar[bool] = True
+
+    def headline_for(self, graph: Graph) -> str:
+        """Balanced accuracy if one class has more than 70 % of all labelled nodes, else micro-F1."""
+        balanced = "balanced_accuracy"
+        return balanced if balanced in self.scores and _largest_share(graph) > IMBALANCED else self.headline
+
+    def fits(self, graph: Graph) -> bool:
+        """One graph, without links to predict."""
+        return graph.links is None and graph.batch is None
+
+    def count(self, graph: Graph) -> int:
+        """N."""
+        return graph.num_nodes
+
+    def rows(self, graph: Graph, targets: str) -> Tensor:
+        """The nodes of a mask; all nodes without one."""
+        return super().nodes(graph, targets)
+
+    def nodes(self, graph: Graph, targets: str) -> Tensor:
+        """The same nodes."""
+        return self.rows(graph, targets)
+
+    def labels(self, graph: Graph) -> Tensor | None:
+        """The nodes' classes."""
+        return graph.y
+
+    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+        """The nodes themselves."""
+        return nodes
+
+    def row_of(self, graph: Graph) -> Tensor:
+        """The node's own."""
+        return torch.arange(graph.num_nodes, device=graph.device)
+
+    def measured(self, graph: Graph, targets: str) -> Tensor:
+        """All nodes: an attack on some moves others too."""
+        return torch.arange(graph.num_nodes, device=graph.device)
+
+
+def _largest_share(graph: Graph) -> float:
+    """Share of the most frequent class among all nodes whose class is known; 0 if none is."""
+
+    def share() -> float:
+        labels = torch.zeros(0) if graph.y is None else graph.y[graph.y >= 0]
+        return float(torch.bincount(labels).max()) / labels.numel() if labels.numel() else 0.0
+
+    return cached_on(graph, "fgai.tasks.node", share)
 
 
 TASKS: dict[str, Task] = {}

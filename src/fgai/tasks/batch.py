@@ -14,7 +14,7 @@ from fgai.graph import Graph
 from fgai.graph.fields import FILL
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.sparse.valid import LARGEST, check_index
-from fgai.tasks.base import Task, _node_mask, _nodes_of
+from fgai.tasks.base import Task, _node_mask
 from fgai.typed import typed
 
 POOLINGS = ("mean", "max")
@@ -59,10 +59,6 @@ class GraphTask(Task):
     def labels(self, graph: Graph) -> Tensor | None:
         """The graphs' classes."""
         return graph.graph_y
-
-    def nodes(self, graph: Graph, targets: str) -> Tensor:
-        """The nodes of the part's graphs."""
-        return _nodes_of(graph, targets)
 
     def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Graphs with at least one of `nodes`."""

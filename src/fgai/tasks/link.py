@@ -133,16 +133,10 @@ def _links_of(graph: Graph) -> Links:
 def negative_pairs(
     graph: Graph, count: int, generator: torch.Generator, taken: Tensor | None = None
 ) -> Tensor:
-    """Draw [2, count] distinct pairs of nodes that no edge of `graph` joins.
+    """Draw [2, count] distinct pairs of nodes that no edge of an undirected graph joins.
 
-    Args:
-        graph: undirected.
-        count: how many.
-        generator: on the CPU.
-        taken: keys of further pairs (in both directions) to leave out.
-
-    Raises:
-        InputError: not enough such pairs were found.
+    The generator is one of the CPU. `taken` are keys of further pairs, in both directions, to leave out.
+    Raises `InputError` if there are too few pairs.
     """
     whole(count, "count")
     possible = graph.num_nodes * (graph.num_nodes - 1) // 2
