@@ -239,9 +239,9 @@ def rivals(adjacency: Adjacency, repeats: int) -> list[list[str]]:
             gaps.sum().backward()
 
         def without(step: Work = step) -> None:
-            kept, swaps._on_gpu = swaps._on_gpu, lambda _: False
+            kernels, swaps._row_kernels = swaps._row_kernels, lambda _: None
             step()
-            swaps._on_gpu = kept
+            swaps._row_kernels = kernels
 
         ways = {"ours": captured(step), "plain": captured(without)}
         found.append(row(f"rivals: k = {k}, captured", fastest(ways, repeats, device)))

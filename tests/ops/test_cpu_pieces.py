@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fgai.ops import attach, attend_additive, attend_dot, attend_dynamic, use_backend
+from fgai.ops.cpu import parallel
 from fgai.sparse import Adjacency
 from fgai.topk import topk_l1, topk_mask
 from fgai.topk.swaps import swap_costs, swap_margin
@@ -121,13 +122,11 @@ def test_margin_and_gradient_equal_the_formula(k: int) -> None:
 
 
 def test_threads_do_not_change_the_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fgai.topk import cpu
-
     adjacency = skewed()
     w, v = (torch.rand(adjacency.num_edges, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     found = []
-    for many, threads in ((10**9, 1), (5, 3)):
-        monkeypatch.setattr(cpu, "MANY", many)
+    for work, threads in ((10**9, 1), (5, 3)):
+        monkeypatch.setattr(parallel, "BLOCK_WORK", work)
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         moving = v.clone().requires_grad_()
         value = topk_l1(w, moving, adjacency.rowptr, 4)

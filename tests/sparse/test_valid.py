@@ -44,7 +44,6 @@ ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "topk_mask, many": lambda ptr: topk.topk_mask(W, ptr, 2),
     "leaders": lambda ptr: topk.leaders(W, ptr, 2),
     "ranks_in_rows": lambda ptr: topk.ranks_in_rows(W, ptr),
-    "frozen_topk": lambda ptr: topk.frozen_topk(W, ptr, 1),
     "overlap of sets": lambda ptr: topk.overlap(MASK, MASK, ptr),
     "topk_l1": lambda ptr: topk.topk_l1(W, W, ptr, 1),
     "swap_costs": lambda ptr: topk.swap_costs(W, ptr, 1),

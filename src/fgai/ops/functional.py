@@ -225,38 +225,6 @@ def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor |
     return numbers * 0 if p >= 1.0 else _kernels_for(numbers).dropout(numbers, p, _seed(numbers, p, seed))
 
 
-@typed
-def mean_shift(
-    one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bool = False, share: float = 1.0
-) -> Tensor:
-    """Mean over rows of the total variation `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it.
-
-    Args:
-        one: [N, C].
-        two: [N, C].
-        scale: what a change is measured against.
-        log: take the logarithm of 1 + the distance of every row.
-        share: what the mean is divided by.
-
-    Example:
-        >>> float(mean_shift(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]]), 2.0))
-        0.5
-    """
-    _check_numbers(one, "one", "NC")
-    _check_like(two, "two", tuple(one.shape), one)
-    checks.real_number(share, "share")
-    if not isinstance(scale, Tensor):
-        checks.real_number(scale, "scale")
-    fused = getattr(_kernels_for(one), "mean_shift", None)
-    fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
-    if fused is not None and fits and isinstance(scale, float) and one.numel():
-        return fused(one, two, scale, log, share)
-    if isinstance(scale, Tensor) and scale.numel() != 1 and scale.shape != one.shape[:1]:
-        raise InputError(f"`scale` must be one number or one per row, got {tuple(scale.shape)}")
-    distance = (one - two).abs().sum(1) / 2 / scale
-    return (torch.log1p(distance) if log else distance).mean() / share
-
-
 def _seed(values: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
     if p == 0.0:
         return 0

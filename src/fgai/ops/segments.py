@@ -95,10 +95,7 @@ def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
     """Edge positions [E], row after row, each row from its largest value to its smallest.
 
     Ties keep edge order, on every device alike. The s-th largest edge of row i is `order[rowptr[i] + s]`.
-
-    Args:
-        values: [E], finite or infinite but not NaN.
-        rowptr: [N+1].
+    `values` [E] may be infinite but not NaN.
 
     Example:
         >>> row_order(torch.tensor([0.1, 0.6, 0.3, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()

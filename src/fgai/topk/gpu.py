@@ -16,7 +16,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.cache import cached_on
-from fgai.topk.cpu import _Sloped
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -94,15 +93,6 @@ def _mark(rowptr, values, mask, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.c
 
 
 @triton.jit
-def _find(rowptr, values, levels, spots, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64)
-    first, last = _ends(rowptr, i)
-    level, spot = _cut(values, first, last, values.dtype.element_ty, K, SHORT, LONG)
-    tl.store(levels + i, level)
-    tl.store(spots + i, spot)
-
-
-@triton.jit
 def _apart(
     w, v, slope, start, last, level, spot, other, other_spot, factor, kind: tl.constexpr, K: tl.constexpr,
     B: tl.constexpr,
@@ -121,12 +111,12 @@ def _apart(
 
 @triton.jit
 def _distance(
-    rowptr, grown, w, v, levels, spots, scale, slope, sums, K: tl.constexpr, KNOWN: tl.constexpr,
-    GROWN: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
+    rowptr, grown, w, v, scale, slope, sums, K: tl.constexpr, GROWN: tl.constexpr, SHORT: tl.constexpr,
+    LONG: tl.constexpr,
 ):  # fmt: skip
     """Σ |w − v| on the top-k of w plus on that of v (all if K is 0) times `scale`, and its slope in v.
 
-    KNOWN: where the top-k of w ends stands in `levels` and `spots`. GROWN: the rows of v begin at `grown`.
+    GROWN: the rows of v begin at `grown`.
     """
     i = tl.program_id(0).to(tl.int64)
     first, last = _ends(rowptr, i)
@@ -137,10 +127,7 @@ def _distance(
         v, slope = v + shift, slope + shift
     level, spot, other, other_spot = factor, first, factor, first
     if K > 0:
-        if KNOWN:
-            level, spot = tl.load(levels + i), tl.load(spots + i)
-        else:
-            level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
+        level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
         other, other_spot = _cut(v, first, last, kind, K, SHORT, LONG)
     total = tl.zeros([], dtype=kind)
     if last - first > SHORT:
@@ -210,15 +197,6 @@ def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
     return mask
 
 
-def find_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Where the top-k of every row ends: level and spot, see `fgai.topk.Cut`."""
-    rows = rowptr.numel() - 1
-    levels, spots = values.new_empty(rows), rowptr.new_empty(rows, dtype=torch.int32)
-    if rows:
-        _find[(rows,)](rowptr, values, levels, spots, K=k, SHORT=SHORT, LONG=LONG, num_warps=1)
-    return levels, spots
-
-
 def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
     """¼ over the number of rows with edges (k = 0), or 1 over that of swaps of top-k sets."""
 
@@ -230,20 +208,22 @@ def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) ->
     return cached_on(rowptr, ("topk per row", k, dtype, factor), make)
 
 
-def _distances(w: Tensor, w_tilde: Tensor, *options: Any) -> tuple[Tensor, Tensor, None]:
-    rowptr, k, cut, factor, grown = options
+def distances(
+    w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, factor: float, grown: Tensor | None
+) -> tuple[Tensor, Tensor, None]:
+    """`topk_l1` (form "tv", scope "node"; k 0 takes all edges) and its slope, scaled already."""
     w, w_tilde = w.contiguous(), w_tilde.contiguous()
     slope = torch.empty_like(w_tilde) if grown is None else torch.zeros_like(w_tilde)
     sums = w_tilde.new_empty(rowptr.numel() - 1)
     _distance[(len(sums),)](
-        rowptr, rowptr if grown is None else grown, w, w_tilde, *(cut or (sums, rowptr)),
-        _per_row(rowptr, 0, w.dtype, factor), slope, sums,
-        K=k, KNOWN=cut is not None, GROWN=grown is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
+        rowptr, rowptr if grown is None else grown, w, w_tilde, _per_row(rowptr, 0, w.dtype, factor), slope,
+        sums, K=k, GROWN=grown is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
     )  # fmt: skip
     return sums.sum(), slope, None
 
 
-def _margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, None]:
+def margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, None]:
+    """`swap_margin` and its slope, scaled already."""
     values = values.contiguous()
     slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1)
     sizes = {"K": k, "BK": triton.next_power_of_2(2 * k), "BM": triton.next_power_of_2(k)}
@@ -252,25 +232,6 @@ def _margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> 
         RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1,
     )  # fmt: skip
     return sums.sum(), slope, None
-
-
-def distance(
-    w: Tensor,
-    w_tilde: Tensor,
-    rowptr: Tensor,
-    k: int | None,
-    cut: tuple[Tensor, Tensor] | None = None,
-    factor: float = 1.0,
-    grown: Tensor | None = None,
-) -> Tensor:
-    """See `topk_l1`, form "tv", scope "node"; k None takes all edges. Grown rows: no gradient in w."""
-    options = rowptr, k or 0, cut, factor, grown
-    return _Sloped.apply(_distances, w, w_tilde, *options)  # type: ignore[no-any-return]
-
-
-def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
-    """See `swap_margin`."""
-    return _Sloped.apply(_margins, None, values, rowptr, k, radius)  # type: ignore[no-any-return]
 
 
 SLOTS = 256

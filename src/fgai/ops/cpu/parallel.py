@@ -155,12 +155,12 @@ def _run(threads, count, *arguments):  # type: ignore[no-untyped-def]
     _run_blocks(_body, threads, count, arguments)
 
 
-def _by_block(body: Callable[..., None]) -> Any:
+def _by_block(body: Callable[..., None], **options: Any) -> Any:
     """Compile `body(b, *arguments)` and return a kernel `(threads, count, *arguments)` that runs all blocks.
 
     The kernel is a copy of `_run` with a name and a file of its own, by which numba finds its code on disk.
     """
-    name, own, block = f"{body.__name__}_blocks", body.__code__, _kernel(body)
+    name, own, block = f"{body.__name__}_blocks", body.__code__, _kernel(body, **options)
     code = _run.__code__.replace(co_name=name, co_filename=own.co_filename, co_firstlineno=own.co_firstlineno)
     run = FunctionType(code, {"_run_blocks": _run_blocks, "_body": block}, name)
     run.__module__, run.__qualname__ = body.__module__, name

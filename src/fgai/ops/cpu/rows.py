@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +35,13 @@ AHEAD = 6
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
 
-def _kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile `function` on first use and keep the machine code on disk.
+def _kernel(function: Callable[..., None], **options: Any) -> Callable[..., None]:
+    """Compile `function` on first use, by `options` of numba beside its own, and keep the code on disk.
 
     A kernel has to be compiled again when a piece of it changes, so the stamp of the stored code covers all
     files here and its own.
     """
-    kernel: Callable[..., None] = compiled(**_OPTIONS)(function)
+    kernel: Callable[..., None] = compiled(**{**_OPTIONS, **options})(function)
     stored = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if stored is not None and hasattr(stored, "_source_stamp"):
         files = [*_SOURCES, Path(function.__code__.co_filename)]

@@ -35,16 +35,20 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.plan import _add_parts, _room, _seed_on, incoming, outgoing
-from fgai.ops.gpu.tiles import (
+from fgai.ops.gpu.plan import (
+    _add_parts,
     _leaky,
     _narrow_sizes,
+    _room,
+    _seed_on,
     _wide_score,
     _wide_sizes,
     factor,
+    incoming,
     inside,
     narrow,
     one,
+    outgoing,
     wide,
 )
 from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _odds
