@@ -140,7 +140,10 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
         plain_forward(rows.pointer, rows.node, n, f, v, slope, attention, out)
         means, made = (d * out).sum(-1), (np.empty_like(v), np.empty_like(attention), np.empty_like(f))
         given = scores._score_arguments(0, near, far, None, 0.2)
-        drop, room = (0, np.uint32(0), np.float32(1)), parallel.workspace(columns.blocks, attention, channels)
+        drop, room = (
+            (0, np.uint32(0), np.float32(1)),
+            parallel._workspace(columns.blocks, attention, channels),
+        )
         middle = (attention, d, means, np.empty(0, np.float32))
         arrays = [parallel._flat(a) for a in (*middle, *made)]
 

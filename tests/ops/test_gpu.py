@@ -157,18 +157,6 @@ def compare_attached(device: str, loops: bool, hub: int = 0) -> None:
     assert_same(one, two, TOLERANCE[torch.float64])
 
 
-def with_more(rowptr: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows with 0, 1, 2, 0, ... large values behind their own: where they begin, which are old, and all."""
-    degree = rowptr.diff()
-    more = torch.arange(len(degree)) % 3
-    grown = torch.nn.functional.pad((degree + more).cumsum(0), (1, 0))
-    place = torch.arange(int(grown[-1])) - grown[:-1].repeat_interleave(degree + more)
-    kept = place < degree.repeat_interleave(degree + more)
-    longer = values.new_full((int(grown[-1]),), 9.0)
-    longer[kept] = values
-    return grown.int(), kept, longer
-
-
 def compare_top(device: str, long: int) -> None:
     """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
     from fgai.topk import gpu, leaders, swap_margin, topk_l1
@@ -186,17 +174,14 @@ def compare_top(device: str, long: int) -> None:
             assert torch.equal(gpu.pick_leaders(v.detach(), rows, k).cpu(), leaders(two.detach(), rowptr, k))
             assert torch.equal(gpu.pick_mask(v.detach(), rows, k).cpu(), topk_mask(two.detach(), rowptr, k))
         for k in (None, 1, 3, 5):
-            theirs = topk_l1(w_cpu, v_cpu, rowptr, k)
-            wanted = [theirs.detach(), *torch.autograd.grad(3 * theirs, [w_cpu, v_cpu])]
-            ours = _with_slope(gpu.distances, w, v, rows, k or 0, 0.5, None)
-            found = [2 * ours, *torch.autograd.grad(6 * ours, [w, v])]
-            assert_same([t.detach().cpu() for t in found], wanted, 1e-5)
-            grown, kept, longer = with_more(rowptr, two.detach())
-            moving = longer.to(device).requires_grad_()
-            ours = _with_slope(gpu.distances, w.detach(), moving, rows, k or 0, 1.0, grown.to(device))
-            (slope,) = torch.autograd.grad(3 * ours, moving)
-            assert_same([ours.detach().cpu(), slope.cpu()[kept]], [wanted[0], wanted[2]], 1e-5)
-            assert not slope.cpu()[~kept].any()
+            found, wanted = (
+                [3 * loss.detach().cpu(), *(slope.cpu() for slope in torch.autograd.grad(3 * loss, inputs))]
+                for loss, inputs in (
+                    (topk_l1(w, v, rows, k), [w, v]),
+                    (topk_l1(w_cpu, v_cpu, rowptr, k), [w_cpu, v_cpu]),
+                )
+            )
+            assert_same(found, wanted, 1e-5)
         for k, radius in ((1, 0.3), (2, 0.01), (5, 3.0)):
             ours = _with_slope(gpu.margins, None, w, rows, k, radius)
             theirs = swap_margin(w_cpu, rowptr, k, radius)

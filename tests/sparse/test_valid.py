@@ -119,12 +119,6 @@ class TestPointers:
         stored.seek(0)
         assert torch.equal(torch.load(stored), rowptr) and not rowptr.__dict__
 
-    @pytest.mark.parametrize("starts", [[0, FAR, 3], [-1, 2, 4], [3, 0, 4], [0, 1, 4], [0]])
-    def test_where_longer_rows_begin(self, starts: list[int]) -> None:
-        rows = torch.tensor([0, 2, 3])
-        with pytest.raises(InputError, match="grown"):
-            topk.topk_l1(W, torch.rand(4), rows, 1, grown=torch.tensor(starts))
-
     def test_a_known_set_covers_the_edges(self) -> None:
         with pytest.raises(InputError, match="known"):
             topk.topk_l1(W, W, torch.tensor([0, 2, 3]), 1, known=MASK[:1])

@@ -78,7 +78,7 @@ def _in_jit_trace() -> bool:
 
 
 def _clip_kernels(x: Tensor, low: Tensor, high: Tensor) -> ModuleType:
-    """The backend for whole contiguous rows with a range per channel; else, and when traced, the reference."""
+    """The backend for contiguous rows with a range per channel; else, and when traced, the reference."""
     if torch.compiler.is_compiling() or _in_jit_trace() or type(x) is not Tensor:
         return reference
     contiguous = x.is_contiguous() and low.is_contiguous() and high.is_contiguous()

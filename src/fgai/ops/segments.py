@@ -17,6 +17,7 @@ from fgai.typed import typed
 
 # Runs of this length are sorted by insertion, then merged; most neighbourhoods are a single run.
 _RUN = 32
+row_index = owners
 
 
 def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
@@ -41,16 +42,6 @@ def check_row_pointers(rowptr: Tensor, num_edges: int | None = None, entries: st
             f" got {rowptr.dtype} {tuple(rowptr.shape)}"
         )
     check_pointers(rowptr, num_edges, "rowptr", entries)
-
-
-def row_index(rowptr: Tensor, num_edges: int) -> Tensor:
-    """The row of every edge, [E]: `i` repeated degree(i) times.
-
-    Example:
-        >>> row_index(torch.tensor([0, 2, 2, 3]), 3).tolist()
-        [0, 0, 2]
-    """
-    return owners(rowptr, num_edges)
 
 
 @typed

@@ -1,4 +1,4 @@
-"""The distance and the margin of top-k sets on the CPU, with their gradients, in one pass over the rows."""
+"""Top-k of every row on the CPU, and the margin of the sets with its gradient in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -27,26 +27,12 @@ def _sink(value, above, level):
 
 
 @compiled
-def _five(values, first, last, levels):
-    """The five largest values of a row, in registers."""
-    a = b = c = d = f = values.dtype.type(-np.inf)
-    for e in range(first, last):
-        value = values[e]
-        f, d, c, b = _sink(value, d, f), _sink(value, c, d), _sink(value, b, c), _sink(value, a, b)
-        a = value if value > a else a
-    levels[0], levels[1], levels[2], levels[3], levels[4] = a, b, c, d, f
-
-
-@compiled
 def _levels(values, first, last, count, levels):
     """The `count` largest values of a row with at least so many edges, in falling order.
 
     In short rows a branch predictor is often wrong, so every value is compared with every level; in long rows
     most values are smaller than all levels, and one branch skips them.
     """
-    if count == 5 and last - first <= SHORT:
-        _five(values, first, last, levels)
-        return
     for slot in range(count):
         levels[slot] = -np.inf
     if last - first <= SHORT and count <= 16:
@@ -64,49 +50,6 @@ def _levels(values, first, last, count, levels):
                 levels[slot] = levels[slot - 1]
                 slot -= 1
             levels[slot] = value
-
-
-@compiled
-def _spare(levels, count):
-    """How many edges with just the last level belong to the `count` largest."""
-    count_equal = 0
-    for slot in range(count):
-        count_equal += levels[slot] == levels[count - 1]
-    return count_equal
-
-
-@_by_block
-def _distance(b, bounds, rowptr, grown, w, v, k, slope, sums, room):
-    """Σ |w − v| on the top-k of w plus on that of v (all if k is 0) of every row, and its slope in v.
-
-    The rows of v begin at `grown`; `room[b]` has space for k levels.
-    """
-    levels = room[b]
-    for i in range(bounds[b], bounds[b + 1]):
-        first, last = rowptr[i], rowptr[i + 1]
-        more = grown[i] - first
-        total = 0.0
-        if k == 0 or last - first <= k:
-            for e in range(first, last):
-                apart = v[e + more] - w[e]
-                total += 2 * abs(apart)
-                slope[e + more] = 2 * (apart > 0) - 2 * (apart < 0)
-            sums[i] = total
-            continue
-        _levels(w, first, last, k, levels)
-        level, spare = levels[k - 1], _spare(levels, k)
-        _levels(v, first + more, last + more, k, levels)
-        other, rest = levels[k - 1], _spare(levels, k)
-        for e in range(first, last):
-            after = v[e + more]
-            count = int(after > other or (after == other and rest > 0))
-            rest -= after == other
-            count += int(w[e] > level or (w[e] == level and spare > 0))
-            spare -= w[e] == level
-            apart = after - w[e]
-            total += count * abs(apart)
-            slope[e + more] = count * (int(apart > 0) - int(apart < 0))
-        sums[i] = total
 
 
 @_by_block
@@ -144,20 +87,6 @@ def _margin(b, bounds, rowptr, values, k, radius, slope, sums, levels_and_flows,
                 counts[rank] += 1
                 if rank + equal < k + count:
                     slope[e] = flows[rank + equal]
-
-
-def distances(
-    w: Tensor, w_tilde: Tensor, rowptr: Tensor, k: int, factor: float, grown: Tensor | None
-) -> tuple[Tensor, Tensor, float]:
-    """`topk_l1` (form "tv", scope "node"; k 0 takes all edges): value, slope and what scales the slope."""
-    before, after, pointers = _array(w), _array(w_tilde), _array(rowptr)
-    make = np.empty if grown is None else np.zeros  # nothing is written at the edges that came
-    slope, sums = make(len(after), np.int8), np.empty(len(pointers) - 1, np.float64)
-    bounds, starts = blocks(pointers), pointers if grown is None else _array(grown)
-    room = np.empty((len(bounds) - 1, max(k, 1)), before.dtype)
-    _launch(_distance, len(bounds) - 1, bounds, pointers, starts, before, after, k, slope, sums, room)
-    scale = 0.25 * factor / max(1, int(np.count_nonzero(pointers[1:] > pointers[:-1])))
-    return w_tilde.new_tensor(sums.sum() * scale), torch.from_numpy(slope), scale
 
 
 def margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, float]:

@@ -11,10 +11,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai import checks
+from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.ops.backend import _has_numba, has_triton
 from fgai.ops.segments import check_row_pointers, check_rows, row_index, row_order, row_sum, sortable
-from fgai.sparse.valid import check_starts
 from fgai.topk import cpu
 from fgai.typed import typed
 
@@ -220,7 +220,6 @@ def topk_l1(
     form: str = "tv",
     known: Tensor | None = None,
     factor: float = 1.0,
-    grown: Tensor | None = None,
 ) -> Tensor:
     """The l1 distance of two attentions on their two top-k sets.
 
@@ -233,15 +232,13 @@ def topk_l1(
 
     Args:
         w: [E], the reference attention.
-        w_tilde: [E], the attention being trained, on the same edges (more with `grown`).
+        w_tilde: [E], the attention being trained, on the same edges.
         rowptr: [N+1].
         k: size of the sets, None for all edges (form "tv" only).
         scope: "node" or "graph".
         form: "tv" or "paper".
         known: T_k(w) from `topk_mask`, where it is known.
         factor: what the result is multiplied by.
-        grown: [≥ N+1], where the rows of `w_tilde` begin, if further edges follow those of `w` in each, as
-            after `Graph.inject`; `w` must then need no gradient.
 
     Returns:
         A scalar, 0 for a graph without edges.
@@ -259,20 +256,19 @@ def topk_l1(
     checks.one_of(scope, "scope", SCOPES)
     checks.real_number(factor, "factor")
     check_k(k)
-    if w.shape != w_tilde.shape and grown is None:
+    if w.shape != w_tilde.shape:
         raise InputError(
             f"`w` and `w_tilde` must be on the same edges, got {tuple(w.shape)} and {tuple(w_tilde.shape)};"
             " match the edges first"
         )
-    _check_edges(w, w_tilde, rowptr, known, grown)
+    check_rows(w, rowptr, "w")
+    check_rows(w_tilde, rowptr, "w_tilde")
+    if known is not None:
+        checks.mask(known, w.shape, "known")
     if form == "paper" and k is None:
         raise InputError('`k` must be given for form "paper", which divides by it, got None')
-    kernels = _row_kernels(w_tilde) if form == "tv" and scope == "node" and w.dtype == w_tilde.dtype else None
-    if kernels is not None and (k is None or k <= FEW):
-        return _with_slope(kernels.distances, w, w_tilde, rowptr, k or 0, factor, grown)
-    if grown is not None:
-        shift = (grown[: rowptr.numel() - 1] - rowptr[:-1]).index_select(0, row_index(rowptr, len(w)))
-        w_tilde = w_tilde.index_select(0, torch.arange(len(w), device=w.device) + shift)
+    if k is None and w.is_floating_point() and w_tilde.is_floating_point():
+        return _with_slope(_total_variation, w, w_tilde, rowptr, factor)
     first = topk_mask(w, rowptr, k, scope) if known is None else known
     counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)
     total = factor * (counts * (w - w_tilde).abs()).sum()
@@ -282,16 +278,18 @@ def topk_l1(
     return total / (2 * k) / (nodes if scope == "node" else 1)
 
 
-def _check_edges(
-    w: Tensor, w_tilde: Tensor, rowptr: Tensor, known: Tensor | None, grown: Tensor | None
-) -> None:
-    """Raise unless every row of `w` lies in its arrays, and in those of `w_tilde` at `grown`."""
-    check_rows(w, rowptr, "w")
-    if known is not None:
-        checks.mask(known, w.shape, "known")
-    if grown is None:
-        check_rows(w_tilde, rowptr, "w_tilde")
-        return
-    if w.dim() != 1 or w_tilde.dim() != 1:
-        raise InputError("with `grown`, `w` and `w_tilde` must have one number per edge, heads averaged")
-    check_starts(grown, rowptr, len(w_tilde), "grown")
+def _total_variation(
+    w: Tensor, w_tilde: Tensor, rowptr: Tensor, factor: float
+) -> tuple[Tensor, Tensor, float | Tensor]:
+    """Mean total variation of the rows, its slope in `w_tilde`, and what scales the slope."""
+    apart = w_tilde - w
+
+    def count() -> Tensor:
+        return (rowptr.diff() > 0).sum().clamp(min=1)
+
+    # Reading the number of rows would make the host wait for a GPU.
+    key = "topk rows", w.dtype
+    rows = cached_on(rowptr, key, lambda: count().to(w.dtype)) if rowptr.is_cuda else int(count())
+    scale = 0.5 * factor / rows
+    total = torch.linalg.vector_norm(apart, 1, dtype=torch.float64)
+    return (total * scale).to(apart.dtype), apart.sign(), scale

@@ -225,7 +225,7 @@ def _flat(tensor: Tensor | Reals) -> Reals:
     return (_array(tensor) if isinstance(tensor, Tensor) else tensor).reshape(-1)
 
 
-def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
+def _workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
     """Room for each block of rows: `SUMS` + 3 H numbers, and behind them the sums of one row.
 
     Heads are padded to multiples of 8 and blocks to cache lines, which threads do not share.

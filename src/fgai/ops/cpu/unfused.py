@@ -35,8 +35,8 @@ from fgai.ops.cpu.parallel import (
     _over,
     _rows_plan,
     _tensors,
+    _workspace,
     blocks,
-    workspace,
 )
 from fgai.ops.cpu.rows import (
     AHEAD,
@@ -50,8 +50,8 @@ from fgai.ops.cpu.rows import (
     _fetch,
     _normalise,
     _padded,
+    _piece,
     _weighted_sum,
-    piece,
 )
 from fgai.ops.reference import Bounds, Clipped, _ball, _odds
 from fgai.sparse import Adjacency, SparseRows
@@ -90,7 +90,7 @@ class _EdgeSoftmax(Function):
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
         array, index = _array(scores), _incoming(adjacency)
         out = np.empty_like(array)
-        _over(_softmax, index, array.shape[1], _flat(array), _flat(out), workspace(index.blocks, array))
+        _over(_softmax, index, array.shape[1], _flat(array), _flat(out), _workspace(index.blocks, array))
         attention = from_numpy(out)
         ctx.save_for_backward(attention)
         ctx.adjacency = adjacency
@@ -101,7 +101,7 @@ class _EdgeSoftmax(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         weight, index = _array(ctx.saved_tensors[0]), _incoming(ctx.adjacency)
         out = np.empty_like(weight)
-        arrays = _flat(weight), _flat(gradients[0]), _flat(out), workspace(index.blocks, weight)
+        arrays = _flat(weight), _flat(gradients[0]), _flat(out), _workspace(index.blocks, weight)
         _over(_softmax_back, index, weight.shape[1], *arrays)
         return from_numpy(out), None
 
@@ -160,7 +160,7 @@ class _Aggregate(Function):
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         messages, weight, index = _array(values), _array(attention), _incoming(adjacency)
         out = np.empty((adjacency.num_nodes, *messages.shape[1:]), messages.dtype)
-        room = workspace(index.blocks, weight, messages.shape[2])
+        room = _workspace(index.blocks, weight, messages.shape[2])
         _over(_aggregate, index, *messages.shape[1:], weight, _flat(messages), _flat(out), room)
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
@@ -175,7 +175,7 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[1]:
             d_weight, d_values = np.empty_like(weight), np.empty_like(messages)
             index = _outgoing(ctx.adjacency)
-            room = workspace(index.blocks, weight, sizes[1])
+            room = _workspace(index.blocks, weight, sizes[1])
             _over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, _flat(d_values), room)
         elif ctx.needs_input_grad[0]:
             d_weight = np.empty_like(weight)
@@ -360,7 +360,7 @@ _SLABS = 8
 _DENSE = 16
 
 
-@piece
+@_piece
 def _sum_tile(low, high, indices, values, weight, width, column, out, here):
     """out[here : here + 64] = Σ_z values[z] · weight[indices[z]], columns `column` to `column + 63`."""
     end, sums = len(indices) - 1, _splat_tile(weight.dtype.type(0))
@@ -386,7 +386,7 @@ def _project(b, blocks, indptr, indices, width, values, weight, out):
                 _axpy(width - full, values[z], weight, at, out, here + full)
 
 
-@piece
+@_piece
 def _spread_tile(low, high, indices, values, gradient, here, width, column, out):
     """out[indices[z]] += values[z] · gradient[here : here + 64], columns `column` to `column + 63`."""
     tile = _load_tile(gradient, here)

@@ -18,16 +18,16 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu.plan import (
+    _factor,
+    _inside,
     _leaky,
+    _narrow,
     _narrow_sizes,
+    _one,
     _room,
     _seed_on,
+    _wide,
     _wide_sizes,
-    factor,
-    inside,
-    narrow,
-    one,
-    wide,
 )
 from fgai.ops.reference import ADDITIVE, DOT, Bounds, Clipped, Score, _odds
 from fgai.sparse import Adjacency
@@ -197,10 +197,10 @@ def _weighted_sum(
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        a = narrow(weight, e.to(tl.int64), h, live, H)
-        total += tl.sum(a[:, :, None] * wide(values, j, h, c, live, H, C), axis=0)
+        a = _narrow(weight, e.to(tl.int64), h, live, H)
+        total += tl.sum(a[:, :, None] * _wide(values, j, h, c, live, H, C), axis=0)
     where = out + i.to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
-    tl.store(where, total, mask=inside(h, c, H, C))
+    tl.store(where, total, mask=_inside(h, c, H, C))
 
 
 @triton.jit
@@ -214,7 +214,7 @@ def _edge_dot_kernel(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    products = wide(at_destination, i, h, c, live, H, C) * wide(at_source, j, h, c, live, H, C)
+    products = _wide(at_destination, i, h, c, live, H, C) * _wide(at_source, j, h, c, live, H, C)
     total = tl.sum(products, axis=2) * scale
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
@@ -254,12 +254,12 @@ def _softmax_backward(ptr, attention, gradient, out, H: tl.constexpr, BH: tl.con
     mean = tl.zeros([BH], dtype=attention.dtype.element_ty)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        a = narrow(attention, k.to(tl.int64), h, k < last, H)
-        mean += tl.sum(a * narrow(gradient, k.to(tl.int64), h, k < last, H), axis=0)
+        a = _narrow(attention, k.to(tl.int64), h, k < last, H)
+        mean += tl.sum(a * _narrow(gradient, k.to(tl.int64), h, k < last, H), axis=0)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        a = narrow(attention, k.to(tl.int64), h, k < last, H)
-        g = narrow(gradient, k.to(tl.int64), h, k < last, H)
+        a = _narrow(attention, k.to(tl.int64), h, k < last, H)
+        g = _narrow(gradient, k.to(tl.int64), h, k < last, H)
         where, good = k[:, None].to(tl.int64) * H + h[None, :], (k < last)[:, None] & (h[None, :] < H)
         tl.store(out + where, a * (g - mean[None, :]), mask=good)
 
@@ -294,8 +294,8 @@ def _additive_backward(
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :] + narrow(other, j, h, live, H)
-        g = narrow(gradient, e.to(tl.int64), h, live, H)
+        s = mine[None, :] + _narrow(other, j, h, live, H)
+        g = _narrow(gradient, e.to(tl.int64), h, live, H)
         total += tl.sum(tl.where(s > 0, g, g * slope), axis=0)
     tl.store(out + i * H + h, total, mask=h < H)
 
@@ -311,8 +311,8 @@ def _dynamic_forward(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    s = wide(left, j, h, c, live, H, C) + wide(right, i, h, c, live, H, C)
-    total = tl.sum(one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
+    s = _wide(left, j, h, c, live, H, C) + _wide(right, i, h, c, live, H, C)
+    total = tl.sum(_one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
 
@@ -326,7 +326,7 @@ def _dynamic_backward(
     i = tl.program_id(0).to(tl.int64)
     first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    w, mine = one(weight, 0, h, c, H, C), one(own, i, h, c, H, C)
+    w, mine = _one(weight, 0, h, c, H, C), _one(own, i, h, c, H, C)
     total = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     part = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     for start in range(first, last, BE):
@@ -334,13 +334,13 @@ def _dynamic_backward(
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :, :] + wide(other, j, h, c, live, H, C)
-        g = narrow(gradient, e.to(tl.int64), h, live, H)
+        s = mine[None, :, :] + _wide(other, j, h, c, live, H, C)
+        g = _narrow(gradient, e.to(tl.int64), h, live, H)
         flow = g[:, :, None] * w[None, :, :]
         total += tl.sum(tl.where(s > 0, flow, flow * slope), axis=0)
         if WEIGHT:
             part += tl.sum(g[:, :, None] * _leaky(s, slope), axis=0)
-    where, fits = i * (H * C) + h[:, None] * C + c[None, :], inside(h, c, H, C)
+    where, fits = i * (H * C) + h[:, None] * C + c[None, :], _inside(h, c, H, C)
     tl.store(out + where, total, mask=fits)
     if WEIGHT:
         tl.store(weight_part + where, part, mask=fits)
@@ -352,10 +352,10 @@ def _halves(values, left_weight, right_weight, left, right, N, H: tl.constexpr, 
     n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     live = n < N
-    v = wide(values, n, h, c, live, H, C)
+    v = _wide(values, n, h, c, live, H, C)
     at, good = n[:, None] * H + h[None, :], live[:, None] & (h[None, :] < H)
-    tl.store(left + at, tl.sum(v * one(left_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
-    tl.store(right + at, tl.sum(v * one(right_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
+    tl.store(left + at, tl.sum(v * _one(left_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
+    tl.store(right + at, tl.sum(v * _one(right_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
 
 
 @triton.jit
@@ -363,15 +363,15 @@ def _halves_back(values, left_weight, right_weight, d_left, d_right, d_values, s
                  H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
                  BN: tl.constexpr):  # fmt: skip
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    inner, fits = h[:, None] * C + c[None, :], inside(h, c, H, C)
+    inner, fits = h[:, None] * C + c[None, :], _inside(h, c, H, C)
     kind: tl.constexpr = values.dtype.element_ty
     share_left, share_right = tl.zeros([BH, BC], dtype=kind), tl.zeros([BH, BC], dtype=kind)
-    left, right = one(left_weight, 0, h, c, H, C), one(right_weight, 0, h, c, H, C)
+    left, right = _one(left_weight, 0, h, c, H, C), _one(right_weight, 0, h, c, H, C)
     for block in range(tl.program_id(0), blocks, step):
         n = (block * BN + tl.arange(0, BN)).to(tl.int64)
         live = n < N
-        v = wide(values, n, h, c, live, H, C)
-        dl, dr = narrow(d_left, n, h, live, H), narrow(d_right, n, h, live, H)
+        v = _wide(values, n, h, c, live, H, C)
+        dl, dr = _narrow(d_left, n, h, live, H), _narrow(d_right, n, h, live, H)
         flow = dl[:, :, None] * left[None, :, :] + dr[:, :, None] * right[None, :, :]
         where = n[:, None, None] * (H * C) + inner[None, :, :]
         tl.store(d_values + where, flow, mask=live[:, None, None] & fits[None, :, :])
@@ -422,7 +422,7 @@ def _drop(values, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BL
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kind: tl.constexpr = values.dtype.element_ty
     numbers = tl.load(values + at, mask=at < count, other=0.0)
-    tl.store(out + at, numbers * factor(at, tl.load(seed), LIMIT, SCALE, kind), mask=at < count)
+    tl.store(out + at, numbers * _factor(at, tl.load(seed), LIMIT, SCALE, kind), mask=at < count)
 
 
 def _dropped(values: Tensor, p: float, seed: Tensor) -> Tensor:

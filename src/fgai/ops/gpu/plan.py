@@ -48,7 +48,7 @@ def _mix(x):
 
 
 @triton.jit
-def factor(position, seed, LIMIT: tl.constexpr, SCALE: tl.constexpr, kind: tl.constexpr):
+def _factor(position, seed, LIMIT: tl.constexpr, SCALE: tl.constexpr, kind: tl.constexpr):
     """0 or SCALE for every position (int64), see `fgai.ops.reference`."""
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = (seed >> 32).to(tl.uint32)
@@ -58,26 +58,28 @@ def factor(position, seed, LIMIT: tl.constexpr, SCALE: tl.constexpr, kind: tl.co
 
 
 @triton.jit
-def inside(h, c, H: tl.constexpr, C: tl.constexpr):
+def _inside(h, c, H: tl.constexpr, C: tl.constexpr):
     """Which of the [BH, BC] entries exist."""
     return (h[:, None] < H) & (c[None, :] < C)
 
 
 @triton.jit
-def wide(pointer, node, h, c, live, H: tl.constexpr, C: tl.constexpr):
+def _wide(pointer, node, h, c, live, H: tl.constexpr, C: tl.constexpr):
     """Rows [BE, BH, BC] of a [N, H, C] array."""
     where = node[:, None, None] * (H * C) + h[None, :, None] * C + c[None, None, :]
-    return tl.load(pointer + where, mask=live[:, None, None] & inside(h, c, H, C)[None, :, :], other=0.0)
+    return tl.load(pointer + where, mask=live[:, None, None] & _inside(h, c, H, C)[None, :, :], other=0.0)
 
 
 @triton.jit
-def one(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr):
+def _one(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr):
     """One row [BH, BC] of a [N, H, C] array."""
-    return tl.load(pointer + node * (H * C) + h[:, None] * C + c[None, :], mask=inside(h, c, H, C), other=0.0)
+    return tl.load(
+        pointer + node * (H * C) + h[:, None] * C + c[None, :], mask=_inside(h, c, H, C), other=0.0
+    )
 
 
 @triton.jit
-def narrow(pointer, node, h, live, H: tl.constexpr):
+def _narrow(pointer, node, h, live, H: tl.constexpr):
     """Rows [BE, BH] of a [N, H] array."""
     return tl.load(pointer + node[:, None] * H + h[None, :], mask=live[:, None] & (h[None, :] < H), other=0.0)
 
