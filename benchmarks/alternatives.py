@@ -140,7 +140,10 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
         plain_forward(rows.pointer, rows.node, n, f, v, slope, attention, out)
         means, made = (d * out).sum(-1), (np.empty_like(v), np.empty_like(attention), np.empty_like(f))
         given = scores._score_arguments(0, near, far, None, 0.2)
-        drop, room = (0, np.uint32(0), np.float32(1)), parallel.workspace(columns.blocks, attention, channels)
+        drop, room = (
+            (0, np.uint32(0), np.float32(1)),
+            parallel._workspace(columns.blocks, attention, channels),
+        )
         middle = (attention, d, means, np.empty(0, np.float32))
         arrays = [parallel._flat(a) for a in (*middle, *made)]
 
@@ -239,9 +242,9 @@ def rivals(adjacency: Adjacency, repeats: int) -> list[list[str]]:
             gaps.sum().backward()
 
         def without(step: Work = step) -> None:
-            kept, swaps._on_gpu = swaps._on_gpu, lambda _: False
+            kernels, swaps._row_kernels = swaps._row_kernels, lambda _: None
             step()
-            swaps._on_gpu = kept
+            swaps._row_kernels = kernels
 
         ways = {"ours": captured(step), "plain": captured(without)}
         found.append(row(f"rivals: k = {k}, captured", fastest(ways, repeats, device)))

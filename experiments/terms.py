@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from fgai.checks import one_of
-from fgai.ops import mean_shift
 from fgai.topk import topk_l1
 from fgai.training import StepContext, Term, term
 
@@ -33,7 +32,8 @@ def prediction_distance(
     if divergence == "probabilities":
         y, other = y.softmax(1), other.softmax(1)
     size = scale if divergence in ("relative", "log") else 1.0
-    return mean_shift(y, other, size, log=divergence == "log", share=share)
+    distance = (y - other).abs().sum(1) / 2 / size
+    return (distance.log1p() if divergence == "log" else distance).mean() / share
 
 
 def paper_terms(k: int, divergence: str, weight: float, form: str = "tv") -> list[Term]:

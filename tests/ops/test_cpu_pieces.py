@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fgai.ops import attach, attend_additive, attend_dot, attend_dynamic, use_backend
+from fgai.ops.cpu import parallel
 from fgai.sparse import Adjacency
 from fgai.topk import topk_l1, topk_mask
 from fgai.topk.swaps import swap_costs, swap_margin
@@ -120,16 +121,14 @@ def test_margin_and_gradient_equal_the_formula(k: int) -> None:
     torch.testing.assert_close(torch.autograd.grad(found, values), torch.autograd.grad(expected, values))
 
 
-def test_threads_do_not_change_the_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fgai.topk import cpu
-
+def test_threads_do_not_change_the_margin(monkeypatch: pytest.MonkeyPatch) -> None:
     adjacency = skewed()
-    w, v = (torch.rand(adjacency.num_edges, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    values = torch.rand(adjacency.num_edges, generator=torch.Generator().manual_seed(1))
     found = []
-    for many, threads in ((10**9, 1), (5, 3)):
-        monkeypatch.setattr(cpu, "MANY", many)
+    for work, threads in ((10**9, 1), (5, 3)):
+        monkeypatch.setattr(parallel, "BLOCK_WORK", work)
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        moving = v.clone().requires_grad_()
-        value = topk_l1(w, moving, adjacency.rowptr, 4)
+        moving = values.clone().requires_grad_()
+        value = swap_margin(moving, adjacency.rowptr, 4, 0.3)
         found.append((value, *torch.autograd.grad(value, moving)))
     assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])

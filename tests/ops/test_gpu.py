@@ -70,9 +70,8 @@ def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dty
 
 
 def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
-    """What is clipped and softened, what is noted of it, and the gradient, against the CPU's kernel."""
-    from fgai.ops.clip import _clip_rows, _clip_rows_back
-    from fgai.ops.gpu import nodes as ours
+    """Clipped numbers and rows, and their gradients, against the CPU's kernel."""
+    from fgai.ops import cpu, gpu
 
     generator = torch.Generator().manual_seed(4)
     x, gradient = (2 * torch.randn(rows, width, generator=generator, dtype=dtype) for _ in range(2))
@@ -80,15 +79,13 @@ def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None
     low, x[0, 0] = -high.flip(0), torch.nan
     low[-1] = high[-1]
     for radius in (torch.tensor(0.8 * width**0.5, dtype=dtype), torch.tensor(torch.inf, dtype=dtype)):
-        for noted in (False, True):
-            given, *bounds = (t.to(device) for t in (x, low, high, radius))
-            made = torch.empty_like(given)
-            inside, scale = ours.clip_rows(given, bounds, made, noted=noted)
-            back = ours.clip_rows_back(gradient.to(device), inside, scale, made, bounds)
-            out = torch.empty_like(x)
-            kept = _clip_rows(x, (low, high, radius), out, noted=noted)
-            torch.testing.assert_close(made.cpu(), out)
-            expected = _clip_rows_back(gradient, *kept, out, (low, high, radius))
+        for masked in (False, True):
+            there, *bounds = (t.to(device) for t in (x, low, high, radius))
+            ours, inside, scale = gpu.clip_rows(there, bounds, torch.empty_like(there), masked)
+            back = gpu.clip_rows_back(gradient.to(device), inside, scale, ours, bounds)
+            theirs, inside, scale = cpu.clip_rows(x, (low, high, radius), torch.empty_like(x), masked)
+            torch.testing.assert_close(ours.cpu(), theirs)
+            expected = cpu.clip_rows_back(gradient, inside, scale, theirs, (low, high, radius))
             torch.testing.assert_close(back.cpu(), expected)
 
 
@@ -160,44 +157,10 @@ def compare_attached(device: str, loops: bool, hub: int = 0) -> None:
     assert_same(one, two, TOLERANCE[torch.float64])
 
 
-def compare_shift(device: str) -> None:
-    """How far predictions moved, plain and logarithmic, from rounding to large, against the definition."""
-    from fgai.ops import gpu
-
-    generator = torch.Generator().manual_seed(8)
-    one = torch.randn(301, 7, generator=generator, dtype=torch.float64)
-    size = 10.0 ** torch.linspace(-9, 3, 301)[:, None]
-    two = one + size * torch.randn(301, 7, generator=generator)
-    made = [t.to(device, torch.float32).requires_grad_() for t in (one, two)]
-    exact = [t.detach().double().requires_grad_() for t in made]
-    for log in (False, True):
-        ours = results_and_gradients(lambda g, log=log: (gpu.mean_shift(g[0], g[1], 0.7, log, 0.2),), made)
-        distance = (exact[0] - exact[1]).abs().sum(1) / 1.4
-        wanted = (torch.log1p(distance) if log else distance).mean() / 0.2
-        theirs = results_and_gradients(lambda _, value=wanted: (value,), exact)
-        assert_same(ours, [t.float() for t in theirs], 1e-5)
-        alone, both = (
-            torch.autograd.grad(gpu.mean_shift(first, made[1], 0.7, log), made[1])[0]
-            for first in (made[0].detach(), made[0])
-        )
-        assert torch.equal(alone, both)
-
-
-def with_more(rowptr: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows with 0, 1, 2, 0, ... large values behind their own: where they begin, which are old, and all."""
-    degree = rowptr.diff()
-    more = torch.arange(len(degree)) % 3
-    grown = torch.nn.functional.pad((degree + more).cumsum(0), (1, 0))
-    place = torch.arange(int(grown[-1])) - grown[:-1].repeat_interleave(degree + more)
-    kept = place < degree.repeat_interleave(degree + more)
-    longer = values.new_full((int(grown[-1]),), 9.0)
-    longer[kept] = values
-    return grown.int(), kept, longer
-
-
 def compare_top(device: str, long: int) -> None:
     """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
     from fgai.topk import gpu, leaders, swap_margin, topk_l1
+    from fgai.topk.sets import _with_slope
 
     degree = torch.tensor([0, 1, 3, 4, 5, long, 0, 9, 2])
     rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
@@ -211,26 +174,23 @@ def compare_top(device: str, long: int) -> None:
             assert torch.equal(gpu.pick_leaders(v.detach(), rows, k).cpu(), leaders(two.detach(), rowptr, k))
             assert torch.equal(gpu.pick_mask(v.detach(), rows, k).cpu(), topk_mask(two.detach(), rowptr, k))
         for k in (None, 1, 3, 5):
-            theirs = topk_l1(w_cpu, v_cpu, rowptr, k)
-            wanted = [theirs.detach(), *torch.autograd.grad(3 * theirs, [w_cpu, v_cpu])]
-            for known in (None, gpu.find_cut(w.detach(), rows, k)) if k else (None,):
-                ours = gpu.distance(w, v, rows, k, known, factor=0.5)
-                found = [2 * ours, *torch.autograd.grad(6 * ours, [w, v])]
-                assert_same([t.detach().cpu() for t in found], wanted, 1e-5)
-            grown, kept, longer = with_more(rowptr, two.detach())
-            moving = longer.to(device).requires_grad_()
-            ours = gpu.distance(w.detach(), moving, rows, k, grown=grown.to(device))
-            (slope,) = torch.autograd.grad(3 * ours, moving)
-            assert_same([ours.detach().cpu(), slope.cpu()[kept]], [wanted[0], wanted[2]], 1e-5)
-            assert not slope.cpu()[~kept].any()
+            found, wanted = (
+                [3 * loss.detach().cpu(), *(slope.cpu() for slope in torch.autograd.grad(3 * loss, inputs))]
+                for loss, inputs in (
+                    (topk_l1(w, v, rows, k), [w, v]),
+                    (topk_l1(w_cpu, v_cpu, rowptr, k), [w_cpu, v_cpu]),
+                )
+            )
+            assert_same(found, wanted, 1e-5)
         for k, radius in ((1, 0.3), (2, 0.01), (5, 3.0)):
-            ours, theirs = gpu.margin(w, rows, k, radius), swap_margin(w_cpu, rowptr, k, radius)
+            ours = _with_slope(gpu.margins, None, w, rows, k, radius)
+            theirs = swap_margin(w_cpu, rowptr, k, radius)
             gradients = torch.autograd.grad(3 * ours, [w]), torch.autograd.grad(3 * theirs, [w_cpu])
             assert_same([ours.cpu(), gradients[0][0].cpu()], [theirs.detach(), *gradients[1]], 1e-5)
         # A diverged training brings values that are no numbers: the margin is none, and nothing else is hurt.
         lost = w.detach().clone()
         lost[int(rowptr[5]) : int(rowptr[6])] = float("nan")
-        assert gpu.margin(lost.requires_grad_(), rows, 2, 0.3).isnan()
+        assert _with_slope(gpu.margins, None, lost.requires_grad_(), rows, 2, 0.3).isnan()
 
 
 def interpret() -> None:
@@ -259,10 +219,9 @@ def interpret() -> None:
     top.SHORT, top.LONG = 4, 8
     compare_top("cpu", 17)
     compare_rivals("cpu", 17)
-    compare_shift("cpu")
     from fgai.ops import backend, functional, gpu
 
-    functional.kernels_for = lambda values: reference if backend._backend.get() == "reference" else gpu  # type: ignore[attr-defined]
+    functional._kernels_for = lambda values: reference if backend._backend.get() == "reference" else gpu  # type: ignore[attr-defined]
     compare_patches("cpu")
     ones = torch.ones(2100, dtype=torch.float64)
     assert torch.equal(gpu.dropout(ones, 0.3, SEED), reference.dropout(ones, 0.3, SEED))
@@ -312,9 +271,6 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("hub", [0, 900])
     def test_new_nodes_equal_the_merge(self, loops: bool, hub: int) -> None:
         compare_attached("cuda", loops, hub)
-
-    def test_shift_of_predictions(self) -> None:
-        compare_shift("cuda")
 
     @pytest.mark.parametrize("long", [17, 64, 65, 3000])
     def test_top_of_rows(self, long: int) -> None:

@@ -44,7 +44,6 @@ ROWS: dict[str, Callable[[torch.Tensor], object]] = {
     "topk_mask, many": lambda ptr: topk.topk_mask(W, ptr, 2),
     "leaders": lambda ptr: topk.leaders(W, ptr, 2),
     "ranks_in_rows": lambda ptr: topk.ranks_in_rows(W, ptr),
-    "frozen_topk": lambda ptr: topk.frozen_topk(W, ptr, 1),
     "overlap of sets": lambda ptr: topk.overlap(MASK, MASK, ptr),
     "topk_l1": lambda ptr: topk.topk_l1(W, W, ptr, 1),
     "swap_costs": lambda ptr: topk.swap_costs(W, ptr, 1),
@@ -119,12 +118,6 @@ class TestPointers:
         torch.save(rowptr, stored)
         stored.seek(0)
         assert torch.equal(torch.load(stored), rowptr) and not rowptr.__dict__
-
-    @pytest.mark.parametrize("starts", [[0, FAR, 3], [-1, 2, 4], [3, 0, 4], [0, 1, 4], [0]])
-    def test_where_longer_rows_begin(self, starts: list[int]) -> None:
-        rows = torch.tensor([0, 2, 3])
-        with pytest.raises(InputError, match="grown"):
-            topk.topk_l1(W, torch.rand(4), rows, 1, grown=torch.tensor(starts))
 
     def test_a_known_set_covers_the_edges(self) -> None:
         with pytest.raises(InputError, match="known"):

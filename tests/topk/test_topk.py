@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fgai.errors import InputError
 from fgai.ops import segments
 from fgai.topk import (
-    frozen_topk,
     leaders,
     overlap,
     ranks_in_rows,
@@ -286,8 +285,7 @@ def test_surrogate_equals_a_loop(case: tuple[Tensor, ...], k: int, scope: str, f
     w, v, rowptr = case
     expected = slow_loss(w, v, rowptr, k, scope, form)
     assert topk_l1(w, v, rowptr, k, scope, form=form).item() == pytest.approx(expected, abs=1e-12)
-    known = frozen_topk(w, rowptr, k, scope)
-    again = topk_l1(w, v, rowptr, k, scope, form=form, known=known, factor=3.0)
+    again = topk_l1(w, v, rowptr, k, scope, form=form, known=topk_mask(w, rowptr, k, scope), factor=3.0)
     assert again.item() == pytest.approx(3 * expected, abs=1e-12)
 
 
@@ -301,23 +299,6 @@ def test_surrogate_is_total_variation_for_large_k_and_has_a_gradient() -> None:
     for k, scope in [(None, "node"), (6, "node"), (99, "graph"), (11, "graph")]:
         torch.testing.assert_close(topk_l1(w, v, rowptr, k, scope), variation)
     assert torch.autograd.gradcheck(lambda x: topk_l1(w, x, rowptr, 2), v)
-
-
-@pytest.mark.parametrize("scope", ["node", "graph"])
-@pytest.mark.parametrize("k", [None, 1, 2, 70])
-def test_further_edges_at_the_ends_of_rows_do_not_count(k: int | None, scope: str) -> None:
-    rowptr, grown = torch.tensor([0, 3, 3, 7, 8]), torch.tensor([0, 5, 6, 10, 14])
-    generator = torch.Generator().manual_seed(4)
-    w, v = (torch.rand(8, generator=generator, dtype=torch.float64) for _ in range(2))
-    kept = torch.tensor([0, 1, 2, 6, 7, 8, 9, 10])
-    longer = torch.full((15,), 5.0, dtype=torch.float64).index_copy(0, kept, v).requires_grad_()
-    short = v.requires_grad_()
-    ours, theirs = topk_l1(w, longer, rowptr, k, scope, grown=grown), topk_l1(w, short, rowptr, k, scope)
-    assert ours.item() == pytest.approx(theirs.item(), abs=1e-15)
-    (slope,), (wanted,) = torch.autograd.grad(ours, longer), torch.autograd.grad(theirs, short)
-    torch.testing.assert_close(slope[kept], wanted)
-    slope[kept] = 0
-    assert not slope.any()
 
 
 def test_nothing_to_rank() -> None:

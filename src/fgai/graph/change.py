@@ -55,10 +55,6 @@ class GraphChange:
             )
         return graph, edge_map
 
-    def same_edges(self, other: GraphChange) -> bool:
-        """Whether both change the same edges and rows, so that only features differ."""
-        return all(_same(getattr(self, name), getattr(other, name)) for name in _PLACES)
-
     def features_on(self, graph: Graph) -> Features | None:
         """Return the features of the perturbed graph, without its edges; gradients flow to those changed."""
         features = graph.features
@@ -89,21 +85,23 @@ class SeenEdges:
 
     def same(self, change: GraphChange) -> bool:
         """Whether `change` has these edges and rows."""
-        tensors = [getattr(change, name) for name in _PLACES]
+        tensors = [getattr(change, name) for name in _EDGES]
         identical = all(one is two for one, two in zip(tensors, self._tensors, strict=True))
         if identical and self._versions == [_version(tensor) for tensor in tensors]:
             return True
-        if not change.same_edges(self._copy):
+        if not all(
+            _same(tensor, getattr(self._copy, name)) for name, tensor in zip(_EDGES, tensors, strict=True)
+        ):
             return False
         self._remember(change)
         return True
 
     def _remember(self, change: GraphChange) -> None:
-        self._tensors = [getattr(change, name) for name in _PLACES]
+        self._tensors = [getattr(change, name) for name in _EDGES]
         self._versions = [_version(tensor) for tensor in self._tensors]
 
 
-_PLACES = ("endpoints", "edges", "removed", "rows")
+_EDGES = ("endpoints", "edges", "removed", "rows")
 
 
 def _version(tensor: Tensor | None) -> float:

@@ -61,7 +61,7 @@ def _carry_values(values: Tensor | None, edge_map: EdgeMap, fill: float) -> Tens
     return empty.index_copy(0, edge_map.after, values[edge_map.before])
 
 
-NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
+_NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
 
 
 def arguments_from_data(data: Any) -> dict[str, Any]:
@@ -80,8 +80,12 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         raise InputError(f"expected a homogeneous PyG `Data` with `edge_index`, got {kind}{hint}")
     if data.edge_index is None:
         raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
-    refuse_edge_types(data)
-    fields = {name: getattr(data, name, None) for name in (*NODE_FIELDS, *FILL)}
+    if getattr(data, "edge_type", None) is not None:
+        raise InputError(
+            "`data.edge_type` would be lost: of edges fgai reads `edge_attr` and `edge_weight`. Put the types"
+            " into `data.edge_attr`, see `fgai.wrap`, and set `data.edge_type = None`"
+        )
+    fields = {name: getattr(data, name, None) for name in (*_NODE_FIELDS, *FILL)}
     labels = fields["y"]
     if labels is not None and labels.dim() == 2 and labels.shape[1] == 1:
         fields["y"] = labels.flatten()
@@ -91,15 +95,6 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         "features": getattr(data, "x", None),
         **fields,
     }
-
-
-def refuse_edge_types(data: Any) -> None:
-    """Raise `InputError` if the edges of `data` have types, which would be dropped."""
-    if getattr(data, "edge_type", None) is not None:
-        raise InputError(
-            "`data.edge_type` would be lost: of edges fgai reads `edge_attr` and `edge_weight`. Put the types"
-            " into `data.edge_attr`, see `fgai.wrap`, and set `data.edge_type = None`"
-        )
 
 
 PARTS = ("train", "val", "test")

@@ -72,7 +72,7 @@ def extend_encoding(
     return flow[targets].sum(dim=1) / float(width) ** 0.5, values[targets].mean(dim=1)
 
 
-NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
+_NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
 
 
 @typed
@@ -235,7 +235,7 @@ class Graph:
                 raise InputError(f"`features` must have {n} rows, one per node, got {self.features.num_rows}")
             self.features.check()
             checks.finite(self.features.stored, "features")
-        for name in NODE_FIELDS:
+        for name in _NODE_FIELDS:
             value = getattr(self, name)
             if value is not None and value.shape[0] != n:
                 hint = _mask_remedy(name, value) if name.endswith("_mask") else ""

@@ -62,10 +62,6 @@ def _has_numba() -> bool:
     return not numba.config.DISABLE_JIT and not torch.compiler.is_compiling()
 
 
-def _uses_reference() -> bool:
-    return _backend.get() == "reference"
-
-
 def _kernels_for(tensor: Tensor) -> ModuleType:
     """The backend for the device and type of `tensor`; the reference where there is none."""
     forced = _backend.get()
@@ -77,7 +73,7 @@ def _kernels_for(tensor: Tensor) -> ModuleType:
             f"the backend {forced!r} runs on {HOMES[forced]} tensors, got one on {tensor.device};"
             ' use "auto" or move the tensor'
         )
-    if _uses_reference() or tensor.dtype not in (torch.float32, torch.float64):
+    if forced == "reference" or tensor.dtype not in (torch.float32, torch.float64):
         return reference
     if home == "cpu":
         return cpu if _has_numba() else reference

@@ -17,6 +17,8 @@ from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
 
+_WIDE = "heads", "channels"
+
 
 def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
     adjacency.check_incoming()
@@ -27,40 +29,32 @@ def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
         )
 
 
-def _check_like(values: Tensor, name: str, shape: tuple[int, ...], like: Tensor) -> None:
-    if values.shape != shape:
-        raise InputError(f"`{name}` must have shape {list(shape)}, got {list(values.shape)}")
-    if values.dtype != like.dtype or values.device != like.device:
+def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor | None = None) -> None:
+    """Raise unless `values` is floating-point of this shape (a word: any size) and of the type of `like`."""
+    same = values.dim() == len(shape)
+    if not same or any(a != b for a, b in zip(values.shape, shape, strict=True) if isinstance(b, int)):
+        text = ", ".join(str(size) for size in shape)
+        raise InputError(f"`{name}` must have shape [{text}], got {list(values.shape)}")
+    if not values.is_floating_point():
+        raise InputError(f"`{name}` must be floating-point, got {values.dtype}")
+    if like is not None and (values.dtype != like.dtype or values.device != like.device):
         raise InputError(
             f"`{name}` must be {like.dtype} on {like.device}, as the others are,"
             f" got {values.dtype} on {values.device}"
         )
 
 
-def _check_numbers(values: Tensor, name: str, form: str) -> None:
-    """Raise unless `values` is floating-point with as many axes as `form` has letters."""
-    if values.dim() != len(form) or not values.is_floating_point():
-        got = f"{values.dtype} {list(values.shape)}"
-        raise InputError(f"`{name}` must be floating-point of shape [{', '.join(form)}], got {got}")
-
-
-def _check_values(values: Tensor, adjacency: Adjacency, name: str = "values") -> None:
-    _check_edges(adjacency, values)
-    if values.dim() != 3 or values.shape[0] != adjacency.num_nodes or not values.is_floating_point():
-        raise InputError(
-            f"`{name}` must be floating-point of shape [{adjacency.num_nodes}, heads, channels],"
-            f" got {values.dtype} {list(values.shape)}"
-        )
-
-
-def _checked(score: Score, shape: tuple[int, ...], like: Tensor) -> Score:
-    """The score, if both sides have this shape, and the type and device of `like`."""
+def _checked(score: Score, adjacency: Adjacency, like: Tensor, name: str, *axes: str) -> Score:
+    """The score, if `like` has a row per node with these axes, and edges, both sides and weight fit it."""
+    _check_edges(adjacency, like)
+    _check(like, name, (adjacency.num_nodes, *axes))
     checks.real_number(score.slope, "slope")
+    shape = tuple(like.shape[: 2 if score.kind == ADDITIVE else 3])
     sides = {"source": score.far, "destination": score.near}
-    for name, side in ({"query": score.near, "key": score.far} if score.kind == DOT else sides).items():
-        _check_like(side, name, shape, like)
+    for side, values in ({"query": score.near, "key": score.far} if score.kind == DOT else sides).items():
+        _check(values, side, shape, like)
     if score.weight is not None:
-        _check_like(score.weight, "weight", shape[1:], like)
+        _check(score.weight, "weight", shape[1:], like)
     return score
 
 
@@ -73,26 +67,23 @@ X = TypeVar("X", Tensor, Features, Tensor | Features)
 def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     """Softmax of `scores` [E, H] over the incoming edges of each node → [E, H]."""
     _check_edges(adjacency, scores)
-    _check_numbers(scores, "scores", "EH")
-    _check_like(scores, "scores", (adjacency.num_edges, scores.shape[1]), scores)
+    _check(scores, "scores", (adjacency.num_edges, "heads"))
     return _kernels_for(scores).edge_softmax(scores, adjacency)
 
 
 @typed
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
     """`out[i] = Σ_{j→i} attention[j→i] · values[j]`: [E, H] and [N, H, C] → [N, H, C]."""
-    _check_values(values, adjacency)
-    _check_like(attention, "attention", (adjacency.num_edges, values.shape[1]), values)
+    _check_edges(adjacency, values)
+    _check(values, "values", (adjacency.num_nodes, *_WIDE))
+    _check(attention, "attention", (adjacency.num_edges, values.shape[1]), values)
     return _kernels_for(values).aggregate(attention, values, adjacency)
 
 
 @typed
 def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
     """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
-    _check_numbers(source, "source", "NH")
-    _check_edges(adjacency, source)
-    shape = adjacency.num_nodes, source.shape[1]
-    score = _checked(Score(ADDITIVE, destination, source, None, slope), shape, source)
+    score = _checked(Score(ADDITIVE, destination, source, None, slope), adjacency, source, "source", "heads")
     return _kernels_for(source).score(score, adjacency)
 
 
@@ -101,25 +92,23 @@ def score_dynamic(
     source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
 ) -> Tensor:
     """GATv2's score, `Σ_c weight · leaky_relu(source[j] + destination[i])`: [N, H, C] → [E, H]."""
-    _check_values(source, adjacency)
-    score = _checked(Score(DYNAMIC, destination, source, weight, slope), tuple(source.shape), source)
+    score = _checked(Score(DYNAMIC, destination, source, weight, slope), adjacency, source, "source", *_WIDE)
     return _kernels_for(source).score(score, adjacency)
 
 
 @typed
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
-    _check_values(query, adjacency, "query")
-    score = _checked(Score(DOT, query, key, None, 0.0), tuple(query.shape), query)
+    score = _checked(Score(DOT, query, key, None, 0.0), adjacency, query, "query", *_WIDE)
     return _kernels_for(query).score(score, adjacency)
 
 
 @typed
 def node_scores(values: Tensor, source_weight: Tensor, destination_weight: Tensor) -> tuple[Tensor, Tensor]:
     """Products `⟨weight, values⟩` with both weights: [N, H, C] and [H, C] twice → [N, H] twice."""
-    _check_numbers(values, "values", "NHC")
-    _check_like(source_weight, "source_weight", tuple(values.shape[1:]), values)
-    _check_like(destination_weight, "destination_weight", tuple(values.shape[1:]), values)
+    _check(values, "values", ("nodes", *_WIDE))
+    _check(source_weight, "source_weight", tuple(values.shape[1:]), values)
+    _check(destination_weight, "destination_weight", tuple(values.shape[1:]), values)
     return _kernels_for(values).node_scores(values, source_weight, destination_weight)
 
 
@@ -201,8 +190,7 @@ def attend_dot(
 def _attend(
     score: Score, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor | None, *options: bool
 ) -> tuple[Tensor, Tensor]:
-    _check_values(values, adjacency)
-    _checked(score, tuple(values.shape[: 2 if score.kind == ADDITIVE else 3]), values)
+    _checked(score, adjacency, values, "values", *_WIDE)
     return _kernels_for(values).attend(score, values, adjacency, (p, _seed(values, p, seed)), *options)
 
 
@@ -225,38 +213,6 @@ def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor |
     return numbers * 0 if p >= 1.0 else _kernels_for(numbers).dropout(numbers, p, _seed(numbers, p, seed))
 
 
-@typed
-def mean_shift(
-    one: Tensor, two: Tensor, scale: Tensor | float = 1.0, *, log: bool = False, share: float = 1.0
-) -> Tensor:
-    """Mean over rows of the total variation `½ Σ_c |one − two| / scale`, or of the logarithm of 1 + it.
-
-    Args:
-        one: [N, C].
-        two: [N, C].
-        scale: what a change is measured against.
-        log: take the logarithm of 1 + the distance of every row.
-        share: what the mean is divided by.
-
-    Example:
-        >>> float(mean_shift(torch.tensor([[1.0, 3.0]]), torch.tensor([[2.0, 2.0]]), 2.0))
-        0.5
-    """
-    _check_numbers(one, "one", "NC")
-    _check_like(two, "two", tuple(one.shape), one)
-    checks.real_number(share, "share")
-    if not isinstance(scale, Tensor):
-        checks.real_number(scale, "scale")
-    fused = getattr(_kernels_for(one), "mean_shift", None)
-    fits = one.dtype == torch.float32  # the kernel reads `scale` in float32
-    if fused is not None and fits and isinstance(scale, float) and one.numel():
-        return fused(one, two, scale, log, share)
-    if isinstance(scale, Tensor) and scale.numel() != 1 and scale.shape != one.shape[:1]:
-        raise InputError(f"`scale` must be one number or one per row, got {tuple(scale.shape)}")
-    distance = (one - two).abs().sum(1) / 2 / scale
-    return (torch.log1p(distance) if log else distance).mean() / share
-
-
 def _seed(values: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
     if p == 0.0:
         return 0
@@ -274,8 +230,7 @@ def _seed(values: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
 def project(features: Features, weight: Tensor) -> Tensor:
     """Node features times `weight` [F, D] → [N, D]; sparse rows stay sparse, gradients reach dense parts."""
     features.check()
-    _check_numbers(weight, "weight", "FD")
-    _check_like(weight, "weight", (features.num_columns, weight.shape[1]), weight)
+    _check(weight, "weight", (features.num_columns, "outputs"))
     base, kernels = features.base, _kernels_for(weight)
     out = kernels.project_sparse(base, weight) if isinstance(base, SparseRows) else base @ weight
     if features.rows is not None and features.delta is not None:

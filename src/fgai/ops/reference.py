@@ -1,8 +1,8 @@
 """The operations in plain PyTorch: slow, obvious, differentiable any number of times.
 
 The kernels are tested against these, and devices without a kernel use them. Every backend (`fgai.ops.cpu`,
-`fgai.ops.gpu`) has the functions `edge_softmax`, `aggregate`, `score`, `attend`, `node_scores`, `dropout` and
-`project_sparse` with these arguments.
+`fgai.ops.gpu`) has the functions `edge_softmax`, `aggregate`, `score`, `attend`, `node_scores`, `dropout`,
+`project_sparse`, `clip_rows` and `clip_rows_back` with these arguments.
 
 Dropout is drawn by position: whether a number stays depends on its position and one seed, on every device. No
 mask is stored, and the result depends neither on the number of threads nor on the kernel. The draw is a
@@ -21,6 +21,8 @@ from fgai.sparse import Adjacency, SparseRows
 
 ADDITIVE, DYNAMIC, DOT = range(3)
 Drop = tuple[float, int | Tensor]  # rate and seed of dropout
+Bounds = tuple[Tensor, Tensor, Tensor]  # low, high and radius of a clip
+Clipped = tuple[Tensor, Tensor | None, Tensor | None]  # see `clip_rows`
 _LOW = 0xFFFFFFFF
 
 
@@ -132,3 +134,56 @@ def attend(
     used = dropout(attention, *drop) if drop[0] else attention
     out = aggregate(used, values, adjacency)
     return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention
+
+
+def _ball(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The middle of a range and one over half of it; 0 where it has no width, or no end."""
+    half = (high - low) / 2
+    finite = half.isfinite()
+    return torch.where(finite, (low + high) / 2, 0.0), torch.where(finite & (half > 0), 1 / half, 0.0)
+
+
+def ball_norm(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Distance of each row [N, ...] from the middle of a range, in units of half the range: [N]."""
+    middle, inverse = _ball(low, high)
+    return ((x - middle) * inverse).flatten(1).square().sum(1).sqrt()
+
+
+def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
+    """Numbers moved into the range, and rows into the radius; see `fgai.ops.clip`.
+
+    Returns:
+        The result, which a kernel writes to `out`; if `masked`, which numbers were inside the range, bool
+        [N, ...]; and the factor of each row [N]. None stands for all of them, and for 1.
+    """
+    low, high, radius = bounds
+    clipped = torch.fmin(torch.fmax(x, low), high)
+    inside = clipped == x if masked else None
+    if x.dim() < 2 or x.shape[1:] != low.shape:
+        return clipped, inside, None
+    middle, _ = _ball(low, high)
+    scale = (radius / ball_norm(clipped, low, high)).nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0)
+    factor = scale.view(-1, *[1] * (x.dim() - 1))
+    return torch.where(factor < 1, middle + factor * (clipped - middle), clipped), inside, scale
+
+
+def clip_rows_back(
+    gradient: Tensor, inside: Tensor | None, scale: Tensor | None, result: Tensor, bounds: Bounds
+) -> Tensor:
+    """The gradient of `clip_rows`, from that of its result y.
+
+    At rows that were drawn to the middle m by a factor f it is, in units of half the range,
+
+        f · (g − (Σ_j g_j (y_j − m_j)) (y − m) / r²),
+
+    and where numbers were not inside it is zero.
+    """
+    if scale is not None:
+        low, high, radius = bounds
+        middle, inverse = _ball(low, high)
+        rows = (-1, *[1] * (result.dim() - 1))
+        away, factor = result - middle, scale.view(rows)
+        along = (gradient * away).flatten(1).sum(1).view(rows)
+        turned = along * away * (inverse / radius).square()
+        gradient = torch.where(factor < 1, factor * (gradient - turned), gradient)
+    return gradient if inside is None else torch.where(inside, gradient, 0.0)

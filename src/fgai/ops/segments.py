@@ -17,6 +17,7 @@ from fgai.typed import typed
 
 # Runs of this length are sorted by insertion, then merged; most neighbourhoods are a single run.
 _RUN = 32
+row_index = owners
 
 
 def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
@@ -41,16 +42,6 @@ def check_row_pointers(rowptr: Tensor, num_edges: int | None = None, entries: st
             f" got {rowptr.dtype} {tuple(rowptr.shape)}"
         )
     check_pointers(rowptr, num_edges, "rowptr", entries)
-
-
-def row_index(rowptr: Tensor, num_edges: int) -> Tensor:
-    """The row of every edge, [E]: `i` repeated degree(i) times.
-
-    Example:
-        >>> row_index(torch.tensor([0, 2, 2, 3]), 3).tolist()
-        [0, 0, 2]
-    """
-    return owners(rowptr, num_edges)
 
 
 @typed
@@ -95,10 +86,7 @@ def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
     """Edge positions [E], row after row, each row from its largest value to its smallest.
 
     Ties keep edge order, on every device alike. The s-th largest edge of row i is `order[rowptr[i] + s]`.
-
-    Args:
-        values: [E], finite or infinite but not NaN.
-        rowptr: [N+1].
+    `values` [E] may be infinite but not NaN.
 
     Example:
         >>> row_order(torch.tensor([0.1, 0.6, 0.3, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()

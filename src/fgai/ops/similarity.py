@@ -21,7 +21,7 @@ _CHUNK = 1 << 24  # stored entries looked up at once, where there is no kernel
 
 
 @dataclass
-class _Known:
+class _Table:
     """Similarities of stored rows by sorted edge key, and those of the last adjacency."""
 
     keys: Tensor
@@ -61,10 +61,10 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
         return _dense(x, adjacency)
     if not isinstance(x.base, SparseRows):
         return _dense(x.to_dense(), adjacency)
-    stored = x.appended is None and x.rows is None
-    cache = _known(x.base)
-    if stored and cache.last is not None and cache.last[0]() is adjacency:
-        return cache.last[1]
+    unchanged = x.appended is None and x.rows is None
+    table = _table(x.base)
+    if unchanged and table.last is not None and table.last[0]() is adjacency:
+        return table.last[1]
     changed = torch.zeros(x.num_rows, dtype=torch.bool, device=x.device)  # not stored sparsely alone
     changed[x.num_base_rows :] = True
     if x.rows is not None:
@@ -72,15 +72,15 @@ def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
     touched = changed[adjacency.source] | changed[adjacency.destination]
     still = (~touched).nonzero().flatten()
     out = torch.zeros(adjacency.num_edges, dtype=x.dtype, device=x.device)
-    out = out.index_copy(0, still, _remembered(x.base, adjacency.keys[still]).to(x.dtype))
-    if stored:
-        cache.last = (ref(adjacency), out)
+    out = out.index_copy(0, still, _stored(x.base, adjacency.keys[still]).to(x.dtype))
+    if unchanged:
+        table.last = (ref(adjacency), out)
         return out
-    moved = touched.nonzero().flatten()
-    ends = torch.stack([adjacency.source[moved], adjacency.destination[moved]])
-    nodes, places = torch.unique(ends, return_inverse=True)
-    part = Adjacency.from_sorted(places[0], places[1], nodes.numel())
-    return out.index_copy(0, moved, _dense(_rows(x, nodes), part))
+    fresh = touched.nonzero().flatten()
+    ends = torch.stack([adjacency.source[fresh], adjacency.destination[fresh]])
+    nodes, ends = torch.unique(ends, return_inverse=True)
+    part = Adjacency.from_sorted(ends[0], ends[1], nodes.numel())
+    return out.index_copy(0, fresh, _dense(_rows(x, nodes), part))
 
 
 def _dense(x: Tensor, adjacency: Adjacency) -> Tensor:
@@ -103,23 +103,23 @@ def _rows(x: Features, nodes: Tensor) -> Tensor:
     return torch.cat([rows, x.appended[nodes[count:] - x.num_base_rows]])
 
 
-def _known(rows: SparseRows) -> _Known:
-    def make() -> _Known:
+def _table(rows: SparseRows) -> _Table:
+    def make() -> _Table:
         keys = torch.empty(0, dtype=torch.long, device=rows.indices.device)
-        return _Known(keys, keys.double())
+        return _Table(keys, keys.double())
 
     return cached_on(rows, "similarity", make)
 
 
-def _remembered(rows: SparseRows, keys: Tensor) -> Tensor:
-    """Similarities of stored rows by sorted edge key; those not known yet are computed and kept."""
-    cache = _known(rows)
-    spot = torch.searchsorted(cache.keys, keys).clamp(max=max(0, cache.keys.numel() - 1))
-    fresh = keys if not cache.keys.numel() else keys[cache.keys[spot] != keys]
+def _stored(rows: SparseRows, keys: Tensor) -> Tensor:
+    """Similarities of stored rows by sorted edge key; those that are not there yet are computed and kept."""
+    table = _table(rows)
+    spot = torch.searchsorted(table.keys, keys).clamp(max=max(0, table.keys.numel() - 1))
+    fresh = keys if not table.keys.numel() else keys[table.keys[spot] != keys]
     if fresh.numel():
-        cache.keys, order = torch.sort(torch.cat([cache.keys, fresh]))
-        cache.values = torch.cat([cache.values, _between(rows, fresh)])[order]
-    return cache.values[torch.searchsorted(cache.keys, keys)]
+        table.keys, order = torch.sort(torch.cat([table.keys, fresh]))
+        table.values = torch.cat([table.values, _between(rows, fresh)])[order]
+    return table.values[torch.searchsorted(table.keys, keys)]
 
 
 def _between(rows: SparseRows, keys: Tensor) -> Tensor:
@@ -159,13 +159,13 @@ def _products(indptr, indices, values, source, destination, row, out):
 def _looked_up(rows: SparseRows, source: Tensor, destination: Tensor) -> Tensor:
     """The same by searching each entry of the source's row among the destination's."""
     width = rows.num_columns
-    places, order = torch.sort(rows.rows * width + rows.indices)
+    entries, order = torch.sort(rows.rows * width + rows.indices)
     values = rows.values.double()[order]
     counts = (rows.indptr[1:] - rows.indptr[:-1])[source]
     ends = counts.cumsum(0)
     out = torch.zeros(source.numel(), dtype=torch.float64, device=source.device)
     first = 0
-    while first < source.numel() and places.numel():
+    while first < source.numel() and entries.numel():
         limit = (int(ends[first - 1]) if first else 0) + _CHUNK
         last = max(first + 1, int(torch.searchsorted(ends, limit, right=True)))
         edges = torch.arange(first, last, device=source.device).repeat_interleave(counts[first:last])
@@ -173,8 +173,8 @@ def _looked_up(rows: SparseRows, source: Tensor, destination: Tensor) -> Tensor:
         entry = torch.arange(edges.numel(), device=source.device) + begin[:1] - begin
         entry = entry + rows.indptr[source[edges]]
         keys = destination[edges] * width + rows.indices[entry]
-        spot = torch.searchsorted(places, keys).clamp(max=places.numel() - 1)
-        matches = torch.where(places[spot] == keys, values[spot], 0.0)
+        spot = torch.searchsorted(entries, keys).clamp(max=entries.numel() - 1)
+        matches = torch.where(entries[spot] == keys, values[spot], 0.0)
         out.index_add_(0, edges, rows.values.double()[entry] * matches)
         first = last
     return out

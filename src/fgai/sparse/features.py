@@ -356,11 +356,11 @@ def _from_scipy(matrix: Any) -> Features:
 def _check_compressed(matrix: Any) -> None:
     """Raise unless the pointers and indices of a scipy matrix stay inside it."""
     (major, minor), (height, width) = matrix.shape, getattr(matrix, "blocksize", (1, 1))
-    lines, places = (minor, major) if matrix.format == "csc" else (major // height, minor // width)
+    lines, columns = (minor, major) if matrix.format == "csc" else (major // height, minor // width)
     pointers, indices = (torch.as_tensor(part) for part in (matrix.indptr, matrix.indices))
     if len(pointers) != lines + 1:
         raise InputError(f"`indptr` of the features must have {lines + 1} entries, got {len(pointers)}")
     room = min(len(indices), len(matrix.data))
     used = min(int(pointers[-1]), room)
     check_pointers(pointers, used, "indptr")
-    check_index(indices[:used], places, "indices")
+    check_index(indices[:used], columns, "indices")

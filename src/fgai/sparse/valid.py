@@ -44,20 +44,6 @@ def check_pointers(pointers: Tensor, count: int | None, name: str, entries: str 
         raise InputError(f"`{name}` ends at {last}, but there are {count} {entries}")
 
 
-def check_starts(starts: Tensor, pointers: Tensor, count: int, name: str) -> None:
-    """Raise unless rows as long as those of `pointers` fit into `count` entries where `starts` puts them."""
-    rows = len(pointers) - 1
-    if starts.dim() != 1 or starts.dtype not in INTEGERS or len(starts) < rows:
-        got = f"{starts.dtype} {tuple(starts.shape)}"
-        raise InputError(f"`{name}` must be a vector of at least {rows} integers, got {got}")
-    if not rows or _unreadable(starts.device):
-        return
-    first = starts[:rows]
-    limits = torch.cat([first[1:], first.new_tensor([count])])
-    if int(first[0]) < 0 or bool((first + pointers.diff() > limits).any()):
-        raise InputError(f"rows that begin at `{name}` must not run into each other or past {count} entries")
-
-
 def _mark_pointers(pointers: Tensor, count: int) -> None:
     """Note that pointers derived from checked ones end at `count` and need not be read."""
     _kept(pointers, _POINTERS, lambda _: (0, count, True))
@@ -70,7 +56,12 @@ def _check_count(count: int, what: str) -> None:
 
 
 def owners(pointers: Tensor, count: int) -> Tensor:
-    """The row of each of `count` entries, for pointers that were checked."""
+    """The row of each of `count` entries, for pointers that were checked.
+
+    Example:
+        >>> owners(torch.tensor([0, 2, 2, 3]), 3).tolist()
+        [0, 0, 2]
+    """
     steps = torch.arange(len(pointers) - 1, device=pointers.device)
     return torch.repeat_interleave(steps, pointers.diff(), output_size=count)
 

@@ -1,7 +1,6 @@
 """Top-k of every row on the GPU: one program per row picks the largest, then the next, without sorting.
 
-The distance and the margin of training come out of the same pass with their gradients. Nothing here waits
-for the device.
+The margin of training comes out of the same pass with its gradient. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.cache import cached_on
-from fgai.topk.cpu import _Sloped
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -94,64 +92,6 @@ def _mark(rowptr, values, mask, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.c
 
 
 @triton.jit
-def _find(rowptr, values, levels, spots, K: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64)
-    first, last = _ends(rowptr, i)
-    level, spot = _cut(values, first, last, values.dtype.element_ty, K, SHORT, LONG)
-    tl.store(levels + i, level)
-    tl.store(spots + i, spot)
-
-
-@triton.jit
-def _apart(
-    w, v, slope, start, last, level, spot, other, other_spot, factor, kind: tl.constexpr, K: tl.constexpr,
-    B: tl.constexpr,
-):  # fmt: skip
-    """Σ |w − v| over B edges from `start` on, as often as they are in a top-k set, and its slope in v."""
-    e = start + tl.arange(0, B)
-    live = e < last
-    before, after = tl.load(w + e, mask=live, other=0.0), tl.load(v + e, mask=live, other=0.0)
-    count = tl.full([B], 2.0, dtype=kind)
-    if K > 0:
-        count = _leads(before, e, level, spot).to(kind) + _leads(after, e, other, other_spot).to(kind)
-    sign = (after > before).to(kind) - (after < before).to(kind)
-    tl.store(slope + e, count * sign * factor, mask=live)
-    return tl.sum(count * tl.abs(before - after), axis=0)
-
-
-@triton.jit
-def _distance(
-    rowptr, grown, w, v, levels, spots, scale, slope, sums, K: tl.constexpr, KNOWN: tl.constexpr,
-    GROWN: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
-):  # fmt: skip
-    """Σ |w − v| on the top-k of w plus on that of v (all if K is 0) times `scale`, and its slope in v.
-
-    KNOWN: where the top-k of w ends stands in `levels` and `spots`. GROWN: the rows of v begin at `grown`.
-    """
-    i = tl.program_id(0).to(tl.int64)
-    first, last = _ends(rowptr, i)
-    kind: tl.constexpr = v.dtype.element_ty
-    factor = tl.load(scale)
-    if GROWN:
-        shift = tl.load(grown + i).to(tl.int32) - first
-        v, slope = v + shift, slope + shift
-    level, spot, other, other_spot = factor, first, factor, first
-    if K > 0:
-        if KNOWN:
-            level, spot = tl.load(levels + i), tl.load(spots + i)
-        else:
-            level, spot = _cut(w, first, last, kind, K, SHORT, LONG)
-        other, other_spot = _cut(v, first, last, kind, K, SHORT, LONG)
-    total = tl.zeros([], dtype=kind)
-    if last - first > SHORT:
-        for start in range(first, last, LONG):
-            total += _apart(w, v, slope, start, last, level, spot, other, other_spot, factor, kind, K, LONG)
-    else:
-        total += _apart(w, v, slope, first, last, level, spot, other, other_spot, factor, kind, K, SHORT)
-    tl.store(sums + i, total * factor)
-
-
-@triton.jit
 def _margin(
     rowptr, values, scale, slope, sums, RADIUS: tl.constexpr, K: tl.constexpr, BK: tl.constexpr,
     BM: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
@@ -210,67 +150,25 @@ def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
     return mask
 
 
-def find_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Where the top-k of every row ends: level and spot, see `fgai.topk.Cut`."""
-    rows = rowptr.numel() - 1
-    levels, spots = values.new_empty(rows), rowptr.new_empty(rows, dtype=torch.int32)
-    if rows:
-        _find[(rows,)](rowptr, values, levels, spots, K=k, SHORT=SHORT, LONG=LONG, num_warps=1)
-    return levels, spots
-
-
-def _per_row(rowptr: Tensor, k: int, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
-    """¼ over the number of rows with edges (k = 0), or 1 over that of swaps of top-k sets."""
+def _per_swap(rowptr: Tensor, k: int, dtype: torch.dtype) -> Tensor:
+    """1 over the number of swaps of top-k sets."""
 
     def make() -> Tensor:
-        degree = rowptr.diff()
-        terms = (degree - k).clamp(min=0, max=k).sum() if k else (degree > 0).sum()
-        return factor * (1.0 if k else 0.25) / terms.clamp(min=1).to(dtype)
+        return 1.0 / (rowptr.diff() - k).clamp(min=0, max=k).sum().clamp(min=1).to(dtype)
 
-    return cached_on(rowptr, ("topk per row", k, dtype, factor), make)
+    return cached_on(rowptr, ("topk swaps", k, dtype), make)
 
 
-def _distances(w: Tensor, w_tilde: Tensor, *options: Any) -> tuple[Tensor, Tensor, None]:
-    rowptr, k, cut, factor, grown = options
-    w, w_tilde = w.contiguous(), w_tilde.contiguous()
-    slope = torch.empty_like(w_tilde) if grown is None else torch.zeros_like(w_tilde)
-    sums = w_tilde.new_empty(rowptr.numel() - 1)
-    _distance[(len(sums),)](
-        rowptr, rowptr if grown is None else grown, w, w_tilde, *(cut or (sums, rowptr)),
-        _per_row(rowptr, 0, w.dtype, factor), slope, sums,
-        K=k, KNOWN=cut is not None, GROWN=grown is not None, SHORT=SHORT, LONG=LONG, num_warps=1,
-    )  # fmt: skip
-    return sums.sum(), slope, None
-
-
-def _margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, None]:
+def margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> tuple[Tensor, Tensor, None]:
+    """`swap_margin` and its slope, scaled already."""
     values = values.contiguous()
     slope, sums = torch.zeros_like(values), values.new_empty(rowptr.numel() - 1)
     sizes = {"K": k, "BK": triton.next_power_of_2(2 * k), "BM": triton.next_power_of_2(k)}
     _margin[(len(sums),)](
-        rowptr, values, _per_row(rowptr, k, values.dtype), slope, sums,
+        rowptr, values, _per_swap(rowptr, k, values.dtype), slope, sums,
         RADIUS=radius, **sizes, SHORT=SHORT, LONG=LONG, num_warps=1,
     )  # fmt: skip
     return sums.sum(), slope, None
-
-
-def distance(
-    w: Tensor,
-    w_tilde: Tensor,
-    rowptr: Tensor,
-    k: int | None,
-    cut: tuple[Tensor, Tensor] | None = None,
-    factor: float = 1.0,
-    grown: Tensor | None = None,
-) -> Tensor:
-    """See `topk_l1`, form "tv", scope "node"; k None takes all edges. Grown rows: no gradient in w."""
-    options = rowptr, k or 0, cut, factor, grown
-    return _Sloped.apply(_distances, w, w_tilde, *options)  # type: ignore[no-any-return]
-
-
-def margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
-    """See `swap_margin`."""
-    return _Sloped.apply(_margins, None, values, rowptr, k, radius)  # type: ignore[no-any-return]
 
 
 SLOTS = 256

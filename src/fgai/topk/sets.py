@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from fgai import checks
-from fgai.compiled import compiled
+from fgai.cache import cached_on
 from fgai.errors import InputError
-from fgai.ops.backend import has_triton
+from fgai.ops.backend import _has_numba, has_triton
 from fgai.ops.segments import check_row_pointers, check_rows, row_index, row_order, row_sum, sortable
-from fgai.sparse.valid import check_starts
+from fgai.topk import cpu
 from fgai.typed import typed
 
 SCOPES = ("node", "graph")
@@ -24,15 +26,41 @@ FEW = 64
 LARGEST_TABLE = 2**28
 
 
-class Cut(NamedTuple):
-    """Where the top-k of every row ends."""
+def _row_kernels(values: Tensor) -> ModuleType | None:
+    """The kernels over the rows of `values`: those of its device and type, None without."""
+    if values.dim() != 1 or values.dtype not in (torch.float32, torch.float64):
+        return None
+    if values.is_cuda and has_triton():
+        from fgai.topk import gpu
 
-    level: Tensor  # [N] the smallest value in the set; −inf where the whole row is in it
-    spot: Tensor  # [N] int32, the last position with that value; 2³¹ − 1 where the whole row is in the set
+        return gpu
+    return cpu if values.device.type == "cpu" and _has_numba() else None
 
 
-def _on_gpu(values: Tensor) -> bool:
-    return values.is_cuda and values.dim() == 1 and has_triton()
+class _Sloped(Function):
+    """A scalar whose kernel gives its slope in `w_tilde`, which is minus that in `w` (None: no such tensor).
+
+    The slope is still to be multiplied with the scale, unless that is None.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Any, w: Tensor | None, w_tilde: Tensor, *options: Any) -> Tensor:
+        value, slope, ctx.scale = kernel(w, w_tilde, *options)
+        ctx.save_for_backward(slope)
+        return value  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        flow = ctx.saved_tensors[0] * (gradients[0] if ctx.scale is None else gradients[0] * ctx.scale)
+        needed = ctx.needs_input_grad
+        rest = (None,) * (len(needed) - 3)
+        return None, -flow if needed[1] else None, flow if needed[2] else None, *rest
+
+
+def _with_slope(kernel: Any, w: Tensor | None, w_tilde: Tensor, *options: Any) -> Tensor:
+    """The value of a kernel, differentiable in both tensors."""
+    return _Sloped.apply(kernel, w, w_tilde, *options)  # type: ignore[no-any-return]
 
 
 @typed
@@ -95,20 +123,16 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     checks.whole(count, "count", 1)
     if (rowptr.numel() - 1) * count > LARGEST_TABLE:
         raise InputError(f"{count} leaders at {rowptr.numel() - 1} nodes are too many; use a smaller `count`")
-    if values.device.type == "cpu" and count <= FEW and values.dim() == 1:
-        positions = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
-        _lead_rows(sortable(values).numpy(), rowptr.numpy(), positions)
-        return torch.from_numpy(positions)
-    if _on_gpu(values) and count <= FEW:
-        from fgai.topk.gpu import pick_leaders
-
-        return pick_leaders(sortable(values), rowptr, count)
-    places = rowptr[:-1, None] + torch.arange(count, device=rowptr.device)
+    ready = sortable(values)
+    if count <= FEW and (kernels := _row_kernels(ready)) is not None:
+        leading: Tensor = kernels.pick_leaders(ready, rowptr, count)
+        return leading
+    slots = rowptr[:-1, None] + torch.arange(count, device=rowptr.device)
     order = row_order(values, rowptr)
     if order.numel() == 0:
-        return torch.full_like(places, -1)
-    inside = places < rowptr[1:, None]
-    return torch.where(inside, order[places.clamp(max=order.numel() - 1)], -1)
+        return torch.full_like(slots, -1)
+    inside = slots < rowptr[1:, None]
+    return torch.where(inside, order[slots.clamp(max=order.numel() - 1)], -1)
 
 
 @typed
@@ -136,35 +160,16 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
     rows = scoped_rows(rowptr, values.shape[0], scope)
     if k is None or k >= values.shape[0]:
         return torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
-    if values.device.type == "cpu" and k <= FEW:
-        mask = torch.zeros(values.shape[0], dtype=torch.bool)
-        _mark(leaders(values, rows, k).numpy(), mask.numpy())
+    ready = sortable(values)
+    kernels = _row_kernels(ready) if k <= FEW else None
+    if kernels is cpu or (kernels is not None and scope == "node"):
+        mask: Tensor = kernels.pick_mask(ready, rows, k)
         return mask
-    if scope == "node" and _on_gpu(values) and k <= FEW:
-        from fgai.topk.gpu import pick_mask
-
-        return pick_mask(sortable(values), rows, k)
     if scope == "graph" and values.device.type != "cpu":
         # One row needs no sort by row. Adding 0.0 makes -0.0 the same number as 0.0.
-        first = torch.sort(sortable(values) + 0.0, descending=True, stable=True).indices[:k]
+        first = torch.sort(ready + 0.0, descending=True, stable=True).indices[:k]
         return torch.zeros_like(values, dtype=torch.bool).index_fill(0, first, True)
     return ranks_in_rows(values, rows) < k
-
-
-@typed
-def frozen_topk(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor | Cut:
-    """The top-k sets of a fixed reference, in the form `topk_l1` reads fastest; arguments as in `topk_mask`.
-
-    Returns:
-        A mask as from `topk_mask`; on a GPU, where reading a mask takes longer than finding the set, its cut.
-    """
-    check_k(k)
-    exact = values.dtype in (torch.float32, torch.float64)
-    if scope == "node" and k is not None and k <= FEW and exact and _on_gpu(values):
-        from fgai.topk.gpu import find_cut
-
-        return Cut(*find_cut(values, rowptr, k))
-    return topk_mask(values, rowptr, k, scope)
 
 
 @typed
@@ -204,37 +209,6 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
     return torch.where(size > 0, shared / size.clamp(min=1), 1.0)
 
 
-@compiled
-def _lead_rows(values: np.ndarray, rowptr: np.ndarray, positions: np.ndarray) -> None:
-    rows, count = positions.shape
-    best = np.empty(count, values.dtype)
-    for i in range(rows):
-        filled = 0
-        for e in range(rowptr[i], rowptr[i + 1]):
-            value = values[e]
-            if filled < count:
-                filled += 1
-            elif not value > best[count - 1]:
-                continue
-            slot = filled - 1
-            # Strictly larger only: an equal value that came earlier stays ahead.
-            while slot > 0 and value > best[slot - 1]:
-                best[slot] = best[slot - 1]
-                positions[i, slot] = positions[i, slot - 1]
-                slot -= 1
-            best[slot] = value
-            positions[i, slot] = e
-
-
-@compiled
-def _mark(positions: np.ndarray, mask: np.ndarray) -> None:
-    for i in range(positions.shape[0]):
-        for e in positions[i]:
-            if e < 0:
-                break
-            mask[e] = True
-
-
 @typed
 def topk_l1(
     w: Tensor,
@@ -244,9 +218,8 @@ def topk_l1(
     scope: str = "node",
     *,
     form: str = "tv",
-    known: Tensor | Cut | None = None,
+    known: Tensor | None = None,
     factor: float = 1.0,
-    grown: Tensor | None = None,
 ) -> Tensor:
     """The l1 distance of two attentions on their two top-k sets.
 
@@ -259,15 +232,13 @@ def topk_l1(
 
     Args:
         w: [E], the reference attention.
-        w_tilde: [E], the attention being trained, on the same edges (more with `grown`).
+        w_tilde: [E], the attention being trained, on the same edges.
         rowptr: [N+1].
         k: size of the sets, None for all edges (form "tv" only).
         scope: "node" or "graph".
         form: "tv" or "paper".
-        known: T_k(w) from `frozen_topk`, where it is known.
+        known: T_k(w) from `topk_mask`, where it is known.
         factor: what the result is multiplied by.
-        grown: [≥ N+1], where the rows of `w_tilde` begin, if further edges follow those of `w` in each, as
-            after `Graph.inject`; `w` must then need no gradient.
 
     Returns:
         A scalar, 0 for a graph without edges.
@@ -285,30 +256,20 @@ def topk_l1(
     checks.one_of(scope, "scope", SCOPES)
     checks.real_number(factor, "factor")
     check_k(k)
-    if w.shape != w_tilde.shape and grown is None:
+    if w.shape != w_tilde.shape:
         raise InputError(
             f"`w` and `w_tilde` must be on the same edges, got {tuple(w.shape)} and {tuple(w_tilde.shape)};"
             " match the edges first"
         )
-    _check_edges(w, w_tilde, rowptr, known, grown)
+    check_rows(w, rowptr, "w")
+    check_rows(w_tilde, rowptr, "w_tilde")
+    if known is not None:
+        checks.mask(known, w.shape, "known")
     if form == "paper" and k is None:
         raise InputError('`k` must be given for form "paper", which divides by it, got None')
-    exact = w.dtype == w_tilde.dtype and w.dtype in (torch.float32, torch.float64)
-    here = _on_gpu(w_tilde) or (w_tilde.device.type == "cpu" and w_tilde.dim() == 1)
-    if form == "tv" and scope == "node" and (k is None or k <= FEW) and exact and here:
-        if w_tilde.is_cuda:
-            from fgai.topk.gpu import distance
-
-            # Finding the set again is faster than reading a mask.
-            return distance(w, w_tilde, rowptr, k, known if isinstance(known, Cut) else None, factor, grown)
-        from fgai.topk import cpu
-
-        mask = known if isinstance(known, Tensor) else None
-        return cpu.distance(w, w_tilde, rowptr, k, mask, factor, grown)
-    if grown is not None:
-        shift = (grown[: rowptr.numel() - 1] - rowptr[:-1]).index_select(0, row_index(rowptr, len(w)))
-        w_tilde = w_tilde.index_select(0, torch.arange(len(w), device=w.device) + shift)
-    first = known if isinstance(known, Tensor) else topk_mask(w, rowptr, k, scope)
+    if k is None and w.is_floating_point() and w_tilde.is_floating_point():
+        return _with_slope(_total_variation, w, w_tilde, rowptr, factor)
+    first = topk_mask(w, rowptr, k, scope) if known is None else known
     counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)
     total = factor * (counts * (w - w_tilde).abs()).sum()
     nodes = (rowptr.diff() > 0).sum().clamp(min=1)
@@ -317,16 +278,18 @@ def topk_l1(
     return total / (2 * k) / (nodes if scope == "node" else 1)
 
 
-def _check_edges(
-    w: Tensor, w_tilde: Tensor, rowptr: Tensor, known: Tensor | Cut | None, grown: Tensor | None
-) -> None:
-    """Raise unless every row of `w` lies in its arrays, and in those of `w_tilde` at `grown`."""
-    check_rows(w, rowptr, "w")
-    if isinstance(known, Tensor):
-        checks.mask(known, w.shape, "known")
-    if grown is None:
-        check_rows(w_tilde, rowptr, "w_tilde")
-        return
-    if w.dim() != 1 or w_tilde.dim() != 1:
-        raise InputError("with `grown`, `w` and `w_tilde` must have one number per edge, heads averaged")
-    check_starts(grown, rowptr, len(w_tilde), "grown")
+def _total_variation(
+    w: Tensor, w_tilde: Tensor, rowptr: Tensor, factor: float
+) -> tuple[Tensor, Tensor, float | Tensor]:
+    """Mean total variation of the rows, its slope in `w_tilde`, and what scales the slope."""
+    apart = w_tilde - w
+
+    def count() -> Tensor:
+        return (rowptr.diff() > 0).sum().clamp(min=1)
+
+    # Reading the number of rows would make the host wait for a GPU.
+    key = "topk rows", w.dtype
+    rows = cached_on(rowptr, key, lambda: count().to(w.dtype)) if rowptr.is_cuda else int(count())
+    scale = 0.5 * factor / rows
+    total = torch.linalg.vector_norm(apart, 1, dtype=torch.float64)
+    return (total * scale).to(apart.dtype), apart.sign(), scale

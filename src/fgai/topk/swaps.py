@@ -11,7 +11,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_order
-from fgai.topk.sets import FEW, LARGEST_TABLE, _on_gpu, check_k, leaders
+from fgai.topk.sets import FEW, LARGEST_TABLE, _row_kernels, _with_slope, check_k, leaders
 from fgai.typed import typed
 
 NORMS = ("l1", "l2", "linf")
@@ -89,7 +89,7 @@ def _around_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Te
     middle = rowptr[rows, None] + k
     members, outsiders = middle - 1 - steps, middle + steps
     members, outsiders = (
-        torch.where(there, order[torch.where(there, places, 0)], -1) for places in (members, outsiders)
+        torch.where(there, order[torch.where(there, slots, 0)], -1) for slots in (members, outsiders)
     )
     return rows, members, outsiders
 
@@ -140,15 +140,8 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
         raise InputError(f"`values` must be floating-point numbers, got {values.dtype}")
     if k >= values.shape[0]:
         return values.sum() * 0
-    if 2 * k <= FEW and values.dtype in (torch.float32, torch.float64):
-        if _on_gpu(values):
-            from fgai.topk.gpu import margin
-
-            return margin(values, rowptr, k, radius)
-        if values.device.type == "cpu" and values.dim() == 1:
-            from fgai.topk.cpu import margin as margin_cpu
-
-            return margin_cpu(values, rowptr, k, radius)
+    if 2 * k <= FEW and (kernels := _row_kernels(values)) is not None:
+        return _with_slope(kernels.margins, None, values, rowptr, k, radius)
     around = _around_cut(values, rowptr, k) if k <= FEW else _around_deep_cut(values, rowptr, k)[1:]
     costs = _costs(values, *around, "l1")
     real = torch.isfinite(costs)
@@ -210,20 +203,12 @@ def _idle(high: Tensor, sum_high: Tensor, sum_low: Tensor, m: Tensor) -> Tensor:
 def rivals(
     now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """How far the s-th strongest outsider is above the s-th weakest member, s = 1..k.
+    """How far the s-th strongest outsider is above the s-th weakest member, s = 1..k, at `rows` [R].
 
-    Args:
-        now: [E] scores; gradients reach them.
-        there: bool [E], the edges that count.
-        members: bool [E], the top-k.
-        rowptr: [N + 1].
-        rows: [R] the rows to compare in, each once.
-        k: pairs to compare in each.
-
-    Returns:
-        The differences [R, k], 0 where there is no such pair, and bool [R, k] where there is one.
+    Of the scores `now` [E] those of the edges `there` (bool [E]) count; `members` (bool [E]) is the top-k.
+    Returns the differences [R, k], 0 where there is no such pair, and bool [R, k] where there is one.
     """
-    if _on_gpu(now) and k <= FEW and now.dtype in (torch.float32, torch.float64):
+    if now.is_cuda and k <= FEW and _row_kernels(now) is not None:
         from fgai.topk.gpu import compare_rivals
 
         return compare_rivals(now, there, members, rowptr, rows, k)
@@ -236,6 +221,6 @@ def rivals(
     return torch.where(real, at(now, strong) - at(now, weak), 0.0), real
 
 
-def at(values: Tensor, places: Tensor) -> Tensor:
-    """`values[places]` with a gradient that needs no sort on a GPU."""
-    return values.index_select(0, places.flatten()).view(places.shape)
+def at(values: Tensor, index: Tensor) -> Tensor:
+    """`values[index]` with a gradient that needs no sort on a GPU."""
+    return values.index_select(0, index.flatten()).view(index.shape)

@@ -36,11 +36,11 @@ from fgai.ops.cpu.lanes import (
     _prefetch,
     _splat,
     _splat_tile,
+    _spread,
     _store,
     _total,
     _totals,
     _where_positive,
-    spread,
 )
 from fgai.ops.cpu.parallel import (
     SUMS,
@@ -51,7 +51,7 @@ from fgai.ops.cpu.parallel import (
     _outgoing,
     _over,
     _tensors,
-    workspace,
+    _workspace,
 )
 from fgai.ops.cpu.rows import (
     AHEAD,
@@ -66,8 +66,8 @@ from fgai.ops.cpu.rows import (
     _fetch,
     _normalise,
     _padded,
+    _piece,
     _weighted_sum,
-    piece,
 )
 from fgai.ops.cpu.scores import _near_gradients, _pass_to_far, _row_width, _score_arguments, _score_row
 from fgai.ops.reference import ADDITIVE, Drop, Score, _odds
@@ -80,7 +80,7 @@ from fgai.sparse import Adjacency
 TILES = True
 
 
-@piece
+@_piece
 def _aggregate_tile(low, high, i, source, values, attention, drop, out):
     """out[i] = Σ_e keep_e · attention_e · values_j over the edges low..high-1 of node i."""
     seed, limit, scale = drop
@@ -90,7 +90,7 @@ def _aggregate_tile(low, high, i, source, values, attention, drop, out):
         used = _load(attention, at)
         if limit > 0:
             used = used * _hash_factors(at, seed, limit, scale)
-        sums = sums + spread(used) * _load_tile(values, np.int64(source[e]) * TILE)
+        sums = sums + _spread(used) * _load_tile(values, np.int64(source[e]) * TILE)
     _store(out, np.int64(i) * TILE, sums)
 
 
@@ -136,11 +136,6 @@ def _means(b, blocks, rowptr, source, heads, channels, out, d_out, attention, d_
         if len(d_attention) > 0 and each == heads:
             first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
             _weighted_sum(attention, d_attention, first, last, heads, mine, scratch)
-        elif len(d_attention) > 0 and heads == LANES:
-            sums = _splat(out.dtype.type(0))
-            for e in range(rowptr[i], rowptr[i + 1]):
-                sums = sums + _splat(d_attention[e]) * _load(attention, np.int64(e) * LANES)
-            _store(mine, 0, sums)
         elif len(d_attention) > 0:
             for e in range(rowptr[i], rowptr[i + 1]):
                 _axpy(heads, d_attention[e], attention, np.int64(e) * heads, mine, 0)
@@ -149,7 +144,7 @@ def _means(b, blocks, rowptr, source, heads, channels, out, d_out, attention, d_
             mine[h] += _dot(channels, out, c, d_out, c)
 
 
-@piece
+@_piece
 def _ahead(later, edge, target, heads, width, attention, d_out, means, d_attention, each, d_scores):
     """Ask for what the edge `later` will need."""
     at, there = np.int64(edge[later]) * heads, np.int64(target[later])
@@ -161,7 +156,7 @@ def _ahead(later, edge, target, heads, width, attention, d_out, means, d_attenti
         _prefetch(d_attention, np.int64(edge[later]) * each)
 
 
-@piece
+@_piece
 def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d_attention, each, scratch):
     """Return ∂s of one head of one edge, and add its part of ∂v_j to the sums in `scratch`."""
     seed, limit, scale = drop
@@ -175,7 +170,7 @@ def _head(h, at, i, j, heads, channels, values, attention, drop, d_out, means, d
     return a * (g - means[np.int64(i) * heads + h])
 
 
-@piece
+@_piece
 def _sources_tile(
     low, high, j, edge, target, near, far, slope, values, drop, attention, d_out, means, d_attention, each,
     d_values, d_scores, d_far,
@@ -197,7 +192,7 @@ def _sources_tile(
             g, used = g * kept, a * kept
         if len(d_attention) > 0:
             g = g + (_load(d_attention, at) if each == LANES else _splat(d_attention[edge[p]]))
-        sums = sums + spread(used) * d
+        sums = sums + _spread(used) * d
         ds = a * (g - _load(means, i * LANES))
         ds = _where_positive(mine + _load(near, i * LANES), ds, slopes * ds)
         _store(d_scores, at, ds)
@@ -265,7 +260,7 @@ class _Attend(Function):
         attention, mean = np.empty((edges, heads), dtype), np.empty((edges * ctx.averaged, 1), dtype)
         out = np.empty((adjacency.num_nodes, heads, channels), dtype)
         scores = _score_arguments(kind, near, far, weight, slope)
-        room = workspace(index.blocks, attention, channels)
+        room = _workspace(index.blocks, attention, channels)
         arrays = _flat(attention), _flat(out), _flat(mean), room
         _over(_forward, index, heads, channels, *scores, _flat(messages), ctx.drop, TILES, *arrays)
         result, weights = torch.from_numpy(out), torch.from_numpy(attention)
@@ -285,7 +280,7 @@ class _Attend(Function):
             d_attention = _flat(gradients[1] * share if ctx.averaged else gradients[1])
         rows, columns, weights = _incoming(ctx.adjacency), _outgoing(ctx.adjacency), _array(attention)
         means = np.empty(len(out) * heads, d_out.dtype)
-        arrays = _flat(out), d_out, _flat(weights), d_attention, each, means, workspace(rows.blocks, weights)
+        arrays = _flat(out), d_out, _flat(weights), d_attention, each, means, _workspace(rows.blocks, weights)
         _over(_means, rows, heads, channels, *arrays)
         d_values, d_scores, d_far = (np.empty_like(_array(t)) for t in (values, attention, far))
         scores = _score_arguments(ctx.kind, near, far, weight, ctx.slope)
@@ -293,11 +288,11 @@ class _Attend(Function):
         _over(
             _sources, columns, heads, channels, *scores, _flat(values), ctx.drop, tiles, _flat(weights),
             d_out, means, d_attention, each, _flat(d_values), _flat(d_scores), _flat(d_far),
-            workspace(columns.blocks, d_scores, channels),
+            _workspace(columns.blocks, d_scores, channels),
         )  # fmt: skip
         if ctx.kind == ADDITIVE:
             d_near, d_weight = np.empty_like(_array(near)), None
-            _over(_sum_rows, rows, heads, _flat(d_scores), _flat(d_near), workspace(rows.blocks, d_scores))
+            _over(_sum_rows, rows, heads, _flat(d_scores), _flat(d_near), _workspace(rows.blocks, d_scores))
         else:
             sizes = heads, channels
             d_near, d_weight = _near_gradients(ctx.adjacency, sizes, scores, _flat(d_scores), _array(near))

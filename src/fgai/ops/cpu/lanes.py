@@ -201,7 +201,7 @@ def _splat_tile(typingctx: Any, value: Any) -> Any:
 
 
 @intrinsic
-def spread(typingctx: Any, lanes: Any) -> Any:
+def _spread(typingctx: Any, lanes: Any) -> Any:
     """A tile with lane k at the places 8 k to 8 k + 7."""
     places = [k // LANES for k in range(TILE)]
     return _simple(_LanesType(lanes.dtype, TILE)(lanes), lambda builder, x: _shuffled(builder, x, x, places))

@@ -155,12 +155,12 @@ def _run(threads, count, *arguments):  # type: ignore[no-untyped-def]
     _run_blocks(_body, threads, count, arguments)
 
 
-def _by_block(body: Callable[..., None]) -> Any:
+def _by_block(body: Callable[..., None], **options: Any) -> Any:
     """Compile `body(b, *arguments)` and return a kernel `(threads, count, *arguments)` that runs all blocks.
 
     The kernel is a copy of `_run` with a name and a file of its own, by which numba finds its code on disk.
     """
-    name, own, block = f"{body.__name__}_blocks", body.__code__, _kernel(body)
+    name, own, block = f"{body.__name__}_blocks", body.__code__, _kernel(body, **options)
     code = _run.__code__.replace(co_name=name, co_filename=own.co_filename, co_firstlineno=own.co_firstlineno)
     run = FunctionType(code, {"_run_blocks": _run_blocks, "_body": block}, name)
     run.__module__, run.__qualname__ = body.__module__, name
@@ -225,7 +225,7 @@ def _flat(tensor: Tensor | Reals) -> Reals:
     return (_array(tensor) if isinstance(tensor, Tensor) else tensor).reshape(-1)
 
 
-def workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
+def _workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
     """Room for each block of rows: `SUMS` + 3 H numbers, and behind them the sums of one row.
 
     Heads are padded to multiples of 8 and blocks to cache lines, which threads do not share.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +29,19 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 # Kernels only read and write arrays they are given, so numba's reference counting is switched off (`_nrt`):
 # left on, it costs more than the arithmetic of a short row.
 _OPTIONS = {"fastmath": FAST, "_nrt": False}
-piece = compiled(inline="always", **_OPTIONS)
+_piece = compiled(inline="always", **_OPTIONS)
 # How many edges ahead rows are asked for.
 AHEAD = 6
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
 
-def _kernel(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile `function` on first use and keep the machine code on disk.
+def _kernel(function: Callable[..., None], **options: Any) -> Callable[..., None]:
+    """Compile `function` on first use, by `options` of numba beside its own, and keep the code on disk.
 
     A kernel has to be compiled again when a piece of it changes, so the stamp of the stored code covers all
     files here and its own.
     """
-    kernel: Callable[..., None] = compiled(**_OPTIONS)(function)
+    kernel: Callable[..., None] = compiled(**{**_OPTIONS, **options})(function)
     stored = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if stored is not None and hasattr(stored, "_source_stamp"):
         files = [*_SOURCES, Path(function.__code__.co_filename)]
@@ -48,7 +49,7 @@ def _kernel(function: Callable[..., None]) -> Callable[..., None]:
     return kernel
 
 
-@piece
+@_piece
 def _axpy(n, a, x, i, y, j):
     """y[j:j+n] += a · x[i:i+n]."""
     scale = _splat(a)
@@ -61,7 +62,7 @@ def _axpy(n, a, x, i, y, j):
         _store_some(y, j, rest, _load_some(y, j, rest) + scale * _load_some(x, i, rest))
 
 
-@piece
+@_piece
 def _dot(n, x, i, y, j):
     """Σ_c x[i+c] · y[j+c]."""
     rest = n & (LANES - 1)
@@ -74,13 +75,13 @@ def _dot(n, x, i, y, j):
     return _total(lanes)
 
 
-@piece
+@_piece
 def _padded(n):
     """The next multiple of 8."""
     return (n + LANES - 1) & ~(LANES - 1)
 
 
-@piece
+@_piece
 def _add_scaled(n, a, x, i, sums, j):
     """sums[j:j+n] += a · x[i:i+n] where `sums` has room up to the next multiple of 8.
 
@@ -95,7 +96,7 @@ def _add_scaled(n, a, x, i, sums, j):
         _store(sums, j + full, _load(sums, j + full) + scale * _load_some(x, i + full, rest))
 
 
-@piece
+@_piece
 def _clear_sums(heads, channels, sums, offset):
     """Set the sums of one row, each head padded to a multiple of 8, to zero."""
     zero = _splat(sums.dtype.type(0))
@@ -103,7 +104,7 @@ def _clear_sums(heads, channels, sums, offset):
         _store(sums, offset + k, zero)
 
 
-@piece
+@_piece
 def _copy_sums(heads, channels, sums, offset, out, here):
     """out[here:] = the sums of one row, without the padding."""
     rest = channels & (LANES - 1)
@@ -116,7 +117,7 @@ def _copy_sums(heads, channels, sums, offset, out, here):
             _store_some(out, j + full, rest, _load(sums, k + full))
 
 
-@piece
+@_piece
 def _dot_axpy(n, x, i, y, j, a, z, k):
     """z[k:k+n] += a · x[i:i+n], and return lanes whose sum is Σ_c x[i+c] · y[j+c]: x is read once.
 
@@ -136,7 +137,7 @@ def _dot_axpy(n, x, i, y, j, a, z, k):
     return lanes
 
 
-@piece
+@_piece
 def _average(low, high, heads, attention, mean):
     """mean[e] = the mean of attention[e·H : (e+1)·H] for the edges low..high-1."""
     share = mean.dtype.type(1) / mean.dtype.type(heads)
@@ -151,7 +152,7 @@ def _average(low, high, heads, attention, mean):
         mean[e] = share * total
 
 
-@piece
+@_piece
 def _fetch(array, offset, width):
     """Ask for array[offset : offset + width] ahead of its use."""
     for c in range(0, width, 64 // array.itemsize):
@@ -193,7 +194,7 @@ def _normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
     The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every
-    edge, so the row is one flat run of vectors. `scratch`: see `parallel.workspace`.
+    edge, so the row is one flat run of vectors. `scratch`: see `parallel._workspace`.
     """
     if heads <= LANES and heads & (heads - 1) == 0:
         _normalise_lanes(flat, first, last, heads, scratch)
@@ -201,7 +202,7 @@ def _normalise(flat, first, last, heads, scratch):
         _normalise_heads(flat, first, last, heads, scratch)
 
 
-@piece
+@_piece
 def _normalise_lanes(flat, first, last, heads, scratch):
     rest = (last - first) & (LANES - 1)
     full = last - rest
@@ -230,7 +231,7 @@ def _normalise_lanes(flat, first, last, heads, scratch):
         _store_some(flat, full, rest, _load_some(flat, full, rest) * scale)
 
 
-@piece
+@_piece
 def _top_lanes(flat, first, full, rest, heads, scratch):
     """scratch[k] = the largest score of head k mod H, for the eight lanes k."""
     if full > first:
@@ -250,7 +251,7 @@ def _top_lanes(flat, first, full, rest, heads, scratch):
         scratch[k] = scratch[k - heads]
 
 
-@piece
+@_piece
 def _normalise_heads(flat, first, last, heads, scratch):
     for h in range(heads):
         scratch[h] = flat[first + h]
@@ -270,7 +271,7 @@ def _normalise_heads(flat, first, last, heads, scratch):
             flat[e + h] *= scratch[heads + h]
 
 
-@piece
+@_piece
 def _mix(x):
     """Scramble 32 bits."""
     x = np.uint32(x ^ (x >> np.uint32(16)))
@@ -280,7 +281,7 @@ def _mix(x):
     return np.uint32(x ^ (x >> np.uint32(16)))
 
 
-@piece
+@_piece
 def _factor(position, seed, limit, scale):
     """0 or `scale`, the factor of the number at `position`; `limit` = p · 2³².
 

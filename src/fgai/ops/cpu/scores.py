@@ -25,14 +25,14 @@ from torch.autograd.function import once_differentiable
 
 from fgai.ops.cpu.lanes import LANES, _load, _load_some, _splat, _store, _store_some, _total, _where_positive
 from fgai.ops.cpu.parallel import Reals, _array, _by_block, _flat, _incoming, _outgoing, _over, _tensors
-from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, piece
+from fgai.ops.cpu.rows import AHEAD, _axpy, _dot, _fetch, _piece
 from fgai.ops.reference import ADDITIVE, DOT, Score
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
 
-@piece
+@_piece
 def _additive_row(low, high, i, source, heads, near, far, slope, out):
     here = np.int64(i) * heads
     if heads == LANES:
@@ -48,7 +48,7 @@ def _additive_row(low, high, i, source, heads, near, far, slope, out):
                 out[at + h] = _where_positive(z, z, slope * z)
 
 
-@piece
+@_piece
 def _dynamic_score(channels, far, there, near, here, weight, at, slope):
     rest = channels & (LANES - 1)
     full = channels - rest
@@ -62,7 +62,7 @@ def _dynamic_score(channels, far, there, near, here, weight, at, slope):
     return _total(lanes)
 
 
-@piece
+@_piece
 def _wide_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out):
     width, end = heads * channels, len(source) - 1
     here = np.int64(i) * width
@@ -77,7 +77,7 @@ def _wide_row(low, high, i, source, heads, channels, near, far, weight, slope, r
                 out[at] = _dynamic_score(channels, far, there + c, near, here + c, weight, c, slope)
 
 
-@piece
+@_piece
 def _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out):
     """out[e, h] = the scores of the incoming edges e = low..high-1 of node i."""
     if rate is not None or weight is not None:
@@ -93,7 +93,7 @@ def _forward(b, blocks, rowptr, source, heads, channels, near, far, weight, slop
         _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out)
 
 
-@piece
+@_piece
 def _dynamic_gradient(channels, far, there, near, here, weight, at, slope, g, out):
     """out[there + c] += g · weight[c] · leaky_relu'(far + near)."""
     rest = channels & (LANES - 1)
@@ -110,7 +110,7 @@ def _dynamic_gradient(channels, far, there, near, here, weight, at, slope, g, ou
         _store_some(out, there + full, rest, _load_some(out, there + full, rest) + t)
 
 
-@piece
+@_piece
 def _dynamic_weight_gradient(channels, far, there, near, here, weight, at, slope, g, out, d_weight):
     """As `_dynamic_gradient`, for the destination; and d_weight[at + c] += g · leaky_relu(far + near)."""
     rest = channels & (LANES - 1)
@@ -129,7 +129,7 @@ def _dynamic_weight_gradient(channels, far, there, near, here, weight, at, slope
         _store_some(d_weight, at, rest, _load_some(d_weight, at, rest) + t * z)
 
 
-@piece
+@_piece
 def _pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_far):
     """Add to `d_far` the part of one head of one edge whose score has the gradient g.
 
@@ -146,7 +146,7 @@ def _pass_to_far(h, there, here, channels, near, far, weight, slope, rate, g, d_
     return g
 
 
-@piece
+@_piece
 def _row_width(heads, channels, weight, rate):
     """Numbers of `near` and `far` for each node."""
     return heads if weight is None and rate is None else heads * channels

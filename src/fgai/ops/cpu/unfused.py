@@ -1,31 +1,47 @@
-"""Operations of one step each on the CPU: softmax, weighted sums, halves of the additive score, dropout."""
+"""Single operations on the CPU: softmax, sums, halves of the additive score, dropout, clip, projection."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.cpu.lanes import LANES, _load, _load_some, _splat, _store, _store_some, _total
+from fgai.ops.cpu.lanes import (
+    LANES,
+    TILE,
+    _load,
+    _load_some,
+    _load_tile,
+    _splat,
+    _splat_tile,
+    _store,
+    _store_some,
+    _total,
+)
 from fgai.ops.cpu.parallel import (
     SUMS,
     Reals,
     _array,
     _by_block,
+    _columns_plan,
     _flat,
     _incoming,
     _launch,
     _outgoing,
     _over,
+    _rows_plan,
     _tensors,
-    workspace,
+    _workspace,
+    blocks,
 )
 from fgai.ops.cpu.rows import (
     AHEAD,
     _add_scaled,
+    _axpy,
     _clear_sums,
     _copy_sums,
     _dot,
@@ -34,10 +50,11 @@ from fgai.ops.cpu.rows import (
     _fetch,
     _normalise,
     _padded,
+    _piece,
     _weighted_sum,
 )
-from fgai.ops.reference import _odds
-from fgai.sparse import Adjacency
+from fgai.ops.reference import Bounds, Clipped, _ball, _odds
+from fgai.sparse import Adjacency, SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
@@ -73,7 +90,7 @@ class _EdgeSoftmax(Function):
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
         array, index = _array(scores), _incoming(adjacency)
         out = np.empty_like(array)
-        _over(_softmax, index, array.shape[1], _flat(array), _flat(out), workspace(index.blocks, array))
+        _over(_softmax, index, array.shape[1], _flat(array), _flat(out), _workspace(index.blocks, array))
         attention = from_numpy(out)
         ctx.save_for_backward(attention)
         ctx.adjacency = adjacency
@@ -84,7 +101,7 @@ class _EdgeSoftmax(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         weight, index = _array(ctx.saved_tensors[0]), _incoming(ctx.adjacency)
         out = np.empty_like(weight)
-        arrays = _flat(weight), _flat(gradients[0]), _flat(out), workspace(index.blocks, weight)
+        arrays = _flat(weight), _flat(gradients[0]), _flat(out), _workspace(index.blocks, weight)
         _over(_softmax_back, index, weight.shape[1], *arrays)
         return from_numpy(out), None
 
@@ -143,7 +160,7 @@ class _Aggregate(Function):
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         messages, weight, index = _array(values), _array(attention), _incoming(adjacency)
         out = np.empty((adjacency.num_nodes, *messages.shape[1:]), messages.dtype)
-        room = workspace(index.blocks, weight, messages.shape[2])
+        room = _workspace(index.blocks, weight, messages.shape[2])
         _over(_aggregate, index, *messages.shape[1:], weight, _flat(messages), _flat(out), room)
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
@@ -158,7 +175,7 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[1]:
             d_weight, d_values = np.empty_like(weight), np.empty_like(messages)
             index = _outgoing(ctx.adjacency)
-            room = workspace(index.blocks, weight, sizes[1])
+            room = _workspace(index.blocks, weight, sizes[1])
             _over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, _flat(d_values), room)
         elif ctx.needs_input_grad[0]:
             d_weight = np.empty_like(weight)
@@ -257,3 +274,201 @@ edge_softmax, aggregate, node_scores = _EdgeSoftmax.apply, _Aggregate.apply, _No
 def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """See `fgai.ops.reference.dropout`; no mask is stored."""
     return _Dropout.apply(values, p, int(seed))  # type: ignore[no-any-return]
+
+
+@_by_block
+def _clip(b, nodes, width, x, low, high, middle, inverse, radius, out, inside, masked, scale, counts):
+    count, shrunk = 0, 0
+    for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
+        at = n * width
+        for k in range(width):
+            value = x[at + k]
+            clipped = value if value >= low[k] else low[k]  # NaN is not, so it becomes the lower end
+            clipped = high[k] if clipped > high[k] else clipped
+            out[at + k] = clipped
+            same = clipped == value
+            count += not same
+            if masked:
+                inside[at + k] = same
+        if radius[0] < np.inf:
+            square = radius[0] * 0
+            for k in range(width):
+                away = (out[at + k] - middle[k]) * inverse[k]
+                square += away * away
+            scale[n] = 1
+            if square > radius[0] * radius[0]:
+                factor = radius[0] / np.sqrt(square)
+                scale[n] = factor
+                shrunk += 1
+                for k in range(width):
+                    out[at + k] = middle[k] + factor * (out[at + k] - middle[k])
+    counts[b, 0], counts[b, 1] = count, shrunk
+
+
+@_by_block
+def _clip_back(
+    b, nodes, width, gradient, inside, masked, scale, scaled, result, middle, inverse, radius, out
+):
+    for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
+        at = n * width
+        if scaled and scale[n] < 1:
+            along = radius[0] * 0
+            for k in range(width):
+                along += gradient[at + k] * (result[at + k] - middle[k])
+            along = along / (radius[0] * radius[0])
+            for k in range(width):
+                turned = along * (result[at + k] - middle[k]) * inverse[k] * inverse[k]
+                out[at + k] = scale[n] * (gradient[at + k] - turned)
+        else:
+            for k in range(width):
+                out[at + k] = gradient[at + k]
+        if masked:
+            for k in range(width):
+                out[at + k] = out[at + k] if inside[at + k] else 0.0
+
+
+def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
+    """See `fgai.ops.reference.clip_rows`; the result is in `out`, maybe `x` itself."""
+    rows, blocks = x.shape[0], -(-x.shape[0] // _ROWS)
+    counts = np.zeros((max(1, blocks), 2), np.int64)
+    inside = torch.empty(x.shape if masked else (1,), dtype=torch.bool)
+    scale = torch.empty(rows, dtype=x.dtype)
+    low, high, radius = bounds
+    arrays = (_flat(t) for t in (x, low, high, *_ball(low, high), radius, out, inside))
+    _launch(_clip, blocks, rows, low.numel(), *arrays, masked, scale.numpy(), counts)
+    clipped, shrunk = counts.sum(0)
+    return out, inside if masked and clipped else None, scale if shrunk else None
+
+
+def clip_rows_back(
+    gradient: Tensor, inside: Tensor | None, scale: Tensor | None, result: Tensor, bounds: Bounds
+) -> Tensor:
+    """See `fgai.ops.reference.clip_rows_back`."""
+    out, rows = torch.empty(result.shape, dtype=result.dtype), result.shape[0]
+    marks = torch.empty(1, dtype=torch.bool) if inside is None else inside
+    factors = result.new_empty(1) if scale is None else scale
+    low, high, radius = bounds
+    options = _flat(marks), inside is not None, _flat(factors), scale is not None, _flat(result)
+    arrays = (_flat(t) for t in (*_ball(low, high), radius, out))
+    _launch(_clip_back, -(-rows // _ROWS), rows, low.numel(), _flat(gradient), *options, *arrays)
+    return out
+
+
+# Parts the rows are divided into for the gradient of the weights, each with a sum of its own.
+_SLABS = 8
+# Entries per column from which those sums are worth their memory.
+_DENSE = 16
+
+
+@_piece
+def _sum_tile(low, high, indices, values, weight, width, column, out, here):
+    """out[here : here + 64] = Σ_z values[z] · weight[indices[z]], columns `column` to `column + 63`."""
+    end, sums = len(indices) - 1, _splat_tile(weight.dtype.type(0))
+    for z in range(low, high):
+        _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + column, TILE)
+        at = np.int64(indices[z]) * width + column
+        sums = sums + _splat_tile(values[z]) * _load_tile(weight, at)
+    _store(out, here, sums)
+
+
+@_by_block
+def _project(b, blocks, indptr, indices, width, values, weight, out):
+    end, full = len(indices) - 1, width // TILE * TILE
+    for n in range(blocks[b], blocks[b + 1]):
+        here = np.int64(n) * width
+        for column in range(0, full, TILE):
+            _sum_tile(indptr[n], indptr[n + 1], indices, values, weight, width, column, out, here + column)
+        if full < width:
+            out[here + full : here + width] = 0
+            for z in range(indptr[n], indptr[n + 1]):
+                _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + full, width - full)
+                at = np.int64(indices[z]) * width + full
+                _axpy(width - full, values[z], weight, at, out, here + full)
+
+
+@_piece
+def _spread_tile(low, high, indices, values, gradient, here, width, column, out):
+    """out[indices[z]] += values[z] · gradient[here : here + 64], columns `column` to `column + 63`."""
+    tile = _load_tile(gradient, here)
+    for z in range(low, high):
+        at = np.int64(indices[z]) * width + column
+        _store(out, at, _load_tile(out, at) + _splat_tile(values[z]) * tile)
+
+
+@_by_block
+def _project_back_slabs(b, slabs, indptr, indices, width, values, gradient, partial):
+    out, full = partial[b], width // TILE * TILE
+    out[:] = 0
+    for n in range(slabs[b], slabs[b + 1]):
+        here = np.int64(n) * width
+        for column in range(0, full, TILE):
+            _spread_tile(
+                indptr[n], indptr[n + 1], indices, values, gradient, here + column, width, column, out
+            )
+        if full < width:
+            for z in range(indptr[n], indptr[n + 1]):
+                at = np.int64(indices[z]) * width + full
+                _axpy(width - full, values[z], gradient, here + full, out, at)
+
+
+@_by_block
+def _project_back_weight(b, blocks, colptr, order, rows, width, values, gradient, out):
+    end = len(rows) - 1
+    for f in range(blocks[b], blocks[b + 1]):
+        here = np.int64(f) * width
+        out[here : here + width] = 0
+        for p in range(colptr[f], colptr[f + 1]):
+            _fetch(gradient, np.int64(rows[min(p + AHEAD, end)]) * width, width)
+            _axpy(width, values[order[p]], gradient, np.int64(rows[p]) * width, out, here)
+
+
+@_by_block
+def _project_back_values(b, blocks, indptr, indices, width, weight, gradient, out):
+    for n in range(blocks[b], blocks[b + 1]):
+        here = np.int64(n) * width
+        for z in range(indptr[n], indptr[n + 1]):
+            out[z] = _dot(width, weight, np.int64(indices[z]) * width, gradient, here)
+
+
+class _ProjectSparse(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, weight: Tensor, rows: SparseRows) -> Tensor:
+        index, matrix = _rows_plan(rows), _array(weight)
+        out = np.empty((rows.num_rows, matrix.shape[1]), matrix.dtype)
+        _over(_project, index, matrix.shape[1], _array(values), _flat(matrix), _flat(out))
+        ctx.save_for_backward(values, weight)
+        ctx.rows = rows
+        return from_numpy(out)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        stored, matrix = (_array(t) for t in ctx.saved_tensors)
+        gradient, width = _flat(gradients[0]), matrix.shape[1]
+        d_values = d_weight = None
+        if ctx.needs_input_grad[0]:
+            d_values = np.empty_like(stored)
+            _over(_project_back_values, _rows_plan(ctx.rows), width, _flat(matrix), gradient, d_values)
+        if ctx.needs_input_grad[1]:
+            d_weight = _weight_gradient(ctx.rows, stored, gradient, matrix)
+        return (*_tensors(d_values, d_weight), None)
+
+
+def _weight_gradient(rows: SparseRows, stored: Reals, gradient: Reals, matrix: Reals) -> Reals:
+    """The gradient [F, D], summed in an order that does not depend on the number of threads."""
+    out, width = np.empty_like(matrix), matrix.shape[1]
+    if len(stored) < _DENSE * rows.num_columns:
+        _over(_project_back_weight, _columns_plan(rows), width, stored, gradient, _flat(out))
+        return out
+    index = _rows_plan(rows)
+    # The order of the columns within a row is kept, so each part reads its rows once and in order.
+    slabs = index._replace(blocks=blocks(index.pointer, _SLABS))
+    partial = np.empty((len(slabs.blocks) - 1, out.size), out.dtype)
+    _over(_project_back_slabs, slabs, width, stored, gradient, partial)
+    np.sum(partial, axis=0, out=_flat(out))
+    return out
+
+
+def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
+    """See `fgai.ops.reference.project_sparse`; the stored values get a gradient only if they ask for it."""
+    return _ProjectSparse.apply(rows.values.to(weight.dtype), weight, rows)  # type: ignore[no-any-return]

@@ -1,16 +1,24 @@
 """GPU kernels in Triton: the same operations as on the CPU, the same interface."""
 
 from fgai.ops.gpu.attend import attend
-from fgai.ops.gpu.functions import aggregate, edge_softmax, score
-from fgai.ops.gpu.nodes import dropout, mean_shift, node_scores
+from fgai.ops.gpu.functions import (
+    aggregate,
+    clip_rows,
+    clip_rows_back,
+    dropout,
+    edge_softmax,
+    node_scores,
+    score,
+)
 from fgai.ops.gpu.project import project_sparse
 
 __all__ = [
     "aggregate",
     "attend",
+    "clip_rows",
+    "clip_rows_back",
     "dropout",
     "edge_softmax",
-    "mean_shift",
     "node_scores",
     "project_sparse",
     "score",

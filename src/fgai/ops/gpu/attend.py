@@ -35,17 +35,21 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.plan import _add_parts, _room, _seed_on, incoming, outgoing
-from fgai.ops.gpu.tiles import (
+from fgai.ops.gpu.plan import (
+    _add_parts,
+    _factor,
+    _inside,
     _leaky,
+    _narrow,
     _narrow_sizes,
+    _one,
+    _room,
+    _seed_on,
+    _wide,
     _wide_score,
     _wide_sizes,
-    factor,
-    inside,
-    narrow,
-    one,
-    wide,
+    incoming,
+    outgoing,
 )
 from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _odds
 from fgai.sparse import Adjacency
@@ -211,7 +215,7 @@ def _own(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.conste
     if SCORE == 0:
         side = tl.load(pointer + node * H + h, mask=h < H, other=0.0)
     else:
-        side = one(pointer, node, h, c, H, C)
+        side = _one(pointer, node, h, c, H, C)
     return side
 
 
@@ -222,10 +226,10 @@ def _scores(
 ):  # fmt: skip
     """The other side of some edges, [BE, BH] or [BE, BH, BC], and their scores with one node."""
     if SCORE == 0:
-        other = narrow(pointer, node, h, live, H)
+        other = _narrow(pointer, node, h, live, H)
         s = _leaky(other + mine[None, :], SLOPE)
     else:
-        other = wide(pointer, node, h, c, live, H, C)
+        other = _wide(pointer, node, h, c, live, H, C)
         s = _wide_score(other, mine, w, SLOPE, RATE, SCORE)
     return other, s
 
@@ -237,7 +241,7 @@ def _leave(out, parts, node, part, sums, h, c, H: tl.constexpr, C: tl.constexpr,
         at, split, good = node * H + h, part * H + h, h < H
     else:
         inner = h[:, None] * C + c[None, :]
-        at, split, good = node * (H * C) + inner, part * (H * C) + inner, inside(h, c, H, C)
+        at, split, good = node * (H * C) + inner, part * (H * C) + inner, _inside(h, c, H, C)
     if part < 0:
         tl.store(out + at, sums, mask=good)
     else:
@@ -256,7 +260,7 @@ def _forward(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
     mine = _own(near, i, h, c, H, C, SCORE)
-    w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    w = _one(weight, 0, h, c, H, C) if SCORE == 1 else mine
     top = tl.full([BH], float("-inf"), dtype=kind)
     total = tl.zeros([BH], dtype=kind)
     sums = tl.zeros([BH, BC], dtype=kind)
@@ -274,11 +278,11 @@ def _forward(
         a = tl.exp(s - higher[None, :])
         total = total * shrink + tl.sum(a, axis=0)
         if DROP:
-            a = a * factor(at, tl.load(seed), LIMIT, SCALE, kind)
-        v = wide(values, j, h, c, live, H, C)
+            a = a * _factor(at, tl.load(seed), LIMIT, SCALE, kind)
+        v = _wide(values, j, h, c, live, H, C)
         sums = sums * shrink[:, None] + tl.sum(a[:, :, None] * v, axis=0)
         top = higher
-    good = inside(h, c, H, C)
+    good = _inside(h, c, H, C)
     if part < 0:
         some = high > low
         result = tl.where(some, sums / total[:, None], 0.0)
@@ -309,11 +313,11 @@ def _join(
         higher = tl.maximum(tl.maximum(top, level), LOWEST)
         shrink, share = tl.exp(top - higher), tl.exp(level - higher)
         total = total * shrink + share * tl.load(totals + part * H + h, mask=h < H, other=1.0)
-        sums = sums * shrink[:, None] + share[:, None] * one(parts, part, h, c, H, C)
+        sums = sums * shrink[:, None] + share[:, None] * _one(parts, part, h, c, H, C)
         top = higher
     where = out + i * (H * C) + h[:, None] * C + c[None, :]
     some = total > 0
-    tl.store(where, tl.where(some[:, None], sums / total[:, None], 0.0), mask=inside(h, c, H, C))
+    tl.store(where, tl.where(some[:, None], sums / total[:, None], 0.0), mask=_inside(h, c, H, C))
     tl.store(lse + i * H + h, tl.where(some, top + tl.log(total), 0.0), mask=h < H)
 
 
@@ -329,7 +333,7 @@ def _normalise(
     good = live[:, None] & (h[None, :] < H)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
     at = attention + e[:, None] * H + h[None, :]
-    weight = tl.exp(tl.load(at, mask=good, other=0.0) - narrow(lse, i, h, live, H))
+    weight = tl.exp(tl.load(at, mask=good, other=0.0) - _narrow(lse, i, h, live, H))
     weight = tl.where(good, weight, 0.0)
     if KEEP:
         tl.store(at, weight, mask=good)
@@ -347,19 +351,19 @@ def _moving_destinations(
     i, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
-    d = one(d_out, i, h, c, H, C)
+    d = _one(d_out, i, h, c, H, C)
     level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
     middle = tl.load(delta + i * H + h, mask=h < H, other=0.0)
     mine = _own(near, i, h, c, H, C, SCORE)
     sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
-    w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    w = _one(weight, 0, h, c, H, C) if SCORE == 1 else mine
     for start in range(low, high, BE):
         e = start + tl.arange(0, BE)
         live = e < high
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         other, s = _scores(far, j, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         a = tl.where(live[:, None] & (h[None, :] < H), tl.exp(s - level[None, :]), 0.0)
-        g = tl.sum(d[None, :, :] * wide(values, j, h, c, live, H, C), axis=2)
+        g = tl.sum(d[None, :, :] * _wide(values, j, h, c, live, H, C), axis=2)
         ds = a * (g - middle[None, :])
         if SCORE == 0:
             sums += tl.sum(tl.where(other + mine[None, :] > 0, ds, ds * SLOPE), axis=0)
@@ -386,14 +390,14 @@ def _claims(
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
         level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
-        s = _leaky(narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+        s = _leaky(_narrow(far, j, h, live, H) + mine[None, :], SLOPE)
         a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
     else:
-        a = narrow(attention, e, h, live, H)
+        a = _narrow(attention, e, h, live, H)
     if GIVEN == 2:
         total = tl.sum(a * share[:, None], axis=0)
     else:
-        total = tl.sum(a * narrow(d_attention, e, h, live, H), axis=0)
+        total = tl.sum(a * _narrow(d_attention, e, h, live, H), axis=0)
     return total
 
 
@@ -410,7 +414,7 @@ def _middles(
     """
     i = tl.program_id(0).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    delta = tl.sum(one(out, i, h, c, H, C) * one(d_out, i, h, c, H, C), axis=1)
+    delta = tl.sum(_one(out, i, h, c, H, C) * _one(d_out, i, h, c, H, C), axis=1)
     if GIVEN:
         low, high = tl.load(pointer + i), tl.load(pointer + i + 1)
         if high - low > FEW:
@@ -438,11 +442,11 @@ def _sources(
     j, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
-    v = one(values, j, h, c, H, C)
+    v = _one(values, j, h, c, H, C)
     sums = tl.zeros([BH, BC], dtype=kind)
     mine = _own(far, j, h, c, H, C, SCORE)
     passed = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
-    w = one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    w = _one(weight, 0, h, c, H, C) if SCORE == 1 else mine
     for start in range(low, high, BE):
         k = start + tl.arange(0, BE)
         live = k < high
@@ -450,21 +454,21 @@ def _sources(
         i = tl.load(target + k, mask=live, other=0).to(tl.int64)
         other, s = _scores(near, i, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         good = live[:, None] & (h[None, :] < H)
-        a = tl.where(good, tl.exp(s - narrow(lse, i, h, live, H)), 0.0)
-        d = wide(d_out, i, h, c, live, H, C)
+        a = tl.where(good, tl.exp(s - _narrow(lse, i, h, live, H)), 0.0)
+        d = _wide(d_out, i, h, c, live, H, C)
         g = tl.sum(d * v[None, :, :], axis=2)
         used = a
         at = e[:, None] * H + h[None, :]
         if DROP:
-            kept = factor(at, tl.load(seed), LIMIT, SCALE, kind)
+            kept = _factor(at, tl.load(seed), LIMIT, SCALE, kind)
             g = g * kept
             used = a * kept
         if GIVEN == 1:
-            g += narrow(d_attention, e, h, live, H)
+            g += _narrow(d_attention, e, h, live, H)
         elif GIVEN == 2:
             g += (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None]
         sums += tl.sum(used[:, :, None] * d, axis=0)
-        ds = a * (g - narrow(delta, i, h, live, H))
+        ds = a * (g - _narrow(delta, i, h, live, H))
         if SCORE == 0:
             ds = tl.where(other + mine[None, :] > 0, ds, ds * SLOPE)
             passed += tl.sum(ds, axis=0)
@@ -488,22 +492,22 @@ def _destinations_kernel(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = d_scores.dtype.element_ty
     if SCORE == 1:
-        w = one(weight, 0, h, c, H, C)
+        w = _one(weight, 0, h, c, H, C)
         share = tl.zeros([BH, BC], dtype=kind)
     for q in range(tl.program_id(0), pieces, step):
         i, low, high, part = _piece(row, first, last, slot, q)
         sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
         if SCORE == 1:
-            mine = one(near, i, h, c, H, C)
+            mine = _one(near, i, h, c, H, C)
         for start in range(low, high, BE):
             e = start + tl.arange(0, BE)
             live = e < high
-            ds = narrow(d_scores, e.to(tl.int64), h, live, H)
+            ds = _narrow(d_scores, e.to(tl.int64), h, live, H)
             if SCORE == 0:
                 sums += tl.sum(ds, axis=0)
             else:
                 j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-                other = wide(far, j, h, c, live, H, C)
+                other = _wide(far, j, h, c, live, H, C)
                 if SCORE == 1:
                     z = other + mine[None, :, :]
                     t = tl.where(z > 0, ds[:, :, None], (ds * SLOPE)[:, :, None])
@@ -514,4 +518,4 @@ def _destinations_kernel(
         _leave(d_near, near_parts, i, part, sums, h, c, H, C, SCORE)
     if SCORE == 1:
         where = shares + tl.program_id(0).to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
-        tl.store(where, share, mask=inside(h, c, H, C))
+        tl.store(where, share, mask=_inside(h, c, H, C))

@@ -1,4 +1,4 @@
-"""The operations on the GPU one by one, with hand-written backward passes.
+"""The operations on the GPU one by one, with hand-written backward passes; clipping of rows.
 
 One program per node or per block of edges, no atomics: every sum over the edges of a node is made by one
 program in edge order, so results are the same run to run. Heads and channels are padded to powers of two in
@@ -17,13 +17,27 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from fgai.ops.gpu.plan import _room
-from fgai.ops.gpu.tiles import _leaky, _narrow_sizes, _wide_sizes, inside, narrow, one, wide
-from fgai.ops.reference import ADDITIVE, DYNAMIC, Score
+from fgai.ops.gpu.plan import (
+    _factor,
+    _inside,
+    _leaky,
+    _narrow,
+    _narrow_sizes,
+    _one,
+    _room,
+    _seed_on,
+    _wide,
+    _wide_sizes,
+)
+from fgai.ops.reference import ADDITIVE, DOT, Bounds, Clipped, Score, _odds
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import reach_of
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
+# Numbers in a tile of nodes × heads × channels, and programs that share the nodes in the backward pass.
+TILE = 2048
+PROGRAMS = 1024
 
 
 def _sizes(heads: int, channels: int) -> dict[str, int]:
@@ -99,87 +113,64 @@ class _Aggregate(Function):
         return d_attention, d_values, None
 
 
-class _Additive(Function):
+class _Score(Function):
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor, adjacency: Adjacency, slope: float) -> Tensor:
-        left, right = left.contiguous(), right.contiguous()
-        index, heads = adjacency.index32, left.shape[1]
-        out = left.new_empty(adjacency.num_edges, heads)
-        total = out.numel()
-        if total:
-            _additive_forward[(-(-total // 512),)](
-                index.source, index.destination, left, right, out, total, slope, H=heads, B=512
-            )
-        ctx.save_for_backward(left, right)
-        ctx.adjacency, ctx.slope = adjacency, slope
+    def forward(ctx: Any, near: Tensor, far: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
+        adjacency, kind, slope = ctx.options = options
+        near, far = near.contiguous(), far.contiguous()
+        weight = None if weight is None else weight.contiguous()
+        ctx.save_for_backward(near, far, weight)
+        if kind == DOT:
+            return _edge_dot(adjacency, near, far, near.shape[-1] ** -0.5)
+        index, edges = adjacency.index32, adjacency.num_edges
+        out = far.new_empty(edges, far.shape[1])
+        ends = index.source, index.destination, far, near
+        if edges and kind == ADDITIVE:
+            total = out.numel()
+            _additive_forward[(-(-total // 512),)](*ends, out, total, slope, H=far.shape[1], B=512)
+        elif edges:
+            sizes = _sizes(*far.shape[1:])
+            _dynamic_forward[(-(-edges // sizes["BE"]),)](*ends, weight, out, edges, slope, **sizes)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        left, right = ctx.saved_tensors
-        gradient, adjacency, results = gradients[0].contiguous(), ctx.adjacency, []
-        rows, sizes = reach_of(adjacency).moving, _narrow_sizes(left.shape[1], 1024)
-        for needed, outgoing in zip(ctx.needs_input_grad, (True, False), strict=False):
-            own, other = (left, right) if outgoing else (right, left)
-            out = _room(own, rows) if needed else None
-            if out is not None and rows:
-                arguments = *_view(adjacency, outgoing=outgoing), own, other, gradient, out, ctx.slope
-                _additive_backward[(rows,)](*arguments, **sizes, THROUGH=outgoing)
-            results.append(out)
-        return *results, None, None
+        (near, far, weight), (adjacency, kind, slope) = ctx.saved_tensors, ctx.options
+        gradient, (needs_near, needs_far, learned) = gradients[0].contiguous(), ctx.needs_input_grad[:3]
+        moving, filled = reach_of(adjacency)
+        d_near = d_far = d_weight = None
+        if kind == DOT:
+            scaled = gradient * near.shape[-1] ** -0.5
+            d_near = _weighted(adjacency, scaled, far, moving, outgoing=False) if needs_near else None
+            d_far = _weighted(adjacency, scaled, near, moving, outgoing=True) if needs_far else None
+        elif kind == ADDITIVE:
+            d_near = _additive_gradient(adjacency, near, far, gradient, slope, False) if needs_near else None
+            d_far = _additive_gradient(adjacency, far, near, gradient, slope, True) if needs_far else None
+        else:
+            filled, sizes = filled if learned else moving, _sizes(*far.shape[1:])
+            d_far, d_near = _room(far, moving), _room(near, filled)
+            part = _room(near, filled) if learned else near[:0]
+            ends = (True, moving, far, near, d_far), (False, filled, near, far, d_near)
+            for outgoing, rows, own, other, out in ends:
+                if rows:
+                    arguments = own, other, weight, gradient, out, part, slope
+                    view, share = _view(adjacency, outgoing=outgoing), learned and not outgoing
+                    _dynamic_backward[(rows,)](*view, *arguments, **sizes, THROUGH=outgoing, WEIGHT=share)
+            d_weight = part.sum(0) if learned else None
+        return d_near, d_far, d_weight, None, None, None
 
 
-class _Dynamic(Function):
-    @staticmethod
-    def forward(
-        ctx: Any, left: Tensor, right: Tensor, weight: Tensor, adjacency: Adjacency, slope: float
-    ) -> Tensor:
-        left, right, weight = left.contiguous(), right.contiguous(), weight.contiguous()
-        index, sizes = adjacency.index32, _sizes(*left.shape[1:])
-        out = left.new_empty(adjacency.num_edges, left.shape[1])
-        if adjacency.num_edges:
-            grid = (-(-adjacency.num_edges // sizes["BE"]),)
-            _dynamic_forward[grid](
-                index.source, index.destination, left, right, weight, out, adjacency.num_edges, slope, **sizes
-            )
-        ctx.save_for_backward(left, right, weight)
-        ctx.adjacency, ctx.slope = adjacency, slope
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, weight = ctx.saved_tensors
-        gradient, adjacency, sizes = gradients[0].contiguous(), ctx.adjacency, _sizes(*left.shape[1:])
-        (moving, filled), learned = reach_of(adjacency), ctx.needs_input_grad[2]
-        filled = filled if learned else moving
-        d_left, d_right = _room(left, moving), _room(right, filled)
-        part = _room(right, filled) if learned else right[:0]
-        ends = (True, moving, left, right, d_left), (False, filled, right, left, d_right)
-        for outgoing, rows, own, other, out in ends:
-            if rows:
-                arguments = own, other, weight, gradient, out, part, ctx.slope
-                view, share = _view(adjacency, outgoing=outgoing), learned and not outgoing
-                _dynamic_backward[(rows,)](*view, *arguments, **sizes, THROUGH=outgoing, WEIGHT=share)
-        return d_left, d_right, part.sum(0) if learned else None, None, None
-
-
-class _Dot(Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
-        ctx.save_for_backward(query, key)
-        ctx.adjacency, ctx.scale = adjacency, query.shape[-1] ** -0.5
-        return _edge_dot(adjacency, query, key, ctx.scale)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        query, key = ctx.saved_tensors
-        arguments, rows = (ctx.adjacency, gradients[0] * ctx.scale), reach_of(ctx.adjacency).moving
-        d_query = _weighted(*arguments, key, rows, outgoing=False) if ctx.needs_input_grad[0] else None
-        d_key = _weighted(*arguments, query, rows, outgoing=True) if ctx.needs_input_grad[1] else None
-        return d_query, d_key, None
+def _additive_gradient(
+    adjacency: Adjacency, own: Tensor, other: Tensor, gradient: Tensor, slope: float, outgoing: bool
+) -> Tensor:
+    """The gradient of the additive score in one end, `own` [N, H]."""
+    rows = reach_of(adjacency).moving
+    out, view = _room(own, rows), _view(adjacency, outgoing=outgoing)
+    if rows:
+        sizes = _narrow_sizes(own.shape[1], 1024)
+        _additive_backward[(rows,)](*view, own, other, gradient, out, slope, **sizes, THROUGH=outgoing)
+    return out
 
 
 edge_softmax, aggregate = _EdgeSoftmax.apply, _Aggregate.apply
@@ -188,11 +179,7 @@ edge_softmax, aggregate = _EdgeSoftmax.apply, _Aggregate.apply
 def score(terms: Score, adjacency: Adjacency) -> Tensor:
     """See `fgai.ops.reference.score`."""
     kind, near, far, weight, slope = terms
-    if kind == ADDITIVE:
-        return _Additive.apply(far, near, adjacency, slope)  # type: ignore[no-any-return]
-    if kind == DYNAMIC:
-        return _Dynamic.apply(far, near, weight, adjacency, slope)  # type: ignore[no-any-return]
-    return _Dot.apply(near, far, adjacency)  # type: ignore[no-any-return]
+    return _Score.apply(near, far, weight, adjacency, kind, slope)  # type: ignore[no-any-return]
 
 
 @triton.jit
@@ -210,10 +197,10 @@ def _weighted_sum(
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        a = narrow(weight, e.to(tl.int64), h, live, H)
-        total += tl.sum(a[:, :, None] * wide(values, j, h, c, live, H, C), axis=0)
+        a = _narrow(weight, e.to(tl.int64), h, live, H)
+        total += tl.sum(a[:, :, None] * _wide(values, j, h, c, live, H, C), axis=0)
     where = out + i.to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
-    tl.store(where, total, mask=inside(h, c, H, C))
+    tl.store(where, total, mask=_inside(h, c, H, C))
 
 
 @triton.jit
@@ -227,7 +214,7 @@ def _edge_dot_kernel(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    products = wide(at_destination, i, h, c, live, H, C) * wide(at_source, j, h, c, live, H, C)
+    products = _wide(at_destination, i, h, c, live, H, C) * _wide(at_source, j, h, c, live, H, C)
     total = tl.sum(products, axis=2) * scale
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
@@ -267,12 +254,12 @@ def _softmax_backward(ptr, attention, gradient, out, H: tl.constexpr, BH: tl.con
     mean = tl.zeros([BH], dtype=attention.dtype.element_ty)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        a = narrow(attention, k.to(tl.int64), h, k < last, H)
-        mean += tl.sum(a * narrow(gradient, k.to(tl.int64), h, k < last, H), axis=0)
+        a = _narrow(attention, k.to(tl.int64), h, k < last, H)
+        mean += tl.sum(a * _narrow(gradient, k.to(tl.int64), h, k < last, H), axis=0)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        a = narrow(attention, k.to(tl.int64), h, k < last, H)
-        g = narrow(gradient, k.to(tl.int64), h, k < last, H)
+        a = _narrow(attention, k.to(tl.int64), h, k < last, H)
+        g = _narrow(gradient, k.to(tl.int64), h, k < last, H)
         where, good = k[:, None].to(tl.int64) * H + h[None, :], (k < last)[:, None] & (h[None, :] < H)
         tl.store(out + where, a * (g - mean[None, :]), mask=good)
 
@@ -307,8 +294,8 @@ def _additive_backward(
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :] + narrow(other, j, h, live, H)
-        g = narrow(gradient, e.to(tl.int64), h, live, H)
+        s = mine[None, :] + _narrow(other, j, h, live, H)
+        g = _narrow(gradient, e.to(tl.int64), h, live, H)
         total += tl.sum(tl.where(s > 0, g, g * slope), axis=0)
     tl.store(out + i * H + h, total, mask=h < H)
 
@@ -324,8 +311,8 @@ def _dynamic_forward(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    s = wide(left, j, h, c, live, H, C) + wide(right, i, h, c, live, H, C)
-    total = tl.sum(one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
+    s = _wide(left, j, h, c, live, H, C) + _wide(right, i, h, c, live, H, C)
+    total = tl.sum(_one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
 
@@ -339,7 +326,7 @@ def _dynamic_backward(
     i = tl.program_id(0).to(tl.int64)
     first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    w, mine = one(weight, 0, h, c, H, C), one(own, i, h, c, H, C)
+    w, mine = _one(weight, 0, h, c, H, C), _one(own, i, h, c, H, C)
     total = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     part = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     for start in range(first, last, BE):
@@ -347,13 +334,209 @@ def _dynamic_backward(
         live = k < last
         e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :, :] + wide(other, j, h, c, live, H, C)
-        g = narrow(gradient, e.to(tl.int64), h, live, H)
+        s = mine[None, :, :] + _wide(other, j, h, c, live, H, C)
+        g = _narrow(gradient, e.to(tl.int64), h, live, H)
         flow = g[:, :, None] * w[None, :, :]
         total += tl.sum(tl.where(s > 0, flow, flow * slope), axis=0)
         if WEIGHT:
             part += tl.sum(g[:, :, None] * _leaky(s, slope), axis=0)
-    where, fits = i * (H * C) + h[:, None] * C + c[None, :], inside(h, c, H, C)
+    where, fits = i * (H * C) + h[:, None] * C + c[None, :], _inside(h, c, H, C)
     tl.store(out + where, total, mask=fits)
     if WEIGHT:
         tl.store(weight_part + where, part, mask=fits)
+
+
+@triton.jit
+def _halves(values, left_weight, right_weight, left, right, N, H: tl.constexpr, C: tl.constexpr,
+            BH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr):  # fmt: skip
+    n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    live = n < N
+    v = _wide(values, n, h, c, live, H, C)
+    at, good = n[:, None] * H + h[None, :], live[:, None] & (h[None, :] < H)
+    tl.store(left + at, tl.sum(v * _one(left_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
+    tl.store(right + at, tl.sum(v * _one(right_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
+
+
+@triton.jit
+def _halves_back(values, left_weight, right_weight, d_left, d_right, d_values, shares, N, blocks, step,
+                 H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
+                 BN: tl.constexpr):  # fmt: skip
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    inner, fits = h[:, None] * C + c[None, :], _inside(h, c, H, C)
+    kind: tl.constexpr = values.dtype.element_ty
+    share_left, share_right = tl.zeros([BH, BC], dtype=kind), tl.zeros([BH, BC], dtype=kind)
+    left, right = _one(left_weight, 0, h, c, H, C), _one(right_weight, 0, h, c, H, C)
+    for block in range(tl.program_id(0), blocks, step):
+        n = (block * BN + tl.arange(0, BN)).to(tl.int64)
+        live = n < N
+        v = _wide(values, n, h, c, live, H, C)
+        dl, dr = _narrow(d_left, n, h, live, H), _narrow(d_right, n, h, live, H)
+        flow = dl[:, :, None] * left[None, :, :] + dr[:, :, None] * right[None, :, :]
+        where = n[:, None, None] * (H * C) + inner[None, :, :]
+        tl.store(d_values + where, flow, mask=live[:, None, None] & fits[None, :, :])
+        share_left += tl.sum(dl[:, :, None] * v, axis=0)
+        share_right += tl.sum(dr[:, :, None] * v, axis=0)
+    at = shares + tl.program_id(0).to(tl.int64) * (2 * H * C) + inner
+    tl.store(at, share_left, mask=fits)
+    tl.store(at + H * C, share_right, mask=fits)
+
+
+class _NodeScores(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
+        values, left_weight, right_weight = (t.contiguous() for t in (values, left_weight, right_weight))
+        count, heads, channels = values.shape
+        sizes = _wide_sizes(heads, channels, 1, TILE, TILE)
+        rows = sizes.pop("BE")
+        ctx.sizes = {**sizes, "BN": rows}
+        ctx.save_for_backward(values, left_weight, right_weight)
+        left, right = (values.new_empty(count, heads) for _ in range(2))
+        if count:
+            _halves[(-(-count // rows),)](values, left_weight, right_weight, left, right, count, **ctx.sizes)
+        return left, right
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        values, left_weight, right_weight = ctx.saved_tensors
+        d_left, d_right = (g.contiguous() for g in gradients)
+        count, d_values = len(values), torch.empty_like(values)
+        blocks = -(-count // ctx.sizes["BN"])
+        step = min(blocks, PROGRAMS)
+        shares = values.new_empty(step, 2, *left_weight.shape)
+        if count:
+            _halves_back[(step,)](
+                values, left_weight, right_weight, d_left, d_right, d_values, shares, count, blocks, step,
+                **ctx.sizes,
+            )  # fmt: skip
+        d_weights = shares.sum(0)
+        return d_values, d_weights[0], d_weights[1]
+
+
+node_scores = _NodeScores.apply
+
+
+@triton.jit
+def _drop(values, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    kind: tl.constexpr = values.dtype.element_ty
+    numbers = tl.load(values + at, mask=at < count, other=0.0)
+    tl.store(out + at, numbers * _factor(at, tl.load(seed), LIMIT, SCALE, kind), mask=at < count)
+
+
+def _dropped(values: Tensor, p: float, seed: Tensor) -> Tensor:
+    values = values.contiguous()
+    out, count = torch.empty_like(values), values.numel()
+    limit, scale = _odds(p)
+    if count:
+        _drop[(-(-count // 1024),)](values, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
+    return out
+
+
+class _Dropout(Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, p: float, seed: Tensor) -> Tensor:
+        ctx.save_for_backward(seed)
+        ctx.p = p
+        return _dropped(values, p, seed)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _dropped(gradients[0], ctx.p, ctx.saved_tensors[0]), None, None
+
+
+def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
+    """See `fgai.ops.reference.dropout`."""
+    return _Dropout.apply(values, p, _seed_on(values, seed))  # type: ignore[no-any-return]
+
+
+@triton.jit
+def _ball(low, high):
+    """The middle of a range and one over half of it; 0 where it has no width, or no end."""
+    half = (high - low) / 2
+    finite = half < float("inf")
+    counts = finite & (half > 0)
+    return tl.where(finite, (low + high) / 2, 0.0), tl.where(counts, 1 / tl.where(counts, half, 1.0), 0.0)
+
+
+@triton.jit
+def _clip(x, low, high, radius, out, inside, scale, N, D, MASKED: tl.constexpr, BN: tl.constexpr,
+          BD: tl.constexpr):  # fmt: skip
+    n, k = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64), tl.arange(0, BD)
+    fits, live = k < D, n < N
+    at, good = n[:, None] * D + k[None, :], live[:, None] & fits[None, :]
+    least, most = tl.load(low + k, mask=fits, other=0.0), tl.load(high + k, mask=fits, other=0.0)
+    centre, unit = _ball(least, most)
+    value = tl.load(x + at, mask=good, other=0.0)
+    result = tl.where(
+        value >= least[None, :], value, least[None, :]
+    )  # NaN is not, so it becomes the lower end
+    result = tl.where(result > most[None, :], most[None, :], result)
+    if MASKED:
+        tl.store(inside + at, result == value, mask=good)
+    limit = tl.load(radius)
+    if limit < float("inf"):
+        away = tl.where(good, result - centre[None, :], 0.0)
+        size = away * unit[None, :]
+        length = tl.sqrt(tl.sum(size * size, axis=1))
+        shrunk = length > limit
+        factor = tl.where(shrunk, limit / tl.where(shrunk, length, 1.0), 1.0)
+        tl.store(scale + n, factor, mask=live)
+        result = tl.where(shrunk[:, None], centre[None, :] + factor[:, None] * away, result)
+    tl.store(out + at, result, mask=good)
+
+
+@triton.jit
+def _clip_back(gradient, inside, scale, result, low, high, radius, out, N, D, MASKED: tl.constexpr,
+          BN: tl.constexpr, BD: tl.constexpr):  # fmt: skip
+    n, k = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64), tl.arange(0, BD)
+    fits, live = k < D, n < N
+    at, good = n[:, None] * D + k[None, :], live[:, None] & fits[None, :]
+    flow = tl.load(gradient + at, mask=good, other=0.0)
+    limit = tl.load(radius)
+    if limit < float("inf"):
+        least, most = tl.load(low + k, mask=fits, other=0.0), tl.load(high + k, mask=fits, other=0.0)
+        centre, unit = _ball(least, most)
+        away = tl.where(good, tl.load(result + at, mask=good, other=0.0) - centre[None, :], 0.0)
+        factor = tl.load(scale + n, mask=live, other=1.0)[:, None]
+        along = tl.sum(flow * away, axis=1)[:, None]
+        turned = along * away * ((unit / limit) * (unit / limit))[None, :]
+        flow = tl.where(factor < 1, factor * (flow - turned), flow)
+    if MASKED:
+        flow = tl.where(tl.load(inside + at, mask=good, other=0) != 0, flow, 0.0)
+    tl.store(out + at, flow, mask=good)
+
+
+def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
+    """See `fgai.ops.reference.clip_rows`; mask and factors are returned whether rows were changed or not."""
+    rows, width = x.shape[0], bounds[0].numel()
+    inside = torch.empty(x.shape if masked else (1,), dtype=torch.bool, device=x.device)
+    scale = x.new_empty(rows)
+    if rows:
+        sizes = _clip_sizes(width)
+        _clip[(-(-rows // sizes["BN"]),)](
+            x, *bounds, out, inside.view(torch.uint8), scale, rows, width, MASKED=masked, **sizes
+        )
+    return out, inside if masked else None, scale
+
+
+def clip_rows_back(
+    gradient: Tensor, inside: Tensor | None, scale: Tensor, result: Tensor, bounds: Bounds
+) -> Tensor:
+    """See `fgai.ops.reference.clip_rows_back`."""
+    rows, width, out = result.shape[0], bounds[0].numel(), torch.empty_like(result)
+    marks = scale if inside is None else inside.view(torch.uint8)
+    if rows:
+        sizes = _clip_sizes(width)
+        _clip_back[(-(-rows // sizes["BN"]),)](
+            gradient.contiguous(), marks, scale, result, *bounds, out, rows, width,
+            MASKED=inside is not None, **sizes,
+        )  # fmt: skip
+    return out
+
+
+def _clip_sizes(width: int) -> dict[str, int]:
+    block = triton.next_power_of_2(width)
+    return {"BN": max(1, TILE // block), "BD": block}
