@@ -191,8 +191,8 @@ def commands(graph: Path, folder: Path) -> None:
     stored, attack = (CliRunner().invoke(app, [*words, *more]) for more in (["--stored"], []))
     assert (stored.exit_code, attack.exit_code) == (0, 2), stored.output
     output, log = folder / "trained" / "model.safetensors", folder / "trained" / "log.csv"
-    words = ["train", "--data", graph, "--output", output, "--epochs", 2, "--batch-size", 4, "--log", log]
-    trained = CliRunner().invoke(app, [*map(str, words), "--json"])
+    words = ["train", "--data", str(graph), "--output", str(output), "--log", str(log), "--json"]
+    trained = CliRunner().invoke(app, [*words, "--epochs", "2", "--batch-size", "4"])
     assert trained.exit_code == 0, trained.output
     found = {"stored": stored.stdout, "attack": attack.output, "train": trained.stdout}
     path.with_suffix(".json").write_text(json.dumps(found | {"notes": trained.stderr}))
