@@ -54,7 +54,7 @@ def _lasting(part: Any) -> Any:
     return [_lasting(one) for one in part] if isinstance(part, list | tuple) else part
 
 
-@pytest.mark.parametrize("count", [80, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [48, pytest.param(500, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore")
 def test_threads_give_what_one_thread_gives(count: int) -> None:
     kinds = [(call, name) for name in MODELS for call in CALLS]

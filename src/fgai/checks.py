@@ -170,12 +170,12 @@ def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tenso
     return edges.long()
 
 
-def mask(given: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+def mask(values: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     """Return `values` if it is a boolean tensor of this shape, else raise."""
-    if given.dtype != torch.bool or given.shape != shape:
-        got = f"{given.dtype} {tuple(given.shape)}"
+    if values.dtype != torch.bool or values.shape != shape:
+        got = f"{values.dtype} {tuple(values.shape)}"
         raise InputError(f"`{name}` must be a boolean mask of shape {tuple(shape)}, got {got}")
-    return given
+    return values
 
 
 def positions(index: Tensor, count: int, name: str = "positions") -> Tensor:

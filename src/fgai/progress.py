@@ -1,4 +1,4 @@
-"""Progress of long work: stages count their steps, and `shown` tells how far they are.
+"""Progress of long work: stages count their steps, and `shown` displays them.
 
 On a terminal that is one line that changes, elsewhere a new line every few seconds. The time left is measured
 from the steps of the stage that are done.
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 __all__ = ["Bar", "current_stage", "shown", "stage"]
 
@@ -52,7 +52,8 @@ class Bar:
 
 
 _stages: ContextVar[tuple[Bar, ...]] = ContextVar("stages", default=())
-_display: ContextVar[_Display | None] = ContextVar("display", default=None)
+_display: ContextVar[_Display | Literal[False] | None] = ContextVar("display", default=None)
+"""The open display; False where nothing is shown, whatever is asked for."""
 
 
 @contextmanager
@@ -93,7 +94,7 @@ def shown(show: bool | None = None, console: Console | None = None) -> Iterator[
     opened: _Display | None = None
     if show is not False and display is None:
         opened = _Display(console) if terminal else _Lines(console)
-    token = _display.set(_NOWHERE if show is False else opened or display)
+    token = _display.set(False if show is False else opened or display)
     try:
         yield
     finally:
@@ -153,7 +154,7 @@ class _Lines(_Display):
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)
-        self._began = self._told = perf_counter()
+        self._began = self._printed = perf_counter()
         self._first = 0
         self._estimated = False
 
@@ -169,9 +170,9 @@ class _Lines(_Display):
         if total and done >= max(1, ENOUGH * (total - self._first)):
             left = (now - self._began) / done * (total - inner.done)
         early = not self._estimated and left >= EVERY
-        if now - self._told < EVERY and not early:
+        if now - self._printed < EVERY and not early:
             return
-        self._told, self._estimated = now, self._estimated or left > 0
+        self._printed, self._estimated = now, self._estimated or left > 0
         text = " · ".join(stage.label for stage in stages)
         if total:
             text += f": {min(inner.done, total)} of {total}"
@@ -181,19 +182,6 @@ class _Lines(_Display):
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-class _Nowhere(_Display):
-    """Shows nothing, and keeps what is called inside from opening a display of its own."""
-
-    def __init__(self) -> None:
-        pass
-
-    def update(self, stages: tuple[Bar, ...]) -> None:
-        pass
-
-
-_NOWHERE = _Nowhere()
 
 
 def _bar(console: Console) -> Progress:
@@ -217,6 +205,5 @@ def _bar(console: Console) -> Progress:
 
 
 def _show() -> None:
-    display = _display.get()
-    if display is not None:
+    if display := _display.get():
         display.update(_stages.get())

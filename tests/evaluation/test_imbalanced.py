@@ -176,6 +176,7 @@ def test_a_class_without_tested_nodes() -> None:
     assert len(next(table for table in found.tables() if table.title == "Recall by class").rows) == 1
 
 
+@pytest.mark.filterwarnings(r"ignore:\[(flat|weak)-attention\]")
 def test_stored_graphs(tmp_path: Path) -> None:
     stored = fgai.large.write_store(fraud(), tmp_path / "fraud")
     found = evaluate_store(model(), stored, k=2)

@@ -86,7 +86,7 @@ class TestFormats:
         stored = convert(name, "stored", undirected=undirected)
         wanted = in_memory(drawn(), undirected=undirected)
         assert stored.fingerprint == fingerprint(wanted) == fingerprint(stored.load())
-        assert stored.name == name.partition(".")[0] and names() == sorted([name, "stored"])
+        assert stored.name == "stored" and names() == sorted([name, "stored"])
 
     @pytest.mark.usefixtures("small_parts")
     def test_values_of_edges(self) -> None:
@@ -122,10 +122,11 @@ class TestFormats:
 
     def test_a_table_of_nodes(self) -> None:
         Path("e.csv").write_text("source,destination\n0,1\n2,1\n")
-        Path("n.csv").write_text("node,y,split,a\n1,0,test,0.5\n0,1,train,1.5\n2,-1,,2.5\n")
+        Path("n.csv").write_text("node,y,split,a\n1,ok,test,0.5\n0,fraud,train,1.5\n2,,,2.5\n")
         stored = convert("e.csv", "stored", node_table="n.csv")
         assert stored.fingerprint == fingerprint(load_graph("e.csv", "n.csv"))
         assert torch.equal(stored.load().train_mask, torch.tensor([True, False, False]))
+        assert stored.load().class_names == ("fraud", "ok") and stored.load().node_names is None
 
     def test_pyg_data_and_datasets(self) -> None:
         data = small_data()
@@ -263,6 +264,13 @@ def test_a_folder_of_tables_with_names_is_converted() -> None:
     Path("shop/nodes.csv").write_text("node,y,split,age\na,ok,train,1\nb,fraud,test,2\nc,ok,val,3\n")
     stored, read = convert("shop", "stored"), load_graph("shop")
     assert stored.name == "shop" and stored.fingerprint == fingerprint(read)
+    stored.verify()
+    for graph in (stored.load(), stored.nodes(0), load_dataset("stored")):
+        assert graph.node_names == read.node_names == ("a", "b", "c") and graph.number_of("b") == 1
+        assert graph.class_names == read.class_names == ("fraud", "ok")
+    Path("stored/names.json").write_text('{"node_names": ["b", "a", "c"]}')
+    with pytest.raises(DataError, match=r"names\.json is damaged"):
+        StoredGraph("stored").load()
     with pytest.raises(DataError, match="for names, convert its folder"):
         convert("shop/edges.csv", "other", node_table="shop/nodes.csv")
 

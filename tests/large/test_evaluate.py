@@ -6,17 +6,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import fgai
 from fgai import metrics
 from fgai.attention import observe, prepared
-from fgai.errors import DataError, FgaiError, InputError
-from fgai.large import evaluate, evaluate_store, write_store
+from fgai.errors import DataError, FgaiError, InputError, ReliabilityWarning
+from fgai.large import evaluate_store, observation, write_store
 from support.graph_cases import small_data
 
 
+@pytest.mark.filterwarnings(r"ignore:\[(flat|weak)-attention\]")
 def test_numbers_are_those_of_the_graph_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "BLOCK", 17)  # several blocks, rows longer than one among them
+    monkeypatch.setattr(observation, "BLOCK", 17)  # several blocks, rows longer than one among them
     graph = small_data(nodes=90, width=7)
     vanilla = fgai.train("GATv2", graph, epochs=8, progress=False)
     model = fgai.train("GATv2", graph, epochs=15, seed=1, progress=False)
@@ -32,6 +34,26 @@ def test_numbers_are_those_of_the_graph_in_memory(tmp_path: Path, monkeypatch: p
         assert found.sharpness[layer] == pytest.approx(metrics.sharpness(b.heads(), b.rowptr), rel=1e-4)
         wanted = metrics.overlap(a.ranking(), b.ranking(), a.rowptr, 3)
         assert found.overlap is not None and found.overlap[layer] == pytest.approx(wanted) and wanted < 1
+
+
+def test_flat_attention_is_warned_of_as_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observation, "BLOCK", 17)
+    graph = small_data(nodes=90, width=7)
+    model = fgai.GAT(7, 3, hidden_channels=2, heads=2).eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.endswith(("source_weight", "destination_weight")):
+                value.mul_(0.1)
+    stored = write_store(graph, tmp_path / "graph")
+    with pytest.warns(ReliabilityWarning) as notes:
+        found = evaluate_store(model, stored)
+    with pytest.warns(ReliabilityWarning) as others:
+        options = {"curves": False, "nulls": False, "explanation_attack": False}
+        record = fgai.evaluate(model, graph, "random", nodes=2, edges=2, k=2, **options)
+    code = {note.message.code: str(note.message) for note in notes}
+    assert list(code) == ["flat-attention"] and found.name == graph.name
+    assert code["flat-attention"] in {str(note.message) for note in others}
+    assert found.warnings == [note for note in record.warnings if note["code"] == "flat-attention"]
 
 
 @pytest.mark.parametrize("label", [2**40, -5000, 3])
@@ -52,6 +74,7 @@ def test_a_damaged_graph_is_refused(tmp_path: Path) -> None:
         evaluate_store(fgai.GAT(5, 3, hidden_channels=2, heads=2).eval(), tmp_path / "graph")
 
 
+@pytest.mark.filterwarnings(r"ignore:\[(flat|weak)-attention\]")
 def test_alone_and_refusals(tmp_path: Path) -> None:
     graph = small_data(nodes=40, width=5)
     place = tmp_path / "graph"

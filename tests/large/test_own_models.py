@@ -47,6 +47,7 @@ from fgai.training import (
     untrained,
 )
 from support.graph_cases import small_data
+from support.store_cases import slow
 from support.training_cases import Calling, assert_same_weights, close, gradients, nudged
 
 WIDTH, CLASSES, EDGE_DIM = 7, 3, 2
@@ -135,6 +136,8 @@ def own_net(name: str) -> nn.Module:
 
 EDGES = ("GATConv", "GATv2Conv", "TransformerConv", "no loops", "mean of loops", "SuperGATConv", "wrapped")
 ALL = (*EDGES, "Mixed", "Twice")
+UNLIMITED: dict[str, Any] = {"limits": False}
+UNCLIPPED: dict[str, Any] = {"clip_share": 0.0, "shrink": 0.0, "sharpness": 1.0}
 
 
 def graph_of(name: str, **options: Any) -> Graph:
@@ -157,8 +160,17 @@ class TestExactPass:
             torch.testing.assert_close(mine.values, layer.values, atol=1e-5, rtol=0)
             torch.testing.assert_close(mine.ranking(), layer.ranking(), atol=1e-5, rtol=0)
 
-    @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.05, 0.3)])
-    @pytest.mark.parametrize("name", [name for name in ALL if name != "Twice"])
+    @pytest.mark.parametrize(
+        ("name", "shares"),
+        [
+            ("GATConv", (0.0, 0.0)),
+            *((name, (0.05, 0.3)) for name in ("GATConv", "TransformerConv", "no loops", "Mixed")),
+            *slow(*((name, (0.0, 0.0)) for name in ALL if name not in ("GATConv", "Twice"))),
+            *slow(
+                *((name, (0.05, 0.3)) for name in ("GATv2Conv", "mean of loops", "SuperGATConv", "wrapped"))
+            ),
+        ],
+    )
     def test_limits_are_those_of_the_whole_graph(
         self, name: str, shares: tuple[float, float], tmp_path: Path
     ) -> None:
@@ -175,6 +187,7 @@ class TestExactPass:
         logits = call_model(exact, prepared(exact, graph)).detach()
         torch.testing.assert_close(torch.tensor(found.logits), logits, atol=1e-5, rtol=0)
 
+    @pytest.mark.filterwarnings(r"ignore:\[(flat|weak)-attention\]")
     def test_evaluation_without_attack(self, tmp_path: Path) -> None:
         graph, model = directed(), own_net("GATv2Conv")
         stored = write_store(graph, tmp_path / "graph")
@@ -195,7 +208,7 @@ class TestExactPass:
 
 
 class TestBatches:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("dtype", [torch.float32, *slow((torch.float64,))])
     @pytest.mark.parametrize("name", ALL)
     def test_all_neighbours_give_the_whole_graphs_logits(self, name: str, dtype: torch.dtype) -> None:
         graph, model = graph_of(name), own_net(name).to(dtype)
@@ -239,9 +252,16 @@ class TestBatches:
         close({key: value / count for key, value in sums.items()}, wanted)
 
     @pytest.mark.parametrize(
-        "settings", [{"limits": False}, {"clip_share": 0.0, "shrink": 0.0, "sharpness": 1.0}]
+        ("name", "settings"),
+        [
+            ("GATConv", UNLIMITED),
+            *((name, UNCLIPPED) for name in ("GATConv", "no loops")),
+            *slow(
+                *((name, UNLIMITED) for name in ("GATv2Conv", "TransformerConv", "SuperGATConv", "no loops"))
+            ),
+            *slow(*((name, UNCLIPPED) for name in ("GATv2Conv", "TransformerConv", "SuperGATConv"))),
+        ],
     )
-    @pytest.mark.parametrize("name", ["GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv", "no loops"])
     def test_all_terms_of_faithful_training(self, name: str, settings: dict[str, Any]) -> None:
         graph = graph_of(name, covered=True)
         config = FaithfulSettings(**{"nodes": 12, "edges": 21, "steps": 1, **settings})
@@ -266,7 +286,7 @@ class TestBatches:
             assert same[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
         close(found, wanted)
 
-    @pytest.mark.parametrize("name", ["GAT", "GATConv", "TransformerConv"])
+    @pytest.mark.parametrize("name", ["GAT", "GATConv", *slow(("TransformerConv",))])
     def test_hardening_at_the_same_endpoints(self, name: str) -> None:
         graph = small_data(nodes=90, width=WIDTH) if name == "GAT" else graph_of(name)
         sizes = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
@@ -296,7 +316,7 @@ class TestBatches:
 
 
 class TestTraining:
-    @pytest.mark.parametrize("name", ["wrapped", "Mixed"])
+    @pytest.mark.parametrize("name", ["wrapped", *slow(("Mixed",))])
     def test_every_training_takes_a_stored_graph(
         self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -319,7 +339,7 @@ class TestTraining:
                 torch.testing.assert_close(mine.radius, theirs.radius, atol=1e-5, rtol=1e-5)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
-    @pytest.mark.parametrize("own", [True, False])
+    @pytest.mark.parametrize("own", [False, *slow((True,))])
     def test_hardening_resumes_bit_by_bit(self, own: bool, tmp_path: Path) -> None:
         graph = small_data(nodes=90, width=WIDTH) if own else directed()
         model = untrained("GAT", graph, hidden_channels=2, heads=2) if own else own_net("GATConv")
@@ -385,16 +405,12 @@ class TestRefusals:
     @pytest.mark.parametrize("kind", ["norm", "gcn", "all", "mean", "edges"])
     def test_nodes_that_meet_elsewhere(self, kind: str) -> None:
         graph, model = directed(attributes=False), Coupled(kind).eval()
-        for call in (
-            lambda: train(model, graph, epochs=1, batch_size=8, progress=False),
-            lambda: make_faithful(model, graph, batch_size=8, **QUICK),
-            lambda: harden(model, graph, batch_size=8, **QUICK),
-        ):
-            with pytest.raises(InputError, match="cannot be computed layer by layer"):
-                call()
+        with pytest.raises(InputError, match="cannot be computed layer by layer"):
+            train(model, graph, epochs=1, batch_size=8, progress=False)
         if kind == "gcn":
-            with pytest.raises(InputError, match=r"gcn \(GCNConv\)"):
-                make_faithful(model, graph, batch_size=8, **QUICK)
+            for make in (make_faithful, harden):
+                with pytest.raises(InputError, match=r"computed layer by layer.*gcn \(GCNConv\)"):
+                    make(model, graph, batch_size=8, **QUICK)
         assert train(model, graph, epochs=1, progress=False).history.terms  # on the whole graph it is
 
     def test_layers_that_return_more_or_read_other_edges(self, tmp_path: Path) -> None:

@@ -15,13 +15,13 @@ from fgai.large.arrays import _ArrayFile
 from fgai.large.blocks import _SidesFile
 from fgai.models import GAT, GT, GATv2
 from support.graph_cases import small_data
-from support.store_cases import array_bytes
+from support.store_cases import array_bytes, slow
 
 HEADS = ("each", "mean")
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("kind", [GAT, GATv2, GT])
+@pytest.mark.parametrize("kind", [GAT, GT, *slow((GATv2,))])
 def test_of_a_pass(kind: Any, heads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = small_data()
     options = {"encodings": 0, "heads": (3, 2, 1)} if kind is GT else {"heads": 3, "num_layers": 3}

@@ -14,6 +14,7 @@ from fgai.errors import AttentionError, DataError, InputError
 from fgai.graph import Graph
 from fgai.large import check_streamed, measure_store, observe_store, ranges, write_store
 from support.graph_cases import small_data
+from support.store_cases import slow
 
 MODELS: dict[str, Any] = {
     "GAT": {"hidden_channels": 4, "heads": 3, "num_layers": 3},
@@ -36,8 +37,10 @@ def in_memory(model: Any, graph: Graph, clip_share: float, shrink: float, sample
 
 
 @pytest.mark.parametrize(("clip_share", "shrink"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.05, 0.3)])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(
+    ("name", "sampled"),
+    [*((name, False) for name in MODELS), ("GAT", True), *slow(("GATv2", True), ("GT", True))],
+)
 def test_are_those_of_a_pass_in_memory(
     name: str,
     clip_share: float,

@@ -92,7 +92,7 @@ def behind(module: Any, name: str, calls: int = 1) -> Callable[..., None]:
 
 
 def before_the_folder_moves(patch: pytest.MonkeyPatch, stop: Callable[[], None]) -> None:
-    patch.setattr(write, "_take_place", lambda *_: stop())
+    patch.setattr(write, "_move", lambda *_: stop())
 
 
 MOMENTS = {
@@ -105,7 +105,7 @@ MOMENTS = {
     "places half": (behind(sort, "_positions", 9), ["nodes", "edges"]),
     "places written": (behind(sort, "_place"), ["nodes", "edges"]),
     "places recorded": (behind(write, "write_atomic", 3), ["nodes", "edges", "places"]),
-    "rows half": (behind(sort, "_check_again", 9), ["nodes", "edges", "places"]),
+    "rows half": (behind(sort, "_check_duplicates", 9), ["nodes", "edges", "places"]),
     "rows recorded": (behind(write, "write_atomic", 4), ["nodes", "edges", "places", "rows"]),
     "no fingerprint": (behind(write, "write_atomic", 5), ["nodes", "edges", "places", "rows"]),
     "whole": (before_the_folder_moves, ["nodes", "edges", "places", "rows", "fingerprint"]),
@@ -126,7 +126,7 @@ def test_goes_on_to_the_same_bytes(moment: str, monkeypatch: pytest.MonkeyPatch)
     prepare, stages = MOMENTS[moment]
     killed_at(prepare)
     assert recorded() == stages
-    wanted = converted("unbroken")
+    wanted = converted("unbroken/stored")
     if "edges" in stages:
         monkeypatch.setattr(edge_lists, "_by_columns", refuse_to_read)
     assert converted("stored") == wanted
@@ -135,7 +135,7 @@ def test_goes_on_to_the_same_bytes(moment: str, monkeypatch: pytest.MonkeyPatch)
 
 def test_killed_again_and_again() -> None:
     """At whatever moments: a little later each time, until one comes to its end."""
-    wanted, seconds = converted("unbroken"), 0.0
+    wanted, seconds = converted("unbroken/stored"), 0.0
     while not Path("stored").exists():
         running = FORK.Process(target=converted, args=("stored",))
         running.start()
@@ -170,7 +170,7 @@ def test_what_changed_begins_anew_and_says_so(change: str) -> None:
         os.truncate(HIDDEN / "files" / "source.spool", 40)
     with pytest.warns(FgaiWarning, match=words):
         found = converted("stored", **options)
-    assert found == converted("unbroken", **options)
+    assert found == converted("unbroken/stored", **options)
 
 
 def test_what_is_left_can_be_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_what_is_left_can_be_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(AssertionError, match="read again"):
             converted("stored", resume=False)
     assert not HIDDEN.exists()
-    assert converted("stored") == converted("unbroken")
+    assert converted("stored") == converted("unbroken/stored")
 
 
 def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_ctrl_c_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(KeyboardInterrupt):
                 converted("stored")
         assert recorded() == stages
-    wanted = converted("unbroken")
+    wanted = converted("unbroken/stored")
     monkeypatch.setattr(edge_lists, "_by_columns", refuse_to_read)
     assert converted("stored") == wanted
 
@@ -219,7 +219,7 @@ def test_two_at_once() -> None:
         converted("stored")
     running.kill()
     running.join()
-    assert converted("stored") == converted("unbroken")
+    assert converted("stored") == converted("unbroken/stored")
 
 
 def test_a_graph_that_was_being_replaced_is_put_back() -> None:

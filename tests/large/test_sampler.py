@@ -22,6 +22,7 @@ from fgai.graph import Graph
 from fgai.large import NeighbourSampler, Sample
 from fgai.large.sampling_kernels import FEW
 from support.graph_cases import build, edge_sets, listed, small_data
+from support.store_cases import slow
 
 RARE = 1e-3
 """A fixed seed whose draws are less likely than this would be bad luck."""
@@ -80,14 +81,6 @@ class TestEdges:
         assert len(hops[1]) > 1 and len(hops[2]) > 1
         for hop in hops[1:]:
             assert (hop.diff() > 0).all()
-
-    @pytest.mark.parametrize("fan_out", [[3, 2], [-1, -1, -1]])
-    def test_are_numbered_alike_by_every_table(self, fan_out: list[int]) -> None:
-        """Among many isolated nodes a table by number would be too large, and another one is used."""
-        graph, seeds = small_data(nodes=60), torch.tensor([41, 7, 41, 20])
-        wide = Graph.from_edges(graph.edge_index, 1 << 21)
-        samples = [NeighbourSampler(given, fan_out).sample(seeds) for given in (graph, wide)]
-        assert equal(*samples) and samples[0][4:] == samples[1][4:]
 
     def test_come_once_without_replacement(self) -> None:
         for count in (5, FEW + 7):
@@ -219,7 +212,7 @@ class TestInPyG:
             assert torch.equal(batch.edge_attr, data.edge_attr[batch.e_id])
             assert torch.equal(batch.x, data.x[batch.n_id])
 
-    @pytest.mark.parametrize("disjoint", [False, True])
+    @pytest.mark.parametrize("disjoint", [False, *slow((True,))])
     def test_workers_change_nothing(self, disjoint: bool) -> None:
         data = shuffled(small_data(nodes=60))
         sampler = NeighbourSampler(data, [3, 2], disjoint=disjoint)

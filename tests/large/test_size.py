@@ -23,13 +23,13 @@ NODES, EDGES, WIDTH = 70, 431, 5
 def peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes on disk at the end of each stage of a conversion, before anything is removed."""
     monkeypatch.chdir(tmp_path)
-    seen, clear = [], _Work._clear
+    seen, remove = [], _Work._remove_but
 
     def watched(self: _Work, kept: Any) -> None:
         seen.append(array_bytes(self.folder))
-        clear(self, kept)
+        remove(self, kept)
 
-    monkeypatch.setattr(_Work, "_clear", watched)
+    monkeypatch.setattr(_Work, "_remove_but", watched)
     return seen
 
 

@@ -26,6 +26,7 @@ from fgai.large import (
 )
 from support.cli_cases import processes
 from support.graph_cases import build, edge_sets, small_data
+from support.store_cases import slow
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "GAT": ("GAT", {"hidden_channels": 4, "heads": 3}),
@@ -64,7 +65,7 @@ def same(
             close(found.states(number - 1), seen.runs[number].inputs[0], atol)
 
 
-@pytest.mark.parametrize("block_edges", [1, 7, 1 << 18])
+@pytest.mark.parametrize("block_edges", [7, 1 << 18, *slow((1,))])
 @pytest.mark.parametrize("name", MODELS)
 def test_is_the_pass_in_memory(name: str, block_edges: int, tmp_path: Path) -> None:
     graph = small_data(nodes=70, width=5)

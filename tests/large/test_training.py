@@ -23,6 +23,7 @@ from fgai.progress import current_stage
 from fgai.training import Faithful, FaithfulSettings, Vanilla, certified, make_faithful, train, untrained
 from fgai.training.limiting import set_ranges
 from support.graph_cases import small_data
+from support.store_cases import slow
 from support.training_cases import Calling, assert_same_weights, close, gradients, nudged
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -30,6 +31,13 @@ SIZES: dict[str, dict[str, Any]] = {
     "GATv2": {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0},
     "GT": {"hidden_channels": 8, "heads": (4, 1), "encodings": 0, "dropout": 0.0, "norm": "layer"},
 }
+SETTINGS: list[dict[str, Any]] = [
+    {"steps": 1},
+    {"limits": False, "margin": 0.0},
+    # Clipped nodes tie, and rounding would choose the top k among them.
+    {"clip_share": 0.05, "shrink": 0.2, "steps": 1, "k": 100},
+    {"certified": 1.0, "sharpness": 1.0, "steps": 3},
+]
 QUICK: dict[str, Any] = {"epochs": 3, "nodes": 3, "edges": 4, "progress": False}
 
 
@@ -72,16 +80,14 @@ class TestGradients:
         assert loss / count == pytest.approx(terms["total"], abs=1e-5)
 
     @pytest.mark.parametrize(
-        "settings",
+        ("name", "settings"),
         [
-            {"steps": 1},
-            {"limits": False, "margin": 0.0},
-            # Clipped nodes tie, and rounding would choose the top k among them.
-            {"clip_share": 0.05, "shrink": 0.2, "steps": 1, "k": 100},
-            {"certified": 1.0, "sharpness": 1.0, "steps": 3},
+            *(("GAT", settings) for settings in SETTINGS),
+            ("GT", SETTINGS[0]),
+            *slow(*(("GATv2", settings) for settings in SETTINGS)),
+            *slow(*(("GT", settings) for settings in SETTINGS[1:])),
         ],
     )
-    @pytest.mark.parametrize("name", SIZES)
     def test_all_terms_of_faithful_training(self, name: str, settings: dict[str, Any]) -> None:
         given = dict(settings)
         own = [certified] if given.pop("certified", 0) and name != "GT" else []
@@ -195,7 +201,7 @@ class TestTraining:
             torch.testing.assert_close(low, limits.low, atol=1e-5, rtol=1e-4)
             torch.testing.assert_close(high, limits.high, atol=1e-5, rtol=1e-4)
 
-    @pytest.mark.parametrize("weight", [60.0, 0.0])
+    @pytest.mark.parametrize("weight", [0.0, *slow((60.0,))])
     def test_faithful_is_decided_by_the_seed(self, weight: float, graph: Graph) -> None:
         model = train(made("GAT", graph), graph, epochs=3, progress=False)
         options: dict[str, Any] = {"batch_size": 16, "fan_out": 3, "prediction_stability": weight, **QUICK}
@@ -217,8 +223,9 @@ class TestTraining:
 
 
 class TestResume:
-    @pytest.mark.parametrize("after", [0, 2])
-    @pytest.mark.parametrize("kind", ["train", "faithful"])
+    @pytest.mark.parametrize(
+        ("kind", "after"), [("train", 0), ("train", 2), ("faithful", 2), *slow(("faithful", 0))]
+    )
     def test_resumes_bit_by_bit(self, kind: str, after: int, graph: Graph, tmp_path: Path) -> None:
         vanilla = train(untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False)
 

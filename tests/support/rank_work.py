@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -33,12 +34,13 @@ from fgai.processes import ProcessGroup, current
 from fgai.trackers import Tracker
 from fgai.training import load_model, untrained
 from fgai.training.capture import _run_parts
+from fgai.training.loop import fit
 
 MODEL: dict[str, Any] = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
 TRAIN: dict[str, Any] = {"progress": False, "lr": 0.02, **MODEL}
 SHORT: dict[str, Any] = {**TRAIN, "epochs": 4}
-LONG: dict[str, Any] = {**TRAIN, "epochs": 30, "batch_size": 2, "fan_out": 3, "dropout": 0.4}
-"""Saved once, after 25 epochs."""
+LONG: dict[str, Any] = {**TRAIN, "epochs": 8, "batch_size": 2, "fan_out": 3, "dropout": 0.4}
+"""Saved once, after 5 epochs, where ranks are killed."""
 MODELS: dict[str, dict[str, Any]] = {
     "GAT": {"hidden_channels": 3, "heads": 2},
     "GATv2": {"hidden_channels": 3, "heads": 2},
@@ -67,7 +69,7 @@ def listening(own: set[str]) -> list[str]:
 def small_blocks() -> Iterator[None]:
     """Cut even a small graph into blocks: of 50 edges, and of 13 rows of its seven features."""
     with (
-        patch("fgai.large.evaluate.BLOCK", 50),
+        patch("fgai.large.observation.BLOCK", 50),
         patch("fgai.large.write.NUMBERS", 13 * 7),
     ):
         yield
@@ -158,7 +160,11 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
             kill.start() if later else kill.function(*kill.args)
         return _run_parts(parts)
 
-    with patch("fgai.training.loop._run_parts", mortal), joined(timeout=60) as ranks:
+    with (
+        patch("fgai.training.loop._run_parts", mortal),
+        patch.object(sys.modules["fgai.training.train"], "fit", partial(fit, checkpoint_every=5)),
+        joined(timeout=60) as ranks,
+    ):
         try:
             model = fgai.train("GAT", graph, checkpoint=folder / "state", **LONG)
         except Exception:
@@ -178,14 +184,18 @@ def single(graph: Path, folder: Path) -> None:
 
 
 def commands(graph: Path, folder: Path) -> None:
-    """`fgai evaluate` as every rank runs it; a file for each with what was printed."""
+    """`fgai evaluate` and `fgai train` as every rank runs them; a file for each with what was printed."""
     path = folder / f"{os.environ['RANK']}.safetensors"
     fgai.save_model(untrained("GAT", open_store(graph).load(), **MODELS["GAT"]), path)
     words = ["evaluate", str(path), "--data", str(graph), "--json"]
     stored, attack = (CliRunner().invoke(app, [*words, *more]) for more in (["--stored"], []))
     assert (stored.exit_code, attack.exit_code) == (0, 2), stored.output
-    found = {"stored": stored.stdout, "attack": attack.output}
-    path.with_suffix(".json").write_text(json.dumps(found))
+    output, log = folder / "trained" / "model.safetensors", folder / "trained" / "log.csv"
+    words = ["train", "--data", str(graph), "--output", str(output), "--log", str(log), "--json"]
+    trained = CliRunner().invoke(app, [*words, "--epochs", "2", "--batch-size", "4"])
+    assert trained.exit_code == 0, trained.output
+    found = {"stored": stored.stdout, "attack": attack.output, "train": trained.stdout}
+    path.with_suffix(".json").write_text(json.dumps(found | {"notes": trained.stderr}))
 
 
 def launch(work: Callable[..., None], *args: object, ranks: int = 2, restarts: int = 0) -> str:

@@ -118,7 +118,7 @@ class Limits(nn.Module):
 
         A share `clip_share` is left out at either end of each channel, and the share `shrink` of largest norm
         is shrunk to the norm of the rest. Order statistics come from one row in `every`. Range and radius are
-        widened to contain the values of `earlier` runs. With `usual` the numbers that are clipped are counted.
+        widened to contain the values of `earlier` runs. With `usual`, clipped numbers are counted.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = own = ranges(rows[::every] if clip_share else rows, clip_share)

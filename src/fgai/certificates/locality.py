@@ -314,7 +314,7 @@ class _Locality(_Watch):
         return out
 
     def _note(self, func: Any, name: str, named: dict[str, Any]) -> None:
-        """Keep the numbers an operation computes with; sizes, of another type, count where they are values."""
+        """Keep the numbers an operation computes with; sizes count where they are values."""
         kinds = {one.name: str(one.type) for one in func._schema.arguments}
         values: list[Any] = [
             value

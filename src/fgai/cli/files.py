@@ -23,7 +23,7 @@ from fgai.attention import model_name, prepared
 from fgai.checks import device as checked_device
 from fgai.cli.output import Output
 from fgai.datasets import load_graph
-from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError, warn
+from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError, collected, warn
 from fgai.files import check, is_stream
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
@@ -247,7 +247,8 @@ def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict
     if isinstance(graph, StoredGraph):
         from fgai.large import evaluate_store
 
-        return evaluate_store(model, graph, seed=seed).f1
+        with collected():  # of the attention, which `fgai evaluate` measures
+            return evaluate_store(model, graph, seed=seed).f1
     from fgai.evaluation.run import logits_again
 
     task, scores = task_of(graph), {}

@@ -220,14 +220,13 @@ def _is_number(word: str) -> bool:
     return word.isdecimal() and word.isascii()
 
 
-def node_fields(path: Path) -> dict[str, Tensor]:
-    """Features `x`, labels and masks of a table of numbered nodes; `DataError` if it is damaged or named."""
+def node_fields(path: Path) -> dict[str, Any]:
+    """Fields of a table of numbered nodes, `class_names` among them; `DataError` if nodes have names."""
     fields, _ = _read_nodes(path)
     if "node_names" in fields:
         raise DataError(
             f"`node` of {path} must hold every number from 0 on once; for names, convert its folder"
         )
-    fields.pop("class_names", None)
     return fields
 
 

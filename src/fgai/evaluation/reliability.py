@@ -92,19 +92,8 @@ def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> 
     It cannot where no node has more than `k` neighbours (`no-ranked-nodes`), or where rounding cuts the top-k
     of many nodes (`tied-ranking`). `sharpness` is that of each layer, NaN where undefined.
     """
-    sharp = _in_words(sharpness, attention)
-    if not any(value >= FLAT for value in sharpness):
-        _warn(
-            "flat-attention",
-            f"attention is almost uniform ({sharp}): networks that have learnt nothing show as much, so its"
-            " ranking explains nothing",
-        )
-    elif not any(value >= WEAK for value in sharpness):
-        _warn(
-            "weak-attention",
-            f"attention hardly prefers one neighbour to another ({sharp}): trainings that differ in their"
-            " seed alone may rank them otherwise; compare with another seed before you show it",
-        )
+    tops = [metrics.top_share(layer.values[:, 0], layer.rowptr) for layer in attention]
+    check_sharpness(sharpness, tops, [metrics.uniform_share(layer.rowptr) for layer in attention])
     if not any(bool((layer.degree > k).any()) for layer in attention):
         _warn("no-ranked-nodes", f"no node has more than k={k} neighbours: overlap is undefined, lower `k`")
         return
@@ -117,15 +106,32 @@ def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> 
         )
 
 
-def _in_words(sharpness: list[float], attention: AttentionMap) -> str:
-    """The largest sharpness, and what it means in that layer."""
+def check_sharpness(sharpness: list[float], top: list[float], uniform: list[float]) -> None:
+    """Warn if attention is flat in every layer (`flat-attention`, `weak-attention`).
+
+    Args:
+        sharpness: of each layer, NaN where undefined.
+        top: `fgai.metrics.top_share` of each layer.
+        uniform: `fgai.metrics.uniform_share` of each layer.
+    """
     most = max((value for value in sharpness if value == value), default=0.0)
-    layer = attention.layers[sharpness.index(most) if most in sharpness else 0]
-    top, uniform = metrics.top_share(layer.values[:, 0], layer.rowptr), metrics.uniform_share(layer.rowptr)
-    return (
-        f"sharpness at most {most:.2g} of 1: the strongest neighbour gets {top:.1%} of a node's attention,"
-        f" {uniform:.1%} if all got the same"
+    layer = sharpness.index(most) if most in sharpness else 0
+    text = (
+        f"sharpness at most {most:.2g} of 1: the strongest neighbour gets {top[layer]:.1%} of a node's"
+        f" attention, {uniform[layer]:.1%} if all got the same"
     )
+    if most < FLAT:
+        _warn(
+            "flat-attention",
+            f"attention is almost uniform ({text}): networks that have learnt nothing show as much, so its"
+            " ranking explains nothing",
+        )
+    elif most < WEAK:
+        _warn(
+            "weak-attention",
+            f"attention hardly prefers one neighbour to another ({text}): trainings that differ in their"
+            " seed alone may rank them otherwise; compare with another seed before you show it",
+        )
 
 
 def check_reach(result: AttackResult, targets: Tensor, before: Tensor, after: Tensor) -> None:

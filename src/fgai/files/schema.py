@@ -1,11 +1,11 @@
-"""What plain values from a file must be, said by type annotations."""
+"""Check plain values from a file against type annotations."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from fgai.errors import CheckpointError
 
@@ -37,7 +37,10 @@ def check(value: Any, kind: Any, where: str) -> None:
     origin, inner = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         _expect(isinstance(value, Mapping), value, "an object", where)
-        check_items(value, get_type_hints(kind), where, required=kind.__required_keys__)
+        # Behind `from __future__ import annotations` Python counts keys that are not required as required.
+        hints = get_type_hints(kind, include_extras=True)
+        required = [name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired]
+        check_items(value, get_type_hints(kind), where, required=required)
     elif origin in (Union, types.UnionType):
         _check_union(value, inner, where)
     elif origin is Literal:

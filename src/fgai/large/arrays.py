@@ -12,7 +12,6 @@ from typing import Any, BinaryIO, Self, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from fgai.errors import DataError
 from fgai.files import digest_of, regular
 
 Array = NDArray[Any]
@@ -31,17 +30,17 @@ class _ArrayInfo(TypedDict):
 class _ArrayFile:
     """An `.npy` file that grows by rows; its heading is completed when it is closed.
 
-    In a file that several processes write, `place` is the first row of this one and the number of all rows.
+    In a file that several processes write, `share` is the first row of this one and the number of all rows.
     """
 
     def __init__(
-        self, path: Path, dtype: Any, tail: tuple[int, ...] = (), place: tuple[int, int] | None = None
+        self, path: Path, dtype: Any, tail: tuple[int, ...] = (), share: tuple[int, int] | None = None
     ) -> None:
-        self.dtype, self.tail, self._shared = np.dtype(dtype), tail, place is not None
-        first, self.rows = place or (0, 0)
-        if place is None:
+        self.dtype, self.tail, self._shared = np.dtype(dtype), tail, share is not None
+        first, self.rows = share or (0, 0)
+        if share is None:
             self._file: BinaryIO = path.open("xb")
-        else:  # keep what others have written
+        else:  # keep the rows of others
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
         self._heading = self._write_heading()
         width = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
@@ -60,8 +59,8 @@ class _ArrayFile:
         self._file.close()
 
     def _write_heading(self) -> int:
-        described = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.tail)}
-        np.lib.format.write_array_header_1_0(self._file, described)
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.tail)}
+        np.lib.format.write_array_header_1_0(self._file, header)
         return self._file.tell()
 
     def __enter__(self) -> Self:
@@ -81,9 +80,9 @@ class _ArrayFiles(ExitStack):
         super().__init__()
         self._folder, self._files = folder, dict[str, _ArrayFile]()
 
-    def append(self, name: str, block: Array, place: tuple[int, int] | None = None) -> None:
+    def append(self, name: str, block: Array, share: tuple[int, int] | None = None) -> None:
         if name not in self._files:
-            file = _ArrayFile(self._folder / f"{name}.npy", block.dtype, block.shape[1:], place)
+            file = _ArrayFile(self._folder / f"{name}.npy", block.dtype, block.shape[1:], share)
             self._files[name] = self.enter_context(file)
         self._files[name].append(block)
 
@@ -138,48 +137,15 @@ def _describe(folder: Path) -> dict[str, _ArrayInfo]:
     }
 
 
-class _ArrayFolder:
-    """The arrays of a folder: mapped when first used, compared with their checksums once."""
-
-    def __init__(self, path: Path, infos: dict[str, _ArrayInfo], remedy: str) -> None:
-        self._path, self._infos, self._remedy = path, infos, remedy
-        self._arrays: dict[str, Array] = {}
-        self.verified: set[str] = set()
-
-    def open(self, name: str) -> Array:
-        if name not in self._arrays:
-            file, info = self._path / f"{name}.npy", self._infos[name]
-            try:
-                found = map_array(file)
-                kind, shape = found.dtype.str, list(found.shape)
-                if (kind, shape) != (info["dtype"], info["shape"]) or not found.flags.c_contiguous:
-                    raise ValueError(f"it holds {kind} {shape}, not {info['dtype']} {info['shape']}")
-                self._arrays[name] = found
-            except (OSError, ValueError) as error:
-                raise DataError(f"{file} is damaged or missing ({error}); {self._remedy}") from error
-        return self._arrays[name]
-
-    def verify(self, names: Iterable[str] | None = None) -> None:
-        """Read arrays, all by default, and compare them with their checksums; each only once."""
-        for name in self._infos if names is None else names:
-            if name in self.verified:
-                continue
-            self.open(name)
-            file = self._path / f"{name}.npy"
-            if digest_of(file) != self._infos[name]["sha256"]:
-                raise DataError(f"{file} is damaged: it does not fit its checksum; {self._remedy}")
-            self.verified.add(name)
-
-
-def _are_pointers(pointers: Array, count: int) -> bool:
-    """Whether pointers of at least one row rise from 0 to `count`."""
-    if len(pointers) < 2 or pointers[0] != 0 or pointers[-1] != count:
+def _are_rows(pointers: Array, index: Array, count: int) -> bool:
+    """Whether pointers of at least one row rise from 0 to the length of `index`, whose entries are valid."""
+    if len(pointers) < 2 or pointers[0] != 0 or pointers[-1] != len(index):
         return False
     parts = (pointers[first : first + CHECKED + 1] for first in range(0, len(pointers) - 1, CHECKED))
-    return all((part[1:] >= part[:-1]).all() for part in parts)
+    return all((part[1:] >= part[:-1]).all() for part in parts) and _are_below(index, count)
 
 
 def _are_below(index: Array, count: int) -> bool:
-    """Whether every entry is in 0..count-1."""
+    """Whether all entries are in 0..count-1."""
     parts = (index[first : first + CHECKED] for first in range(0, len(index), CHECKED))
     return all(part.min() >= 0 and part.max() < count for part in parts)

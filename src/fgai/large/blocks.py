@@ -1,7 +1,7 @@
-"""Attention of a block of rows: what it reads is gathered, and it is computed as in a small graph.
+"""Attention of a block of rows: its inputs are gathered, and it is computed as in a small graph.
 
 Rows of more edges than a block holds are computed in two passes over parts of their edges: the scores first,
-their softmax, then the sum. Nothing is approximated either way.
+their softmax, then the sum. Both are exact.
 """
 
 from __future__ import annotations
@@ -18,19 +18,42 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.large.arrays import Array, _ArrayFiles, _write_array, map_array
+from fgai.large.ranges import _LeftOut
 from fgai.large.sort import _row_blocks, _sorted_keys
-from fgai.large.stored import DTYPES, StoredGraph
+from fgai.large.stored import DTYPES, StoredGraph, _Rows
 from fgai.models.layer import AttentionLayer
 from fgai.ops import aggregate, edge_softmax, weighted_softmax
+from fgai.processes import SINGLE, ProcessGroup
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import Index32, of_narrow
 
 
-class _Sides(NamedTuple):
-    """What `AttentionLayer.sides` gave for all nodes, mapped from files."""
+class _PassOptions(NamedTuple):
+    averaged: bool  # attention over heads
+    ranked: bool  # whether scores are written
+    block_edges: int
+    left_out: _LeftOut | None = None  # measure the ranges of limits instead
+    ranks: ProcessGroup = SINGLE
 
-    source: Array  # [N, H] or [N, H, C], what the score reads of the source
-    destination: Array  # likewise of the destination
+
+class _BlockPass:
+    """An exact pass over all nodes, layer by layer and block by block; processes share the blocks."""
+
+    def __init__(self, folder: Path, stored: StoredGraph, options: _PassOptions) -> None:
+        self._folder, self._stored, self._options = folder, stored, options
+        self._ranks, self._left_out = options.ranks, options.left_out
+        self._edges = _Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
+
+    def _share(self, first: int, rows: int) -> tuple[int, int] | None:
+        """See `_ArrayFile`; None if this process writes all rows."""
+        return (first, rows) if self._ranks.several else None
+
+
+class _Sides(NamedTuple):
+    """`AttentionLayer.sides` of all nodes, mapped from files."""
+
+    source: Array  # [N, H] or [N, H, C], read by the score of edges from a node
+    destination: Array  # likewise of edges into it
     values: Array  # [N, H, C]
 
 
@@ -43,12 +66,12 @@ class _SidesFile:
         self._paths = [folder / f"{name}.npy" for name in self._names]
 
     def append(self, x: Tensor | Features, first: int) -> None:
-        """Compute and write the sides of more rows, the first of which has this number."""
+        """Compute and write the sides of more rows; `first` is the number of the first one."""
         sides = self._layer.sides(x)
-        place = None if self._rows is None else (first, self._rows)
+        share = None if self._rows is None else (first, self._rows)
         for name, side in zip(self._names, sides, strict=True):
-            if side is not sides[2] or name is self._names[2]:  # else scored and mixed alike: one file
-                self._files.append(name, side.detach().cpu().numpy(), place)
+            if side is not sides[2] or name is self._names[2]:  # a side that is also the value: one file
+                self._files.append(name, side.detach().cpu().numpy(), share)
 
     def close(self) -> None:
         self._files.close()
@@ -69,37 +92,38 @@ class _Block(NamedTuple):
     first: int  # row
     last: int  # row behind the last
     pointers: Array  # [rows + 1] from 0
-    source: Array  # [edges] where each starts, by number in the whole graph
+    source: Array  # [edges] by number in the whole graph
     weight: Tensor | None  # [edges] or None
 
 
-_Read = tuple[Adjacency, Tensor, Tensor, Tensor]
-"""What a block reads as a small graph, its rows first: edges and the sides of its nodes, see `_gathered`."""
+_Inputs = tuple[Adjacency, Tensor, Tensor, Tensor]
+"""A block as a small graph, its rows first: edges and the sides of its nodes, see `_gathered`."""
 _Attended = tuple[Tensor, Tensor, Tensor | None]
 """Of a block: sums [rows, H, C], attention [edges, H] or averaged [edges, 1], mean scores [edges] or None."""
 
 
 def _read_ahead(
     sides: _Sides, blocks: Iterable[_Block], most: int, threads: int
-) -> Generator[tuple[_Block, _Read | None]]:
-    """Yield blocks, in order, and what they read; that of the next ones is gathered meanwhile."""
-    waiting = deque[tuple[_Block, Future[_Read | None]]]()
+) -> Generator[tuple[_Block, _Inputs | None]]:
+    """Yield blocks in order with their inputs; threads gather those of the next blocks meanwhile."""
+    waiting = deque[tuple[_Block, Future[_Inputs | None]]]()
     with ThreadPoolExecutor(threads, thread_name_prefix="fgai-gather") as pool:
         try:
             for block in blocks:
-                waiting.append((block, pool.submit(_read, sides, block, most)))
+                waiting.append((block, pool.submit(_gather, sides, block, most)))
                 if len(waiting) > threads:
-                    first, found = waiting.popleft()
-                    yield first, found.result()
+                    first, inputs = waiting.popleft()
+                    yield first, inputs.result()
             while waiting:
-                first, found = waiting.popleft()
-                yield first, found.result()
+                first, inputs = waiting.popleft()
+                yield first, inputs.result()
         finally:
-            for _, found in waiting:
-                found.cancel()
+            for _, inputs in waiting:
+                inputs.cancel()
 
 
-def _read(sides: _Sides, block: _Block, most: int) -> _Read | None:
+def _gather(sides: _Sides, block: _Block, most: int) -> _Inputs | None:
+    """The inputs of a block; None for a row of more than `most` edges, which is computed in parts."""
     if len(block.source) > most:
         return None
     nodes, adjacency = _local(block)
@@ -107,32 +131,31 @@ def _read(sides: _Sides, block: _Block, most: int) -> _Read | None:
 
 
 def _attend(
-    layer: AttentionLayer,
-    sides: _Sides,
-    block: _Block,
-    read: _Read | None,
-    most: int,
-    *,
-    averaged: bool,
-    ranked: bool,
+    layer: AttentionLayer, sides: _Sides, block: _Block, inputs: _Inputs | None, options: _PassOptions
 ) -> _Attended:
-    if read is None:
-        return _attend_row(layer, sides, block, most, averaged, ranked)
-    adjacency, far, near, values = read
-    if block.weight is None:
-        out, attention = layer.fused(far, near, values, adjacency, written=True, averaged=averaged)
-        scores = layer.mean_scores(far, near, adjacency) if ranked else None
-        return out[: block.last - block.first], attention, scores
-    raw = layer.score_edges(far, near, adjacency)
-    attention = weighted_softmax(raw, block.weight, adjacency)
-    out = aggregate(attention, values, adjacency)[: block.last - block.first]
-    return _finished(out, attention, raw, block.weight, averaged, ranked)
+    averaged, ranked = options.averaged, options.ranked
+    if inputs is None:
+        out, attention, raw = _attend_row(layer, sides, block, options.block_edges)
+    else:
+        adjacency, far, near, values = inputs
+        if block.weight is None:
+            out, attention = layer.fused(far, near, values, adjacency, written=True, averaged=averaged)
+            scores = layer.mean_scores(far, near, adjacency) if ranked else None
+            return out[: block.last - block.first], attention, scores
+        raw = layer.score_edges(far, near, adjacency)
+        attention = weighted_softmax(raw, block.weight, adjacency)
+        out = aggregate(attention, values, adjacency)[: block.last - block.first]
+    if block.weight is not None:
+        least = torch.finfo(raw.dtype).tiny  # as the layer itself ranks an edge of weight 0
+        raw = raw + block.weight.to(raw.dtype).clamp(min=least).log()[:, None]
+    mean = attention.mean(1, keepdim=True) if averaged else attention
+    return out, mean, raw.mean(1) if ranked else None
 
 
 def _attend_row(
-    layer: AttentionLayer, sides: _Sides, block: _Block, most: int, averaged: bool, ranked: bool
-) -> _Attended:
-    """One row in parts: its scores, their softmax, and the sum of its values."""
+    layer: AttentionLayer, sides: _Sides, block: _Block, most: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum, attention and scores of one row in parts: its scores, their softmax, and the sum of its values."""
     parts = [
         _Block(block.first, block.last, np.array([0, len(source)]), source, None)
         for source in np.array_split(block.source, -(-len(block.source) // most))
@@ -153,26 +176,16 @@ def _attend_row(
         share = attention[begin : begin + len(part.source)].contiguous()
         out += aggregate(share, values, adjacency)[:1]
         begin += len(part.source)
-    return _finished(out, attention, scores, weight, averaged, ranked)
-
-
-def _finished(
-    out: Tensor, attention: Tensor, scores: Tensor, weight: Tensor | None, averaged: bool, ranked: bool
-) -> _Attended:
-    if weight is not None:
-        least = torch.finfo(scores.dtype).tiny  # as the layer itself ranks an edge of weight 0
-        scores = scores + weight.to(scores.dtype).clamp(min=least).log()[:, None]
-    mean = attention.mean(1, keepdim=True) if averaged else attention
-    return out, mean, scores.mean(1) if ranked else None
+    return out, attention, scores
 
 
 def _local(block: _Block) -> tuple[Array, Adjacency]:
     """The nodes a block reads, its rows first and the others in order, and its edges among them."""
     rows, source = block.last - block.first, block.source.astype(np.int64)
     inside = (source >= block.first) & (source < block.last)
-    others, place = np.unique(source[~inside], return_inverse=True)
+    others, position = np.unique(source[~inside], return_inverse=True)
     local = source - block.first
-    local[~inside] = rows + place
+    local[~inside] = rows + position
     nodes = np.concatenate([np.arange(block.first, block.last), others])
     return nodes, _adjacency(len(nodes), block.pointers, local)
 

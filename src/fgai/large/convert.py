@@ -23,7 +23,16 @@ from fgai.large.arrays import Array, _write_array
 from fgai.large.edge_lists import _edge_reader, _mapped
 from fgai.large.sort import _sort_edges
 from fgai.large.stored import DTYPES, VERSION, StoredGraph
-from fgai.large.write import NUMBERS, _building, _complete, _fill, _save_arrays, _save_features, _source_of
+from fgai.large.write import (
+    NUMBERS,
+    _building,
+    _complete,
+    _save_arrays,
+    _save_features,
+    _save_graph,
+    _save_names,
+    _source_of,
+)
 from fgai.progress import stage
 from fgai.typed import typed
 from fgai.version import __version__
@@ -52,14 +61,16 @@ def convert(
     and 16 bytes per node, plus a row group of Parquet and the edges of one node. Duplicate edges are left out
     with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by name are read into memory first.
 
-    The folder appears when it is whole. An edge list is converted in stages. Those that a killed or
+    The graph is named after the dataset or the folder of tables it comes from, that of a file after `target`.
+    Names of nodes and classes are kept.
+
+    The folder appears when it is complete. An edge list is converted in stages. Those that a killed or
     interrupted run had finished stay in `.TARGET.partial`, and the next run with the same sources and options
-    resumes there; if a source has changed, it starts again and warns. A run that fails leaves nothing. Where
+    resumes there; if a source has changed, it starts again and warns. A run that fails leaves nothing. If
     the target is the finished graph of the same sources, it is verified and returned with a warning.
 
     Args:
-        source: a file, a folder with `edges.csv` and `nodes.csv` (read into memory, names become numbers),
-            or the name of a dataset.
+        source: a file, a folder with `edges.csv` and `nodes.csv` (read into memory), or a dataset's name.
         target: the new folder.
         node_table: CSV with features, labels and split of an edge list's nodes, see `fgai.load_graph`; it is
             read into memory.
@@ -80,24 +91,27 @@ def convert(
         >>> text = "source,destination\n0,1\n2,1\n"
         >>> _ = Path("edges.csv").write_text(text)
         >>> convert("edges.csv", "stored", undirected=True)
-        StoredGraph('edges', nodes=3, edges=4, features=0)
+        StoredGraph('stored', nodes=3, edges=4, features=0)
     """
-    place, given = Path(target), Path(source)
-    named = str(source) in names() and not given.suffix
-    read = None if named else _edge_reader(given)
-    tables = [Path(table) for table in (node_table, features, labels) if table is not None]
+    target, path = Path(target), Path(source)
+    name = target.name
+    dataset = str(source) in names() and not path.suffix
+    read = None if dataset else _edge_reader(path)
+    folder = not dataset and read is None and path.is_dir()
+    options = {"node_table": node_table, "features": features, "labels": labels}
+    tables = {role: Path(table) for role, table in options.items() if table is not None}
     if read is None and (tables or undirected):
         raise InputError(
             "`node_table`, `features`, `labels` and `undirected` go with an edge list, got"
-            f" {given.name!r}, which has its own"
+            f" {path.name!r}, which has its own"
         )
     if node_table is not None and len(tables) > 1:
         raise InputError("give `node_table`, or `features` and `labels`, not both")
-    folder = not named and read is None and given.is_dir()
-    if not named and read is None and not folder and given.suffix not in FILES:
-        known = ".csv, .txt, .tsv, .edges, .edgelist (also .gz), .parquet, .npy, .npz, .pt"
-        raise DataError(f"{given} must be a file of a graph ({known}) or the name of a dataset")
-    for file in ([] if named or folder else [given]) + tables:
+    if not dataset and read is None and not folder and path.suffix not in FILES:
+        kinds = ".csv, .txt, .tsv, .edges, .edgelist (also .gz), .parquet, .npy, .npz, .pt"
+        raise DataError(f"{path} must be a file of a graph ({kinds}) or the name of a dataset")
+    files = tables if dataset or folder else {"edges": path, **tables}
+    for file in files.values():
         try:
             regular(file)
         except FileNotFoundError:
@@ -105,52 +119,49 @@ def convert(
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}") from error
     if read is None:
-        with _building(place, overwrite) as work:
-            graph = load_dataset(str(source), root) if named else load_graph(given)
-            _fill(work.folder, graph.to("cpu"))
-        return StoredGraph(place)
-    roles = {"edges": source, "node_table": node_table, "features": features, "labels": labels}
-    files = {role: _source_of(Path(file)) for role, file in roles.items() if file is not None}
-    job = {"fgai": __version__, "store": VERSION, "sources": files, "undirected": undirected}
-    name = given.name.removesuffix(".gz").rpartition(".")[0]
-    contents = [[role, file["size"], file["hash"]] for role, file in files.items()]
-    sources = hashlib.sha256(json.dumps([name, contents, undirected]).encode()).hexdigest()
-    if not overwrite and is_store(place) and (there := StoredGraph(place)).sources == sources:
-        there.verify()
-        warn(FgaiWarning(f"{place} is there already, complete and of these sources; nothing was done"))
-        return there
-    with _building(place, overwrite, job=job, resume=resume) as work:
-        width, count = work.once("nodes", lambda: _write_nodes(work.folder, node_table, features, labels))
+        with _building(target, overwrite) as work:
+            graph = load_dataset(str(source), root) if dataset else load_graph(path)
+            graph = graph if dataset or folder else graph.replace(name=name)
+            _save_graph(work.folder, graph.to("cpu"))
+        return StoredGraph(target)
+    origin = {role: _source_of(file) for role, file in files.items()}
+    contents = [[role, file["size"], file["hash"]] for role, file in origin.items()]
+    sources = hashlib.sha256(json.dumps([contents, undirected]).encode()).hexdigest()
+    if not overwrite and is_store(target) and (stored := StoredGraph(target)).sources == sources:
+        stored.verify()
+        warn(FgaiWarning(f"{target} is there already, complete and of these sources; nothing was done"))
+        return stored
+    job = {"fgai": __version__, "store": VERSION, "sources": origin, "undirected": undirected}
+    with _building(target, overwrite, job=job, resume=resume) as work:
+        width, count = work.once("nodes", lambda: _write_nodes(work.folder, tables))
         with stage("sorting edges"):
             _sort_edges(work, read(), num_nodes=count, undirected=undirected)
         with stage("fingerprint"):
             work.once("fingerprint", lambda: _complete(work.folder, name, width, sources).fingerprint)
-    return StoredGraph(place)
+    return StoredGraph(target)
 
 
-def _write_nodes(
-    folder: Path, table: Path | str | None, features: Path | str | None, labels: Path | str | None
-) -> tuple[int, int | None]:
-    """Write what is known of an edge list's nodes; return F, and N where it is known."""
-    if table is not None:
-        return _write_table(folder, Path(table))
+def _write_nodes(folder: Path, tables: dict[str, Path]) -> tuple[int, int | None]:
+    """Write features, labels and masks of an edge list's nodes; return F, and N if it is known."""
+    if "node_table" in tables:
+        return _write_table(folder, tables["node_table"])
     width, count = 0, None
-    if features is not None:
-        x = _mapped(Path(features))
+    if (path := tables.get("features")) is not None:
+        x = _mapped(path)
         if x.ndim != 2 or x.dtype.kind not in "iufb" or not len(x):
-            raise DataError(f"{features} must hold numbers [nodes, features], got {x.dtype} {list(x.shape)}")
+            raise DataError(f"{path} must hold numbers [nodes, features], got {x.dtype} {list(x.shape)}")
         count, width = x.shape
-        _write_array(folder / "x.npy", _finite(x, Path(features)), DTYPES["x"], (width,))
-    if labels is not None:
-        y = _mapped(Path(labels))
+        _write_array(folder / "x.npy", _finite(x, path), DTYPES["x"], (width,))
+    if (path := tables.get("labels")) is not None:
+        y = _mapped(path)
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         if y.ndim != 1 or y.dtype.kind not in "iu" or (count is not None and len(y) != count) or not len(y):
             fits = "" if count is None else f" for each of the {count} rows of `features`"
             raise DataError(
-                f"{labels} must hold one class number per node{fits}, got {y.dtype} {list(y.shape)}"
+                f"{path} must hold one class number per node{fits}, got {y.dtype} {list(y.shape)}"
             )
         if int(y.min()) < -1 or int(y.max()) < 1:
-            raise DataError(f"{labels} must name two classes or more, and -1 where none is known")
+            raise DataError(f"{path} must name two classes or more, and -1 where none is known")
         count = len(y)
         _save_arrays(folder, {"y": y})
     return width, count
@@ -171,9 +182,10 @@ def _write_table(folder: Path, table: Path) -> tuple[int, int]:
     fields: dict[str, Any] = dict(node_fields(table))
     if not fields:
         raise DataError(f"{table} holds the numbers of nodes and nothing else; leave it out")
+    _save_names(folder, {"class_names": fields.pop("class_names", None)})
     count, x = len(next(iter(fields.values()))), fields.pop("x", None)
     # The checks of a graph, on its nodes alone.
-    checked = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), count, x, **fields)
-    _save_features(folder, checked.features)
+    nodes = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), count, x, **fields)
+    _save_features(folder, nodes.features)
     _save_arrays(folder, {name: value.numpy() for name, value in fields.items()})
-    return checked.num_features, count
+    return nodes.num_features, count

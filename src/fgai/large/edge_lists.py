@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fgai.compiled import compiled
 from fgai.errors import DataError, extra
 from fgai.files import most_bytes, regular
 from fgai.large.arrays import Array, map_array
@@ -20,21 +20,20 @@ from fgai.large.sort import _Edges
 
 PART = 1 << 23  # bytes of text, or edges of arrays, that are read together
 MOST_LINE = 1 << 20  # bytes of the longest line
-BEYOND = 1 << 40  # node numbers stop growing here, far beyond every node
+BEYOND = 1 << 40  # larger node numbers are read as this one, far beyond every node
 ENDS = ("source", "destination")
-
-# mypy: disable-error-code="no-untyped-call"
+REMARKS = ("#", "%")  # first letters of lines without an edge in SNAP's text
 
 
 def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
-    """Return what reads an edge list part by part; None where its name tells of none."""
-    plain = path.name.removesuffix(".gz")
-    suffix = Path(plain).suffix
+    """Return the reader of an edge list; None if the file's name is not that of one."""
+    name = path.name.removesuffix(".gz")
+    suffix = Path(name).suffix
     if suffix == ".csv":
         return partial(_csv, path)
     if suffix in (".txt", ".tsv", ".edges", ".edgelist"):
-        return lambda: (_numbers(text, path, comma=False) for text in _texts(path))
-    if plain != path.name:
+        return partial(_snap, path)
+    if name != path.name:
         return None
     return {".parquet": partial(_parquet, path), ".npy": partial(_array, path)}.get(suffix)
 
@@ -46,21 +45,21 @@ class _Text(NamedTuple):
 
 
 def _texts(path: Path) -> Iterator[_Text]:
-    """The lines of a text file, many at a time; bytes of a packed one are counted as they come out."""
+    """Yield the lines of a text file, many at a time; in a packed one bytes are counted unpacked."""
     line, byte, rest = 1, 0, b""
     packed = path.suffix == ".gz"
     most = most_bytes(regular(path).stat().st_size) if packed else None
     with gzip.open(path, "rb") if packed else path.open("rb") as file:
         while block := _read_part(file, path, byte + len(rest), line):
             end = block.rfind(b"\n") + 1
-            whole, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
+            lines, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
             if len(rest) > MOST_LINE:
-                raise DataError(f"line {line + whole.count(10)} of {path} is longer than {MOST_LINE} bytes")
-            if most is not None and byte + len(whole) > most:
+                raise DataError(f"line {line + lines.count(10)} of {path} is longer than {MOST_LINE} bytes")
+            if most is not None and byte + len(lines) > most:
                 raise DataError(f"{path} unpacks to more than its own size explains; do not trust it")
-            if whole:
-                yield _Text(whole, line, byte)
-            line, byte = line + whole.count(b"\n"), byte + len(whole)
+            if lines:
+                yield _Text(lines, line, byte)
+            line, byte = line + lines.count(b"\n"), byte + len(lines)
     if rest:
         yield _Text(rest, line, byte)
 
@@ -74,77 +73,10 @@ def _read_part(file: Any, path: Path, byte: int, line: int) -> Any:
         ) from error
 
 
-@compiled
-def _skip(raw, at):  # type: ignore[no-untyped-def]
-    """Where spaces and tabs from `at` on end."""
-    while at < len(raw) and (raw[at] == 32 or raw[at] == 9):
-        at += 1
-    return at
-
-
-@compiled
-def _number(raw, at):  # type: ignore[no-untyped-def]
-    """The whole number at `at` (-1: there is none) and where it ends; it stops growing at `BEYOND`."""
-    value, first = np.int64(0), at
-    while at < len(raw) and 48 <= raw[at] <= 57:
-        value = min(value * 10 + (raw[at] - 48), np.int64(BEYOND))
-        at += 1
-    return (value if at > first else np.int64(-1)), at
-
-
-@compiled
-def _pair(raw, at, comma):  # type: ignore[no-untyped-def]
-    """Two numbers from `at` on and where they end; -1 for what is missing or not apart from the other."""
-    one, at = _number(raw, at)
-    gap, at = at, _skip(raw, at)
-    if comma:
-        if at == len(raw) or raw[at] != 44:
-            return one, np.int64(-1), at
-        at = _skip(raw, at + 1)
-    elif at == gap:
-        return one, np.int64(-1), at
-    two, at = _number(raw, at)
-    return one, two, _skip(raw, at)
-
-
-@compiled
-def _parse(raw, comma, source, destination):  # type: ignore[no-untyped-def]
-    """Read two whole numbers a line; return how many lines had them, and where a line without begins (-1)."""
-    found, at, end = 0, 0, len(raw)
-    while at < end:
-        start, at = at, _skip(raw, at)
-        if at < end and (raw[at] == 35 or raw[at] == 37):  # a remark after # or %
-            while at < end and raw[at] != 10:
-                at += 1
-        elif at < end and raw[at] != 10 and raw[at] != 13:
-            one, two, at = _pair(raw, at, comma)
-            if one < 0 or two < 0:
-                return found, start
-            source[found], destination[found] = one, two
-            found += 1
-        at += at < end and raw[at] == 13
-        if at < end and raw[at] != 10:
-            return found, start
-        at += 1
-    return found, -1
-
-
-def _numbers(text: _Text, path: Path, comma: bool) -> _Edges:
-    raw = np.frombuffer(text.raw, np.uint8)
-    room = text.raw.count(b"\n") + 1
-    source, destination = np.empty(room, np.int64), np.empty(room, np.int64)
-    found, bad = _parse(raw, comma, source, destination)
-    if bad >= 0:
-        _refuse_line(path, text, bad, "two node numbers")
-    return _Edges(source[:found], destination[:found], {})
-
-
-def _refuse_line(path: Path, text: _Text, start: int, wanted: str) -> None:
-    line = text.line + text.raw.count(b"\n", 0, start)
-    shown = text.raw[start : start + 60].split(b"\n")[0].decode("utf-8", "replace")
-    raise DataError(
-        f"line {line} of {path}, from byte {text.byte + start} on, must hold {wanted}, got {shown!r}"
-    )
+def _snap(path: Path) -> Iterator[_Edges]:
+    """Two numbers a line, separated by spaces or tabs."""
+    for text in _texts(path):
+        yield _by_columns(dict(zip(ENDS, _table(text, 2, path, None).T, strict=True)))
 
 
 def _csv(path: Path) -> Iterator[_Edges]:
@@ -157,10 +89,7 @@ def _csv(path: Path) -> Iterator[_Edges]:
             heading = [name.strip() for name in first.decode("utf-8", "replace").split(",")]
             _check_heading(heading, path)
             part = _Text(rest, 2, len(first) + 1)
-        if heading == list(ENDS):
-            yield _numbers(part, path, comma=True)
-        elif part.raw.strip():
-            yield _by_columns(dict(zip(heading, _table(part, len(heading), path).T, strict=True)))
+        yield _by_columns(dict(zip(heading, _table(part, len(heading), path, ",").T, strict=True)))
     if heading is None:
         raise DataError(f"{path} is empty; its first line must name `source` and `destination`")
 
@@ -168,28 +97,42 @@ def _csv(path: Path) -> Iterator[_Edges]:
 def _check_heading(heading: list[str], path: Path) -> None:
     missing = [name for name in ENDS if name not in heading]
     if missing or len(set(heading)) != len(heading):
-        wanted = f"a column `{missing[0]}`" if missing else "different columns"
-        raise DataError(f"{path} must have {wanted}, named in its heading, got {', '.join(heading)[:200]}")
+        required = f"a column `{missing[0]}`" if missing else "different columns"
+        raise DataError(f"{path} must have {required}, named in its heading, got {', '.join(heading)[:200]}")
 
 
-def _table(text: _Text, columns: int, path: Path) -> Array:
-    """Lines of numbers apart by commas, [lines, columns]."""
-    lines = text.raw.decode("utf-8", "replace").splitlines()
-    try:
-        found = np.loadtxt(lines, np.float64, delimiter=",", comments=None, ndmin=2)
-        if found.shape[1] == columns:
-            return found
-    except ValueError:
-        pass
-    start = 0
-    for line in text.raw.splitlines(keepends=True):
-        numbers = 0
-        with suppress(ValueError):
-            numbers = len([float(word) for word in line.decode().split(",")])
-        if line.strip() and numbers != columns:
-            _refuse_line(path, text, start, f"{columns} numbers")
-        start += len(line)
+def _table(text: _Text, columns: int, path: Path, delimiter: str | None) -> Array:
+    """Parse lines of numbers: [lines, columns]."""
+    content = text.raw.decode("utf-8", "replace")
+    if delimiter is None and any(letter in content for letter in REMARKS):
+        lines = content.splitlines()
+        content = "\n".join(line for line in lines if not line.lstrip().startswith(REMARKS))
+    if not content.strip():
+        return np.empty((0, columns))
+    with suppress(ValueError):
+        table = np.loadtxt(io.StringIO(content), np.float64, delimiter=delimiter, comments=None, ndmin=2)
+        if table.shape[1] == columns and (columns > 2 or table.min() >= 0):
+            return table
+    _refuse_line(text, path, columns, delimiter)
     raise DataError(f"{path} has lines with another number of values than its heading")
+
+
+def _refuse_line(text: _Text, path: Path, columns: int, delimiter: str | None) -> None:
+    """Raise `DataError` for the first line that does not hold so many numbers, the ends at least 0."""
+    start = 0
+    for number, raw in enumerate(text.raw.splitlines(keepends=True), text.line):
+        line = raw.decode("utf-8", "replace").strip()
+        values: list[float] = []
+        with suppress(ValueError):
+            values = [float(word) for word in line.split(delimiter)]
+        remark = delimiter is None and line.startswith(REMARKS)
+        if line and not remark and (len(values) != columns or (columns == 2 and min(values) < 0)):
+            required = "two node numbers" if columns == 2 else f"{columns} numbers"
+            raise DataError(
+                f"line {number} of {path}, from byte {text.byte + start} on, must hold {required}, got"
+                f" {line[:60]!r}"
+            )
+        start += len(raw)
 
 
 def _by_columns(columns: dict[str, Array]) -> _Edges:
@@ -210,9 +153,9 @@ def _by_columns(columns: dict[str, Array]) -> _Edges:
 def _node_numbers(numbers: Array, name: str) -> Array:
     """Whole numbers of any type as int64; those beyond every node stay so."""
     if numbers.dtype.kind == "f":
-        whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
-        if not whole.all():
-            raise DataError(f"`{name}` must hold node numbers, got {numbers[np.argmin(whole)]}")
+        integral = np.isfinite(numbers) & (numbers == np.floor(numbers))
+        if not integral.all():
+            raise DataError(f"`{name}` must hold node numbers, got {numbers[np.argmin(integral)]}")
         numbers = np.clip(numbers, -1, BEYOND)
     elif numbers.dtype == np.uint64:
         numbers = np.minimum(numbers, np.uint64(BEYOND))
@@ -228,7 +171,9 @@ def _parquet(path: Path) -> Iterator[_Edges]:
             _check_heading(names, path)
             row = 0
             for batch in file.iter_batches(batch_size=PART // 8, columns=names):
-                yield _by_columns({name: _numbers_in(batch.column(name), name, path, row) for name in names})
+                yield _by_columns(
+                    {name: _parquet_column(batch.column(name), name, path, row) for name in names}
+                )
                 row += batch.num_rows
     except DataError:
         raise
@@ -236,17 +181,17 @@ def _parquet(path: Path) -> Iterator[_Edges]:
         raise DataError(f"{path} is damaged, or no Parquet file ({error}); write it anew") from error
 
 
-def _numbers_in(column: Any, name: str, path: Path, row: int) -> Array:
-    """The numbers of a column of pyarrow's; `row` is that of the first one."""
+def _parquet_column(column: Any, name: str, path: Path, row: int) -> Array:
+    """The numbers of a column; `row` is that of the first one."""
     if column.null_count:
         first = row + int(np.argmax(np.asarray(column.is_null())))
         raise DataError(f"`{name}` of {path} has no value in row {first}; fill it, or leave such edges out")
-    found: Array = np.asarray(column)
-    if found.dtype.kind not in "iuf":
+    values: Array = np.asarray(column)
+    if values.dtype.kind not in "iuf":
         raise DataError(
             f"`{name}` of {path} must hold numbers, got {column.type}; convert or drop the column"
         )
-    return found
+    return values
 
 
 def _array(path: Path) -> Iterator[_Edges]:
@@ -254,8 +199,7 @@ def _array(path: Path) -> Iterator[_Edges]:
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise DataError(f"{path} must hold node numbers [2, edges], got {edges.dtype} {list(edges.shape)}")
     for first in range(0, edges.shape[1], PART // 8):
-        part = edges[:, first : first + PART // 8]
-        yield _by_columns(dict(zip(ENDS, part, strict=True)))
+        yield _by_columns(dict(zip(ENDS, edges[:, first : first + PART // 8], strict=True)))
 
 
 def _mapped(path: Path) -> Array:

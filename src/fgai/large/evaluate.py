@@ -1,14 +1,14 @@
-"""`evaluate_store`: what can be said of models on a stored graph exactly, without loading it."""
+"""`evaluate_store`: exact metrics of models on a stored graph, without loading it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import chain, repeat
+from math import nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from fgai import checks, metrics
 from fgai.attention import model_name
 from fgai.divergence import tvd
-from fgai.errors import InputError
-from fgai.large.observation import StoredObservation
-from fgai.large.sort import _row_blocks
+from fgai.errors import InputError, collected, warn
+from fgai.evaluation.reliability import check_sharpness, entries
+from fgai.large.observation import StoredObservation, _NodeBlock
 from fgai.large.source import _StoredSource
 from fgai.large.stored import StoredGraph
 from fgai.large.streaming import check_streamed
@@ -28,19 +28,21 @@ from fgai.records import plain
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-BLOCK = 1 << 18  # edges and nodes that are in memory together
+_Sums = dict[str, tuple[float, int]]
+"""Sums over the nodes of a block and their number, by name, without NaN."""
 
 
 @typed
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """A model on a stored graph, beside the vanilla one where that was given; all nodes, all neighbours.
+    """Metrics of a model on a stored graph, with a vanilla one also comparisons; all nodes, all neighbours.
 
     Attributes:
         model: class of the model.
         graph: fingerprint of the graph.
         k: neighbours in an explanation.
-        f1: by part of the split, where there are labels; so the next two.
+        name: of the graph.
+        f1: by part of the split, if there are labels; likewise the next two.
         balanced_accuracy: see `fgai.metrics.balanced_accuracy`.
         macro_f1: see `fgai.metrics.macro_f1`.
         sharpness: by layer, see `fgai.metrics.sharpness`.
@@ -48,11 +50,13 @@ class StoredEvaluation:
         g_tvd: distance of the logits, see `fgai.metrics.g_tvd`.
         g_tvd_prob: distance of the probabilities.
         overlap: by layer, of the explanations, see `fgai.metrics.overlap`.
+        warnings: code and message of each, see docs/reliability.md.
     """
 
     model: str
     graph: str
     k: int
+    name: str = ""
     f1: dict[str, float] = field(default_factory=dict)
     balanced_accuracy: dict[str, float] = field(default_factory=dict)
     macro_f1: dict[str, float] = field(default_factory=dict)
@@ -61,6 +65,7 @@ class StoredEvaluation:
     g_tvd: float | None = None
     g_tvd_prob: float | None = None
     overlap: list[float] | None = None
+    warnings: list[dict[str, str]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a mean over no nodes is None."""
@@ -68,23 +73,10 @@ class StoredEvaluation:
         return values
 
     def show(self, console: Console) -> None:
-        """Print what was found, a line each."""
+        """Print every metric on a line of its own."""
         for name, value in self.to_dict().items():
-            if value not in (None, [], {}):
+            if name != "warnings" and value not in (None, "", [], {}):
                 console.print(f"{name}: {_text(value)}", markup=False, soft_wrap=True)
-
-
-class _Rows(NamedTuple):
-    """A block of nodes: logits, where their edges begin, and per layer attention and ranks."""
-
-    logits: Tensor
-    rowptr: Tensor
-    attention: list[Tensor]
-    ranks: list[Tensor]
-
-
-_Sums = dict[str, tuple[float, int]]
-"""Sums over the nodes of a block and how many they are, by name; NaN counts nowhere."""
 
 
 @typed
@@ -100,14 +92,14 @@ def evaluate_store(
     """Measure a model on a stored graph, by exact passes block by block.
 
     F1, sharpness, and beside a vanilla model agreement, g-TVD and overlap. Attacks, F-slopes and certificates
-    read whole graphs and need `fgai.evaluate(model, stored.load())`.
+    read whole graphs and need `fgai.evaluate(model, stored.load())`. Flat attention gives a warning.
 
     Args:
         model: GAT, GATv2, GT without encodings, or a PyG model, see `observe_store`.
         stored: the graph or its folder.
-        vanilla: the model it was made from.
+        vanilla: the model it was trained from.
         k: neighbours in an explanation.
-        seed: of the split, where there are labels and no masks; as in `fgai.train`.
+        seed: of the split, if there are labels and no masks; as in `fgai.train`.
         together: inside `fgai.large.joined` let the ranks share the blocks, through a temporary folder that
             all of them must see; all must call it, and all get the numbers of one process, bit by bit.
 
@@ -125,85 +117,82 @@ def evaluate_store(
     """
     checks.whole(k, "k", 1)
     ranks = current() if together else SINGLE
-    with stored_source(stored, seed) as whole:
+    with stored_source(stored, seed) as source, collected() as notes:
         for each in (model, vanilla):
             if each is not None:
-                check_streamed(each, whole.stored)
+                check_streamed(each, source.stored)
                 if together:
-                    whole.agree(each, "evaluation", k, seed)
-        found = whole.observe(model, ranked=True, ranks=ranks)
-        whole.check_classes(found.logits.shape[1])
-        other = None if vanilla is None else whole.observe(vanilla, ranked=True, ranks=ranks)
-        seen = [each for each in (found, other) if each is not None]
-        sizes = {(each.logits.shape, len(each.layers), len(each.rows.source)) for each in seen}
-        if other is not None and len(sizes) > 1:
+                    source.agree(each, "evaluation", k, seed)
+        own = source.observe(model, ranked=True, ranks=ranks)
+        source.check_classes(own.logits.shape[1])
+        other = None if vanilla is None else source.observe(vanilla, ranked=True, ranks=ranks)
+        sizes = [(each.logits.shape, len(each.layers), len(each.rows.source)) for each in (own, other or own)]
+        if other is not None and sizes[0] != sizes[1]:
             raise InputError(
                 "`vanilla` must have the model's layers, edges and classes, to be compared with it; got"
                 f" {model_name(model)} and {other.model}"
             )
-        means = _measured(found, other, k, ranks)
-        layers = range(len(found.layers))
-        beside: dict[str, Any] = dict(_scores(found, whole))
+        means = _means(own, other, k, ranks)
+        layers = range(len(own.layers))
+        results: dict[str, Any] = dict(_scores(own, source))
         if other is not None:
-            beside |= {name: means[name] for name in ("agreement", "g_tvd", "g_tvd_prob")}
-            beside["overlap"] = [means[f"overlap {layer}"] for layer in layers]
+            results |= {name: means[name] for name in ("agreement", "g_tvd", "g_tvd_prob")}
+            results["overlap"] = [means[f"overlap {layer}"] for layer in layers]
         sharpness = [means[f"sharpness {layer}"] for layer in layers]
-        ranks.wait()  # until nobody reads what goes now
-        return StoredEvaluation(found.model, found.graph, k, sharpness=sharpness, **beside)
+        tops = [means.get(f"top {layer}", nan) for layer in layers]
+        check_sharpness(sharpness, tops, [means.get("uniform", nan)] * len(layers))
+        name = source.stored.name
+        ranks.wait()  # the files are removed behind this block
+    for note in notes if ranks.leads else ():
+        warn(note)
+    results |= {"name": name, "sharpness": sharpness, "warnings": entries(notes)}
+    return StoredEvaluation(own.model, own.graph, k, **results)
 
 
-def _measured(
-    found: StoredObservation, other: StoredObservation | None, k: int, ranks: ProcessGroup
+def _means(
+    own: StoredObservation, other: StoredObservation | None, k: int, ranks: ProcessGroup
 ) -> dict[str, float]:
-    """Means over all nodes; ranks share the blocks, whose sums are added in one order whoever found them."""
-    others: Iterable[_Rows | None] = repeat(None) if other is None else _blocks(other, ranks)
-    own = [_block_sums(*pair, k) for pair in zip(_blocks(found, ranks), others, strict=False)]
-    sums: _Sums = {}
-    for block in chain.from_iterable(ranks.gather(own)):
-        for name, (more, nodes) in block.items():
-            total, count = sums.get(name, (0.0, 0))
-            sums[name] = total + more, count + nodes
-    return {name: total / count if count else float("nan") for name, (total, count) in sums.items()}
+    """Means over all nodes; ranks share the blocks, whose sums are added up in the order of the nodes."""
+    others: Iterable[_NodeBlock | None] = repeat(None) if other is None else other._blocks(ranks)
+    sums = [_block_sums(*pair, k) for pair in zip(own._blocks(ranks), others, strict=False)]
+    totals: _Sums = {}
+    for block in chain.from_iterable(ranks.gather(sums)):
+        for name, (value, nodes) in block.items():
+            total, count = totals.get(name, (0.0, 0))
+            totals[name] = total + value, count + nodes
+    return {name: total / count if count else nan for name, (total, count) in totals.items()}
 
 
-def _block_sums(rows: _Rows, beside: _Rows | None, k: int) -> _Sums:
+def _block_sums(own: _NodeBlock, other: _NodeBlock | None, k: int) -> _Sums:
     values: dict[str, Tensor] = {}
-    for layer, w in enumerate(rows.attention):
-        values[f"sharpness {layer}"] = metrics.sharpness_per_node(w, rows.rowptr)
-    if beside is not None:
-        values["agreement"] = (rows.logits.argmax(1) == beside.logits.argmax(1)).double()
-        before, after = beside.logits.double(), rows.logits.double()
+    for layer, w in enumerate(own.attention):
+        values[f"sharpness {layer}"] = metrics.sharpness_per_node(w, own.rowptr)
+    if other is not None:
+        values["agreement"] = (own.logits.argmax(1) == other.logits.argmax(1)).double()
+        before, after = other.logits.double(), own.logits.double()
         values["g_tvd"] = tvd(before, after)
         values["g_tvd_prob"] = tvd(before, after, "probabilities")
-        for layer, (one, two) in enumerate(zip(beside.ranks, rows.ranks, strict=True)):
-            values[f"overlap {layer}"] = metrics.overlap_per_node(one, two, rows.rowptr, k)
-    known = {name: value[~value.isnan()].double() for name, value in values.items()}
-    return {name: (float(value.sum()), value.numel()) for name, value in known.items()}
+        for layer, (one, two) in enumerate(zip(other.scores, own.scores, strict=True)):
+            values[f"overlap {layer}"] = metrics.overlap_per_node(one, two, own.rowptr, k)
+    defined = {name: value[~value.isnan()].double() for name, value in values.items()}
+    sums = {name: (float(value.sum()), value.numel()) for name, value in defined.items()}
+    if several := int((own.rowptr.diff() >= 2).sum()):
+        tops = {f"top {layer}": metrics.top_share(w, own.rowptr) for layer, w in enumerate(own.attention)}
+        shares = {**tops, "uniform": metrics.uniform_share(own.rowptr)}
+        sums |= {name: (several * share, several) for name, share in shares.items()}
+    return sums
 
 
-def _blocks(found: StoredObservation, ranks: ProcessGroup) -> Iterator[_Rows]:
-    rowptr, layers = found.rows.rowptr, range(len(found.layers))
-    for first, last in ranks.share(list(_row_blocks(rowptr, BLOCK, BLOCK))):
-        edges = slice(int(rowptr[first]), int(rowptr[last]))
-        scores = [found.scores(layer) for layer in layers]
-        yield _Rows(
-            torch.from_numpy(np.array(found.logits[first:last])),
-            torch.from_numpy(np.array(rowptr[first : last + 1]) - rowptr[first]),
-            [torch.from_numpy(np.array(found.attention(layer)[edges, 0])) for layer in layers],
-            [torch.from_numpy(np.array(each[edges])) for each in scores if each is not None],
-        )
-
-
-def _scores(found: StoredObservation, whole: _StoredSource) -> dict[str, dict[str, float]]:
+def _scores(own: StoredObservation, source: _StoredSource) -> dict[str, dict[str, float]]:
     """The scores of the task by name, each on the parts of the split."""
-    nodes, task = whole.nodes, task_of(whole.nodes)
+    nodes, task = source.nodes, task_of(source.nodes)
     if nodes.y is None:
         return {}
     scores: dict[str, dict[str, float]] = {}
     for part in ("train", "val", "test"):
         rows = task.rows(nodes, part)
         if task.has_part(nodes, part) and rows.numel():
-            logits = torch.from_numpy(found.logits[rows.numpy()])
+            logits = torch.from_numpy(own.logits[rows.numpy()])
             for name, value in metrics.task_scores(task.name, logits, nodes.y[rows]).items():
                 scores.setdefault(name, {})[part] = value
     return scores

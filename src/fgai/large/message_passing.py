@@ -40,13 +40,12 @@ from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.arrays import Array, _ArrayFiles, map_array
-from fgai.large.blocks import _write_rows
-from fgai.large.ranges import _LeftOut, _measure_layer
+from fgai.large.blocks import _BlockPass, _PassOptions, _write_rows
+from fgai.large.ranges import _measure_layer
 from fgai.large.sampling import NeighbourSampler, mini_batch
 from fgai.large.sort import _row_blocks
-from fgai.large.stored import StoredGraph, _Rows
+from fgai.large.stored import StoredGraph
 from fgai.large.write import write_store
-from fgai.processes import SINGLE, ProcessGroup
 from fgai.progress import stage as progress
 from fgai.sparse import Adjacency
 
@@ -87,11 +86,10 @@ def _plan_of(model: nn.Module, stored: StoredGraph) -> _Plan:
         InputError: the model does not read the graph, or nodes meet elsewhere than in its layers.
         AttentionError: it has no attention that can be recorded.
     """
-    known: WeakKeyDictionary[nn.Module, _Plan] = cached_on(stored, __name__, WeakKeyDictionary)
-    plan = known.get(model)
+    plans: WeakKeyDictionary[nn.Module, _Plan] = cached_on(stored, __name__, WeakKeyDictionary)
+    plan = plans.get(model)
     if plan is None:
-        plan = _tried(model, stored)
-        known[model] = plan
+        plan = plans[model] = _tried(model, stored)
     layers = _message_passing_layers(model)
     names = [run.name for run in plan.runs]
     for name in {name for name in names if names.count(name) > 1}:
@@ -108,13 +106,13 @@ def _message_passing_layers(model: nn.Module) -> dict[str, nn.Module]:
     from torch_geometric.nn import MessagePassing
 
     bare = unwrapped(uncompiled(model))
-    found = dict(find_layers(bare))
+    layers = dict(find_layers(bare))
     for path, module in bare.named_modules():
-        inside = {id(part) for layer in found.values() for part in layer.modules()}
-        around = any(layer in module.modules() for layer in found.values())
+        inside = {id(part) for layer in layers.values() for part in layer.modules()}
+        around = any(layer in module.modules() for layer in layers.values())
         if isinstance(module, MessagePassing) and id(module) not in inside and not around:
-            found[path] = module
-    return found
+            layers[path] = module
+    return layers
 
 
 @contextmanager
@@ -134,15 +132,15 @@ def _calling(layers: dict[str, nn.Module], call: Callable[[str, _Call], Any]) ->
         yield
 
 
-def _output(found: Any, name: str, model: nn.Module, nodes: int) -> Tensor:
+def _output(value: Any, name: str, model: nn.Module, nodes: int) -> Tensor:
     """Return the output of a layer if it is a tensor with a row per node."""
-    if not isinstance(found, Tensor) or found.dim() < 2 or len(found) != nodes:
-        kind = f"shape {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != nodes:
+        kind = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(
             f"layer {name!r} of {model_name(model)} must return a tensor with a row for each of {nodes}"
             f" nodes to be computed on a stored graph, got {kind}; leave out `return_attention_weights`"
         )
-    return found
+    return value
 
 
 def _tried(model: nn.Module, stored: StoredGraph) -> _Plan:
@@ -158,9 +156,9 @@ def _tried(model: nn.Module, stored: StoredGraph) -> _Plan:
         attending = find_layers(unwrapped(uncompiled(model)))
 
         def note(name: str, run: _Call) -> Tensor:
-            found = _output(run(), name, model, part.num_nodes)
-            runs.append(_Run(name, name in attending, tuple(found.shape[1:])))
-            return found
+            out = _output(run(), name, model, part.num_nodes)
+            runs.append(_Run(name, name in attending, tuple(out.shape[1:])))
+            return out
 
         with _calling(layers, note), record(model, ranked=False) as tape:
             logits = call_model(model, part)
@@ -170,12 +168,12 @@ def _tried(model: nn.Module, stored: StoredGraph) -> _Plan:
         folder, most = Path(name) / "pass", max(1, part.num_edges // 4)
         folder.mkdir()
         _write_rows(folder, small, plan.loops, most, weighted=False)
-        _MessagePassingPass(folder, small, model, plan, True, False, most).run()
+        _MessagePassingPass(small, model, plan, folder, _PassOptions(True, False, most)).run()
         pairs = [(logits, "logits")]
         pairs += [(layer.heads()[:, None], f"attention.{number}") for number, layer in enumerate(attention)]
-        for whole, file in pairs:
-            apart = (torch.from_numpy(np.array(map_array(folder / f"{file}.npy"))) - whole.cpu()).abs()
-            if whole.numel() and not bool(apart.max() <= CLOSE * whole.abs().max()):
+        for expected, file in pairs:
+            error = (torch.from_numpy(np.array(map_array(folder / f"{file}.npy"))) - expected.cpu()).abs()
+            if expected.numel() and not bool(error.max() <= CLOSE * expected.abs().max()):
                 raise InputError(_not_local(model, stored, layers, attending))
     return plan
 
@@ -198,63 +196,50 @@ def _small_part(stored: StoredGraph, hops: int) -> Graph:
     rowptr = stored.rows().rowptr
     many = np.unique(np.linspace(0, stored.num_nodes - 1, 1000).astype(np.int64))
     joined = many[rowptr[many + 1] > rowptr[many]]
-    chosen = (joined if len(joined) else many)[:: max(1, len(joined if len(joined) else many) // SEEDS)]
-    fan_out = [max(1, 4 - hop) for hop in range(max(2, hops))]
-    sample = NeighbourSampler(stored, fan_out).sample(torch.from_numpy(chosen[:SEEDS]))
+    nodes = joined if len(joined) else many
+    seeds = torch.from_numpy(nodes[:: max(1, len(nodes) // SEEDS)][:SEEDS])
+    sample = NeighbourSampler(stored, [max(1, 4 - hop) for hop in range(max(2, hops))]).sample(seeds)
     part = mini_batch(stored, sample).graph
     return part.remove(part.adjacency.source == part.adjacency.destination)[0]
 
 
 def _reads_loops(model: nn.Module, part: Graph, attention: tuple[Any, ...]) -> bool:
     """Whether all attention layers read the edges of a graph with a self-loop at every node."""
-    found = []
+    looped = []
     for edges, loops in ((part.keys, False), (part.add_self_loops()[0].keys, True)):
-        found += [loops for layer in attention if torch.equal(layer.keys, edges)]
-    if len(found) != len(attention) or len(set(found)) > 1:
+        looped += [loops for layer in attention if torch.equal(layer.keys, edges)]
+    if len(looped) != len(attention) or len(set(looped)) > 1:
         raise InputError(
             f"the attention layers of {model_name(model)} must all read the graph's edges, or all of them"
             " with a self-loop at every node (`add_self_loops=True`), to be computed on a stored graph"
         )
-    return found[0]
+    return looped[0]
 
 
-class _MessagePassingPass:
-    """An exact pass over all nodes; the arguments are those of `observe_store`, see there.
-
-    With `left_out` the ranges of limits are measured instead, in the order of the layers.
-    """
+class _MessagePassingPass(_BlockPass):
+    """The pass of PyG models; if ranges of limits are measured, in the order of the layers."""
 
     def __init__(
-        self,
-        folder: Path,
-        stored: StoredGraph,
-        model: nn.Module,
-        plan: _Plan,
-        averaged: bool,
-        ranked: bool,
-        block_edges: int,
-        left_out: _LeftOut | None = None,
-        ranks: ProcessGroup = SINGLE,
+        self, stored: StoredGraph, model: nn.Module, plan: _Plan, folder: Path, options: _PassOptions
     ) -> None:
-        self._folder, self._stored, self._model, self._plan = folder, stored, model, plan
-        self._averaged, self._ranked, self._left_out, self._ranks = averaged, ranked, left_out, ranks
+        super().__init__(folder, stored, options)
+        self._model, self._plan = model, plan
         self._layers = _message_passing_layers(model)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._rows = stored.rows()
-        self._read = _Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
         widest = max(stored.num_features, *(int(np.prod(run.width)) for run in plan.runs), 1)
-        most = max(1, min(block_edges, NUMBERS // (2 * widest)))
-        self._spans = ranks.share(list(_row_blocks(self._rows.rowptr, most, most)))
+        most = max(1, min(options.block_edges, NUMBERS // (2 * widest)))
+        self._spans = self._ranks.share(list(_row_blocks(self._rows.rowptr, most, most)))
 
     def run(self) -> None:
-        """Go through the layers; each reads the outputs of those before it from files."""
+        """Compute layer after layer; each reads the outputs of those before it from files."""
         last = len(self._plan.runs) - 1
         for number, run in enumerate(self._plan.runs):
             if self._left_out is not None:
                 layer = self._layers[run.name]
                 if limits_of(layer):
-                    counted = self._left_out, self._stored.num_nodes
-                    _measure_layer(layer, partial(self._each, number), self._folder, *counted)
+                    run_blocks = partial(self._each, number)
+                    _measure_layer(layer, run_blocks, self._folder, self._left_out, self._stored.num_nodes)
                 if number == last:
                     return
             with progress(f"layer {number + 1} of {last + 1}", self._stored.num_nodes):
@@ -283,20 +268,15 @@ class _MessagePassingPass:
         with _ArrayFiles(self._folder) as files:
             for first, last in self._spans:
                 part, nodes, own = self._part(first, last)
-                out, seen, logits = self._forward(number, part, nodes)
-                rows = self._place(first, self._stored.num_nodes)
+                out, attention, logits = self._forward(number, part, nodes)
+                rows = self._share(first, self._stored.num_nodes)
                 files.append(f"output.{number}", out[own].cpu().numpy(), rows)
-                if seen is not None:
-                    found = self._attention(seen, nodes, own, first, last)
-                    edges = self._place(int(self._read.rowptr[first]), len(self._read.source))
-                    for name, values in found.items():
+                if attention is not None:
+                    edges = self._share(int(self._edges.rowptr[first]), len(self._edges.source))
+                    for name, values in self._attention(attention, nodes, own, first, last).items():
                         files.append(f"{name}.{layer}", values.cpu().numpy(), edges)
                 if number + 1 == len(self._plan.runs):
                     files.append("logits", logits[own].cpu().numpy(), rows)
-
-    def _place(self, first: int, rows: int) -> tuple[int, int] | None:
-        """Where this rank's rows begin in a file of so many rows; None if it writes all of them."""
-        return (first, rows) if self._ranks.several else None
 
     def _part(self, first: int, last: int) -> tuple[Graph, Array, slice]:
         """A block and all sources of its edges: the graph, its nodes by number, and the rows of the block.
@@ -321,8 +301,7 @@ class _MessagePassingPass:
     ) -> tuple[Tensor, LayerAttention | None, Tensor]:
         """Run the model on a part of the graph with one layer computing.
 
-        Returns:
-            The layer's output, its attention, if it has some and ranges are not measured, and the logits.
+        Returns the layer's output, its attention unless it has none or ranges are measured, and the logits.
         """
         begun, computed = 0, list[tuple[Tensor, LayerAttention | None]]()
 
@@ -334,14 +313,14 @@ class _MessagePassingPass:
                     f"{model_name(self._model)} runs its layers in another order on another part of the graph"
                 )
             if here == number:
-                seen = None
+                attention = None
                 if self._plan.runs[here].attends and self._left_out is None:
-                    with record(self._layers[name], ranked=self._ranked) as tape:
+                    with record(self._layers[name], ranked=self._options.ranked) as tape:
                         out = run()
-                    seen = tape.attention.last
+                    attention = tape.attention.last
                 else:
                     out = run()
-                computed.append((_output(out, name, self._model, len(nodes)), seen))
+                computed.append((_output(out, name, self._model, len(nodes)), attention))
                 return computed[0][0]
             if here < number:
                 file = map_array(self._folder / f"output.{here}.npy")
@@ -358,11 +337,11 @@ class _MessagePassingPass:
     ) -> dict[str, Tensor]:
         """Return the attention, and the scores if asked for, of the edges into a block, by name."""
         edges = slice(int(layer.rowptr[own.start]), int(layer.rowptr[own.stop]))
-        expected = self._read.source[int(self._read.rowptr[first]) : int(self._read.rowptr[last])]
+        expected = self._edges.source[int(self._edges.rowptr[first]) : int(self._edges.rowptr[last])]
         if not np.array_equal(nodes[layer.source[edges].cpu().numpy()], expected):
             raise InputError(
                 f"an attention layer of {model_name(self._model)} reads other edges than the graph has"
             )
-        values = layer.heads()[:, None] if self._averaged else layer.values
-        found = {"attention": values[edges]}
-        return {**found, "scores": layer.ranking()[edges]} if self._ranked else found
+        values = layer.heads()[:, None] if self._options.averaged else layer.values
+        scores = {"scores": layer.ranking()[edges]} if self._options.ranked else {}
+        return {"attention": values[edges], **scores}

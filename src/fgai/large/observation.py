@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fgai.attention import AttentionMap, LayerAttention
 from fgai.compiled import compiled
 from fgai.errors import DataError, InputError
-from fgai.large.arrays import Array, _are_below, _are_pointers, _ArrayFolder, _ArrayInfo
-from fgai.large.stored import DTYPES, _read_manifest, _Rows
+from fgai.files import write_atomic
+from fgai.large.arrays import Array, _are_below, _ArrayInfo, _describe
+from fgai.large.sort import _row_blocks
+from fgai.large.stored import DTYPES, _ArrayFolder, _Rows, encode
+from fgai.processes import SINGLE, ProcessGroup
 from fgai.sparse import Adjacency
 from fgai.sparse.valid import owners
 from fgai.typed import typed
 
 MANIFEST = "observation.json"
 VERSION = 2
+BLOCK = 1 << 18  # edges and nodes that are in memory together
 _REMEDY = "compute it again"
 
 
-class _Manifest(TypedDict):
-    """What `observation.json` holds."""
+class _NodeBlock(NamedTuple):
+    """Logits of a block of nodes, and their edges: pointers from 0, attention averaged over heads, scores."""
 
-    format: Literal["fgai observation"]  # says what kind of folder this is
+    logits: Tensor
+    rowptr: Tensor
+    attention: list[Tensor]
+    scores: list[Tensor]
+
+
+class _Manifest(TypedDict):
+    """Content of `observation.json`."""
+
+    format: Literal["fgai observation"]
     version: int  # of the format
     model: str  # class of the model
     graph: str  # fingerprint of the graph
@@ -34,8 +49,8 @@ class _Manifest(TypedDict):
 
 
 @typed
-class StoredObservation:
-    """What `observe_store` found, mapped from its folder; `DataError` if there is none, or a damaged one.
+class StoredObservation(_ArrayFolder):
+    """Results of `observe_store`, mapped from their folder; `DataError` if there is none, or a damaged one.
 
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
     source). `rows`, `load_attention` and `verify` compare what they read with its checksums; single arrays
@@ -48,15 +63,11 @@ class StoredObservation:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
         absent = f"observation: there is no {MANIFEST}; see `observe_store`"
-        manifest = _read_manifest(self.path / MANIFEST, VERSION, _Manifest, _check_shapes, absent, _REMEDY)
-        self.model: str = manifest["model"]
-        self.graph: str = manifest["graph"]
-        self.layers: list[str] = manifest["layers"]
-        self._infos: dict[str, _ArrayInfo] = manifest["arrays"]
-        self._arrays = _ArrayFolder(self.path, self._infos, _REMEDY)
-        self._rows: _Rows | None = None
+        super().__init__(path, MANIFEST, VERSION, _Manifest, _check_shapes, absent, _REMEDY)
+        manifest: _Manifest = self._manifest
+        self.model, self.graph, self.layers = manifest["model"], manifest["graph"], manifest["layers"]
+        self._checked = False
 
     def __repr__(self) -> str:
         return f"StoredObservation({self.model!r}, nodes={len(self.logits)}, edges={len(self.rows.source)})"
@@ -64,15 +75,10 @@ class StoredObservation:
     @property
     def rows(self) -> _Rows:
         """The edges the model reads; checked when first read, `DataError` if they are damaged."""
-        if self._rows is None:
-            rows = _Rows(self._array("rowptr"), self._array("source"))
-            if not _are_pointers(rows.rowptr, len(rows.source)) or not _are_below(
-                rows.source, len(rows.rowptr) - 1
-            ):
-                raise DataError(f"{self.path} is damaged: its indices point outside; {_REMEDY}")
-            self._arrays.verify(("rowptr", "source"))
-            self._rows = rows
-        return self._rows
+        if not self._checked:
+            self._check_rows("rowptr", "source", self._infos["rowptr"]["shape"][0] - 1)
+            self._checked = True
+        return _Rows(self._open("rowptr"), self._open("source"))
 
     @property
     def logits(self) -> Array:
@@ -92,15 +98,28 @@ class StoredObservation:
         name = f"scores.{layer}"
         return self._array(name) if name in self._infos else None
 
+    def _blocks(self, ranks: ProcessGroup = SINGLE) -> Iterator[_NodeBlock]:
+        """Yield all nodes, or this process's share, block by block."""
+        rowptr, layers = self.rows.rowptr, range(len(self.layers))
+        scores = [scores for layer in layers if (scores := self.scores(layer)) is not None]
+        for first, last in ranks.share(list(_row_blocks(rowptr, BLOCK, BLOCK))):
+            edges = slice(int(rowptr[first]), int(rowptr[last]))
+            yield _NodeBlock(
+                torch.from_numpy(np.array(self.logits[first:last])),
+                torch.from_numpy(np.array(rowptr[first : last + 1]) - rowptr[first]),
+                [torch.from_numpy(np.array(self.attention(layer)[edges, 0])) for layer in layers],
+                [torch.from_numpy(np.array(values[edges])) for values in scores],
+            )
+
     def _array(self, name: str) -> Array:
         if name not in self._infos:
             raise DataError(f"{self.path} has no {name}; its layers are {', '.join(self.layers)}")
-        return self._arrays.open(name)
+        return self._open(name)
 
     def verify(self) -> None:
         """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
         _ = self.rows
-        self._arrays.verify()
+        self._verify()
 
     def positions(self, source: Array, destination: Array) -> Array:
         """Where edges [e], by numbers of their nodes, are among those of `rows`: [e].
@@ -112,16 +131,16 @@ class StoredObservation:
         rows = self.rows
         if not _are_below(destination, len(rows.rowptr) - 1):
             raise InputError(f"`destination` must name nodes 0..{len(rows.rowptr) - 2}")
-        found: Array = _find(*rows, source, destination)
-        if len(found) and found.min() < 0:
-            at = int(found.argmin())
-            raise DataError(f"{self.path} has no edge {source[at]} → {destination[at]}; compute it again")
-        return found
+        positions: Array = _find(*rows, source, destination)
+        if len(positions) and positions.min() < 0:
+            edge = int(positions.argmin())
+            raise DataError(f"{self.path} has no edge {source[edge]} → {destination[edge]}; {_REMEDY}")
+        return positions
 
     def load_attention(self) -> AttentionMap:
         """Read the attention of all layers into memory; `DataError` if it is damaged."""
         names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
-        self._arrays.verify(name for name in names if name in self._infos)
+        self._verify(name for name in names if name in self._infos)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows)
         adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), len(rowptr) - 1)
         layers = []
@@ -134,21 +153,34 @@ class StoredObservation:
 
 
 @compiled
-def _find(rowptr: Array, source: Array, ours: Array, destination: Array) -> Array:
-    """Search each edge in its row, whose sources are sorted; -1 where it is not."""
-    found = np.full(len(ours), -1, np.int64)
-    for edge in range(len(ours)):
+def _find(rowptr: Array, source: Array, queries: Array, destination: Array) -> Array:
+    """Search each edge in its row, whose sources are sorted; -1 if it is absent."""
+    positions = np.full(len(queries), -1, np.int64)
+    for edge in range(len(queries)):
         low, high = rowptr[destination[edge]], rowptr[destination[edge] + 1]
         last = high
         while low < high:
             middle = (low + high) // 2
-            if source[middle] < ours[edge]:
+            if source[middle] < queries[edge]:
                 low = middle + 1
             else:
                 high = middle
-        if low < last and source[low] == ours[edge]:
-            found[edge] = low
-    return found
+        if low < last and source[low] == queries[edge]:
+            positions[edge] = low
+    return positions
+
+
+def _write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
+    """Write the manifest of an observation of a graph, with every array in the folder."""
+    manifest: _Manifest = {
+        "format": "fgai observation",
+        "version": VERSION,
+        "model": model,
+        "graph": graph,
+        "layers": layers,
+        "arrays": _describe(folder),
+    }
+    write_atomic(folder / MANIFEST, encode(manifest))
 
 
 def _check_shapes(manifest: _Manifest) -> None:

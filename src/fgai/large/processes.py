@@ -27,9 +27,9 @@ from fgai.typed import typed
 T = TypeVar("T")
 TIMEOUT = 1800.0
 """Seconds a rank waits for the others; exact passes over large graphs lie between two exchanges."""
-ROUND, OPEN, POLL = "fgai", "open", 0.05
-"""Where the part of the store is named that all ranks use, where it is opened; seconds between two looks."""
-FAILED = "failed"  # where in the store the first rank that fails says why
+ROUND, OPEN, FAILED = "fgai", "open", "failed"
+"""Keys of the store: the part that all ranks use, whether it is open, the error of the first that fails."""
+POLL = 0.05  # seconds between two looks at the store
 
 
 class _TorchrunGroup(ProcessGroup):
@@ -40,16 +40,16 @@ class _TorchrunGroup(ProcessGroup):
         self._store = store
 
     def gather(self, value: T) -> list[T]:
-        found: list[T | None] = [None] * self.size
+        values: list[T | None] = [None] * self.size
         with self._explained():
-            dist.all_gather_object(found, value)
-        return found  # type: ignore[return-value]
+            dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
 
     def first(self, value: T) -> T:
-        found = [value]
+        values = [value]
         with self._explained():
-            dist.broadcast_object_list(found, src=0)
-        return found[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -61,12 +61,11 @@ class _TorchrunGroup(ProcessGroup):
 
     def average_gradients(self, parameters: Sequence[nn.Parameter], weight: int) -> None:
         """Weighted mean over all processes; a parameter without a gradient in all of them keeps none."""
-        like = parameters[0]
-        known = like.new_tensor([float(p.grad is not None) for p in parameters])
-        total = like.new_tensor([float(weight)])
+        present = parameters[0].new_tensor([float(p.grad is not None) for p in parameters])
+        total = parameters[0].new_tensor([float(weight)])
         sums = [torch.zeros_like(p) if p.grad is None else p.grad * weight for p in parameters]
-        self.add_up([*sums, known, total])
-        for parameter, value, some in zip(parameters, sums, known.tolist(), strict=True):
+        self.add_up([*sums, present, total])
+        for parameter, value, some in zip(parameters, sums, present.tolist(), strict=True):
             parameter.grad = value / total if some else None
 
     @contextmanager
@@ -120,7 +119,7 @@ def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> I
         raise RanksError("this process has joined a group already; leave it first, or do not join twice")
     if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
         _stay_on_this_machine()
-    ranks = _met(torch.device(device), seconds)
+    ranks = _form_group(torch.device(device), seconds)
     token = CURRENT.set(ranks)
     try:
         if torch.device(device).type == "cuda":
@@ -149,9 +148,9 @@ def _part(store: Any, name: str) -> Any:
 def _fresh(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Return a part of the store in which these processes, and no others, have written.
 
-    After a restart torchrun's store may still hold what processes that are gone have left, their addresses
-    among it. So the first rank gives a new part a name that nobody had, and opens it when all others have
-    signed there. A part that is old is signed by somebody else, or is never opened.
+    After a restart torchrun's store may still hold keys of earlier processes, their addresses among them. So
+    the first rank gives a new part a unique name, and opens it when all others have signed there. A part of
+    before is signed by somebody else, or is never opened.
     """
     own, deadline = uuid4().hex, monotonic() + timeout.total_seconds()
     if rank == 0:
@@ -169,8 +168,8 @@ def _fresh(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     raise RuntimeError(f"rank 0 was not there in {timeout}")
 
 
-def _met(device: torch.device, timeout: timedelta) -> _TorchrunGroup:
-    """Meet the other ranks where torchrun says."""
+def _form_group(device: torch.device, timeout: timedelta) -> _TorchrunGroup:
+    """Form the group at torchrun's rendezvous."""
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
@@ -188,11 +187,11 @@ def _met(device: torch.device, timeout: timedelta) -> _TorchrunGroup:
 
 def _take_own_gpu(ranks: ProcessGroup, device: torch.device) -> None:
     """Make the GPU of this rank the current one, if it is no other's: NCCL knows one rank for each."""
-    place, count = ranks.place(device), torch.cuda.device_count()
-    index = torch.cuda.current_device() if place.index is None else place.index
-    own = str(torch.cuda.get_device_properties(index).uuid) if index < count else None
-    found = ranks.gather(own)
-    if None in found or len(set(found)) < len(found):
+    own, count = ranks.place(device), torch.cuda.device_count()
+    index = torch.cuda.current_device() if own.index is None else own.index
+    uuid = str(torch.cuda.get_device_properties(index).uuid) if index < count else None
+    uuids = ranks.gather(uuid)
+    if None in uuids or len(set(uuids)) < len(uuids):
         raise RanksError(
             f"every rank needs a GPU of its own; of {ranks.size} at least one has none or shares one. This"
             f" machine has {count}: start as many ranks as there are GPUs, and `device` without a number"

@@ -21,10 +21,10 @@ NUMBERS = 1 << 22
 
 
 class _LeftOut(NamedTuple):
-    """How many honest nodes limits leave out."""
+    """Shares of the nodes that limits leave out."""
 
-    clip_share: float  # share of the nodes at either end of each channel
-    shrink: float  # share of the nodes, the loudest as a whole
+    clip_share: float  # at either end of each channel
+    shrink: float  # those of largest norm
     sampled: bool  # take order statistics from a few thousand nodes, evenly spread
 
 
@@ -37,18 +37,12 @@ def _measure_layer(
 ) -> None:
     """Take the ranges of a layer's limits from all rows it reads.
 
-    Without `clip_share` and `shrink` limits change nothing and are measured together, else in order.
-
-    Args:
-        layer: with limits.
-        run: runs it on one block of nodes after another; yields, before each, which of its rows count.
-        folder: for intermediate files.
-        left_out: see `_LeftOut`.
-        num_nodes: N.
+    `run` runs it on one block of nodes after another and yields, before each, the rows that count. Without
+    `clip_share` and `shrink` limits change nothing and are measured together, else in order.
     """
-    found = limits_of(layer)
+    every = limits_of(layer)
     together = left_out.clip_share == left_out.shrink == 0
-    for group in [found] if together and found else [[limits] for limits in found]:
+    for group in [every] if together and every else [[limits] for limits in every]:
         for limits, path in _written(run, group, folder).items():
             rows = map_array(path) if path.exists() else np.zeros(0)
             if len(rows) != num_nodes:
@@ -61,8 +55,8 @@ def _measure_layer(
 
 
 def _written(run: Callable[[], Iterator[slice]], group: list[Limits], folder: Path) -> dict[Limits, Path]:
-    """Write what reaches some limits of a layer, a file each."""
-    names = {limits: f"said.{number}" for number, limits in enumerate(group)}
+    """Write the inputs of some limits of a layer, a file each."""
+    names = {limits: f"input.{number}" for number, limits in enumerate(group)}
     own = slice(None)
     with _ArrayFiles(folder) as files:
 
@@ -83,8 +77,8 @@ def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
     radius = limits.radius
     if not limits.derived:
         counted = rows[::every] if shrink else rows
-        loud = [loudness(clip(block, low, high), low, high) for block in _blocks(counted)]
-        radius = largest(torch.cat(loud), shrink) * (1 + SLACK)
+        norms = [loudness(clip(block, low, high), low, high) for block in _blocks(counted)]
+        radius = largest(torch.cat(norms), shrink) * (1 + SLACK)
     usual = limits.usual
     if every == 1:
         moved = sum(int((clip(block, low, high, radius) != block).sum()) for block in _blocks(rows))

@@ -13,10 +13,10 @@ from fgai.attention import call_model, evaluating, find_layers, limits_of, measu
 from fgai.graph import Graph
 from fgai.large.arrays import _write_array, map_array
 from fgai.large.blocks import _write_rows
-from fgai.large.observation import StoredObservation
+from fgai.large.observation import StoredObservation, _write_manifest
 from fgai.large.size import pass_size
 from fgai.large.stored import StoredGraph
-from fgai.large.streaming import _readable, _write_manifest
+from fgai.large.streaming import _readable
 from fgai.large.write import _building, _feature_blocks
 from fgai.sparse import Features
 from fgai.sparse.adjacency import Index32, of_narrow
@@ -52,16 +52,16 @@ class _Resident:
         return loops == self._loops and next(model.parameters()).device == self.device
 
     def observe(self, model: nn.Module, path: Path, *, ranked: bool = False) -> StoredObservation:
-        """Write what a model says, heads averaged, as `observe_store` does, but for the states."""
-        seen = observe(model, self.graph, heads="mean", ranked=ranked)
+        """Write logits and attention, heads averaged, as `observe_store` does, but no states."""
+        observation = observe(model, self.graph, heads="mean", ranked=ranked)
         with _building(path) as work:
             index = self.graph.adjacency.index32
-            found = {"rowptr": index.rowptr.long(), "source": index.source, "logits": seen.logits}
-            for number, layer in enumerate(seen.attention.layers):
-                found[f"attention.{number}"] = layer.values
+            arrays = {"rowptr": index.rowptr.long(), "source": index.source, "logits": observation.logits}
+            for number, layer in enumerate(observation.attention.layers):
+                arrays[f"attention.{number}"] = layer.values
                 if ranked:
-                    found[f"scores.{number}"] = layer.ranking()
-            for name, values in found.items():
+                    arrays[f"scores.{number}"] = layer.ranking()
+            for name, values in arrays.items():
                 _write(work.folder / f"{name}.npy", values)
             layers = list(find_layers(_readable(model, self._stored, anywhere=True)[0]))
             _write_manifest(work.folder, model_name(model), self._stored.fingerprint, layers)
@@ -69,22 +69,22 @@ class _Resident:
 
     def measure(self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False) -> int:
         """Take the ranges of a model's limits from all nodes, see `measure_store`; return how many it has."""
-        found = limits_of(model)
-        if found:
+        limits = limits_of(model)
+        if limits:
             with (
                 evaluating(model),
                 torch.no_grad(),
                 measuring(model, clip_share, shrink=shrink, sampled=sampled),
             ):
                 call_model(model, self.graph)
-        return len(found)
+        return len(limits)
 
 
 def _needed(model: nn.Module, stored: StoredGraph) -> int:
     """Bytes on the device of a stored graph and a pass over it, on the safe side."""
     nodes, edges, width = stored.num_nodes, stored.num_edges + stored.num_nodes, stored.num_features
-    made = pass_size(model, nodes, edges, width, heads="each").running
-    return 4 * nodes * width + 2 * made + EDGE * edges
+    running = pass_size(model, nodes, edges, width, heads="each").running
+    return 4 * nodes * width + 2 * running + EDGE * edges
 
 
 def _countable(model: nn.Module, stored: StoredGraph) -> bool:
@@ -112,17 +112,14 @@ def _loaded(folder: Path, stored: StoredGraph, device: torch.device) -> Graph:
 
 def _features(stored: StoredGraph, device: torch.device) -> Features:
     if stored.array("x") is None:
-        found = stored.features(slice(None))
-        assert found is not None
-        return found.to(device)
-    rows: Tensor | None = None
+        features = stored.features(slice(None))
+        assert features is not None
+        return features.to(device)
+    x = torch.empty(stored.num_nodes, stored.num_features, device=device)
     for first, features in _feature_blocks(stored):
         block = features.to_dense()
-        if rows is None:
-            rows = torch.empty(stored.num_nodes, block.shape[1], dtype=block.dtype, device=device)
-        rows[first : first + len(block)] = block
-    assert rows is not None
-    return Features.dense(rows)
+        x[first : first + len(block)] = block
+    return Features.dense(x)
 
 
 def _write(path: Path, values: Tensor) -> None:

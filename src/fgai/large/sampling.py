@@ -58,48 +58,6 @@ class Sample(NamedTuple):
     edges_per_hop: list[int]
 
 
-def _draw(
-    rows: _Rows,
-    seeds: Ints,
-    streams: NDArray[np.uint64],
-    fan_outs: Sequence[int],
-    *,
-    replace: bool,
-    disjoint: bool,
-) -> Sample:
-    """Draw neighbours hop by hop; keys hold a node and, above 32 bits, its tree.
-
-    New nodes are numbered in ascending order, so that their features are read from front to back.
-    """
-    num_trees = len(seeds) if disjoint else 1
-    keys = (np.arange(len(seeds)) << 32) | seeds if disjoint else seeds
-    num_nodes = len(rows.rowptr) - 1
-    most, largest = num_nodes * num_trees, ((num_trees - 1) << 32) + num_nodes
-    tables = np.zeros(0, np.int32), np.zeros(0, np.int64)
-    tables = kernels.with_room(*tables, min(len(keys), most), largest)
-    kernels.number_seeds(*tables, keys)
-    begin, nodes_per_hop, hops = 0, [len(seeds)], []
-    for hop, fan_out in enumerate(fan_outs):
-        nodes, trees = keys[begin:] & _NODE, keys[begin:] >> 32
-        if replace and fan_out > 0:
-            checks.memory(len(nodes) * fan_out, 3 * nodes.itemsize, "fan_out")
-        offset = kernels.offsets(rows.rowptr, nodes, fan_out, replace)
-        row, column, edges = (np.empty(offset[-1], np.int64) for _ in range(3))
-        kernels.draw(rows.rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges)
-        kernels.keys_of(rows.source, edges, trees, offset, begin, row, column)
-        begin = len(keys)
-        tables = kernels.with_room(*tables, min(begin + len(edges), most), largest)
-        fresh = np.sort(kernels.enter(*tables, row))
-        kernels.number(*tables, fresh, begin, row)
-        keys = np.concatenate([keys, fresh])
-        nodes_per_hop.append(len(fresh))
-        hops.append((row, column, edges))
-    edges_per_hop = [len(edges) for *_, edges in hops]
-    sources, ends, places = (torch.from_numpy(np.concatenate(part)) for part in zip(*hops, strict=True))
-    drawn, drawn_for = torch.from_numpy(keys & _NODE), torch.from_numpy(keys >> 32) if disjoint else None
-    return Sample(drawn, sources, ends, places, drawn_for, nodes_per_hop, edges_per_hop)
-
-
 _ORDER, _BATCH = 1, 2  # what draws are for: batches of different kinds never share any
 
 
@@ -185,25 +143,58 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         Raises:
             InputError: they are no numbers of nodes.
         """
-        given = checks.positions(seeds.cpu(), self.num_nodes, "seeds")
-        given = given.nonzero().flatten() if given.dtype == torch.bool else given
-        if given.dim() != 1:
-            raise InputError(f"`seeds` must be a vector of node numbers, got shape {list(given.shape)}")
-        numbers, stream = given.numpy(), self.stream(_BATCH)
+        nodes = _node_numbers(seeds, self.num_nodes, "seeds").numpy()
+        stream = self.stream(_BATCH)
         if self.disjoint:
-            streams = kernels.each_after(stream, numbers)
-        else:
-            streams = np.array([kernels.folded(stream, numbers)], np.uint64)
-        ways = {"replace": self.replace, "disjoint": self.disjoint}
-        return _draw(self.rows, numbers, streams, self.fan_out, **ways)
+            return self._draw(nodes, kernels._each_after(stream, nodes))
+        return self._draw(nodes, np.array([kernels._folded(stream, nodes)], np.uint64))
+
+    def _draw(self, seeds: Ints, streams: NDArray[np.uint64]) -> Sample:
+        """Draw neighbours hop by hop; keys hold a node and, above 32 bits, its tree.
+
+        New nodes are numbered in ascending order, so that their features are read from front to back.
+        """
+        rows, replace, num_trees = self.rows, self.replace, len(streams)
+        keys = (np.arange(len(seeds)) << 32) | seeds if self.disjoint else seeds
+        most = self.num_nodes * num_trees
+        table = kernels._with_room(np.zeros(0, np.int64), min(len(keys), most))
+        kernels._number_seeds(table, keys)
+        begin, nodes_per_hop, hops = 0, [len(seeds)], []
+        for hop, fan_out in enumerate(self.fan_out):
+            nodes, trees = keys[begin:] & _NODE, keys[begin:] >> 32
+            if replace and fan_out > 0:
+                checks.memory(len(nodes) * fan_out, 3 * nodes.itemsize, "fan_out")
+            offset = kernels._offsets(rows.rowptr, nodes, fan_out, replace)
+            row, column, edges = (np.empty(offset[-1], np.int64) for _ in range(3))
+            kernels._draw(rows.rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges)
+            kernels._keys_of(rows.source, edges, trees, offset, begin, row, column)
+            begin = len(keys)
+            table = kernels._with_room(table, min(begin + len(edges), most))
+            fresh = np.sort(kernels._enter(table, row))
+            kernels._number(table, fresh, begin, row)
+            keys = np.concatenate([keys, fresh])
+            nodes_per_hop.append(len(fresh))
+            hops.append((row, column, edges))
+        parts = (torch.from_numpy(np.concatenate(part)) for part in zip(*hops, strict=True))
+        sources, destinations, positions = parts
+        drawn, drawn_for = torch.from_numpy(keys & _NODE), torch.from_numpy(keys >> 32)
+        return Sample(
+            drawn,
+            sources,
+            destinations,
+            positions,
+            drawn_for if self.disjoint else None,
+            nodes_per_hop,
+            [len(edges) for *_, edges in hops],
+        )
 
     def stream(self, purpose: int) -> np.uint64:
         """Where draws for a purpose begin in this epoch."""
-        return np.uint64(kernels.folded(np.uint64(self.seed), np.array([self.epoch, purpose])))
+        return np.uint64(kernels._folded(np.uint64(self.seed), np.array([self.epoch, purpose])))
 
     def order(self, count: int) -> Ints:
         """A random order of `count` items in this epoch: that of the batches' seeds."""
-        return np.argsort(kernels.each_after(self.stream(_ORDER), np.arange(count)), kind="stable")
+        return np.argsort(kernels._each_after(self.stream(_ORDER), np.arange(count)), kind="stable")
 
     def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
         """Draw around the nodes of one batch, for PyG's `NodeLoader`."""
@@ -218,30 +209,39 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         """Draw around the ends of one batch of links, for PyG's `LinkLoader`; pairs beside them too."""
         _refuse(index)
         ends = torch.cat([index.row, index.col]).numpy()
-        seed = int(kernels.folded(self.stream(_BATCH), ends)) & 0xFFFFFFFF
+        seed = int(kernels._folded(self.stream(_BATCH), ends)) & 0xFFFFFFFF
         with seeded(seed, torch.device("cpu")):  # PyG draws the pairs from the global generator
             return edge_sample(
                 index, lambda seeds, _: self._output(seeds), self.num_nodes, self.disjoint, None, neg_sampling
             )
 
     def _output(self, seeds: Tensor) -> SamplerOutput:
-        found = self.sample(seeds)
+        sample = self.sample(seeds)
         return SamplerOutput(
-            node=found.nodes,
-            row=found.row,
-            col=found.column,
-            edge=found.edges,
-            batch=found.trees,
-            num_sampled_nodes=found.nodes_per_hop,
-            num_sampled_edges=found.edges_per_hop,
+            node=sample.nodes,
+            row=sample.row,
+            col=sample.column,
+            edge=sample.edges,
+            batch=sample.trees,
+            num_sampled_nodes=sample.nodes_per_hop,
+            num_sampled_edges=sample.edges_per_hop,
         )
 
 
-def _fan_out(given: Sequence[int]) -> tuple[int, ...]:
-    if not len(given):
+def _node_numbers(nodes: Tensor, count: int, name: str) -> Tensor:
+    """Return a vector of nodes, given by number or as a mask, as numbers on the CPU."""
+    index = checks.positions(nodes.cpu(), count, name)
+    index = index.nonzero().flatten() if index.dtype == torch.bool else index
+    if index.dim() != 1:
+        raise InputError(f"`{name}` must be a vector of node numbers, got shape {list(index.shape)}")
+    return index
+
+
+def _fan_out(values: Sequence[int]) -> tuple[int, ...]:
+    if not len(values):
         raise InputError("`fan_out` must hold one number of neighbours per layer, got none")
     counts = []
-    for value in given:
+    for value in values:
         count = 0
         with suppress(TypeError):
             count = operator.index(value)
@@ -261,9 +261,9 @@ def _structure(graph: Any) -> tuple[StoredGraph | None, _Rows | None, Tensor | N
         return graph, None, None
     if isinstance(graph, Graph):
         return None, _rows(graph.to("cpu").adjacency), None
-    given = arguments_from_data(graph)
-    edges = checks.edge_index(given["edge_index"], given["num_nodes"])
-    adjacency, order = Adjacency.build(edges.cpu(), given["num_nodes"])
+    arguments = arguments_from_data(graph)
+    edges = checks.edge_index(arguments["edge_index"], arguments["num_nodes"])
+    adjacency, order = Adjacency.build(edges.cpu(), arguments["num_nodes"])
     same = torch.equal(order, torch.arange(len(order)))
     return None, _rows(adjacency), None if same else order
 
@@ -317,8 +317,8 @@ class MiniBatch:
         Raises:
             AttentionError: an edge is there twice, as draws with replacement may have it.
         """
-        ours, theirs = match_edges(self.graph.keys, keys)
-        return self.edges[ours], theirs
+        mine, others = match_edges(self.graph.keys, keys)
+        return self.edges[mine], others
 
 
 @typed
@@ -350,9 +350,9 @@ def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
         fields: dict[str, Any] = {**graph.node_fields(nodes.numpy()), **graph.edge_fields(edges.numpy())}
         fields["features"] = graph.features(nodes.numpy())
     else:
-        places = dict.fromkeys(NODE_ARRAYS, nodes) | dict.fromkeys(EDGE_ARRAYS, edges)
-        whole = {name: getattr(graph, name) for name in places}
-        fields = {name: value[places[name]] for name, value in whole.items() if value is not None}
+        index = dict.fromkeys(NODE_ARRAYS, nodes) | dict.fromkeys(EDGE_ARRAYS, edges)
+        values = {name: getattr(graph, name) for name in index}
+        fields = {name: value[index[name]] for name, value in values.items() if value is not None}
         fields["features"] = _features(graph.features, nodes)
     part = Graph(adjacency, name=graph.name, **fields)
     return MiniBatch(part, nodes, edges, sample.nodes_per_hop[0], sample.trees)
@@ -372,10 +372,12 @@ def _check(graph: Graph | StoredGraph, sample: Sample) -> None:
         raise InputError(f"`sample` must be drawn from {graph.name!r}; it names what is not there")
 
 
-def _features(given: Features | None, nodes: Tensor) -> Features | None:
-    if given is None or not isinstance(given.base, SparseRows) or given.appended is not None:
-        return None if given is None else Features.dense(given.to_dense()[nodes])
-    base = given.base
+def _features(features: Features | None, nodes: Tensor) -> Features | None:
+    if features is None:
+        return None
+    base = features.base
+    if not isinstance(base, SparseRows) or features.appended is not None:
+        return Features.dense(features.to_dense()[nodes])
     indptr, indices, values = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
     return _gather_rows(indptr, indices, values, nodes.numpy(), base.num_columns)
 
@@ -431,12 +433,11 @@ class Batches:
         if (sampler.num_nodes, len(sampler.rows.source)) != (graph.num_nodes, graph.num_edges):
             raise InputError(f"`sampler` must draw from {graph.name!r}; it was made for another graph")
         every = torch.arange(graph.num_nodes)
-        chosen = every if nodes is None else checks.positions(nodes.cpu(), graph.num_nodes, "nodes")
-        chosen = chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen
-        if chosen.dim() != 1 or not chosen.numel():
-            raise InputError(f"`nodes` must be a vector of at least one node, got shape {list(chosen.shape)}")
-        self.graph, self.sampler, self.nodes = graph, sampler, chosen
-        self.most = len(chosen) if most is None else min(checks.whole(most, "most", 1), len(chosen))
+        self.nodes = every if nodes is None else _node_numbers(nodes, graph.num_nodes, "nodes")
+        if not len(self.nodes):
+            raise InputError("`nodes` must be at least one node, got none")
+        self.graph, self.sampler = graph, sampler
+        self.most = len(self.nodes) if most is None else min(checks.whole(most, "most", 1), len(self.nodes))
 
     def __len__(self) -> int:
         batches = -(-self.most // self.batch_size)

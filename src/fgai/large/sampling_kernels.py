@@ -32,7 +32,7 @@ def _after(state, number):
 
 
 @compiled
-def folded(state, numbers):
+def _folded(state, numbers):
     """`_after` for several numbers, in order."""
     for number in numbers:
         state = _after(state, number)
@@ -40,12 +40,12 @@ def folded(state, numbers):
 
 
 @compiled
-def each_after(state, numbers):
+def _each_after(state, numbers):
     """`_after` for each of several numbers alone."""
-    found = np.empty(len(numbers), np.uint64)
+    states = np.empty(len(numbers), np.uint64)
     for i in range(len(numbers)):
-        found[i] = _after(state, numbers[i])
-    return found
+        states[i] = _after(state, numbers[i])
+    return states
 
 
 @compiled
@@ -55,24 +55,24 @@ def _below(state, draw, count):
 
 
 @compiled
-def offsets(rowptr, nodes, fan_out, replace):
+def _offsets(rowptr, nodes, fan_out, replace):
     """Where the edges of each node begin among those drawn: [n + 1]."""
-    found = np.zeros(len(nodes) + 1, np.int64)
+    offset = np.zeros(len(nodes) + 1, np.int64)
     for i in range(len(nodes)):
         degree = rowptr[nodes[i] + 1] - rowptr[nodes[i]]
         if fan_out < 0 or degree == 0 or (degree < fan_out and not replace):
-            found[i + 1] = found[i] + degree
+            offset[i + 1] = offset[i] + degree
         else:
-            found[i + 1] = found[i] + fan_out
-    return found
+            offset[i + 1] = offset[i] + fan_out
+    return offset
 
 
 @compiled
-def draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges):
+def _draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges):
     """Write the positions of the drawn edges to `edges` [e], those into each node together.
 
     Node `nodes[i]` draws from `streams[trees[i]]` (uint64) and has the edges from `offset[i]` on, see
-    `offsets`; hops count from 0, a `fan_out` of -1 takes all neighbours.
+    `_offsets`; hops count from 0, a `fan_out` of -1 takes all neighbours.
     """
     for i in range(len(nodes)):
         first, at, count = rowptr[nodes[i]], offset[i], offset[i + 1] - offset[i]
@@ -108,67 +108,51 @@ def _few(state, first, degree, edges):
 @compiled
 def _many(state, first, degree, edges):
     """One after the other, each with probability (still wanted) / (still there): O(degree)."""
-    found, count = 0, len(edges)
+    drawn, count = 0, len(edges)
     for j in range(degree):
-        if _below(state, j, degree - j) < count - found:
-            edges[found] = first + j
-            found += 1
+        if _below(state, j, degree - j) < count - drawn:
+            edges[drawn] = first + j
+            drawn += 1
 
 
 @compiled
 def _find(table, key):
-    """Where a key is in an open table, or the free place (-1) where it belongs; its number stands behind it.
+    """Where a key is in an open table, or the free slot (-1) where it belongs; its number stands behind it.
 
-    Places are unsigned: numba then spends nothing on indices that count from the end.
+    Slots are unsigned: numba then spends nothing on indices that count from the end.
     """
     last = np.uint64(len(table) - 1)
-    place = (_mix(np.uint64(key)) << np.uint64(1)) & last
-    while table[place] != -1 and table[place] != key:
-        place = (place + np.uint64(2)) & last
-    return place
+    slot = (_mix(np.uint64(key)) << np.uint64(1)) & last
+    while table[slot] != -1 and table[slot] != key:
+        slot = (slot + np.uint64(2)) & last
+    return slot
 
 
 @compiled
-def with_room(direct, table, room, num_keys):
-    """Return both tables with room for `room` keys below `num_keys`, and what they held.
-
-    `direct` [num_keys] int32 holds the number of each key, -1 where it has none, and is used as soon as it is
-    no larger than the open `table` (see `_find`); it is empty before.
-    """
-    if len(direct):
-        return direct, table
+def _with_room(table, room):
+    """Return an open table (see `_find`) with room for `room` keys and the content of another one."""
     size = 32
     while size < 4 * room:
         size *= 2
-    if num_keys * direct.itemsize <= size * table.itemsize:
-        direct = np.full(num_keys, -1, np.int32)
-        for old in range(0, len(table), 2):
-            if table[old] != -1:
-                direct[table[old]] = table[old + 1]
-        return direct, table
-    found = np.full(size, -1, np.int64)
+    larger = np.full(size, -1, np.int64)
     for old in range(0, len(table), 2):
         if table[old] != -1:
-            place = _find(found, table[old])
-            found[place], found[place + np.uint64(1)] = table[old], table[old + 1]
-    return direct, found
+            slot = _find(larger, table[old])
+            larger[slot], larger[slot + np.uint64(1)] = table[old], table[old + 1]
+    return larger
 
 
 @compiled
-def number_seeds(direct, table, keys):
+def _number_seeds(table, keys):
     """Enter keys, each numbered by its position; one that comes again keeps its first number."""
     for i in range(len(keys)):
-        if len(direct):
-            if direct[keys[i]] == -1:
-                direct[keys[i]] = i
-            continue
-        place = _find(table, keys[i])
-        if table[place] == -1:
-            table[place], table[place + np.uint64(1)] = keys[i], i
+        slot = _find(table, keys[i])
+        if table[slot] == -1:
+            table[slot], table[slot + np.uint64(1)] = keys[i], i
 
 
 @compiled
-def keys_of(source, edges, trees, offset, begin, keys, column):
+def _keys_of(source, edges, trees, offset, begin, keys, column):
     """Write the keys [e] of drawn edges' sources (trees above 2³²), and the numbers of destinations."""
     for i in range(len(offset) - 1):
         for e in range(offset[i], offset[i + 1]):
@@ -177,33 +161,22 @@ def keys_of(source, edges, trees, offset, begin, keys, column):
 
 
 @compiled
-def enter(direct, table, keys):
-    """Enter keys and return new ones in order of appearance; replace each by the place of its number."""
+def _enter(table, keys):
+    """Enter keys and return new ones in order of appearance; replace each by the slot of its number."""
     fresh, new = np.empty(len(keys), np.int64), 0
     for e in range(len(keys)):
-        if len(direct):
-            if direct[keys[e]] == -1:
-                direct[keys[e]], fresh[new] = -2, keys[e]
-                new += 1
-            continue
-        place = _find(table, keys[e])
-        if table[place] == -1:
-            table[place] = fresh[new] = keys[e]
+        slot = _find(table, keys[e])
+        if table[slot] == -1:
+            table[slot] = fresh[new] = keys[e]
             new += 1
-        keys[e] = np.int64(place + np.uint64(1))
+        keys[e] = np.int64(slot + np.uint64(1))
     return fresh[:new]
 
 
 @compiled
-def number(direct, table, fresh, count, places):
-    """Number new keys from `count` on, and replace each of the places of `enter` by what it holds."""
+def _number(table, fresh, count, slots):
+    """Number new keys from `count` on, and replace each of the slots of `_enter` by its content."""
     for i in range(len(fresh)):
-        if len(direct):
-            direct[fresh[i]] = count + i
-        else:
-            table[_find(table, fresh[i]) + np.uint64(1)] = count + i
-    for e in range(len(places)):
-        if len(direct):
-            places[e] = direct[places[e]]
-        else:
-            places[e] = table[places[e]]
+        table[_find(table, fresh[i]) + np.uint64(1)] = count + i
+    for e in range(len(slots)):
+        slots[e] = table[slots[e]]

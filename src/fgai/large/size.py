@@ -100,22 +100,22 @@ def pass_size(
     nodes, edges = checks.whole(num_nodes, "num_nodes", 1), checks.whole(num_edges, "num_edges", 0)
     checks.memory(checks.whole(num_features, "num_features", 0), 4, "num_features")
     with evaluating(model), torch.no_grad():
-        found = adapter_of(model).layerwise()
-        if found is None:
+        plan = adapter_of(model).layerwise()
+        if plan is None:
             raise InputError(f"`model` must be one that `observe_store` takes, got {model_name(model)}")
         device = next(model.parameters()).device
-        state = found.enter(Features.dense(torch.zeros(1, num_features, device=device)), None)
-        entry = _row(state) if found.keeps_state and isinstance(state, Tensor) else 0
+        state = plan.enter(Features.dense(torch.zeros(1, num_features, device=device)), None)
+        entry = _row(state) if plan.keeps_state and isinstance(state, Tensor) else 0
         sides, states = [], []
-        for stage in found.stages:
-            made = stage.layer.sides(state)
-            sides.append(sum({id(side): _row(side) for side in made}.values()))
-            before = state if found.keeps_state and isinstance(state, Tensor) else None
-            state = after = stage.update(before, stage.layer.join(made[2]))
+        for stage in plan.stages:
+            projections = stage.layer.sides(state)
+            sides.append(sum({id(side): _row(side) for side in projections}.values()))
+            before = state if plan.keeps_state and isinstance(state, Tensor) else None
+            state = after = stage.update(before, stage.layer.join(projections[2]))
             states.append(_row(after))
-        states[-1] += _row(found.leave(after))
+        states[-1] += _row(plan.leave(after))
     kept = running = 8 * (nodes + 1) + 4 * edges
-    for number, stage in enumerate(found.stages):
+    for number, stage in enumerate(plan.stages):
         kept += nodes * states[number] + 4 * edges * (1 if heads == "mean" else stage.layer.heads)
         own_and_next = sum(sides[number : number + 2])
         running = max(running, kept + nodes * (entry + own_and_next))

@@ -1,7 +1,7 @@
 """Edges in any order become compressed rows on disk, in memory that does not grow with their number.
 
-A counting sort in passes over files: edges are written down as they come, counted by destination, put where
-their row begins, and each row is sorted by source. In memory are one block of edges, and 16 bytes per node.
+A counting sort in passes over files: edges are spooled, counted by destination, moved to where their row
+begins, and each row is sorted by source. In memory are one block of edges, and 16 bytes per node.
 """
 
 from __future__ import annotations
@@ -52,40 +52,36 @@ def _sort_edges(
 
 
 class _Spooled(TypedDict):
-    """What is known of edges that were written down."""
+    """Sizes of spooled edges."""
 
-    count: int  # E, with reverses and those that come again
+    count: int  # E, with reverses and duplicates
     largest: int  # number of a node
     tails: dict[str, list[int]]  # shapes of the values of one edge, by their names
 
 
 def _write_spool(folder: Path, edges: Iterable[_Edges], undirected: bool) -> _Spooled:
-    """Write edges down as they come, in plain files."""
-    found: _Spooled = {"count": 0, "largest": -1, "tails": {}}
+    """Write edges in the order of the input, in plain files."""
+    spool: _Spooled = {"count": 0, "largest": -1, "tails": {}}
+    files: dict[str, BinaryIO] = {}
     with ExitStack() as stack:
-        files: dict[str, BinaryIO] = {}
-
-        def append(name: str, values: Array) -> None:
-            if name not in files:
-                files[name] = stack.enter_context((folder / f"{name}.spool").open("xb"))
-            files[name].write(np.ascontiguousarray(values, _dtype(name)).data)
-
         for part in edges:
             for ends in (part.source, part.destination) if len(part.source) else ():
                 low, high = int(ends.min()), int(ends.max())
                 if low < 0 or high >= LARGEST:
                     raise DataError(f"nodes must be numbered in 0..{LARGEST - 1}, got {low}..{high}")
-                found["largest"] = max(found["largest"], high)
-            found["tails"] = {name: list(values.shape[1:]) for name, values in part.values.items()}
-            ways = [(part.source, part.destination), (part.destination, part.source)]
-            for source, destination in ways if undirected else ways[:1]:
+                spool["largest"] = max(spool["largest"], high)
+            spool["tails"] = {name: list(values.shape[1:]) for name, values in part.values.items()}
+            directions = [(part.source, part.destination), (part.destination, part.source)]
+            for source, destination in directions if undirected else directions[:1]:
                 for name, values in {"source": source, "destination": destination, **part.values}.items():
-                    append(name, values)
-                found["count"] += len(source)
+                    if name not in files:
+                        files[name] = stack.enter_context((folder / f"{name}.spool").open("xb"))
+                    files[name].write(np.ascontiguousarray(values, _dtype(name)).data)
+                spool["count"] += len(source)
         for file in files.values():
             file.flush()
             os.fsync(file.fileno())
-    return found
+    return spool
 
 
 def _dtype(name: str) -> str:
@@ -93,7 +89,7 @@ def _dtype(name: str) -> str:
 
 
 def _read_spool(folder: Path, spool: _Spooled) -> Iterator[_Edges]:
-    """The edges as they came, in blocks."""
+    """The edges in the order of the input, in blocks."""
     tails = {"source": [], "destination": [], **spool["tails"]}
     for first in range(0, spool["count"], BLOCK):
         rows, parts = min(BLOCK, spool["count"] - first), {}
@@ -105,64 +101,57 @@ def _read_spool(folder: Path, spool: _Spooled) -> Iterator[_Edges]:
 
 
 @compiled
-def _count(destination, rowptr):  # type: ignore[no-untyped-def]
-    """Count each destination behind its place."""
-    for end in destination:
-        rowptr[end + 1] += 1
-
-
-@compiled
 def _positions(destination, cursor, positions):  # type: ignore[no-untyped-def]
-    """The next free place in the row of each edge."""
+    """The next free position in the row of each edge."""
     for i in range(len(destination)):
         end = destination[i]
         positions[i] = cursor[end]
         cursor[end] += 1
 
 
-def _placed(folder: Path, spool: _Spooled, opened: Callable[..., Array]) -> dict[str, Array]:
+def _scratches(folder: Path, spool: _Spooled, open_array: Callable[..., Array]) -> dict[str, Array]:
     """Scratch arrays for sources and values of all edges."""
     tails = {"source": [], **spool["tails"]}
     return {
-        name: opened(folder / f"{name}.scratch", (spool["count"], *tail), DTYPES[name])
+        name: open_array(folder / f"{name}.scratch", (spool["count"], *tail), DTYPES[name])
         for name, tail in tails.items()
     }
 
 
 def _place(folder: Path, spool: _Spooled, nodes: int) -> None:
-    """Put every edge into its row, in the order of the input."""
+    """Move every edge to its row, in the order of the input."""
     rowptr = np.zeros(nodes + 1, np.int64)
     for part in _read_spool(folder, spool):
-        _count(part.destination, rowptr)
+        np.add.at(rowptr, part.destination + 1, 1)
     np.cumsum(rowptr, out=rowptr)
-    placed = _placed(folder, spool, _scratch)
+    arrays = _scratches(folder, spool, _scratch)
     starts = _scratch(folder / "rowptr.scratch", rowptr.shape, rowptr.dtype)
     starts[:] = rowptr
     for part in _read_spool(folder, spool):
         positions = np.empty(len(part.source), np.int64)
         _positions(part.destination, rowptr, positions)
-        placed["source"][positions] = part.source
+        arrays["source"][positions] = part.source
         for name, values in part.values.items():
-            placed[name][positions] = values
-    for array in (starts, *placed.values()):
+            arrays[name][positions] = values
+    for array in (starts, *arrays.values()):
         if isinstance(array, np.memmap):
             array.flush()
 
 
 def _write_rows(folder: Path, spool: _Spooled, nodes: int) -> int:
-    """Sort each row by source, leave out what comes again, write everything in order; return how many."""
+    """Sort each row by source, leave out duplicates, write all in order; return the number of edges."""
     rowptr = np.array(_open_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
-    placed = _placed(folder, spool, _open_scratch)
+    arrays = _scratches(folder, spool, _open_scratch)
     counts = np.zeros(len(rowptr), np.int64)
     with _ArrayFiles(folder) as files:
         for first, last in _row_blocks(rowptr, BLOCK):
             edges = slice(rowptr[first], rowptr[last])
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
-            keys = (row << 32) | placed["source"][edges]
+            keys = (row << 32) | arrays["source"][edges]
             order, keys, fresh = _sorted_keys(keys)
-            for name, array in placed.items():
+            for name, array in arrays.items():
                 values = array[edges][order]
-                _check_again(name, values, keys, fresh)
+                _check_duplicates(name, values, keys, fresh)
                 files.append(name, values[fresh])
             counts[first + 1 : last + 1] = np.bincount(row[order][fresh] - first, minlength=last - first)
     np.cumsum(counts, out=counts)
@@ -171,14 +160,14 @@ def _write_rows(folder: Path, spool: _Spooled, nodes: int) -> int:
 
 
 def _sorted_keys(keys: Array) -> tuple[Array, Array, Array]:
-    """The order that sorts edge keys, the sorted keys, and which of them come for the first time."""
+    """The order that sorts edge keys, the sorted keys, and which of them are no duplicates."""
     order = np.argsort(keys, kind="stable")  # runs that are sorted are merged in linear time
     keys = keys[order]
     return order, keys, np.diff(keys, prepend=-1) != 0
 
 
-def _check_again(name: str, values: Array, keys: Array, fresh: Array) -> None:
-    """Raise if an edge that comes again has other values than the first time."""
+def _check_duplicates(name: str, values: Array, keys: Array, fresh: Array) -> None:
+    """Raise if a duplicate edge has other values than the first one."""
     first = np.maximum.accumulate(np.where(fresh, np.arange(len(keys)), 0))
     differs = values != values[first]
     differs = differs.any(1) if differs.ndim == 2 else differs

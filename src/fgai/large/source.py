@@ -29,7 +29,7 @@ from fgai.training.resume import run_label
 from fgai.version import versions
 
 T = TypeVar("T")
-FAN_OUT = 10  # neighbours that are drawn of each node where nothing is said
+FAN_OUT = 10  # neighbours drawn of each node by default
 
 
 class _PreparedBatch(NamedTuple):
@@ -58,7 +58,7 @@ class _StoredSource:
         fan_out: int | Sequence[int] | None,
         epoch_size: int | None = None,
     ) -> None:
-        """Say for which model batches are, how large, and how many seeds an epoch has at most."""
+        """Set the size of batches for a model, and the number of seeds of an epoch at most."""
         check_streamed(model, self.stored)
         self.batch_size = checks.whole(batch_size, "batch_size", 1)
         self.fan_out = _fan_out(fan_out, _hops_of(model, self.stored))
@@ -79,29 +79,23 @@ class _StoredSource:
             )
 
     def parts(
-        self,
-        model: nn.Module,
-        nodes: Tensor | None,
-        epoch: int,
-        *,
-        shuffle: bool = True,
-        most: int | None = None,
-        rank: int = 0,
-        ranks: int = 1,
+        self, model: nn.Module, nodes: Tensor | None, epoch: int, **order: Any
     ) -> Iterator[_PreparedBatch]:
-        """Yield mini-batches around some nodes; they depend on the seed, the epoch and the nodes alone."""
+        """Yield mini-batches around some nodes, see `Batches`; they depend on seed, epoch and nodes alone."""
         self.sampler.epoch = epoch
-        order: dict[str, Any] = {"shuffle": shuffle, "most": most, "rank": rank, "ranks": ranks}
         for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **order):
-            yield _PreparedBatch(_ready(model, batch.graph), batch.nodes, batch.num_seeds)
+            graph = batch.graph
+            # That a PyG model can read the graph was checked once, on a part.
+            graph = prepared(model, graph) if _is_own(model) else graph.to(device_of(model, graph))
+            yield _PreparedBatch(graph, batch.nodes, batch.num_seeds)
 
     def own_parts(
         self, model: nn.Module, nodes: Tensor | None, epoch: int
     ) -> Iterator[_PreparedBatch | None]:
         """Yield this rank's mini-batches of `parts`, one for each step; None where it has none."""
         done, count = 0, self.stored.num_nodes if nodes is None else len(nodes)
-        shared: dict[str, Any] = {"rank": self.ranks.rank, "ranks": self.ranks.size}
-        own = self.parts(model, nodes, epoch, most=self.epoch_size, **shared)
+        rank, ranks = self.ranks.rank, self.ranks.size
+        own = self.parts(model, nodes, epoch, most=self.epoch_size, rank=rank, ranks=ranks)
         for done, part in enumerate(own, 1):  # noqa: B007 (read after the loop)
             yield part
         if done < self.num_steps(count):
@@ -114,43 +108,41 @@ class _StoredSource:
     def observe(
         self, model: nn.Module, *, ranked: bool = False, ranks: ProcessGroup = SINGLE
     ) -> StoredObservation:
-        place = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "seen"
+        path = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "observation"
         if not ranks.several:
-            found = self._on_device(model, lambda there: there.observe(model, place, ranked=ranked))
-            if found is not None:
-                return found
-        options: dict[str, Any] = {"heads": "mean", "ranked": ranked, "ranks": ranks}
-        return observe_store(_streamed(model), self.stored, place, **options)
+            observation = self._on_device(model, lambda there: there.observe(model, path, ranked=ranked))
+            if observation is not None:
+                return observation
+        here = _streamed(model)
+        return observe_store(here, self.stored, path, heads="mean", ranked=ranked, ranks=ranks)
 
     def set_ranges(
         self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
     ) -> None:
         """Take the ranges of a model's limits from all nodes."""
-        sizes = clip_share, shrink
-        if self._on_device(model, lambda there: there.measure(model, *sizes, sampled=sampled)) is not None:
+        shares: dict[str, Any] = {"clip_share": clip_share, "shrink": shrink, "sampled": sampled}
+        if self._on_device(model, lambda there: there.measure(model, **shares)) is not None:
             return
         here = _streamed(model)
-        measure_store(
-            here, self.stored, clip_share=clip_share, shrink=shrink, sampled=sampled, folder=self.folder
-        )
+        measure_store(here, self.stored, folder=self.folder, **shares)
         if here is not model:
-            for mine, found in zip(limits_of(model), limits_of(here), strict=True):
-                mine.set(found.low, found.high, found.radius, found.usual)
+            for limits, other in zip(limits_of(model), limits_of(here), strict=True):
+                limits.set(other.low, other.high, other.radius, other.usual)
 
     def _on_device(self, model: nn.Module, run: Callable[[_Resident], T]) -> T | None:
-        """What a pass gives over the graph on the model's GPU, loaded once; None if it has no room for it."""
-        if not _is_own(model):
+        """Run a pass over the graph on the model's GPU, loaded once; None if there is no room for it."""
+        if self._crowded or not _is_own(model):
             return None
-        known = self._loaded is not None and self._loaded.serves(model)
-        if self._crowded or not (known or _Resident.fits(model, self.stored)):
+        loaded = self._loaded is not None and self._loaded.serves(model)
+        if not (loaded or _Resident.fits(model, self.stored)):
             return None
         try:
-            if not known:
-                self._loaded = None  # gone before the next one comes
+            if not loaded:
+                self._loaded = None  # free its memory first
                 self._loaded = _Resident(model, self.stored, self.folder)
             assert self._loaded is not None
             return run(self._loaded)
-        except torch.OutOfMemoryError:  # others have taken what was free
+        except torch.OutOfMemoryError:  # other processes have taken the memory
             self._loaded, self._crowded = None, True
             return None
 
@@ -165,7 +157,7 @@ class _StoredSource:
             })  # fmt: skip
 
     def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
-        """Name what is trained on what, see `run_label`; batches of another size are another training."""
+        """Return the label of a training, see `run_label`; the sizes of batches are part of it."""
         data = self.stored.fingerprint
         return run_label(model, self.nodes, *parts, *self._sizes, weights=weights, data=data)
 
@@ -182,20 +174,15 @@ class _StoredSource:
         return torch.stack(low).amin(0), torch.stack(high).amax(0)
 
 
-def _fan_out(given: int | Sequence[int] | None, layers: int) -> tuple[int, ...]:
-    if given is None or isinstance(given, int):
-        return (FAN_OUT if given is None else given,) * layers
-    if len(given) != layers:
+def _fan_out(counts: int | Sequence[int] | None, layers: int) -> tuple[int, ...]:
+    if counts is None or isinstance(counts, int):
+        return (FAN_OUT if counts is None else counts,) * layers
+    if len(counts) != layers:
         raise InputError(
             f"`fan_out` must be one number, or one for each of the model's {layers} attention layers (and"
-            f" other message-passing layers), got {list(given)}"
+            f" other message-passing layers), got {list(counts)}"
         )
-    return tuple(given)
-
-
-def _ready(model: nn.Module, graph: Graph) -> Graph:
-    """Return a mini-batch as a model reads it; that a PyG model can read it was checked once, on a part."""
-    return prepared(model, graph) if _is_own(model) else graph.to(device_of(model, graph))
+    return tuple(counts)
 
 
 def _streamed(model: nn.Module) -> nn.Module:

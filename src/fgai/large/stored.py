@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -15,15 +15,16 @@ from torch import Tensor
 
 from fgai.datasets import random_split
 from fgai.errors import CheckpointError, DataError
-from fgai.files import add_checksum, check, parse_json, regular, take_checksum
+from fgai.files import add_checksum, check, digest_of, parse_json, regular, take_checksum
 from fgai.graph import Graph
 from fgai.graph.on_disk import MANIFEST, GraphOnDisk
-from fgai.large.arrays import Array, _are_below, _are_pointers, _ArrayFolder, _ArrayInfo
+from fgai.large.arrays import Array, _are_rows, _ArrayInfo, map_array
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.valid import LARGEST, owners
 from fgai.typed import typed
 
 VERSION = 2
+NAMES = "names.json"
 _REMEDY = "convert the graph again"
 _SIZES = ("num_nodes", "num_edges", "num_features")
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -44,10 +45,17 @@ DTYPES = {
 """Every array a store may hold, and its type on every machine."""
 
 
-class _Manifest(TypedDict):
-    """What `graph.json` holds."""
+class _Names(TypedDict, total=False):
+    """Names by number, in `names.json`."""
 
-    format: Literal["fgai graph"]  # says what kind of folder this is
+    node_names: list[str]
+    class_names: list[str]
+
+
+class _Manifest(TypedDict):
+    """Content of `graph.json`."""
+
+    format: Literal["fgai graph"]
     version: int  # of the format
     name: str  # of the graph
     num_nodes: int  # N
@@ -56,6 +64,7 @@ class _Manifest(TypedDict):
     fingerprint: str  # of the graph, see `fgai.datasets.fingerprint`
     sources: str  # hash of the files and options it was converted from; empty otherwise
     arrays: dict[str, _ArrayInfo]  # by name; each is a file `NAME.npy`
+    names: NotRequired[str]  # SHA-256 of `names.json`
 
 
 def encode(manifest: Mapping[str, Any]) -> str:
@@ -63,27 +72,76 @@ def encode(manifest: Mapping[str, Any]) -> str:
     return json.dumps(add_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
-def _read_manifest(
-    path: Path, version: int, kind: Any, check_shapes: Callable[[Any], None], absent: str, remedy: str
-) -> Any:
-    """Read a manifest and compare it with its checksum; `absent` ends the message if there is none."""
-    try:
-        values = parse_json(regular(path).read_bytes())
-        number = values.get("version") if isinstance(values, dict) else None
-        if isinstance(number, int) and number > version:
-            raise DataError(f"{path} is of a newer version ({number}); update fgai")
-        if isinstance(number, int) and number < version:
-            raise DataError(f"{path} is of an older version ({number}), without checksums; make it again")
-        manifest = take_checksum(values)
-        if manifest is values:
-            raise ValueError("it has no checksum")
-        check(manifest, kind, path.name)
-        check_shapes(manifest)
-    except FileNotFoundError:
-        raise DataError(f"{path.parent} holds no {absent}") from None
-    except (CheckpointError, ValueError, OSError) as error:
-        raise DataError(f"{path} is damaged: {error}; {remedy}") from error
-    return manifest
+class _ArrayFolder:
+    """A folder of arrays and a manifest; arrays are mapped when first used, and verified once."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        manifest: str,
+        version: int,
+        layout: Any,
+        check_shapes: Callable[[Any], None],
+        absent: str,
+        remedy: str,
+    ) -> None:
+        self.path, self._remedy = Path(path), remedy
+        self._manifest = self._read_manifest(self.path / manifest, version, layout, check_shapes, absent)
+        self._infos: dict[str, _ArrayInfo] = self._manifest["arrays"]
+        self._arrays: dict[str, Array] = {}
+        self._verified: set[str] = set()
+
+    def _read_manifest(
+        self, path: Path, version: int, layout: Any, check_shapes: Callable[[Any], None], absent: str
+    ) -> Any:
+        """Read a manifest and compare it with its checksum; `absent` ends the message if there is none."""
+        try:
+            values = parse_json(regular(path).read_bytes())
+            number = values.get("version") if isinstance(values, dict) else None
+            if isinstance(number, int) and number > version:
+                raise DataError(f"{path} is of a newer version ({number}); update fgai")
+            if isinstance(number, int) and number < version:
+                raise DataError(f"{path} is of an older version ({number}), without checksums; make it again")
+            manifest = take_checksum(values)
+            if manifest is values:
+                raise ValueError("it has no checksum")
+            check(manifest, layout, path.name)
+            check_shapes(manifest)
+        except FileNotFoundError:
+            raise DataError(f"{path.parent} holds no {absent}") from None
+        except (CheckpointError, ValueError, OSError) as error:
+            raise DataError(f"{path} is damaged: {error}; {self._remedy}") from error
+        return manifest
+
+    def _open(self, name: str) -> Array:
+        if name not in self._arrays:
+            file, info = self.path / f"{name}.npy", self._infos[name]
+            try:
+                array = map_array(file)
+                kind, shape = array.dtype.str, list(array.shape)
+                if (kind, shape) != (info["dtype"], info["shape"]) or not array.flags.c_contiguous:
+                    raise ValueError(f"it holds {kind} {shape}, not {info['dtype']} {info['shape']}")
+                self._arrays[name] = array
+            except (OSError, ValueError) as error:
+                raise DataError(f"{file} is damaged or missing ({error}); {self._remedy}") from error
+        return self._arrays[name]
+
+    def _verify(self, names: Iterable[str] | None = None) -> None:
+        """Read arrays, all by default, and compare them with their checksums; each only once."""
+        for name in self._infos if names is None else names:
+            if name in self._verified:
+                continue
+            self._open(name)
+            file = self.path / f"{name}.npy"
+            if digest_of(file) != self._infos[name]["sha256"]:
+                raise DataError(f"{file} is damaged: it does not fit its checksum; {self._remedy}")
+            self._verified.add(name)
+
+    def _check_rows(self, pointers: str, index: str, count: int) -> None:
+        """Check compressed rows by the names of their arrays: entries are below `count`."""
+        if not _are_rows(self._open(pointers), self._open(index), count):
+            raise DataError(f"{self.path} is damaged: its indices point outside; {self._remedy}")
+        self._verify((pointers, index))
 
 
 def _check_shapes(manifest: _Manifest) -> None:
@@ -97,7 +155,7 @@ def _check_shapes(manifest: _Manifest) -> None:
     if "rowptr" not in arrays or "source" not in arrays or stored not in ([0, 0], [3, 0], [0, 1]):
         raise ValueError("edges or features are incomplete")
     entries = arrays["x_indices"]["shape"][:1] if stored[0] else [0]
-    wanted = {
+    shapes = {
         "rowptr": [nodes + 1],
         "source": [edges],
         "x": [nodes, width],
@@ -107,7 +165,7 @@ def _check_shapes(manifest: _Manifest) -> None:
     }
     for name, info in arrays.items():
         shape = info["shape"][:1] if name == "edge_attr" and len(info["shape"]) == 2 else info["shape"]
-        if shape != wanted[name] or min(info["shape"], default=0) < 0:
+        if shape != shapes[name] or min(info["shape"], default=0) < 0:
             raise ValueError(f"`{name}` has shape {info['shape']}, which does not fit the rest")
 
 
@@ -119,11 +177,11 @@ class _Rows(NamedTuple):
 
 
 @typed
-class StoredGraph(GraphOnDisk):
+class StoredGraph(_ArrayFolder, GraphOnDisk):
     """A graph in a folder as `write_store` and `fgai data convert` leave it; `DataError` if it is none.
 
     Edges are sorted by (destination, source), as those of a `Graph`: an edge has the same position in both.
-    Opening it reads the manifest alone. Whatever reads an array as a whole compares it with its checksum
+    Opening it reads the manifest alone. An array that is read completely is compared with its checksum
     first, once: `rows` the indices, `load` and `verify` everything. It is pickled as the name of its folder,
     so worker processes map the same files.
 
@@ -135,15 +193,12 @@ class StoredGraph(GraphOnDisk):
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        absent, remedy = f"stored graph: there is no {MANIFEST}; see `fgai data convert`", _REMEDY
-        manifest: _Manifest = _read_manifest(
-            self.path / MANIFEST, VERSION, _Manifest, _check_shapes, absent, remedy
-        )
+        absent = f"stored graph: there is no {MANIFEST}; see `fgai data convert`"
+        super().__init__(path, MANIFEST, VERSION, _Manifest, _check_shapes, absent, _REMEDY)
+        manifest: _Manifest = self._manifest
         self.name, self.fingerprint, self.sources = (manifest[k] for k in ("name", "fingerprint", "sources"))
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
-        self.num_features, self._infos = manifest["num_features"], manifest["arrays"]
-        self._arrays = _ArrayFolder(self.path, self._infos, remedy)
+        self.num_features = manifest["num_features"]
         self._checked = False
 
     def __repr__(self) -> str:
@@ -151,7 +206,7 @@ class StoredGraph(GraphOnDisk):
         return f"StoredGraph({self.name!r}, {sizes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (os.path.realpath(self.path), self._checked, sorted(self._arrays.verified))
+        return _reopened, (os.path.realpath(self.path), self._checked, sorted(self._verified))
 
     @property
     def has_features(self) -> bool:
@@ -164,37 +219,42 @@ class StoredGraph(GraphOnDisk):
         y = self.array("y")
         if y is None:
             return 0
-        self._arrays.verify(["y"])
+        self._verify(["y"])
         return int(y.max()) + 1
+
+    @cached_property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """`node_names` and `class_names` of a `Graph`, if the graph has them."""
+        if "names" not in self._manifest:
+            return {}
+        path = self.path / NAMES
+        try:
+            if digest_of(path) != self._manifest["names"]:
+                raise ValueError("it does not fit its checksum")
+            names = parse_json(path.read_bytes())
+            check(names, _Names, NAMES)
+        except (CheckpointError, ValueError, OSError) as error:
+            raise DataError(f"{path} is damaged or missing ({error}); {_REMEDY}") from error
+        return {kind: tuple(values) for kind, values in names.items()}
 
     def array(self, name: str) -> Array | None:
         """Return one array, mapped and read-only, or None; `DataError` if the file is missing or damaged."""
-        return self._arrays.open(name) if name in self._infos else None
+        return self._open(name) if name in self._infos else None
 
     def verify(self) -> None:
         """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
         self.rows()
-        self._arrays.verify()
+        _ = self.names
+        self._verify()
 
     def rows(self) -> _Rows:
         """Return the incoming edges, checked once; `DataError` if they point outside the graph."""
-        rows = _Rows(self._needed("rowptr"), self._needed("source"))
         if not self._checked:
-            good = _are_pointers(rows.rowptr, self.num_edges) and _are_below(rows.source, self.num_nodes)
-            sparse = "x_indptr" in self._infos
-            if good and sparse:
-                indptr, indices, _ = (self._needed(name) for name in SPARSE)
-                good = _are_pointers(indptr, len(indices)) and _are_below(indices, self.num_features)
-            if not good:
-                raise DataError(f"{self.path} is damaged: its indices point outside; {_REMEDY}")
-            self._arrays.verify(("rowptr", "source", *(SPARSE[:2] if sparse else ())))
+            self._check_rows("rowptr", "source", self.num_nodes)
+            if "x_indptr" in self._infos:
+                self._check_rows("x_indptr", "x_indices", self.num_features)
             self._checked = True
-        return rows
-
-    def _needed(self, name: str) -> Array:
-        found = self.array(name)
-        assert found is not None  # the manifest was checked
-        return found
+        return _Rows(self._open("rowptr"), self._open("source"))
 
     def features(self, nodes: slice | Array) -> Features | None:
         """Read the features of some nodes, a slice or numbers, in the order given; None if there are none."""
@@ -204,7 +264,7 @@ class StoredGraph(GraphOnDisk):
         if not self.has_features:
             return None
         self.rows()  # looks at all indices
-        indptr, indices, values = (self._needed(name) for name in SPARSE)
+        indptr, indices, values = (self._open(name) for name in SPARSE)
         return _gather_rows(indptr, indices, values, nodes, self.num_features)
 
     def node_fields(self, nodes: slice | Array) -> dict[str, Tensor]:
@@ -215,8 +275,8 @@ class StoredGraph(GraphOnDisk):
         """Read values on some edges by their positions, by the names of a `Graph`."""
         return self._fields(EDGE_ARRAYS, edges)
 
-    def _fields(self, names: tuple[str, ...], places: slice | Array) -> dict[str, Tensor]:
-        return {name: _copied(self._arrays.open(name), places) for name in names if name in self._infos}
+    def _fields(self, names: tuple[str, ...], index: slice | Array) -> dict[str, Tensor]:
+        return {name: _copied(self._open(name), index) for name in names if name in self._infos}
 
     def load(self) -> Graph:
         """Read the whole graph into memory and compare checksums; `DataError` if it is damaged."""
@@ -224,7 +284,7 @@ class StoredGraph(GraphOnDisk):
         every = slice(None)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
         adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), self.num_nodes)
-        fields: dict[str, Any] = {**self.node_fields(every), **self.edge_fields(every)}
+        fields: dict[str, Any] = {**self.node_fields(every), **self.edge_fields(every), **self.names}
         graph = Graph(adjacency, self.features(every), name=self.name, **fields)
         try:
             graph._validate()
@@ -236,7 +296,11 @@ class StoredGraph(GraphOnDisk):
         """Return the nodes without edges and features, with labels and masks; a random split if none."""
         none, starts = (torch.zeros(count, dtype=torch.long) for count in (0, self.num_nodes + 1))
         features = Features.sparse(starts, none, torch.zeros(0), self.num_features)
-        fields: dict[str, Any] = {**self.node_fields(slice(None)), **self.edge_fields(slice(0, 0))}
+        fields: dict[str, Any] = {
+            **self.node_fields(slice(None)),
+            **self.edge_fields(slice(0, 0)),
+            **self.names,
+        }
         adjacency = Adjacency.from_sorted(none, none, self.num_nodes)
         graph = Graph(adjacency, features if self.has_features else None, name=self.name, **fields)
         graph._validate()
@@ -246,8 +310,8 @@ class StoredGraph(GraphOnDisk):
         return graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
 
 
-def _copied(array: Array, places: slice | Array) -> Tensor:
-    return torch.from_numpy(np.array(array[places]) if isinstance(places, slice) else array.take(places, 0))
+def _copied(array: Array, index: slice | Array) -> Tensor:
+    return torch.from_numpy(np.array(array[index]) if isinstance(index, slice) else array.take(index, 0))
 
 
 def _gather_rows(
@@ -256,13 +320,13 @@ def _gather_rows(
     if isinstance(nodes, slice):
         first, last, _ = nodes.indices(len(indptr) - 1)
         pointers = np.array(indptr[first : max(first, last) + 1], np.int64)
-        places: Any = slice(pointers[0], pointers[-1])
+        entries: Any = slice(pointers[0], pointers[-1])
         pointers -= pointers[0]
     else:
         counts = indptr[nodes + 1] - indptr[nodes]
         pointers = np.concatenate([[0], np.cumsum(counts)])
-        places = np.arange(pointers[-1]) + np.repeat(indptr[nodes] - pointers[:-1], counts)
-    parts = pointers, np.array(indices[places], np.int64), np.array(values[places])
+        entries = np.arange(pointers[-1]) + np.repeat(indptr[nodes] - pointers[:-1], counts)
+    parts = pointers, np.array(indices[entries], np.int64), np.array(values[entries])
     starts, columns, numbers = map(torch.from_numpy, parts)
     return Features.sparse(starts, columns, numbers, num_columns)
 
@@ -283,5 +347,5 @@ def open_store(path: Path | str) -> StoredGraph:
 def _reopened(path: str, checked: bool, verified: list[str]) -> StoredGraph:
     stored = StoredGraph(path)
     stored._checked = checked
-    stored._arrays.verified.update(verified)
+    stored._verified.update(verified)
     return stored

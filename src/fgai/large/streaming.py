@@ -1,4 +1,4 @@
-"""Exact passes over a stored graph, layer by layer and block by block: what a model says, and its ranges."""
+"""Exact passes over a stored graph, layer by layer and block by block: model outputs, ranges of limits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from fgai.attention import (
 )
 from fgai.attention.calls import HEADS
 from fgai.errors import InputError, RanksError
-from fgai.files import write_atomic
 from fgai.graph import Graph
-from fgai.large.arrays import _ArrayFiles, _describe, map_array
-from fgai.large.blocks import _attend, _Block, _read_ahead, _SidesFile, _write_rows
+from fgai.large.arrays import _ArrayFiles, map_array
+from fgai.large.blocks import _attend, _Block, _BlockPass, _PassOptions, _read_ahead, _SidesFile, _write_rows
 from fgai.large.message_passing import _is_own, _MessagePassingPass, _plan_of
-from fgai.large.observation import MANIFEST, VERSION, StoredObservation, _Manifest
+from fgai.large.observation import StoredObservation, _write_manifest
 from fgai.large.ranges import _LeftOut, _measure_layer
 from fgai.large.sort import _row_blocks
-from fgai.large.stored import StoredGraph, _Rows, encode
+from fgai.large.stored import StoredGraph
 from fgai.large.write import _building, _feature_blocks
 from fgai.models import AttentionModel
 from fgai.processes import SINGLE, ProcessGroup
@@ -84,23 +83,23 @@ def observe_store(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> stored, model = fgai.large.write_store(data, "planted"), fgai.GAT.for_data(data)
-        >>> found = observe_store(model, stored, "seen")
-        >>> found.logits.shape, found.attention(0).shape
+        >>> observation = observe_store(model, stored, "observation")
+        >>> observation.logits.shape, observation.attention(0).shape
         ((2000, 5), (17914, 8))
     """
     checks.one_of(heads, "heads", HEADS)
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    made = _exact_pass(model, stored)
+    plan = _exact_pass(model, stored)
     stored.verify()
-    place = Path(path)
-    with _shared_folder(place, ranks) as folder, evaluating(model), torch.no_grad():
+    options = _PassOptions(heads == "mean", bool(ranked), block_edges, None, ranks)
+    with _shared_folder(Path(path), ranks) as folder, evaluating(model), torch.no_grad():
         if ranks.leads:
-            _write_rows(folder, stored, made.loops, block_edges, weighted=made.weighted)
+            _write_rows(folder, stored, plan.loops, block_edges, weighted=plan.weighted)
         ranks.wait()
-        made.run(folder, heads == "mean", bool(ranked), block_edges, None, ranks)
+        plan.run(folder, options)
         if ranks.leads:
-            _write_manifest(folder, model_name(model), stored.fingerprint, made.layers)
-    return StoredObservation(place)
+            _write_manifest(folder, model_name(model), stored.fingerprint, plan.layers)
+    return StoredObservation(path)
 
 
 class _ExactPass(NamedTuple):
@@ -109,33 +108,29 @@ class _ExactPass(NamedTuple):
     layers: list[str]  # names of its attention layers, in the order they run
     loops: bool  # whether it reads a self-loop at every node
     weighted: bool  # whether the softmax reads the weights of edges
-    run: Callable[..., None]  # see `_Pass`: folder, averaged, ranked, block_edges, left_out, ranks
+    run: Callable[[Path, _PassOptions], None]
 
 
 def _exact_pass(model: nn.Module, stored: StoredGraph, *, anywhere: bool = False) -> _ExactPass:
-    """Return how a model is computed, after checking that it can be."""
+    """Return how a model is computed, after checking that it can be; fgai's own on the CPU, or `anywhere`."""
     if _is_own(model):
         bare, stages = _readable(model, stored, anywhere=anywhere)
-        return _ExactPass(
-            list(find_layers(bare)),
-            bare.self_loops,
-            True,
-            lambda folder, *how: _Pass(folder, stored, stages, *how).run(),
-        )
+        layers = list(find_layers(bare))
+        return _ExactPass(layers, bare.self_loops, True, lambda *how: _LayerPass(stored, stages, *how).run())
     plan = _plan_of(model, stored)
     return _ExactPass(
         plan.attention,
         plan.loops,
         False,
-        lambda folder, *how: _MessagePassingPass(folder, stored, model, plan, *how).run(),
+        lambda *how: _MessagePassingPass(stored, model, plan, *how).run(),
     )
 
 
 @contextmanager
-def _shared_folder(place: Path, ranks: ProcessGroup) -> Iterator[Path]:
-    """Give all ranks the folder that the first one builds; it is moved to its place at the end."""
+def _shared_folder(path: Path, ranks: ProcessGroup) -> Iterator[Path]:
+    """Give all ranks the folder that the first one builds; it is moved to `path` at the end."""
     with ExitStack() as stack:
-        own = str(stack.enter_context(_building(place)).folder) if ranks.leads else ""
+        own = str(stack.enter_context(_building(path)).folder) if ranks.leads else ""
         folder = Path(ranks.first(own))
         if not min(ranks.gather(folder.is_dir())):
             raise RanksError(
@@ -175,17 +170,17 @@ def measure_store(
         FgaiError: the disk is full.
     """
     checks.whole(block_edges, "block_edges", 1, 2**30)
-    made = _exact_pass(model, stored)
+    plan = _exact_pass(model, stored)
     stored.verify()
-    left_out = _LeftOut(clip_share, shrink, sampled)
+    options = _PassOptions(True, False, block_edges, _LeftOut(clip_share, shrink, sampled))
     with (
         tempfile.TemporaryDirectory(dir=folder) as scratch,
         _building(Path(scratch) / "pass") as work,
         evaluating(model),
         torch.no_grad(),
     ):
-        _write_rows(work.folder, stored, made.loops, block_edges, weighted=made.weighted)
-        made.run(work.folder, True, False, block_edges, left_out, SINGLE)
+        _write_rows(work.folder, stored, plan.loops, block_edges, weighted=plan.weighted)
+        plan.run(work.folder, options)
 
 
 @typed
@@ -240,28 +235,17 @@ def _readable(
     return bare, stages
 
 
-class _Pass:
-    def __init__(
-        self,
-        folder: Path,
-        stored: StoredGraph,
-        stages: Layerwise,
-        averaged: bool,
-        ranked: bool,
-        block_edges: int,
-        left_out: _LeftOut | None = None,
-        ranks: ProcessGroup = SINGLE,
-    ) -> None:
-        self._folder, self._stored, self._stages = folder, stored, stages
-        self._averaged, self._ranked, self._most = averaged, ranked, block_edges
-        self._left_out, self._ranks = left_out, ranks
-        self._rows = _Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
+class _LayerPass(_BlockPass):
+    """The pass of fgai's own models: edges read the projections, or sides, of their ends from files."""
+
+    def __init__(self, stored: StoredGraph, stages: Layerwise, folder: Path, options: _PassOptions) -> None:
+        super().__init__(folder, stored, options)
+        self._stages = stages
         weight = folder / "edge_weight.npy"
         self._weight = map_array(weight) if weight.exists() else None
-        self._spans = ranks.share(list(_row_blocks(self._rows.rowptr, block_edges, block_edges)))
 
     def run(self) -> None:
-        """Go through the layers; each is read from the sides the one before has written."""
+        """Compute layer after layer; each reads the sides that the one before has written."""
         stages = self._stages.stages
         sides = self._sides(0)
         for number, stage in enumerate(stages):
@@ -285,12 +269,8 @@ class _Pass:
         rows = self._stored.num_nodes if self._ranks.several else None
         return _SidesFile(self._folder, f"sides.{number}", self._stages.stages[number].layer, rows)
 
-    def _place(self, first: int, rows: int) -> tuple[int, int] | None:
-        """Where this rank's rows begin in a file of so many rows; None if it writes all of them."""
-        return (first, rows) if self._ranks.several else None
-
     def _sides(self, number: int) -> _SidesFile:
-        """Write the sides of a layer from its whole input, its limits measured first where they shall be."""
+        """Write the sides of a layer; before that its limits are measured, if this pass is for them."""
         layer = self._stages.stages[number].layer
         if self._left_out is not None:
 
@@ -305,36 +285,34 @@ class _Pass:
             for first, state in self._inputs(number):
                 sides.append(state, first)
                 if number == 0 and self._stages.keeps_state and isinstance(state, Tensor):
-                    files.append("entry", state.numpy(), self._place(first, self._stored.num_nodes))
+                    files.append("entry", state.numpy(), self._share(first, self._stored.num_nodes))
         sides.close()
         self._ranks.wait()
         return sides
 
     def _inputs(self, number: int) -> Iterator[tuple[int, Tensor | Features]]:
-        """What a layer reads, block by block, each with its first row: of the features, or of states."""
+        """The inputs of a layer, block by block with their first rows: features, or states."""
         if number == 0:
             for first, features in _feature_blocks(self._stored, self._ranks.share):
                 yield first, self._stages.enter(features, None)
             return
         states = map_array(self._folder / f"state.{number - 1}.npy")
-        for first in range(0, len(states), self._most):
-            yield first, torch.from_numpy(np.array(states[first : first + self._most]))
+        step = self._options.block_edges
+        for first in range(0, len(states), step):
+            yield first, torch.from_numpy(np.array(states[first : first + step]))
 
     def _layer(self, number: int, stage: Stage, sides: _SidesFile, after: _SidesFile | None) -> None:
         layer, opened = stage.layer, sides.opened()
-        kept = self._left_out is None
         with _ArrayFiles(self._folder) as files:
             threads = max(1, torch.get_num_threads() // 4)  # gather beside the computation
-            blocks = _read_ahead(opened, self._blocks(), self._most, threads)
-            for block, read in files.enter_context(closing(blocks)):
-                out, attention, scores = _attend(
-                    layer, opened, block, read, self._most, averaged=self._averaged, ranked=self._ranked
-                )
+            blocks = _read_ahead(opened, self._blocks(), self._options.block_edges, threads)
+            for block, inputs in files.enter_context(closing(blocks)):
+                out, attention, scores = _attend(layer, opened, block, inputs, self._options)
                 state = stage.update(self._before(number, block), layer.join(out))
-                nodes = self._place(block.first, self._stored.num_nodes)
-                edges = self._place(int(self._rows.rowptr[block.first]), len(self._rows.source))
+                nodes = self._share(block.first, self._stored.num_nodes)
+                edges = self._share(int(self._edges.rowptr[block.first]), len(self._edges.source))
                 files.append(f"state.{number}", state.numpy(), nodes)
-                if kept:
+                if self._left_out is None:
                     files.append(f"attention.{number}", attention.numpy(), edges)
                 if scores is not None:
                     files.append(f"scores.{number}", scores.numpy(), edges)
@@ -353,21 +331,8 @@ class _Pass:
         return torch.from_numpy(np.array(map_array(self._folder / f"{name}.npy")[block.first : block.last]))
 
     def _blocks(self) -> Iterator[_Block]:
-        rowptr, source = self._rows
-        for first, last in self._spans:
+        (rowptr, source), most = self._edges, self._options.block_edges
+        for first, last in self._ranks.share(list(_row_blocks(rowptr, most, most))):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             weight = None if self._weight is None else torch.from_numpy(np.array(self._weight[edges]))
             yield _Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
-
-
-def _write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> None:
-    """Say what a folder holds: whose observation of which graph, and every array in it."""
-    manifest: _Manifest = {
-        "format": "fgai observation",
-        "version": VERSION,
-        "model": model,
-        "graph": graph,
-        "layers": layers,
-        "arrays": _describe(folder),
-    }
-    write_atomic(folder / MANIFEST, encode(manifest))

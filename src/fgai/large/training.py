@@ -1,15 +1,15 @@
-"""Recipes in mini-batches: what is minimised is that of the whole graph, seed by seed."""
+"""Recipes in mini-batches: the loss is that of the whole graph, on the seeds of a batch."""
 
 from __future__ import annotations
 
 import tempfile
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -20,7 +20,6 @@ from fgai.attention.calls import device_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.observation import StoredObservation
-from fgai.large.sort import _row_blocks
 from fgai.large.source import _PreparedBatch, _StoredSource
 from fgai.large.stored import StoredGraph, open_store
 from fgai.large.streaming import _reads_loops
@@ -38,127 +37,133 @@ from fgai.training.settings import FaithfulSettings, HardenSettings
 from fgai.training.targets import Reach, Targets, contrast, layer_sharpness, relative_contrasts, spread
 from fgai.training.terms import Term
 
-BLOCK = 1 << 18  # edges and nodes that are in memory together
-
 
 class _StoredTargets:
     """Logits and attention of the vanilla model on the whole graph, frozen, and the scales of the terms."""
 
-    def __init__(self, found: StoredObservation, loops: bool) -> None:
-        self.found, self.loops = found, loops
-        self.layers = range(len(found.layers))
-        nodes, many = 0, 0
+    def __init__(self, vanilla: StoredObservation, loops: bool) -> None:
+        self.vanilla, self.loops = vanilla, loops
+        self.layers = range(len(vanilla.layers))
+        nodes, several = 0, 0  # of the latter every node has two neighbours or more
         total, contrasts, sharpness = 0.0, [0.0] * len(self.layers), [0.0] * len(self.layers)
-        for logits, rowptr, attention in self._blocks():
-            rows, several = len(logits), int((rowptr.diff() >= 2).sum())
+        for logits, rowptr, attention, _ in vanilla._blocks():
+            rows, ranked = len(logits), int((rowptr.diff() >= 2).sum())
             destination = torch.repeat_interleave(torch.arange(rows), rowptr.diff())
             total += rows * float(spread(logits))
             for index, w in enumerate(attention):
                 contrasts[index] += rows * contrast(w, rowptr)
-                sharpness[index] += several * float(layer_sharpness(w, rowptr, destination))
-            nodes, many = nodes + rows, many + several
+                sharpness[index] += ranked * float(layer_sharpness(w, rowptr, destination))
+            nodes, several = nodes + rows, several + ranked
         self.scale = total / nodes
         self.contrasts = relative_contrasts([value / nodes for value in contrasts])
-        self.sharpness = [value / max(1, many) for value in sharpness]
-
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, list[Tensor]]]:
-        """Logits, row pointers and attention per layer, of blocks of rows."""
-        rowptr = self.found.rows.rowptr
-        for first, last in _row_blocks(rowptr, BLOCK, BLOCK):
-            edges = slice(int(rowptr[first]), int(rowptr[last]))
-            attention = [np.array(self.found.attention(layer)[edges, 0]) for layer in self.layers]
-            yield (
-                torch.from_numpy(np.array(self.found.logits[first:last])),
-                torch.from_numpy(np.array(rowptr[first : last + 1]) - rowptr[first]),
-                [torch.from_numpy(w) for w in attention],
-            )
+        self.sharpness = [value / max(1, several) for value in sharpness]
 
     def of(self, part: _PreparedBatch) -> Targets:
         """Return the targets of a mini-batch; attention is divided by its sum over the neighbours drawn."""
         graph, seeds = part.graph, part.seeds
-        logits = torch.from_numpy(self.found.logits[part.nodes.numpy()]).to(graph.device)
-        adjacency = self._adjacency(graph)
+        logits = torch.from_numpy(self.vanilla.logits[part.nodes.numpy()]).to(graph.device)
+        looped = self.loops and not graph.has_loops
+        adjacency = (graph.add_self_loops()[0] if looped else graph).adjacency
         layers = self._attention(part, adjacency)
-        rowptr = adjacency.rowptr
-        into = int(rowptr[seeds])
-        values = [layer.heads()[:into] for layer in layers]
-        rowptrs = [rowptr[: seeds + 1]] * len(layers)
+        into = int(adjacency.rowptr[seeds])
         return Targets(
             logits=logits[:seeds],
             classes=logits.argmax(1),
             layers=layers,
-            attention=values,
+            attention=[layer.heads()[:into] for layer in layers],
             ranking=[layer.ranking()[:into] for layer in layers],
-            rowptrs=rowptrs,
+            rowptrs=[adjacency.rowptr[: seeds + 1]] * len(layers),
             contrasts=self.contrasts,
             sharpness=self.sharpness,
             scale=self.scale,
-            depths=list(range(len(self.found.layers))),
+            depths=list(self.layers),
         )
-
-    def _adjacency(self, graph: Graph) -> Adjacency:
-        """The edges that the attention layers read in a batch, with the self-loops that they add."""
-        looped = self.loops and not graph.has_loops
-        return (graph.add_self_loops()[0] if looped else graph).adjacency
 
     def _attention(self, part: _PreparedBatch, adjacency: Adjacency) -> tuple[LayerAttention, ...]:
         """The attention on all edges of a batch, layer by layer."""
-        graph: Graph = part.graph
+        graph = part.graph
         ends = [part.nodes[end.cpu()].numpy() for end in (adjacency.source, adjacency.destination)]
-        places = self.found.positions(*ends)
+        positions = self.vanilla.positions(*ends)
         layers = []
-        for layer in self.layers:
-            w = torch.from_numpy(self.found.attention(layer)[places, 0]).to(graph.device)
+        for number, name in enumerate(self.vanilla.layers):
+            w = torch.from_numpy(self.vanilla.attention(number)[positions, 0]).to(graph.device)
             sums = w.new_zeros(graph.num_nodes).index_add(0, adjacency.destination, w)
             w = w / sums[adjacency.destination].clamp(min=torch.finfo(w.dtype).tiny)
-            scores = self.found.scores(layer)
+            scores = self.vanilla.scores(number)
             assert scores is not None
-            ranks = torch.from_numpy(scores[places]).to(graph.device)
-            layers.append(LayerAttention.on(adjacency, w[:, None], self.found.layers[layer], ranks))
+            ranks = torch.from_numpy(scores[positions]).to(graph.device)
+            layers.append(LayerAttention.on(adjacency, w[:, None], name, ranks))
         return tuple(layers)
 
 
 FEW = 4  # batches from which the reach of the adversary is taken before the first epoch
 
 
-class _VanillaBatches(Recipe):
+class _BatchRecipe(Recipe):
+    """Training batch by batch; limits take their ranges from all nodes before each epoch and validation."""
+
+    batched = True
+    source: _StoredSource
+    settings: Any = None  # with limits
+    seeds: Tensor | None = None  # nodes of an epoch; None for all
+    measured = False  # whether the ranges of limits are those of the current weights
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.source.num_steps(self.source.stored.num_nodes if self.seeds is None else len(self.seeds))
+
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield one step per batch."""
+        self._measure(model)
+        first = epoch * self.steps_per_epoch
+        for number, part in enumerate(self.source.own_parts(model, self.seeds, epoch), first):
+            yield Step(0 if part is None else part.seeds, self._parts(model, part, number))
+            self.measured = False
+
+    @abstractmethod
+    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+        """The loss of this process's batch, see `Recipe.parts`; there may be none."""
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the adversary; the weights have changed since limits were measured."""
+        super().load_state(state)
+        self.measured = False
+
+    def _measure(self, model: nn.Module) -> None:
+        """Take the ranges of the limits, if the weights have changed since the last time."""
+        if self.settings is not None and self.settings.limits and not self.measured:
+            self.source.set_ranges(model, self.settings.clip_share, self.settings.shrink, sampled=True)
+            self.measured = True
+
+
+class _VanillaBatches(_BatchRecipe):
     """Cross-entropy on the training nodes, batch by batch; scored on fixed batches of validation nodes."""
 
     name = Vanilla.name
-    batched = True
 
-    def __init__(self, whole: _StoredSource) -> None:
-        self.whole = whole
-        self.train_nodes, _ = labelled(whole.nodes, "train_mask")
-        self.val_nodes, _ = labelled(whole.nodes, "val_mask")
+    def __init__(self, source: _StoredSource) -> None:
+        self.source = source
+        self.seeds, _ = labelled(source.nodes, "train_mask")
+        self.val_nodes, _ = labelled(source.nodes, "val_mask")
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Nothing to freeze."""
+        """Check the model; there are no targets."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        if norms and self.whole.ranks.several:
+        if norms and self.source.ranks.several:
             raise InputError(
                 'BatchNorm is not supported with several processes; use `norm="layer"` or one process'
             )
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.whole.num_steps(len(self.train_nodes))
-
-    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
-        """Yield one step per batch of training nodes."""
-        for part in self.whole.own_parts(model, self.train_nodes, epoch):
-            yield Step(0 if part is None else part.seeds, self._parts(model, part))
-
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None) -> Iterator[dict[str, Tensor]]:
+    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         if part is not None:
-            yield supervised(model, part.graph, *_lesson(part))
+            yield supervised(model, part.graph, *_targets(part))
 
     def score(self, model: nn.Module) -> float:
         """Return the validation accuracy minus a thousandth of a bounded loss, as `Vanilla` does."""
         right, loss = 0.0, 0.0
         with evaluating(model), torch.no_grad():
-            for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
-                rows, labels = _lesson(part)
+            for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
+                rows, labels = _targets(part)
                 logits = call_model(model, part.graph).index_select(0, rows)
                 right += float((logits.argmax(1) == labels).sum())
                 loss += float(cross_entropy(logits, labels, reduction="sum"))
@@ -166,54 +171,38 @@ class _VanillaBatches(Recipe):
         return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
 
 
-def _lesson(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
+def _targets(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
     """The rows of the seeds and their labels."""
     assert part.graph.y is not None
     return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
 
 
-class _MeasuredLimits:
-    """Limits whose ranges are taken from all nodes where the weights have changed since the last time."""
-
-    whole: _StoredSource
-    settings: Any
-    measured = False
-
-    def _measure(self, model: nn.Module) -> None:
-        """Take the ranges of the limits, before an epoch or a validation."""
-        if self.settings.limits and not self.measured:
-            self.whole.set_ranges(model, self.settings.clip_share, self.settings.shrink, sampled=True)
-            self.measured = True
-
-
-class _FaithfulBatches(_MeasuredLimits, FaithfulRecipe):
+class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
     """Faithful training, batch by batch over all nodes.
 
-    Vanilla targets and the ranges of limits come from exact passes over the whole graph, the latter every
-    epoch. One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds
-    alone. The share of seeds they reach, measured on the first batches, divides the attacked terms.
+    Vanilla targets come from an exact pass over the whole graph. One adversary serves all batches and ranks:
+    a batch borrows a share of its nodes, which join seeds alone. The share of seeds they reach, measured on
+    the first batches, divides the attacked terms.
     """
-
-    batched = True
 
     def __init__(
         self,
         vanilla: nn.Module,
-        whole: _StoredSource,
+        source: _StoredSource,
         settings: FaithfulSettings,
         terms: Sequence[Term] = (),
     ) -> None:
-        nodes = whole.nodes.to(device_of(vanilla, whole.nodes))
-        super().__init__(vanilla, nodes, settings, terms, whole.feature_range)
-        self.whole, self.count = whole, whole.stored.num_nodes
-        self.val_nodes = task_of(whole.nodes).nodes(whole.nodes, "val")
-        self.fit, self.val = (_mask(each, self.count) for each in (self.adversary.nodes, self.val_nodes))
+        nodes = source.nodes.to(device_of(vanilla, source.nodes))
+        super().__init__(vanilla, nodes, settings, terms, source.feature_range)
+        self.source = source
+        self.val_nodes = task_of(source.nodes).nodes(source.nodes, "val")
+        self.fit, self.val = (_mask(source, each) for each in (self.adversary.nodes, self.val_nodes))
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Freeze the vanilla targets, and let the adversary climb a little before the first epoch."""
+        """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        loops = _reads_loops(self.vanilla, self.whole.stored)
-        self.targets = _StoredTargets(self.whole.observe(self.vanilla, ranked=True), loops)
+        loops = _reads_loops(self.vanilla, self.source.stored)
+        self.targets = _StoredTargets(self.source.observe(self.vanilla, ranked=True), loops)
         self._measure(model)
         if self.injects:
             with evaluating(model, freeze=True):
@@ -221,13 +210,13 @@ class _FaithfulBatches(_MeasuredLimits, FaithfulRecipe):
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
         self.adversary.start(generator, entry_limits(model))
-        parts = list(islice(self.whole.parts(model, None, 0), FEW))
+        parts = list(islice(self.source.parts(model, None, 0), FEW))
         self.reach = self._reach(self.adversary, parts, self.fit, generator)
         self.probe = self.adversary.restarted()
-        few = list(islice(self.whole.parts(model, self.val_nodes, 0, shuffle=False), FEW))
+        few = list(islice(self.source.parts(model, self.val_nodes, 0, shuffle=False), FEW))
         self.probe_reach = self._reach(self.probe, few, self.val, self._generator(-2))
         for part in islice(cycle(parts), PROBE):
-            attack = self._attack(part, generator)
+            attack = _injected(self.adversary, part, self.fit, self.reach, generator)
             if attack is not None:
                 self._loss(part).ascend(model, attack)
 
@@ -238,39 +227,27 @@ class _FaithfulBatches(_MeasuredLimits, FaithfulRecipe):
         pool: Tensor,
         generator: torch.Generator,
     ) -> Reach:
-        """Which shares of the seeds an adversary reaches, over some batches."""
+        """The shares of the seeds that an adversary reaches, over some batches."""
         layers, predictions, seeds = torch.zeros(len(self.targets.layers)), 0.0, 0
         for part in parts:
-            attack = self._injection(adversary, part, pool, Reach([], 1.0), generator)
+            attack = _injected(adversary, part, pool, Reach([], 1.0), generator)
             if attack is not None:
-                found = self.targets.of(part).reach(part.graph, attack.join(part.graph)[0])
-                layers += part.seeds * torch.tensor(found.layers)
-                predictions += part.seeds * found.predictions
+                reach = self.targets.of(part).reach(part.graph, attack.join(part.graph)[0])
+                layers += part.seeds * torch.tensor(reach.layers)
+                predictions += part.seeds * reach.predictions
             seeds += part.seeds
         least = 1.0 / seeds
         return Reach([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.whole.num_steps(self.count)
-
-    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
-        """Yield one step per batch of all nodes; with `turns`, clean and attacked ones alternate."""
-        self._measure(model)
-        first = epoch * self.steps_per_epoch
-        for number, part in enumerate(self.whole.own_parts(model, None, epoch), first):
-            yield Step(0 if part is None else part.seeds, self._parts(model, part, number))
-            self.measured = False
-
     def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
         due, rise = self._due(step, self.steps_per_epoch)
-        climbs, ranks = self.settings.steps if due != "clean" else 0, self.whole.ranks
+        climbs, ranks = self.settings.steps if due != "clean" else 0, self.source.ranks
         generator = self._generator(step * ranks.size + ranks.rank)
         attacks: list[InjectedNodes] = []
         if part is not None:
-            found = [self._attack(part, generator) for _ in range(climbs)]
-            attacks = [attack for attack in found if attack is not None]
+            drawn = [_injected(self.adversary, part, self.fit, self.reach, generator) for _ in range(climbs)]
+            attacks = [attack for attack in drawn if attack is not None]
             loss = self._loss(part)
             risen = loss.targets.logits.new_tensor(rise)
             yield from loss.parts(model, due if attacks else "clean", attacks, risen)
@@ -284,55 +261,32 @@ class _FaithfulBatches(_MeasuredLimits, FaithfulRecipe):
         """Return minus the total on the validation nodes, under a fresh attack; needs no labels."""
         self._measure(model)
         total, generator = 0.0, self._generator(-2)
-        for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
-            probe = None
+        for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
+            attack = None
             if self.injects:
-                probe = self._injection(self.probe, part, self.val, self.probe_reach, generator)
-            total += part.seeds * float(self._loss(part).score(model, probe))
+                attack = _injected(self.probe, part, self.val, self.probe_reach, generator)
+            total += part.seeds * float(self._loss(part).score(model, attack))
         return total / len(self.val_nodes)
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the adversary's features back; the model has other weights, too, since it was measured."""
-        super().load_state(state)
-        self.measured = False
 
     def _loss(self, part: _PreparedBatch) -> FaithfulLoss:
         return FaithfulLoss(part.graph, self.targets.of(part), self.settings, self.terms, measures=False)
 
-    def _attack(self, part: _PreparedBatch, generator: torch.Generator) -> InjectedNodes | None:
-        """Return the training's own adversary at fresh endpoints; None in a batch it cannot join."""
-        return self._injection(self.adversary, part, self.fit, self.reach, generator)
 
-    def _injection(
-        self,
-        adversary: InjectionAdversary,
-        part: _PreparedBatch,
-        pool: Tensor,
-        reach: Reach,
-        generator: torch.Generator,
-    ) -> InjectedNodes | None:
-        found = _borrowed(adversary, part, pool, generator)
-        return None if found is None else InjectedNodes(adversary, found[0], reach, found[1])
-
-
-class _HardenBatches(_MeasuredLimits, _VanillaBatches):
+class _HardenBatches(_VanillaBatches):
     """Adversarial training, batch by batch over the training nodes.
 
-    The ranges of limits come from exact passes over the whole graph every epoch. One adversary serves all
-    batches and ranks: a batch borrows a share of its nodes, which join seeds alone.
+    One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds alone.
     """
 
     name = Adversarial.name
 
-    def __init__(self, model: nn.Module, whole: _StoredSource, settings: HardenSettings) -> None:
-        super().__init__(whole)
+    def __init__(self, model: nn.Module, source: _StoredSource, settings: HardenSettings) -> None:
+        super().__init__(source)
         self.settings, self.weight, self.seed = settings, settings.attack_weight, 0
-        nodes = whole.nodes.to(device_of(model, whole.nodes))
-        self.adversary = InjectionAdversary(nodes, settings.budget, whole.feature_range)
+        nodes = source.nodes.to(device_of(model, source.nodes))
+        self.adversary = InjectionAdversary(nodes, settings.budget, source.feature_range)
         self.adversary.check_box()
-        self.fit, self.val = (
-            _mask(each, whole.stored.num_nodes) for each in (self.adversary.nodes, self.val_nodes)
-        )
+        self.fit, self.val = (_mask(source, each) for each in (self.adversary.nodes, self.val_nodes))
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
@@ -342,29 +296,20 @@ class _HardenBatches(_MeasuredLimits, _VanillaBatches):
         self.adversary.start(self._generator(-1), entry_limits(model))
         self.probe = self.adversary.restarted()
 
-    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
-        """Yield one step per batch of training nodes."""
-        self._measure(model)
-        first = epoch * self.steps_per_epoch
-        for number, part in enumerate(self.whole.own_parts(model, self.train_nodes, epoch), first):
-            yield Step(0 if part is None else part.seeds, self._both(model, part, number))
-            self.measured = False
-
-    def _both(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         """The clean cross-entropy, then the attacked one; the adversary climbs on all ranks."""
-        ranks, found = self.whole.ranks, None
+        ranks, ends = self.source.ranks, None
         generator = self._generator(step * ranks.size + ranks.rank)
         if part is not None:
-            rows, labels = _lesson(part)
+            rows, labels = _targets(part)
             with straight_through(model):
                 clean = cross_entropy(call_model(model, part.graph).index_select(0, rows), labels)
             yield {"clean": clean, "total": (1 - self.weight) * clean}
             del clean
-            found = _borrowed(self.adversary, part, self.fit, generator)
-        if part is not None and found is not None:
-            attacked = self.adversary.joined_to(part.graph, *found)[0]
-            with self.adversary.sending_values(found[1]), straight_through(model):
-                hit = cross_entropy(call_model(model, attacked).index_select(0, rows), labels)
+            ends = _borrowed(self.adversary, part, self.fit, generator)
+        if part is not None and ends is not None:
+            logits = _attacked(self.adversary, model, part.graph, ends)
+            hit = cross_entropy(logits.index_select(0, rows), labels)
             yield {"attacked": hit, "total": self.weight * hit}
         else:
             self.adversary.climb()
@@ -373,46 +318,53 @@ class _HardenBatches(_MeasuredLimits, _VanillaBatches):
     def score(self, model: nn.Module) -> float:
         """Return the mean of clean and attacked validation accuracy, ties broken by a lower clean loss."""
         self._measure(model)
-        generator = self._generator(-2)
-        right = held = loss = 0.0
-        for part in self.whole.parts(model, self.val_nodes, 0, shuffle=False):
-            rows, labels = _lesson(part)
-            with evaluating(model), torch.no_grad():
-                logits = call_model(model, part.graph).index_select(0, rows)
-            right += float((logits.argmax(1) == labels).sum())
-            loss += float(cross_entropy(logits, labels, reduction="sum"))
-            logits = self._probed(model, part, generator).index_select(0, rows)
-            held += float((logits.argmax(1) == labels).sum())
-        count = len(self.val_nodes)
-        return (right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count))) + held / count) / 2
-
-    def _probed(self, model: nn.Module, part: _PreparedBatch, generator: torch.Generator) -> Tensor:
-        """The logits of a batch of validation nodes under an attack that begins here."""
-        rows, labels = _lesson(part)
-        found = _borrowed(self.probe, part, self.val, generator)
-        assert found is not None  # all seeds are validation nodes
-        self.probe.restart()
-        with evaluating(model, freeze=True):
-            for step in range(PROBE + 1):
-                attacked = self.probe.joined_to(part.graph, *found)[0]
-                with self.probe.sending_values(found[1]), straight_through(model):
-                    logits = call_model(model, attacked)
-                if step < PROBE:
+        generator, right = self._generator(-2), 0.0
+        for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
+            rows, labels = _targets(part)
+            ends = _borrowed(self.probe, part, self.val, generator)
+            assert ends is not None  # all seeds are validation nodes
+            self.probe.restart()
+            with evaluating(model, freeze=True):
+                for _ in range(PROBE):
+                    logits = _attacked(self.probe, model, part.graph, ends)
                     loss = cross_entropy(logits.index_select(0, rows), labels)
                     loss.backward()  # type: ignore[no-untyped-call]
-        return logits.detach()
+                logits = _attacked(self.probe, model, part.graph, ends).detach()
+            right += float((logits.index_select(0, rows).argmax(1) == labels).sum())
+        return (super().score(model) + right / len(self.val_nodes)) / 2
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""
         return self.adversary.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take the adversary's features back; the model has other weights, too, since it was measured."""
+        """Restore the adversary's features."""
         self.adversary.load_state(state)
-        self.measured = False
+        super().load_state(state)
 
     def _generator(self, step: int) -> torch.Generator:
         return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x2545F4914)
+
+
+def _attacked(
+    adversary: InjectionAdversary, model: nn.Module, graph: Graph, ends: tuple[Tensor, Tensor]
+) -> Tensor:
+    """The logits of a batch that some nodes of an adversary join, see `_borrowed`."""
+    attacked = adversary.joined_to(graph, *ends)[0]
+    with adversary.sending_values(ends[1]), straight_through(model):
+        return call_model(model, attacked)
+
+
+def _injected(
+    adversary: InjectionAdversary,
+    part: _PreparedBatch,
+    pool: Tensor,
+    reach: Reach,
+    generator: torch.Generator,
+) -> InjectedNodes | None:
+    """The nodes of an adversary that join a batch at fresh endpoints; None if they cannot."""
+    ends = _borrowed(adversary, part, pool, generator)
+    return None if ends is None else InjectedNodes(adversary, ends[0], reach, ends[1])
 
 
 def _borrowed(
@@ -437,8 +389,8 @@ def _borrowed(
     return endpoints.to(device), some.to(device)
 
 
-def _mask(nodes: Tensor, count: int) -> Tensor:
-    mask = torch.zeros(count, dtype=torch.bool)
+def _mask(source: _StoredSource, nodes: Tensor) -> Tensor:
+    mask = torch.zeros(source.stored.num_nodes, dtype=torch.bool)
     mask[nodes.cpu()] = True
     return mask
 

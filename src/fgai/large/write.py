@@ -1,4 +1,4 @@
-"""Stored graphs are written beside their place and moved there when they are whole."""
+"""Write stored graphs: in a hidden folder beside the target, which is moved there when it is complete."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from fgai.errors import CheckpointError, DataError, FgaiError, FgaiWarning, InputError, warn
-from fgai.files import check, parse_json, regular, write_atomic
+from fgai.files import check, digest_of, parse_json, regular, write_atomic
 from fgai.graph import Graph
 from fgai.graph.fields import VALUES
 from fgai.graph.fingerprint import Numbers, Piece, content_fingerprint, feature_pieces
 from fgai.graph.on_disk import MANIFEST, is_store
 from fgai.large.arrays import Array, _describe, _write_array
-from fgai.large.stored import DTYPES, EDGE_ARRAYS, NODE_ARRAYS, SPARSE, VERSION, StoredGraph, encode
+from fgai.large.stored import DTYPES, EDGE_ARRAYS, NAMES, NODE_ARRAYS, SPARSE, VERSION, StoredGraph, encode
 from fgai.sparse import Features, SparseRows
 from fgai.typed import typed
 
@@ -32,144 +32,138 @@ except ImportError:  # not on Windows
 RECORD = "work.json"
 _RECORD_VERSION = 1
 SAMPLES, SAMPLE = 64, 1 << 16  # parts of a large file that are hashed, and the bytes of each
+BLOCK = 1 << 20  # edges that are read or written together
+NUMBERS = 1 << 22  # features that are read or written together
 
-Job = dict[str, Any]  # what decides the result of a job, as JSON holds it: its sources and its options
+Job = dict[str, Any]  # sources and options, which decide the result
 
 
 class _Record(TypedDict):
-    format: Literal["fgai work"]  # says what kind of file this is
+    """Content of `work.json`."""
+
+    format: Literal["fgai work"]
     version: int  # of the format
-    job: Job  # what is being made
-    stages: dict[str, Any]  # the finished ones, in order, and what each found
+    job: Job
+    stages: dict[str, Any]  # results of the finished stages, in order
     files: dict[str, int]  # sizes of the files that the next stage needs
 
 
 class _Work:
     """A folder that is filled stage by stage; `work.json` records finished stages, to resume the same job."""
 
-    def __init__(self, place: Path, job: Job | None) -> None:
-        self.folder, self._path, self._job = place / "files", place / RECORD, job
-        found = None if job is None else _read(self._path)
+    def __init__(self, folder: Path, job: Job | None) -> None:
+        self.folder, self._path, self._job = folder / "files", folder / RECORD, job
+        record = None if job is None else _read_record(self._path)
         self.stages: dict[str, Any] = {}
-        if found is not None:
-            sizes, complete = found["files"].items(), False
+        if record is not None:
+            complete = False
             with suppress(OSError):
+                sizes = record["files"].items()
                 complete = all((self.folder / name).stat().st_size == size for name, size in sizes)
-            if found["job"] == job and complete:
-                self.stages = found["stages"]
-                self._clear(found["files"])
+            if record["job"] == job and complete:
+                self.stages = record["stages"]
+                self._remove_but(record["files"])
                 return
-            what = "its sources or options" if found["job"] != job else "its files"
-            warn(FgaiWarning(f"{what} have changed since this conversion was stopped; it begins anew"))
+            changed = "its sources or options" if record["job"] != job else "its files"
+            warn(FgaiWarning(f"{changed} have changed since this conversion was stopped; it begins anew"))
         self._path.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
     def once(self, stage: str, run: Callable[[], Any], drops: str | None = None) -> Any:
-        """Run a stage unless it is finished, and return what it found."""
+        """Return the result of a stage, run unless it is finished; its files with the suffix `drops` go."""
         if stage in self.stages:
             return self.stages[stage]
-        found = run()
-        self.stages = {**self.stages, stage: found}
+        result = run()
+        self.stages = {**self.stages, stage: result}
         files = {file.name: file.stat().st_size for file in self.folder.iterdir() if file.suffix != drops}
         if self._job is not None:
             heading = {"format": "fgai work", "version": _RECORD_VERSION, "job": self._job}
             record = {**heading, "stages": self.stages, "files": files}
             write_atomic(self._path, json.dumps(record, indent=1))
-        self._clear(files)
-        return found
+        self._remove_but(files)
+        return result
 
-    def _clear(self, files: Iterable[str]) -> None:
+    def _remove_but(self, files: Iterable[str]) -> None:
         for file in self.folder.iterdir():
             if file.name not in files:
                 file.unlink()
 
 
-def _read(path: Path) -> _Record | None:
-    """The record at `path`; None where there is none that can be read."""
+def _read_record(path: Path) -> _Record | None:
+    """The record at `path`; None if there is none that can be read."""
     try:
-        found: _Record = parse_json(regular(path).read_bytes())
-        check(found, _Record, RECORD)
+        record: _Record = parse_json(regular(path).read_bytes())
+        check(record, _Record, RECORD)
     except (CheckpointError, ValueError, OSError):
         return None
-    return found if found["version"] == _RECORD_VERSION else None
+    return record if record["version"] == _RECORD_VERSION else None
 
 
 @contextmanager
-def _claimed(place: Path, wanted: Path) -> Iterator[None]:
-    """Lock a folder, made if missing, for this process; does nothing where there are no locks."""
-    place.mkdir(parents=True, exist_ok=True)
+def _locked(folder: Path, target: Path) -> Iterator[None]:
+    """Lock a folder, created if missing, for this process; does nothing on systems without locks."""
+    folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield
         return
-    while (handle := _claim(place, wanted)) is None:  # whoever held it has removed it meanwhile
-        place.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
     try:
+        with suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise FgaiError(f"another process is writing {target}; wait for it, or stop it") from error
+        if not folder.exists() or not os.path.samestat(os.fstat(handle), folder.stat()):
+            raise FgaiError(f"another process has just written {target}; run this again")
         yield
     finally:
         os.close(handle)
 
 
-def _claim(place: Path, wanted: Path) -> int | None:
-    """Open and lock a folder; None if it is gone by then."""
-    try:
-        handle = os.open(place, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise FgaiError(f"another process is writing {wanted}; wait for it, or stop it") from error
-    except OSError:  # there are no locks here
-        return handle
-    with suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(handle), place.stat()):
-            return handle
-    os.close(handle)
-    return None
-
-
 def _source_of(path: Path) -> Job:
     """Path, size, time and a hash of a file: of all of it up to 4 MiB, else of 4 MiB spread over it."""
-    found, digest = regular(path).stat(), hashlib.sha256()
-    parts = min(SAMPLES, -(-found.st_size // SAMPLE))
-    last = max(0, found.st_size - SAMPLE)
+    status, digest = regular(path).stat(), hashlib.sha256()
+    parts = min(SAMPLES, -(-status.st_size // SAMPLE))
+    last = max(0, status.st_size - SAMPLE)
     with path.open("rb") as file:
         for number in range(parts):
             file.seek(last * number // max(1, parts - 1))
             digest.update(file.read(SAMPLE))
-    place = os.path.realpath(path)
-    return {"path": place, "size": found.st_size, "time": found.st_mtime_ns, "hash": digest.hexdigest()}
-
-
-BLOCK = 1 << 20  # edges that are read or written together
-NUMBERS = 1 << 22  # features that are read or written together
-_PARTIAL, _OLD = ".partial", "old"
+    size, time = status.st_size, status.st_mtime_ns
+    return {"path": os.path.realpath(path), "size": size, "time": time, "hash": digest.hexdigest()}
 
 
 @contextmanager
 def _building(
     path: Path, overwrite: bool = False, *, job: Job | None = None, resume: bool = True
 ) -> Iterator[_Work]:
-    """Give work in a hidden folder beside `path`, whose files take that place if the block ends well.
+    """Give work in a hidden folder beside `path`, whose files are moved there if the block ends well.
 
     If it fails they are removed; after a kill or Ctrl-C finished stages wait for a run of the same job.
     """
-    hidden = path.parent / f".{path.name}{_PARTIAL}"
+    hidden = path.parent / f".{path.name}.partial"
+    old = hidden / "old"  # the folder that is replaced
     try:
         _check_free(path, overwrite)
-        with _claimed(hidden, path):
-            if (hidden / _OLD).exists() and not path.exists():  # killed while it replaced a stored graph
-                (hidden / _OLD).rename(path)
-            shutil.rmtree(hidden / _OLD, ignore_errors=True)
+        with _locked(hidden, path):
+            if old.exists() and not path.exists():  # killed while it replaced a stored graph
+                old.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
             _check_free(path, overwrite)
-            with _removed_unless_stopped(hidden):
+            keep = False
+            try:
                 if not resume:
                     (hidden / RECORD).unlink(missing_ok=True)
                 work = _Work(hidden, job)
                 yield work
-                _take_place(work.folder, path, hidden / _OLD)
+                _move(work.folder, path, old)
+            except KeyboardInterrupt:
+                keep = (hidden / RECORD).exists()
+                raise
+            finally:
+                if not keep:
+                    shutil.rmtree(hidden, ignore_errors=True)
     except (OSError, ValueError) as error:
         if isinstance(error, FgaiError):
             raise
@@ -182,22 +176,8 @@ def _check_free(path: Path, overwrite: bool) -> None:
         raise DataError(f"there is something at {path} already; remove it or choose another place")
 
 
-@contextmanager
-def _removed_unless_stopped(folder: Path) -> Iterator[None]:
-    """Remove a folder after the block, unless Ctrl-C ended it and there is a record of what is finished."""
-    keep = False
-    try:
-        yield
-    except KeyboardInterrupt:
-        keep = (folder / RECORD).exists()
-        raise
-    finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _take_place(folder: Path, path: Path, old: Path) -> None:
-    """Move a folder to its place; what was there goes last, and only once it is moved away."""
+def _move(folder: Path, path: Path, old: Path) -> None:
+    """Move a folder to `path`; an older one is moved to `old` first, and back if that fails."""
     if not path.exists():
         folder.rename(path)
         return
@@ -212,7 +192,7 @@ def _take_place(folder: Path, path: Path, old: Path) -> None:
 def _complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
     """Write the manifest of the arrays in a folder, fingerprint included."""
     arrays = _describe(folder)
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": "fgai graph",
         "version": VERSION,
         "name": name,
@@ -223,6 +203,8 @@ def _complete(folder: Path, name: str, num_features: int, sources: str = "") -> 
         "sources": sources,
         "arrays": arrays,
     }
+    if (folder / NAMES).exists():
+        manifest["names"] = digest_of(folder / NAMES)
     write_atomic(folder / MANIFEST, encode(manifest))
     manifest["fingerprint"] = _stored_fingerprint(StoredGraph(folder))
     write_atomic(folder / MANIFEST, encode(manifest))
@@ -245,9 +227,9 @@ def _keys(stored: StoredGraph) -> Iterator[Numbers]:
     """`destination · 2³² + source` of every edge, in order."""
     rowptr, source = stored.rows()
     for first in range(0, stored.num_edges, BLOCK):
-        place = np.arange(first, min(first + BLOCK, stored.num_edges))
-        destination = np.searchsorted(rowptr, place, "right") - 1
-        yield (destination << 32) | source[place[0] : place[-1] + 1]
+        edges = np.arange(first, min(first + BLOCK, stored.num_edges))
+        destination = np.searchsorted(rowptr, edges, "right") - 1
+        yield (destination << 32) | source[first : first + BLOCK]
 
 
 def _feature_blocks(
@@ -270,7 +252,7 @@ def _blocks(array: Array) -> Iterator[Array]:
 def write_store(graph: Graph, path: Path | str) -> StoredGraph:
     """Write a graph to a folder of arrays, from where it can be read block by block.
 
-    Features and edge values become float32. The folder is moved to its place when it is whole.
+    Features and edge values become float32. The folder appears when it is complete.
 
     Args:
         graph: of nodes, on any device.
@@ -281,13 +263,12 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
         InputError: a batch of small graphs, or links to predict; those fit into memory.
         FgaiError: the folder cannot be written.
     """
-    place = Path(path)
-    with _building(place) as work:
-        _fill(work.folder, graph.to("cpu"))
-    return StoredGraph(place)
+    with _building(Path(path)) as work:
+        _save_graph(work.folder, graph.to("cpu"))
+    return StoredGraph(path)
 
 
-def _fill(folder: Path, graph: Graph) -> None:
+def _save_graph(folder: Path, graph: Graph) -> None:
     """Write a graph on the CPU into a folder that is being built."""
     if graph.batch is not None or graph.links is not None or graph.entry_values is not None:
         raise InputError(
@@ -298,6 +279,7 @@ def _fill(folder: Path, graph: Graph) -> None:
     fields |= {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
     _save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
     _save_features(folder, graph.features)
+    _save_names(folder, {"node_names": graph.node_names, "class_names": graph.class_names})
     _complete(folder, graph.name, graph.num_features)
 
 
@@ -315,3 +297,9 @@ def _save_features(folder: Path, features: Features | None) -> None:
         _save_arrays(folder, dict(zip(SPARSE, parts, strict=True)))
     else:
         _save_arrays(folder, {"x": features.to_dense().detach().numpy()})
+
+
+def _save_names(folder: Path, names: dict[str, tuple[str, ...] | None]) -> None:
+    present = {kind: list(values) for kind, values in names.items() if values is not None}
+    if present:
+        write_atomic(folder / NAMES, json.dumps(present, ensure_ascii=False))
