@@ -68,7 +68,7 @@ def test_nothing_is_changed_and_what_fails_is_left_out(capsys: pytest.CaptureFix
 
 
 def test_passes_are_counted() -> None:
-    assert training_passes("fgai", {"epochs": 10}, trained=True) == 10 * EPOCH["fgai"]  # too short for a check
+    assert training_passes("fgai", {"epochs": 10}, trained=True) == 10 * EPOCH["fgai"]
     assert training_passes("fgai", {"epochs": 10}) > training_passes("vanilla", {}) > 0
     graph, threat = small_data(), THREATS["standard"]
     attack = make_attack(threat, "prediction")

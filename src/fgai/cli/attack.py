@@ -119,7 +119,11 @@ def attack(
     if breaking is not None:
         limits: dict[str, Any] = {"threshold": breaking, "limit": most}
         point = breaking_point(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
-        values = {"command": "attack", "dataset": graph.name, "breaking_point": point.to_dict()}
+        values: dict[str, Any] = {
+            "command": "attack",
+            "dataset": graph.name,
+            "breaking_point": point.to_dict(),
+        }
         _finish(out, values, path, point.show)
         return
     result = search.run(model, graph, seed=seed, tracker=tracker)
@@ -130,7 +134,7 @@ def attack(
         name: logits_again(model, view)[rows] for name, view in (("clean", clean), ("attacked", result.graph))
     }
     changed = logits["clean"].argmax(1) != logits["attacked"].argmax(1)
-    values = {
+    values: dict[str, Any] = {
         "command": "attack",
         "model": str(opened.path),
         "dataset": graph.name,

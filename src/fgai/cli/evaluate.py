@@ -138,12 +138,12 @@ def compare(
     begins = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
     announce(out, begins, list(named.values()), graph, passes)
     comparison = compare_models(named, graph, threat, **_arguments(attacker, measures))
-    show = partial(comparison.show, every=measures.all_)
-    if format_ != "table":
-        text = getattr(comparison, f"to_{format_}")
 
-        def show(console: Console) -> None:
-            typer.echo(text().rstrip("\n"))
+    def show(console: Console) -> None:
+        if format_ == "table":
+            comparison.show(console, every=measures.all_)
+        else:
+            typer.echo(getattr(comparison, f"to_{format_}")().rstrip("\n"))
 
     _finish(out, comparison, path, show)
 

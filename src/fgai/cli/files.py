@@ -133,7 +133,7 @@ def _open_models(words: list[str], own: options.OwnModel) -> dict[str, _Opened]:
             name = Path(path).stem
         if name in opened:
             raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
-        file = {"model" if own.own is None else "weights": Path(path)}
+        file: dict[str, Any] = {"model" if own.own is None else "weights": Path(path)}
         opened[name] = _open_model(options.Source(**vars(own), **file))
     parts = ("dataset", "split_seed", "task")
     if len({tuple(entry.about.get(part) for part in parts) for entry in opened.values()}) > 1:

@@ -249,7 +249,7 @@ def audit(
         proof = certify_attention(opened.model, graph, radius=RADIUS, k1=k, k2=k)
         injections = certify_injections(models, graph, k)
         out.say("making the page")
-        flags = {"model": source.own, "weights": source.weights, "data": source.data}
+        flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
         flags |= {**vars(attacker), "node": node, "output": page}
         again = ["fgai", "audit", *([] if source.model is None else [str(source.model)]), *_flags(flags)]
         made = make_report(

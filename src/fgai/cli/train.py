@@ -88,7 +88,7 @@ def train(
     settings, seed = _settings(training, model, method), training.seed
     if training.box is not None and "box" not in setting_names(method, model):
         raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
-    batches = {"batch_size": training.batch_size, "fan_out": training.neighbours}
+    batches: dict[str, Any] = {"batch_size": training.batch_size, "fan_out": training.neighbours}
     graph = _open_data(data, source, seed, task, stored=training.batch_size is not None)
     kind = task_of(graph).name if isinstance(graph, Graph) else "node"
     usual = datasets.info(data).task if data in datasets.names() else "node"  # of a graph of your own
@@ -209,7 +209,7 @@ def faithful(
     - `fgai faithful --model mine:Model --weights w.pt --data folder --batch-size 512`
     """
     work = partial(make_faithful, epoch_size=epoch_size)
-    more = {} if training.batch_size is None else {"epoch_size": epoch_size}
+    more: dict[str, Any] = {} if training.batch_size is None else {"epoch_size": epoch_size}
     _retrain(out, "faithful", "fgai", "making {} faithful", work, source, training, **more)
 
 
@@ -240,7 +240,7 @@ def _retrain(
     **more: Any,
 ) -> None:
     """Make another model of one that is there; `more` is noted in its file."""
-    batches = {"batch_size": training.batch_size, "fan_out": training.neighbours}
+    batches: dict[str, Any] = {"batch_size": training.batch_size, "fan_out": training.neighbours}
     opened, seed = _open_model(source, stored=training.batch_size is not None), training.seed
     graph, split_seed = opened.graph, opened.about.get("split_seed", 0)
     if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != split_seed:
