@@ -39,6 +39,7 @@ LANGUAGES = {"python", "console", ""}
 SHORT = {
     "train": {"epochs": 3, "progress": False},
     "make_faithful": {"epochs": 2, "progress": False},
+    "harden": {"epochs": 2, "progress": False},
     "evaluate": {"curves": False, "nulls": False},
     "compare": {"curves": False, "nulls": False, "explanation_attack": False},
 }
@@ -83,6 +84,7 @@ def trained() -> dict[str, Any]:
 
 
 def shorten_threats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fgai.attacks.ensemble.GENERATIONS", 1)
     for name, threat in list(THREATS.items()):
         ensemble = issubclass(threat.attack, EnsembleInjection)  # 0 steps are those of its members
         steps = 2 if ensemble else min(threat.budget.steps, 2)
@@ -282,6 +284,7 @@ NOTEBOOKS = ("quick-tour", "audit-your-gat")
 
 
 @pytest.mark.usefixtures("short_notebooks")
+@pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")  # models this raw are rightly doubted
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebooks_become_pages(name: str, tmp_path: Path) -> None:
     from tools.notebooks import write_page

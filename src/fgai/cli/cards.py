@@ -86,10 +86,10 @@ def card(
         output = output.with_name(f"{output.name}.json")
     for file in (output, output.with_suffix(".md")):
         checked_output(file, force)
-    made = card_from_files(files, name=name)
-    for path in made.write(output):
+    result = card_from_files(files, name=name)
+    for path in result.write(output):
         out.say(f"written to {path}")
-    out.result(made.to_dict(), partial(made.show, every=all_))
+    out.result(result.to_dict(), partial(result.show, every=all_))
 
 
 @command

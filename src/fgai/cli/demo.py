@@ -99,7 +99,7 @@ def demo(
     again += [] if epochs is None else ["--epochs", str(epochs)]
     attack = make_attack("standard", "prediction")
     attacks = {name: attack.run(entry, graph, seed=seed) for name, entry in models.items()}
-    made = make_report(
+    report = make_report(
         comparison,
         models=models,
         data=graph,
@@ -108,15 +108,15 @@ def demo(
         attacks=attacks,
         reproduce=[shlex.join(again)],
     )
-    node = int((made.explorer or {})["nodes"]["id"][0])
+    node = int((report.explorer or {})["nodes"]["id"][0])
     pictures = _draw(folder, models, graph, comparison, certificates, attacks, node)
     comparison.save(folder / "comparison.json")
     for name, record in certificates.items():
         record.save(folder / f"certificate-{name.lower()}.json")
     if page is not None:
-        write_report(made, page)
-    changes = changes_in(made)
-    notes = [attack_words(made.records[0]), NOTE, PROMISE]
+        write_report(report, page)
+    changes = changes_in(report)
+    notes = [attack_words(report.records[0]), NOTE, PROMISE]
     shown = dataclasses.replace(table(changes, model, "FGAI"), notes=notes)
     shares = {name: record.shares() for name, record in certificates.items()}
     all_four = {name: share[ALL_FOUR] for name, share in shares.items()}
@@ -125,7 +125,7 @@ def demo(
         "Definition 1 (same and stable explanation, same and stable prediction; output layer, R ="
         f" {RADIUS}) holds at {' and '.join(parts) or 'an unknown number of nodes'}."
     )
-    text = "\n".join([headline(made) + ".", *meaning(made), definition, balance_words(changes)])
+    text = "\n".join([headline(report) + ".", *meaning(report), definition, balance_words(changes)])
     rows = [
         {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "chance": c.chance}
         | {"change": c.kind}

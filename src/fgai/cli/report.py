@@ -74,22 +74,22 @@ def report(
     models = [word for word in files if not word.endswith(".json")]
     if models and records:
         raise InputError("give models or records, not both: records of models are made anew")
-    document = page.with_suffix(".json")
+    beside = page.with_suffix(".json")
     sources = {Path(word.rpartition("=")[2]).resolve() for word in records}
-    if document.resolve() not in sources:
-        checked_output(document, force)
+    if beside.resolve() not in sources:
+        checked_output(beside, force)
     if models:
         line = ["fgai", "report", *models, *_flags(vars(attacker))]
         settings = {"threat": threat, "k": attacker.k, "seed": attacker.seed, "node": node, **names}
-        made = _from_models(out, line, page, _open_models(models, own), settings)
+        document = _from_models(out, line, page, _open_models(models, own), settings)
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
         if node is not None and not node.isdecimal():
             raise InputError(f"`node` must be a number where the page is made of records, got {node!r}")
-        made = read_report(_named(records), node=None if node is None else int(node))
-        write_report(made, page, document=document.resolve() not in sources)
-    _show_page(out, made, page, open_=open_)
+        document = read_report(_named(records), node=None if node is None else int(node))
+        write_report(document, page, document=beside.resolve() not in sources)
+    _show_page(out, document, page, open_=open_)
 
 
 def _from_models(
@@ -162,7 +162,7 @@ def _lines(path: Path | None) -> list[str] | None:
 
 def _show_page(
     out: Output,
-    made: Report,
+    report: Report,
     path: Path,
     *,
     open_: bool,
@@ -173,14 +173,14 @@ def _show_page(
     """Print which page was written, after the output of `above`, and open it if asked."""
     from fgai.reports import missing
 
-    lacking, document = missing(made), path.with_suffix(".json")
-    explorer = made.explorer or {}
+    lacking, document = missing(report), path.with_suffix(".json")
+    explorer = report.explorer or {}
     values: dict[str, Any] = {
         "command": command,
         "output": str(path),
         "document": str(document) if document.exists() else None,
         "bytes": path.stat().st_size,
-        "models": made.names,
+        "models": report.names,
         "nodes": len((explorer.get("nodes") or {}).get("id") or []),
         "missing": lacking,
         **more,
@@ -252,7 +252,7 @@ def audit(
         flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
         flags |= {**vars(attacker), "node": node, "output": page}
         again = ["fgai", "audit", *([] if source.model is None else [str(source.model)]), *_flags(flags)]
-        made = make_report(
+        document = make_report(
             record,
             models=models,
             data=graph,
@@ -262,10 +262,10 @@ def audit(
             node=opening_node,
             reproduce=[shlex.join(again)],
         )
-        write_report(made, page)
+        write_report(document, page)
     more: dict[str, Any] = {"metrics": record.to_dict()["metrics"], "card": None}
     if card is not None:
         more["card"] = str(make_card(record, [proof, *injections[name]]).write(card)[0])
         out.say(f"card written to {card}; check it with fgai check {card}")
     above = partial(record.show, every=all_)
-    _show_page(out, made, page, open_=open_, command="audit", above=above, **more)
+    _show_page(out, document, page, open_=open_, command="audit", above=above, **more)
