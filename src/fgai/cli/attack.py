@@ -119,12 +119,8 @@ def attack(
     if breaking is not None:
         limits: dict[str, Any] = {"threshold": breaking, "limit": most}
         point = breaking_point(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
-        values: dict[str, Any] = {
-            "command": "attack",
-            "dataset": graph.name,
-            "breaking_point": point.to_dict(),
-        }
-        _finish(out, values, path, point.show)
+        reached = {"command": "attack", "dataset": graph.name, "breaking_point": point.to_dict()}
+        _finish(out, reached, path, point.show)
         return
     result = search.run(model, graph, seed=seed, tracker=tracker)
     ledger = result.ledger
@@ -149,8 +145,9 @@ def attack(
     }
     if explain_members:
         values["members"] = _members_of(ledger)
-    measures = [] if labels is None else list(dict.fromkeys((task.headline_for(clean), task.headline)))
-    if measures:
+    measures: list[str] = []
+    if labels is not None:
+        measures = list(dict.fromkeys((task.headline_for(clean), task.headline)))
         scores = {view: metrics.task_scores(task.name, v, labels[rows]) for view, v in logits.items()}
         values |= {name: {view: scores[view][name] for view in scores} for name in measures}
     values = plain(values)

@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 from torch import nn
 
+from fgai import datasets
 from fgai.attacks import AttackResult, make_attack
 from fgai.certificates import ALL_FOUR, PROMISE, CertificateRecord
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import _open_data, _resumable, _write_model, checked_folder, checked_output
+from fgai.cli.files import _resumable, _write_model, checked_folder, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
 from fgai.evaluation import Comparison
@@ -65,7 +66,8 @@ def demo(
     - `fgai demo --data cora --model GATv2 --output cora-demo --open`
     """
     model = one_of(model, "--model", tuple(MODELS), any_case=True)
-    graph = _open_data(data, source, seed)
+    target = checked_device(source.device)
+    graph = datasets.load_dataset(data, source.root, seed).to(target)
     folder = checked_folder(output)
     checked_output(folder / "comparison.json", force)
     page: Path | None = None
@@ -79,7 +81,7 @@ def demo(
     )
     settings = {} if epochs is None else {"epochs": epochs}
     about = {"dataset": data, "split_seed": seed, "seed": seed, "settings": settings}
-    common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), "progress": out.progress}
+    common: dict[str, Any] = {"seed": seed, "device": target, "progress": out.progress}
     models: dict[str, nn.Module] = {}
     paths: dict[str, Path] = {}
     first = f"1/4  training {model} on {graph!r} (the first run compiles the kernels)"

@@ -54,7 +54,7 @@ def training_passes(
     method: str, settings: dict[str, Any], *, trained: bool = False, check: bool = True
 ) -> float:
     """Return the passes of a training; `trained`: the vanilla model that most methods need is there."""
-    epochs = settings.get("epochs", TrainConfig.epochs)
+    epochs: int = settings.get("epochs", TrainConfig.epochs)
     passes = EPOCH[method] * epochs + CHECK.get(method, 0) * (check and epochs >= MIN_EPOCHS)
     needs_vanilla = not trained and method not in ALONE
     return passes + EPOCH["vanilla"] * TrainConfig.epochs * needs_vanilla
