@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,6 +127,57 @@ def each_size(given: argparse.Namespace) -> list[dict[str, Any]]:
         if given.json is not None:
             given.json.write_text(json.dumps(found, indent=1) + "\n")
     return found
+
+
+Measured = dict[str, float]
+
+
+def way_arguments(doc: str | None, ways: Sequence[str], datasets: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the arguments of a benchmark that measures the same work in several ways."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", nargs="+", default=list(datasets))
+    parser.add_argument("--model", default="GAT")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", default=list(ways), choices=ways)
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def each_way(
+    given: argparse.Namespace, measure: Callable[[argparse.Namespace, str, str], Measured]
+) -> Iterator[tuple[str, dict[str, Measured]]]:
+    """Yield what `measure(given, way, dataset)` returns by way for each dataset, alone on the CPU.
+
+    There every way runs in a process of its own, so that its peak memory is its own.
+    """
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    if given.alone:
+        print(json.dumps(measure(given, given.ways[0], given.datasets[0])))
+        return
+    for dataset in given.datasets:
+        found: dict[str, Measured] = {}
+        for way in given.ways:
+            if given.device.startswith("cuda"):
+                torch.cuda.empty_cache()
+                found[way] = measure(given, way, dataset)
+                continue
+            words = [sys.executable, *sys.argv, "--ways", way, "--datasets", dataset, "--alone"]
+            made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+            found[way] = json.loads(made.splitlines()[-1])
+        yield dataset, found
+
+
+def milliseconds(seconds: float) -> str:
+    """Write a time."""
+    return f"{seconds * 1e3:.3f} ms"
+
+
+def mebibytes(size: float) -> str:
+    """Write a size."""
+    return f"{size / 2**20:.0f} MiB"
 
 
 def growth(amounts: Sequence[float], costs: Sequence[float]) -> float:

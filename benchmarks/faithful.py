@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
-import subprocess
-import sys
 
-import torch
-from common import PeakMemory, show
+from common import Measured, PeakMemory, each_way, mebibytes, milliseconds, show, way_arguments
 
 import fgai
 from fgai.attention import add_limits, prepared
@@ -30,9 +26,8 @@ TRAINED = 20
 """Epochs of the vanilla model that the faithful one is made from: enough to have something to say."""
 
 
-def measure(way: str, dataset: str, model: str, epochs: int, device: str, threads: int) -> dict[str, float]:
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
+def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
+    model, device = given.model, given.device
     graph = fgai.load_dataset(dataset)
     if way == "vanilla":
         network = untrained(model, graph).to(device)
@@ -49,7 +44,7 @@ def measure(way: str, dataset: str, model: str, epochs: int, device: str, thread
     fit(network, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
     # On the GPU the first 32 epochs, with the captures among them, are read in one go.
     more = 32 if device.startswith("cuda") else 4
-    config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=0.0)
+    config = TrainConfig(epochs=given.epochs + more, validate_every=10_000, weight_decay=0.0)
     with PeakMemory(device) as memory:
         history = fit(network, recipe, config, progress=False)
     times = history.epoch_seconds[more:]
@@ -57,46 +52,19 @@ def measure(way: str, dataset: str, model: str, epochs: int, device: str, thread
     return {"seconds": statistics.median(pairs), "bytes": memory.above}
 
 
-def in_process(args: argparse.Namespace, dataset: str, way: str) -> dict[str, float]:
-    """Measure one way, on the CPU in a process of its own."""
-    if args.device.startswith("cuda"):
-        torch.cuda.empty_cache()
-        return measure(way, dataset, args.model, args.epochs, args.device, args.threads)
-    command = [sys.executable, __file__, "--way", way, "--datasets", dataset, "--model", args.model]
-    command += ["--epochs", str(args.epochs), "--device", args.device, "--threads", str(args.threads)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--datasets", nargs="+", default=["amazon-photo", "coauthor-physics"])
-    parser.add_argument("--model", default="GAT")
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.way:
-        found = measure(args.way, args.datasets[0], args.model, args.epochs, args.device, args.threads)
-        print(json.dumps(found))
-        return
+    given = way_arguments(__doc__, WAYS, ["amazon-photo", "coauthor-physics"]).parse_args()
     rows = []
-    for dataset in args.datasets:
-        one, two = (in_process(args, dataset, way) for way in WAYS)
+    for dataset, found in each_way(given, measure):
+        one, two = found["vanilla"], found["fgai"]
         rows.append(
             [
-                f"{args.model} {dataset}",
-                f"{one['seconds'] * 1e3:.3f} ms",
-                f"{two['seconds'] * 1e3:.3f} ms",
+                f"{given.model} {dataset}",
+                milliseconds(one["seconds"]),
+                milliseconds(two["seconds"]),
                 f"{two['seconds'] / one['seconds']:.2f}×",
-                f"{one['bytes'] / 2**20:.0f} MiB",
-                f"{two['bytes'] / 2**20:.0f} MiB",
+                mebibytes(one["bytes"]),
+                mebibytes(two["bytes"]),
                 f"{two['bytes'] / max(1, one['bytes']):.2f}×",
             ]
         )
@@ -109,7 +77,8 @@ def main() -> None:
         "fgai memory",
         "memory ratio",
     ]
-    show(f"Per epoch, {args.device}", columns, rows)
+    if rows:
+        show(f"Per epoch, {given.device}", columns, rows)
 
 
 if __name__ == "__main__":

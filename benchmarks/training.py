@@ -10,13 +10,19 @@ of its own, so that its peak memory is its own. Run:
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 
 import torch
-from common import PeakMemory, median_seconds, show
+from common import (
+    Measured,
+    PeakMemory,
+    each_way,
+    mebibytes,
+    median_seconds,
+    milliseconds,
+    show,
+    way_arguments,
+)
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, elu
 from torch_geometric.nn import GATConv
@@ -48,7 +54,7 @@ class PyGAT(nn.Module):
         return self.second(hidden, edge_index)
 
 
-def measure_fgai(graph: fgai.Graph, epochs: int, device: str) -> dict[str, float]:
+def measure_fgai(graph: fgai.Graph, epochs: int, device: str) -> Measured:
     model = fgai.GAT.for_data(graph, hidden_channels=8, heads=8, num_layers=2).to(device)
     recipe = Vanilla(prepared(model, graph))
     fit(model, recipe, TrainConfig(epochs=3, validate_every=99), progress=False)  # compiles
@@ -60,7 +66,7 @@ def measure_fgai(graph: fgai.Graph, epochs: int, device: str) -> dict[str, float
     return {"seconds": statistics.median(history.epoch_seconds[-epochs:]), "bytes": memory.above}
 
 
-def measure_pyg(graph: fgai.Graph, epochs: int, device: str, *, sparse: bool) -> dict[str, float]:
+def measure_pyg(graph: fgai.Graph, epochs: int, device: str, *, sparse: bool) -> Measured:
     model: nn.Module = PyGAT(graph.num_features, graph.num_classes, sparse=sparse).to(device).train()
     graph = fgai.GAT.for_data(graph).prepare(graph).to(device)
     inputs = (graph.features if sparse else graph.features.to_dense(), graph.edge_index)
@@ -78,59 +84,31 @@ def measure_pyg(graph: fgai.Graph, epochs: int, device: str, *, sparse: bool) ->
     return {"seconds": seconds, "bytes": memory.above}
 
 
-def measure(way: str, dataset: str, epochs: int, device: str, threads: int) -> dict[str, float]:
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
+def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
     graph = fgai.load_dataset(dataset)
     if way == "fgai":
-        return measure_fgai(graph, epochs, device)
-    return measure_pyg(graph, epochs, device, sparse=way == "pyg-sparse")
-
-
-def in_process(args: argparse.Namespace, dataset: str, way: str) -> dict[str, float]:
-    """Measure one way, on the CPU in a process of its own."""
-    if args.device.startswith("cuda"):
-        torch.cuda.empty_cache()
-        return measure(way, dataset, args.epochs, args.device, args.threads)
-    command = [sys.executable, __file__, "--way", way, "--datasets", dataset, "--epochs", str(args.epochs)]
-    command += ["--device", args.device, "--threads", str(args.threads)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+        return measure_fgai(graph, given.epochs, given.device)
+    return measure_pyg(graph, given.epochs, given.device, sparse=way == "pyg-sparse")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--datasets", nargs="+", default=["amazon-photo", "coauthor-physics"])
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.way:
-        print(json.dumps(measure(args.way, args.datasets[0], args.epochs, args.device, args.threads)))
-        return
+    given = way_arguments(__doc__, WAYS, ["amazon-photo", "coauthor-physics"]).parse_args()
     rows = []
-    for dataset in args.datasets:
-        found = {way: in_process(args, dataset, way) for way in args.ways}
-        base = found[args.ways[0]]
+    for dataset, found in each_way(given, measure):
+        base = found[given.ways[0]]
         for way, value in found.items():
             rows.append(
                 [
                     f"{dataset} {way}",
-                    f"{value['seconds'] * 1e3:.3f} ms",
+                    milliseconds(value["seconds"]),
                     f"{value['seconds'] / base['seconds']:.1f}×",
-                    f"{value['bytes'] / 2**20:.0f} MiB",
+                    mebibytes(value["bytes"]),
                     f"{value['bytes'] / max(1, base['bytes']):.1f}×",
                 ]
             )
     columns = ["way", "median epoch", "time ÷ fgai", "peak memory above baseline", "memory ÷ fgai"]
-    show(f"Vanilla GAT training step, {args.device}, {args.threads} threads", columns, rows)
+    if rows:
+        show(f"Vanilla GAT training step, {given.device}, {given.threads} threads", columns, rows)
 
 
 if __name__ == "__main__":

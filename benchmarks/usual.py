@@ -12,14 +12,11 @@ preset. Both inject as many nodes with as many edges; each way runs in a process
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 from time import perf_counter
 
 import torch
-from common import PeakMemory, show
+from common import Measured, PeakMemory, each_way, mebibytes, show, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv, GATv2Conv
@@ -115,23 +112,21 @@ def overlap(one: Tensor, two: Tensor) -> Tensor:
     return ((one - two).abs()[first].sum() + (one - two).abs()[second].sum()) / (2 * count)
 
 
-def measure(args: argparse.Namespace) -> dict[str, float]:
-    torch.set_num_threads(args.threads)
-    dataset = args.datasets[0]
+def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
     graph = fgai.load_dataset(dataset)
-    model = untrained(args.model, graph)
+    model = untrained(given.model, graph)
     graph = prepared(model, graph)
     config = FaithfulSettings()
-    if args.way == "usual":
-        training = UsualTraining(args.model, graph, config.nodes, config.edges)
+    if way == "usual":
+        training = UsualTraining(given.model, graph, config.nodes, config.edges)
         times = []
         with PeakMemory("cpu") as memory:
-            for number in range(args.epochs):
+            for number in range(given.epochs):
                 began = perf_counter()
                 training.epoch(number)
                 times.append(perf_counter() - began)
         return {"seconds": statistics.median(times), "bytes": memory.above}
-    recipe, faithful = Faithful(model.eval(), graph, config), untrained(args.model, graph)
+    recipe, faithful = Faithful(model.eval(), graph, config), untrained(given.model, graph)
     short = TrainConfig(epochs=2, validate_every=1000, lr=0.003)
     fit(faithful, recipe, short, progress=False)  # compiles and derives once
     with PeakMemory("cpu") as memory:
@@ -142,39 +137,25 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--datasets", nargs="+", default=["amazon-photo"])
-    parser.add_argument("--model", default="GAT", choices=["GAT", "GATv2"])
-    parser.add_argument("--epochs", type=int, default=3, help="of the usual way; fgai's are always 20")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.way:
-        print(json.dumps(measure(args)))
-        return
+    parser = way_arguments(__doc__, WAYS, ["amazon-photo"])
+    parser.set_defaults(epochs=3)  # of the usual way; fgai's are always 20
+    given = parser.parse_args()
     rows = []
-    for dataset in args.datasets:
-        found = {}
-        for way in WAYS:
-            command = [sys.executable, __file__, "--way", way, "--datasets", dataset, "--model", args.model]
-            command += ["--epochs", str(args.epochs), "--threads", str(args.threads)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            found[way] = json.loads(done.stdout.splitlines()[-1])
+    for dataset, found in each_way(given, measure):
         usual, ours = found["usual"], found["fgai"]
         rows.append(
             [
-                f"{args.model} {dataset}",
+                f"{given.model} {dataset}",
                 f"{usual['seconds']:.2f} s",
                 f"{ours['seconds'] * 1e3:.1f} ms",
                 f"{usual['seconds'] / ours['seconds']:.0f}×",
-                f"{usual['bytes'] / 2**20:.0f} MiB",
-                f"{ours['bytes'] / 2**20:.0f} MiB",
+                mebibytes(usual["bytes"]),
+                mebibytes(ours["bytes"]),
             ]
         )
     columns = ["model, data", "usual", "fgai", "speedup", "usual memory", "fgai memory"]
-    show(f"One epoch of faithful training, {args.threads} cores", columns, rows)
+    if rows:
+        show(f"One epoch of faithful training, {given.threads} cores", columns, rows)
 
 
 if __name__ == "__main__":

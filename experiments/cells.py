@@ -91,7 +91,7 @@ class Cell:
         except (TypeError, KeyError) as error:
             raise InputError(f"the cell has fields unknown to this fgai, or lacks some: {error}") from error
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """A short hash of the cell and the protocol's version."""
         text = json.dumps({**self.to_dict(), "protocol": PROTOCOL}, sort_keys=True)
@@ -151,15 +151,19 @@ def read_grid(source: Path | str) -> list[Cell]:
         raise InputError(
             f"there is no grid {source!r}; give a TOML file or one of {', '.join(grid_names())}"
         ) from error
+    return list(_cells_of(text, str(source)))
+
+
+@functools.lru_cache(maxsize=64)
+def _cells_of(text: str, source: str) -> tuple[Cell, ...]:
+    """Return the cells of a grid, each once; tables read the same few grids again and again."""
     try:
         values = tomllib.loads(text)
         check_items(values, {"cells": list[dict[str, Any]]}, "the grid", required=["cells"])
-        tables = values["cells"]
     except (tomllib.TOMLDecodeError, RecursionError, CheckpointError) as error:
         raise InputError(f"{source} is not a grid: {error}") from error
-    cells = [cell for table in tables for cell in _expand(table, str(source))]
-    unique = {cell.key: cell for cell in cells}
-    return list(unique.values())
+    cells = [cell for table in values["cells"] for cell in _expand(table, source)]
+    return tuple({cell.key: cell for cell in cells}.values())
 
 
 def _expand(table: dict[str, Any], source: str) -> list[Cell]:

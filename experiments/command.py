@@ -19,7 +19,7 @@ from experiments.command_records import Cache, Data, Device, Here, Results, eith
 from experiments.fingerprint import change_of
 from experiments.progress import GridProgress
 from experiments.trained import training_code
-from fgai.cli import FAILURE, App, Output, checked_folder, command, options
+from fgai.cli import FAILURE, App, Output, checked_folder, command
 from fgai.errors import InputError
 from fgai.progress import shown
 from fgai.records import Column, Table
@@ -75,14 +75,13 @@ def run(
     ] = False,
     data: Data = None,
     cache: Cache = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Run every cell of a grid that has no record yet; failed cells are tried again.
 
     A killed run loses at most the cells it was in. Exits with 1 if cells failed; their records say why.
     """
-    out, store = Output(json, quiet), Store(results)
+    store = Store(results)
     cells = only_of(read_grid(grid), only or ())
     cells = cells if sample is None else sample_of(cells, sample)
     part = cells if shard is None else shard_of(cells, shard)
@@ -122,8 +121,7 @@ def status(
     *,
     results: Results = Here,
     only: Only = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Say how far a grid has come, by dataset, which cells failed, and which records are outdated.
 
@@ -132,7 +130,7 @@ def status(
     if grid is None and only:
         raise InputError("`--only` chooses among the cells of a grid; name one")
     of = _every_grid(Store(results)) if grid is None else _one_grid(grid, only or (), Store(results))
-    Output(json, quiet).result({"command": "bench status", **of.values}, of.table.show)
+    out.result({"command": "bench status", **of.values}, of.table.show)
 
 
 class Overview(NamedTuple):

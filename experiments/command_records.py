@@ -47,12 +47,11 @@ def table(
     results: Results = Here,
     format_: Format = "table",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Print a table, made from records alone, the paper's numbers beside ours."""
     one_of(format_, "--format", FORMATS)
-    out, store = Output(json, quiet), opened_store(results)
+    store = opened_store(results)
     if output is not None:
         write_atomic(checked_output(output, force=True), _text(name, store, format_))
         out.say(f"written to {output}")
@@ -65,7 +64,7 @@ def table(
             typer.echo(_text(name, store, format_), nl=False)
 
     values: dict[str, Any] = {"command": "bench table", "table": name}
-    if json:
+    if out.json:
         values["rows"] = list(csv.DictReader(io.StringIO(render(name, store, "csv"))))
         values["notes"] = list(dict.fromkeys(note for part in parts_of(name, store) for note in part.notes))
     out.result(values, show)
@@ -115,8 +114,7 @@ def figure(
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the pictures.")] = Path(
         "figures"
     ),
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Draw a figure as PDF and PNG: from records where they hold it, else from models trained for it."""
     from experiments.figures import Choice
@@ -125,7 +123,6 @@ def figure(
     from fgai.attacks import THREATS
     from fgai.reports.figures import save
 
-    out = Output(json, quiet)
     one_of(threat, "--threat", tuple(THREATS))
     source = Source(seed=seed, root=data, cache=cache, device=device, epochs=epochs, threat=threat)
     folder = checked_folder(output)
@@ -143,8 +140,7 @@ def bars(
     results: Results = Here,
     missed: Annotated[bool, typer.Option("--missed", help="Only bars missed or still open.")] = False,
     format_: Format = "table",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Check what must come out: every bar on every model and dataset, met or missed, with the numbers."""
     from experiments import bars as checks
@@ -162,7 +158,7 @@ def bars(
         checks.summary(found).show(console)
 
     values = {"command": "bench bars", "bars": [dataclasses.asdict(bar) for bar in found]}
-    Output(json, quiet).result(values, show)
+    out.result(values, show)
 
 
 @command
@@ -172,13 +168,12 @@ def choose(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to this file instead of standard output.")
     ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Print the presets with the best settings of the search, by validation nodes alone, as TOML."""
     from experiments.choose import presets
 
-    out, text = Output(json, quiet), presets(Store(results))
+    text = presets(Store(results))
     if output is not None:
         write_atomic(checked_output(output, force=True), text)
         out.say(f"written to {output}")
@@ -191,8 +186,7 @@ def pack(
     *,
     results: Results = Here,
     kind: Annotated[str, typer.Option("--kind", help=f"Of the records to pack: {either(KINDS)}.")] = "search",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Put the records of a finished search into one compressed file, and write all others compactly.
 
@@ -206,7 +200,7 @@ def pack(
         sizes = f"{done.before / 2**20:.1f} MiB before, {done.after / 2**20:.1f} MiB now"
         console.print(f"{done.packed} records packed, {done.rewritten} rewritten: {sizes}")
 
-    Output(json, quiet).result({"command": "bench pack", "kind": kind, **dataclasses.asdict(done)}, show)
+    out.result({"command": "bench pack", "kind": kind, **dataclasses.asdict(done)}, show)
 
 
 @command
@@ -214,13 +208,12 @@ def fill(
     documents: Annotated[list[Path], typer.Argument(help="Markdown files with table marks.")],
     *,
     results: Results = Here,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Replace the tables between `<!-- table: NAME -->` and `<!-- end -->` by those of the records."""
     from experiments.document import update
 
-    out, store = Output(json, quiet), opened_store(results)
+    store = opened_store(results)
     changed = {str(path): update(path, store) for path in documents}
 
     def show(console: Console) -> None:

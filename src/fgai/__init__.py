@@ -9,6 +9,7 @@ Verbs are functions here; nouns are subpackages (`fgai.training`, `fgai.attacks`
 are loaded when they are first asked for, so `import fgai` itself takes no time.
 """
 
+import os as _os
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
@@ -114,20 +115,26 @@ _PACKAGES = (
 )
 
 
+if "OMP_WAIT_POLICY" not in _os.environ:
+    # OpenMP's threads spin for milliseconds while they wait, which on shared cores slows small graphs down
+    # several times. They shall sleep after some ten microseconds. Read when PyTorch is imported.
+    _os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
 def __getattr__(name: str) -> _Any:
     """Load a function, a class or a subpackage when it is first asked for."""
     if name in _HOMES:
-        found = getattr(_import_module(f"fgai.{_HOMES[name]}"), name)
+        value = getattr(_import_module(f"fgai.{_HOMES[name]}"), name)
     elif name in _PACKAGES:
-        found = _import_module(f"fgai.{name}")
+        value = _import_module(f"fgai.{name}")
     elif name == "certify":
         raise AttributeError(
             "`fgai.certify` is called `certify_attention` or, for a `threat`, `certify_injection` now"
         )
     else:
         raise AttributeError(f"module 'fgai' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

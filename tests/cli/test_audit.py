@@ -14,35 +14,13 @@ from fgai.reports import Report
 from support import own_cases as own
 from support.cli_cases import answer, fgai, refused
 
-MODULE = """
-import torch
-from torch.nn.functional import elu
-from torch_geometric.nn import GATv2Conv
-import fgai
-
-class Mine(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = GATv2Conv(6, 4, heads=2, edge_dim=2)
-        self.second = GATv2Conv(8, 3, edge_dim=2)
-
-    def forward(self, g):
-        return self.second(elu(self.first(g.x, g.edge_index, g.edge_attr)), g.edge_index, g.edge_attr)
-
-def make():
-    return fgai.wrap(Mine(), lambda m, g: m(g))
-
-def number():
-    return 3
-"""
 COMMON = ("--nodes", 2, "--edges", 3, "-k", 2, "-t", "random")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A module of the user's, weights as safetensors writes them, and data in two kinds of files."""
-    place, data = tmp_path_factory.mktemp("audit"), own.own_data()
-    (place / "mine_to_audit.py").write_text(MODULE)
+    place, data = own.write_own(tmp_path_factory.mktemp("audit"), "mine_to_audit"), own.own_data()
     save_file(dict(own.own_model().state_dict()), place / "mine.safetensors")
     np.savez(place / "mine.npz", **{name: np.asarray(value) for name, value in data.to_dict().items()})
     torch.save(data, place / "mine.pt")
@@ -50,9 +28,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_audit_says_what_the_library_says(folder: Path) -> None:
-    words = ("audit", "--model", "mine_to_audit:make", "--weights", "mine.safetensors", "--data", "mine.npz")
+    words = (
+        "audit",
+        "--model",
+        "mine_to_audit:wrapped",
+        "--weights",
+        "mine.safetensors",
+        "--data",
+        "mine.npz",
+    )
     found = answer(*words, *COMMON, "--output", "page.html", "--node", 3, cwd=folder)
-    assert found["command"] == "audit" and found["models"] == ["Mine"] and found["nodes"] == 40
+    assert found["command"] == "audit" and found["models"] == ["Nested"] and found["nodes"] == 40
     model, data = own.own_model(), own.own_data()
     wanted = library.evaluate(model, data, "random", nodes=2, edges=3, k=2)
     assert found["metrics"]["f1"]["clean"] == wanted.metrics["f1"]["clean"] == own.own_accuracy(model, data)
@@ -63,14 +49,14 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
     made = Report.load(folder / found["document"])
     assert made.subgraph is not None and made.subgraph["centre"] == 3
     assert made.reproduce == [
-        "fgai audit --model mine_to_audit:make --weights mine.safetensors --data mine.npz --threat random"
+        "fgai audit --model mine_to_audit:wrapped --weights mine.safetensors --data mine.npz --threat random"
         " --nodes 2 --edges 3 --k 2 --seed 0 --node 3 --output page.html"
     ]
     page = (folder / "page.html").read_text()
     assert (folder / "page.html").stat().st_size == found["bytes"]
     block = made.records[0]["provenance"]
     assert block["weights"] == library.records.weights_hash(library.wrap(model, lambda m, g: m(g)))
-    assert block["command"].startswith("fgai audit --model mine_to_audit:make") and block["seed"] == 0
+    assert block["command"].startswith("fgai audit --model mine_to_audit:wrapped") and block["seed"] == 0
     assert block["data"] == library.datasets.fingerprint(library.load_graph(folder / "mine.npz"))
     for text in (block["weights"], block["date"], block["data"], block["code"], "--data mine.npz"):
         assert text in page.partition("<nav")[0]
@@ -78,7 +64,16 @@ def test_an_audit_says_what_the_library_says(folder: Path) -> None:
 
 
 def test_untrained_weights_are_said(folder: Path) -> None:
-    words = ("audit", "--model", "mine_to_audit:make", "--data", "mine.npz", *COMMON, "--output", "raw.html")
+    words = (
+        "audit",
+        "--model",
+        "mine_to_audit:wrapped",
+        "--data",
+        "mine.npz",
+        *COMMON,
+        "--output",
+        "raw.html",
+    )
     made = Report.load(folder / answer(*words, cwd=folder)["document"])
     assert "untrained weights" in made.records[0]["provenance"]["note"]
     page = (folder / "raw.html").read_text()
@@ -88,14 +83,14 @@ def test_untrained_weights_are_said(folder: Path) -> None:
 
 @pytest.mark.parametrize(("weights", "said"), [((), True), (("--weights", "mine.safetensors"), False)])
 def test_every_command_says_untrained_weights(folder: Path, weights: tuple[str, ...], said: bool) -> None:
-    done = fgai("certify", "--model", "mine_to_audit:make", *weights, "--data", "mine.npz", cwd=folder)
+    done = fgai("certify", "--model", "mine_to_audit:wrapped", *weights, "--data", "mine.npz", cwd=folder)
     assert done.code == 0 and ("untrained weights" in done.err) == said
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": "nowhere:make"}, "cannot import `nowhere:make`"),
+        ({"model": "nowhere:wrapped"}, "cannot import `nowhere:wrapped`"),
         ({"model": "mine_to_audit:missing"}, "no attribute 'missing'; it defines Mine"),
         ({"model": "mine_to_audit:number"}, "must return a torch.nn.Module, got int"),
         ({"model": "mine_to_audit"}, "must be of the form package.module:name"),
@@ -114,7 +109,7 @@ def test_what_does_not_fit_is_refused_in_words(folder: Path, change: dict[str, s
     (folder / "bomb.pt").write_bytes(b"cos\nsystem\n(S'touch fgai-was-here'\ntR.")
     data = own.own_data()
     np.savez(folder / "bare.npz", edge_index=data.edge_index.numpy(), y=data.y.numpy())
-    given = {"model": "mine_to_audit:make", "weights": "mine.safetensors", "data": "mine.pt", **change}
+    given = {"model": "mine_to_audit:wrapped", "weights": "mine.safetensors", "data": "mine.pt", **change}
     options = [word for name, value in given.items() for word in (f"--{name}", value)]
     message = refused("audit", *options, *COMMON, cwd=folder)
     assert words in message.replace("\n", " ")

@@ -29,6 +29,8 @@ from fgai.objectives import OBJECTIVES
 from fgai.training import METHODS, load_model, read_header, untrained
 from support.cli_cases import answer, commands, fgai, here, processes, refused
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -100,8 +102,14 @@ class TestSameAsPython:
         yield
         torch.set_num_threads(threads)
 
-    @pytest.mark.parametrize("model", ["GAT", "GT"])
-    @pytest.mark.parametrize("task", [None, "link"])
+    @pytest.mark.parametrize(
+        ("model", "task"),
+        [
+            ("GAT", "link"),
+            ("GT", None),
+            *(pytest.param(*each, marks=SLOW) for each in (("GAT", None), ("GT", "link"))),
+        ],
+    )
     def test_train_and_faithful(self, model: str, task: str | None, tmp_path: Path) -> None:
         chosen = () if task is None else ("--task", task)
         words = ("train", "-m", model, *chosen, "--epochs", 2, "--set", "heads=2", "-s", 3, "-o", "one")

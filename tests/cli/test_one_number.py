@@ -9,11 +9,11 @@ from typing import Any
 from fgai.evaluation import Comparison
 from support.cli_cases import fgai
 
-EPOCHS = 4
+EPOCHS = 2
 SMALL = """
 from fgai.datasets import Source, loader, planted, registry
 loader._check_sizes = lambda *given: None
-registry._SOURCES["planted"] = Source(make=lambda: planted(num_nodes=400))
+registry._SOURCES["planted"] = Source(make=lambda: planted(num_nodes=300))
 """
 LIBRARY = f"""
 import fgai

@@ -12,31 +12,6 @@ import fgai
 from support import own_cases as own
 from support.cli_cases import answer, here, refused
 
-MODULE = """
-import torch
-from torch.nn.functional import elu
-from torch_geometric.nn import GATv2Conv
-import fgai
-
-class Mine(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = GATv2Conv(6, 4, heads=2, edge_dim=2)
-        self.second = GATv2Conv(8, 3, edge_dim=2)
-
-    def forward(self, x, edge_index, edge_attr):
-        return self.second(elu(self.first(x, edge_index, edge_attr)), edge_index, edge_attr)
-
-class Nested(Mine):
-    def forward(self, g):
-        return super().forward(g.x, g.edge_index, g.edge_attr)
-
-def call(model, g):
-    return model(g)
-
-def wrapped():
-    return fgai.wrap(Nested(), call)
-"""
 SMALL = ("--nodes", 2, "--edges", 3, "-k", 2, "-t", "random")
 OWN = ("--model", "mine_own:Mine", "--weights", "w.pt", "--data", "graph")
 CLASSES = ("cat", "dog", "eel")
@@ -62,10 +37,8 @@ def write_tables(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("own")
-    (place / "mine_own.py").write_text(MODULE)
+    place = own.write_own(tmp_path_factory.mktemp("own"), "mine_own")
     write_tables(place)
-    torch.save(own.own_model().state_dict(), place / "w.pt")
     return place
 
 
@@ -98,7 +71,7 @@ def test_audit_card_and_gate(folder: Path) -> None:
 def test_every_command_takes_an_own_model(folder: Path) -> None:
     record = answer("evaluate", *OWN, *SMALL, "--no-curves", "--no-nulls", cwd=folder)
     assert record["metrics"]["f1"]["clean"] == own.own_accuracy(own.own_model(), own.own_data())
-    assert answer("certify", *OWN, "--k1", 2, "--k2", 2, cwd=folder)["model"]["class"] == "Mine"
+    assert answer("certify", *OWN, "-k", 2, cwd=folder)["model"]["class"] == "Mine"
     shown = answer("explain", *OWN, "--node", "n<3>", "-k", 2, "-t", "none", cwd=folder)
     assert shown["node"] == 3 and all("n<" in entry["name"] for entry in shown["neighbours"])
     assert answer("attack", *OWN, *SMALL, cwd=folder)["dataset"] == "graph"
@@ -107,7 +80,7 @@ def test_every_command_takes_an_own_model(folder: Path) -> None:
         assert answer(command, *OWN, *quick, cwd=folder)["output"] == f"{prefix}-w.safetensors"
     assert answer("limit", *OWN, cwd=folder)["output"] == "limited-w.safetensors"
     again = ("--model", "mine_own:Mine", "--weights", "faithful-w.safetensors", "--data", "graph")
-    answer("certify", *again, "--vanilla", "w.pt", "--k1", 2, "--k2", 2, cwd=folder)
+    answer("certify", *again, "--vanilla", "w.pt", "-k", 2, cwd=folder)
     words = ("GAT=w.pt", "FGAI=faithful-w.safetensors", "--model", "mine_own:Mine", "--data", "graph")
     both = answer("compare", *words, *SMALL, "--no-curves", "--no-nulls", cwd=folder)
     assert [record["name"] for record in both["records"]] == ["GAT", "FGAI"]
@@ -155,7 +128,7 @@ def test_an_unknown_node_is_refused(folder: Path) -> None:
 )
 def test_faults_of_tables_name_file_and_line(tmp_path: Path, table: str, text: str, message: str) -> None:
     write_tables(tmp_path)
-    (tmp_path / "mine_own.py").write_text(MODULE)
+    own.write_own(tmp_path, "mine_own")
     (tmp_path / "graph" / f"{table}.csv").write_text(text)
     found = refused("evaluate", "--model", "mine_own:Mine", "--data", "graph", cwd=tmp_path)
     assert message in found.replace("\n", " ")

@@ -5,54 +5,46 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from fgai.large import open_store
 from fgai.training import read_header
 from support import own_cases as own
 from support.cli_cases import answer, here
 
-MODULE = """
-import torch
-from torch.nn.functional import elu
-from torch_geometric.nn import GATv2Conv
 
-class Mine(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = GATv2Conv(6, 4, heads=2, edge_dim=2)
-        self.second = GATv2Conv(8, 3, edge_dim=2)
-
-    def forward(self, x, edge_index, edge_attr):
-        return self.second(elu(self.first(x, edge_index, edge_attr)), edge_index, edge_attr)
-"""
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in graph as a converted folder, `here/graph`."""
+    folder = tmp_path_factory.mktemp("stored")
+    found = answer("data", "convert", "planted", "here/graph", cwd=folder)
+    assert (found["nodes"], found["edges"], found["name"]) == (2000, 15914, "planted")
+    return folder
 
 
-def test_a_folder_is_trained_on_and_found_again(tmp_path: Path) -> None:
-    stored = answer("data", "convert", "planted", "here/graph", cwd=tmp_path)
-    assert (stored["nodes"], stored["edges"], stored["name"]) == (2000, 15914, "planted")
-    made = answer("train", "-d", "here/graph", "--epochs", 1, cwd=tmp_path)
+def test_a_folder_is_trained_on_and_found_again(stored: Path) -> None:
+    made = answer("train", "-d", "here/graph", "--epochs", 1, cwd=stored)
     assert made["output"] == "vanilla-gat-graph.safetensors"
-    header = read_header(tmp_path / made["output"])
+    header = read_header(stored / made["output"])
     assert header["about"]["dataset"] == "here/graph"
-    assert header["data_fingerprint"] == stored["fingerprint"]
-    answer("attack", made["output"], "-t", "random", cwd=tmp_path)
+    assert header["data_fingerprint"] == open_store(stored / "here" / "graph").fingerprint
+    answer("attack", made["output"], "-t", "random", cwd=stored)
 
 
-def test_a_folder_is_trained_on_in_batches_and_never_loaded(tmp_path: Path) -> None:
-    answer("data", "convert", "planted", "graph", cwd=tmp_path)
+def test_a_folder_is_trained_on_in_batches_and_never_loaded(stored: Path) -> None:
     sizes = ("--batch-size", 400, "--fan-out", "4,3", "--epochs", 1)
-    made = answer("train", "-d", "graph", *sizes, cwd=tmp_path)
-    header = read_header(tmp_path / made["output"])
+    made = answer("train", "-d", "here/graph", *sizes, "-o", "batches.safetensors", cwd=stored)
+    header = read_header(stored / made["output"])
     assert header["about"]["batch_size"] == 400 and header["about"]["fan_out"] == "4,3"
-    faithful = answer("faithful", made["output"], "--nodes", 3, "--edges", 4, *sizes, cwd=tmp_path)
+    faithful = answer("faithful", made["output"], "--nodes", 3, "--edges", 4, *sizes, cwd=stored)
     assert set(faithful["f1"]) == {"train", "val", "test"}
-    found = answer("evaluate", faithful["output"], "--stored", "--vanilla", made["output"], cwd=tmp_path)
+    found = answer("evaluate", faithful["output"], "--stored", "--vanilla", made["output"], cwd=stored)
     assert found["f1"] == faithful["f1"] and len(found["overlap"]) == 2 and 0 < found["agreement"] <= 1
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(stored.glob("*.partial"))
 
 
-def test_what_batches_cannot_do_is_refused(tmp_path: Path) -> None:
-    answer("data", "convert", "planted", "graph", cwd=tmp_path)
+def test_what_batches_cannot_do_is_refused(stored: Path) -> None:
     for words, message in (
         (("--method", "limits", "--batch-size", 9), "batch-size"),
         (("--batch-size", 9, "--fan-out", "many"), "--fan-out"),
@@ -61,13 +53,12 @@ def test_what_batches_cannot_do_is_refused(tmp_path: Path) -> None:
         (("--batch-size", 9, "--task", "link"), "--task"),
         (("--batch-size", 9, "--model", "GCN"), "row by row"),
     ):
-        done = here("train", "-d", "graph", "--epochs", 1, *words, cwd=tmp_path)
+        done = here("train", "-d", "here/graph", "--epochs", 1, *words, "--force", cwd=stored)
         assert done.exit_code == 2 and message in done.stderr, (words, done.stderr)
 
 
 def test_an_own_model_goes_all_the_way_on_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine_stored.py").write_text(MODULE)
-    torch.save(own.own_model().state_dict(), tmp_path / "w.pt")
+    own.write_own(tmp_path, "mine_stored")
     data = own.own_data()
     torch.save(data, tmp_path / "data.pt")
     answer("data", "convert", "data.pt", "graph", cwd=tmp_path)

@@ -303,6 +303,7 @@ class TestRun:
         run_cell(cases.tiny(method=method, kind="certify", seed=1), store, cache=cache)
         assert len(list(cache.iterdir())) == 3
 
+    @pytest.mark.slow
     def test_two_shards_in_one_folder(self, tmp_path: Path) -> None:
         """Another process and this one at the same time; each cell is run by one of them."""
         path, folder = grid_file(tmp_path), tmp_path / "r"

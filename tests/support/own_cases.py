@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,43 @@ class OwnNet(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
         return self.second(elu(self.first(x, edge_index, edge_attr)), edge_index, edge_attr)
+
+
+MODULE = """
+import torch
+from torch.nn.functional import elu
+from torch_geometric.nn import GATv2Conv
+import fgai
+
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = GATv2Conv(6, 4, heads=2, edge_dim=2)
+        self.second = GATv2Conv(8, 3, edge_dim=2)
+
+    def forward(self, x, edge_index, edge_attr):
+        return self.second(elu(self.first(x, edge_index, edge_attr)), edge_index, edge_attr)
+
+class Nested(Mine):
+    def forward(self, g):
+        return super().forward(g.x, g.edge_index, g.edge_attr)
+
+def call(model, g):
+    return model(g)
+
+def wrapped():
+    return fgai.wrap(Nested(), call)
+
+def number():
+    return 3
+"""
+
+
+def write_own(folder: Path, name: str) -> Path:
+    """Write a module of the user's with `OwnNet` in it, and the weights of `own_model` as `w.pt`."""
+    (folder / f"{name}.py").write_text(MODULE)
+    torch.save(own_model().state_dict(), folder / "w.pt")
+    return folder
 
 
 def own_net() -> OwnNet:

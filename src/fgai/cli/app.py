@@ -111,8 +111,8 @@ app = App(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wants: bool) -> None:
+    if wants:
         typer.echo(f"fgai {__version__}")
         raise typer.Exit
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +11,12 @@ import typer
 from rich.console import Console
 
 from fgai import metrics
-from fgai.attacks import DEFAULT, THREATS, Ledger, make_attack, threat_of
+from fgai.attacks import THREATS, Ledger, make_attack
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import _open_model, _opened_log, _parsed_box, checked_output
+from fgai.cli.estimate import announce, attack_passes
+from fgai.cli.files import _open_model, _opened_log, checked_output
 from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
@@ -26,8 +28,8 @@ from fgai.records import Column, Table, plain
 from fgai.tasks import task_of
 
 
-def _list_threats(wanted: bool) -> None:
-    if not wanted:
+def _list_threats(listed: bool) -> None:
+    if not listed:
         return
     rows = [[name, threat.attack.name, threat.about] for name, threat in THREATS.items()]
     Table("Threats", [Column("name"), Column("attack"), Column("what")], rows).show(Console(highlight=False))
@@ -57,12 +59,9 @@ def _show_members(console: Console, rows: list[dict[str, Any]]) -> None:
 
 @command
 def attack(
-    model: options.ModelFile = None,
+    source: options.Source,
     *,
-    threat: options.Threat = DEFAULT,
-    nodes: options.Nodes = None,
-    edges: options.Edges = None,
-    box: options.Box = None,
+    attacker: options.Attacker,
     objective: Annotated[
         str | None,
         typer.Option(
@@ -91,18 +90,9 @@ def attack(
         bool,
         typer.Option("--list", callback=_list_threats, is_eager=True, help="Name every threat and stop."),
     ] = False,
-    k: options.K = 5,
-    seed: options.Seed = 0,
     log: options.Log = None,
-    own: options.Own = None,
-    weights: options.Weights = None,
-    data: options.OtherData = None,
-    root: options.Root = None,
-    device: options.Device = "cpu",
-    output: options.Record = None,
-    force: options.Force = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    record: options.Record,
+    out: Output,
 ) -> None:
     """Attack a model through its own gradients and say what that did.
 
@@ -114,74 +104,73 @@ def attack(
     - `fgai attack gat.safetensors --threat ensemble --explain-members`
     - `fgai attack gat.safetensors --threat standard --breaking-point 0.5`
     """
-    out = Output(json, quiet)
     if objective is not None:
         one_of(objective, "--objective", tuple(OBJECTIVES))
-    sized = threat_of(threat).sized(nodes, edges, _parsed_box(box))
-    if breaking is not None and nodes is not None:
+    threat, k, seed = attacker.sized(), attacker.k, attacker.seed
+    if breaking is not None and attacker.nodes is not None:
         raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
-    opened = _open_model(model, data, root, device, own=own, weights=weights)
-    task = task_of(opened.graph)
-    chosen = make_attack(sized, objective, targets=targets, k=k, task=task.name)
-    path = None if output is None else checked_output(output, force)
+    opened = _open_model(source)
+    model, graph, task = opened.model, opened.graph, task_of(opened.graph)
+    search = make_attack(threat, objective, targets=targets, k=k, task=task.name)
+    path = checked_output(record.output, record.force)
     tracker = _opened_log(log)
-    out.say(f"attacking {opened.path} on {opened.graph!r}")
+    passes = 0 if breaking is not None else attack_passes(search)
+    announce(out, f"attacking {opened.path} on {graph!r}", [model], graph, passes)
     if breaking is not None:
-        settings: dict[str, Any] = {"threshold": breaking, "limit": most, "k": k}
-        point = breaking_point(opened.model, opened.graph, sized, **settings, seed=seed, targets=targets)
-        values: dict[str, Any] = {"command": "attack", "dataset": opened.graph.name}
-        values["breaking_point"] = point.to_dict()
-        _write(path, values)
-        out.result(values, point.show)
+        limits: dict[str, Any] = {"threshold": breaking, "limit": most}
+        point = breaking_point(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
+        reached = {"command": "attack", "dataset": graph.name, "breaking_point": point.to_dict()}
+        _finish(out, reached, path, point.show)
         return
-    result = chosen.run(opened.model, opened.graph, seed=seed, tracker=tracker)
-    graph = prepared(opened.model, task.view(opened.graph, targets))
-    rows, labels = task.rows(graph, targets), task.labels(graph)
-    before = logits_again(opened.model, graph)[rows]
-    after = logits_again(opened.model, result.graph)[rows]
-    values = {
+    result = search.run(model, graph, seed=seed, tracker=tracker)
+    ledger = result.ledger
+    clean = prepared(model, task.view(graph, targets))
+    rows, labels = task.rows(clean, targets), task.labels(clean)
+    logits = {
+        name: logits_again(model, view)[rows] for name, view in (("clean", clean), ("attacked", result.graph))
+    }
+    changed = logits["clean"].argmax(1) != logits["attacked"].argmax(1)
+    values: dict[str, Any] = {
         "command": "attack",
         "model": str(opened.path),
-        "dataset": opened.graph.name,
-        "threat": threat,
-        "objective": chosen.objective.name,
+        "dataset": graph.name,
+        "threat": threat.name,
+        "objective": search.objective.name,
         "targets": targets,
         "seed": seed,
-        "budget": chosen.budget.to_dict(),
+        "budget": search.budget.to_dict(),
         "value": {"clean": result.start, "noise": result.noise, "attacked": result.value},
-        "predictions_changed": float((before.argmax(1) != after.argmax(1)).double().mean()),
-        "ledger": result.ledger.to_dict(),
+        "predictions_changed": float(changed.double().mean()),
+        "ledger": ledger.to_dict(),
     }
     if explain_members:
-        values["members"] = _members_of(result.ledger)
+        values["members"] = _members_of(ledger)
     measures: list[str] = []
     if labels is not None:
-        measures = list(dict.fromkeys((task.headline_for(graph), task.headline)))
-        pair = {"clean": before, "attacked": after}
-        scored = {name: metrics.task_scores(task.name, v, labels[rows]) for name, v in pair.items()}
-        values |= {name: {view: scores[name] for view, scores in scored.items()} for name in measures}
+        measures = list(dict.fromkeys((task.headline_for(clean), task.headline)))
+        scores = {view: metrics.task_scores(task.name, v, labels[rows]) for view, v in logits.items()}
+        values |= {name: {view: scores[view][name] for view in scores} for name in measures}
     values = plain(values)
 
     def show(console: Console) -> None:
-        lines: list[list[Any]] = [[f"{chosen.objective.name} objective", *values["value"].values()]]
-        what = f"{targets} {task.rows_are}"
+        lines: list[list[Any]] = [[f"{search.objective.name} objective", *values["value"].values()]]
+        subject = f"{targets} {task.rows_are}"
         for name in measures:
             label = NAMES.get(name, name.replace("_", " "))
-            lines.append([f"{label}, {what}", values[name]["clean"], None, values[name]["attacked"]])
-        changed = f"{100 * values['predictions_changed']:.1f} % of the {what} are predicted otherwise"
-        ledger = result.ledger
-        spent = f"{ledger.steps} steps, {ledger.forwards} forward passes, {ledger.seconds:.1f} s"
+            lines.append([f"{label}, {subject}", values[name]["clean"], None, values[name]["attacked"]])
+        notes = [f"{100 * values['predictions_changed']:.1f} % of the {subject} are predicted otherwise"]
+        notes.append(f"{ledger.steps} steps, {ledger.forwards} forward passes, {ledger.seconds:.1f} s")
         if ledger.feasible is not None:
-            spent += f"; {100 * ledger.feasible:.0f} % of what was tried kept the classes"
+            notes[-1] += f"; {100 * ledger.feasible:.0f} % of what was tried kept the classes"
         columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
-        Table(f"{threat} attack on {opened.path.name}", columns, lines, [changed, spent]).show(console)
+        Table(f"{threat.name} attack on {opened.path.name}", columns, lines, notes).show(console)
         if explain_members:
             _show_members(console, values["members"])
 
-    _write(path, values)
-    out.result(values, show)
+    _finish(out, values, path, show)
 
 
-def _write(path: Path | None, values: dict[str, Any]) -> None:
+def _finish(out: Output, values: dict[str, Any], path: Path | None, show: Callable[[Console], None]) -> None:
     if path is not None:
         write_atomic(path, dumps(values, indent=1) + "\n")
+    out.result(values, show)

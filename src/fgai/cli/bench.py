@@ -26,8 +26,8 @@ def _load() -> typer.Typer | None:
     root = _checkout()
     if root is None:
         return None
-    found = find_spec("experiments")
-    if found is None or found.origin is None or not Path(found.origin).resolve().is_relative_to(root):
+    spec = find_spec("experiments")
+    if spec is None or spec.origin is None or not Path(spec.origin).resolve().is_relative_to(root):
         sys.path.insert(0, str(root))
     app: typer.Typer = import_module("experiments.command").app
     return app

@@ -26,8 +26,7 @@ def cards(
     force: options.Force = False,
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Explanation cards",
     open_: options.Open = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """List the cards of a folder on one page: a table for each data and threat, sortable, one file.
 
@@ -36,7 +35,6 @@ def cards(
     Examples:
     - `fgai cards cards --output leaderboard.html --open`
     """
-    out = Output(json, quiet)
     page = checked_output(output, force)
     listing = read_cards(folder)
     for name, reason in listing.unusable.items():
@@ -74,8 +72,7 @@ def card(
     ] = Path("card.json"),
     force: options.Force = False,
     all_: options.All = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Make a card of a model: data, threat, numbers beside chance, certified shares, limits, versions.
 
@@ -85,15 +82,14 @@ def card(
     - `fgai card evaluation.json certificate.json -o cards/gat.json`
     - `fgai card comparison.json --name FGAI -o cards/fgai.json`
     """
-    out = Output(json, quiet)
     if output.suffix != ".json":
         output = output.with_name(f"{output.name}.json")
     for file in (output, output.with_suffix(".md")):
         checked_output(file, force)
-    made = card_from_files(files, name=name)
-    for path in made.write(output):
+    result = card_from_files(files, name=name)
+    for path in result.write(output):
         out.say(f"written to {path}")
-    out.result(made.to_dict(), partial(made.show, every=all_))
+    out.result(result.to_dict(), partial(result.show, every=all_))
 
 
 @command
@@ -108,8 +104,7 @@ def check(
         list[str] | None,
         typer.Option("--max", metavar="NAME=NUMBER", help="Largest value allowed; may be repeated."),
     ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Hold a card's numbers against bars, and fail where one is missed.
 
@@ -121,7 +116,6 @@ def check(
     - `fgai check card.json --min "top 5 kept=0.8" --min "F1, under attack=0.9"`
     - `fgai check card.json --min f1.attacked=0.9 --max g_tvd_rel=0.2 --json`
     """
-    out = Output(json, quiet)
     bars = _bars(minimum, "--min"), _bars(maximum, "--max")
     read = Card.load(card)
     findings, words = check_card(read, *bars), read.readable()

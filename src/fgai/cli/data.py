@@ -49,7 +49,7 @@ def _location_of(name: str, root: Any = None) -> str:
 
 @data.command("list", epilog="Example: fgai data list --json")
 @command
-def _list(*, root: options.Root = None, json: options.Json = False, quiet: options.Quiet = False) -> None:
+def _list(*, root: options.Root = None, out: Output) -> None:
     """List the datasets, their sizes, and whether their files are on this machine."""
     sizes, rows = ("nodes", "edges", "features", "classes"), []
     for name in datasets.names():
@@ -66,7 +66,7 @@ def _list(*, root: options.Root = None, json: options.Json = False, quiet: optio
             table.add_row(row["name"], row["task"], *(f"{row[size]:,}" for size in sizes), where)
         console.print(table)
 
-    Output(json, quiet).result({"command": "data list", "datasets": rows}, show)
+    out.result({"command": "data list", "datasets": rows}, show)
 
 
 @data.command("info", epilog="Example: fgai data info amazon-photo")
@@ -75,8 +75,7 @@ def _info(
     name: Annotated[str, typer.Argument(help="Name of a dataset.")],
     *,
     root: options.Root = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Say what a dataset holds, where it comes from and which files it needs."""
     about = datasets.info(name)
@@ -95,7 +94,7 @@ def _info(
             table.add_row("files", "\n".join(layout))
         console.print(table)
 
-    Output(json, quiet).result({"command": "data info", **values}, show)
+    out.result({"command": "data info", **values}, show)
 
 
 @data.command("convert", epilog="Example: fgai data convert edges.csv.gz graph --features x.npy --undirected")
@@ -121,8 +120,7 @@ def _convert(
         bool, typer.Option(help="Go on where an earlier run was stopped, or discard what it left.")
     ] = True,
     root: options.Root = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Turn a graph into a folder of memory-mapped arrays, which `--data` takes like a name.
 
@@ -138,20 +136,19 @@ def _convert(
         counts = ", ".join(f"{count:,} {what}" for what, count in sizes.items())
         console.print(f"{target}: {counts} ({stored.fingerprint})", markup=False, soft_wrap=True)
 
-    Output(json, quiet).result({"command": "data convert", **values}, show)
+    out.result({"command": "data convert", **values}, show)
 
 
 PACKAGES = ("fgai", "torch", "torch_geometric", "numpy", "scipy", "numba", "safetensors", "rich", "typer")
 
 
 @command
-def doctor(*, root: options.Root = None, json: options.Json = False, quiet: options.Quiet = False) -> None:
+def doctor(*, root: options.Root = None, out: Output) -> None:
     """Check versions, device, kernels and data, and run a tiny training, attack and certificate.
 
     Examples:
     - `fgai doctor --json`
     """
-    out = Output(json, quiet)
     out.say("checking; the first run compiles the kernels")
     values: dict[str, Any] = {
         "command": "doctor",
@@ -234,12 +231,6 @@ def _attempt(check: Any) -> dict[str, Any]:
 
 def _advice(values: dict[str, Any]) -> list[str]:
     advice = []
-    cores = os.cpu_count() or 1
-    if values["load"] is not None and values["load"] > cores and not os.environ.get("OMP_WAIT_POLICY"):
-        advice.append(
-            f"{values['load']:.1f} processes share {cores} cores: set OMP_WAIT_POLICY=passive, or threads"
-            " that wait for each other will slow everything down many times"
-        )
     if values["packages"]["plotly"] is None:
         advice.append("reports need plotly: pip install 'fgai[report]'")
     if all(where == "to download" for name, where in values["data"].items() if name != "planted"):

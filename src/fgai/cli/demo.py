@@ -25,7 +25,7 @@ from fgai.evaluation import Comparison
 from fgai.evaluation.summary import RULE
 from fgai.graph import Graph
 from fgai.models import MODELS
-from fgai.reports import Report, make_report, write_report
+from fgai.reports import make_report, write_report
 from fgai.reports.compose import RADIUS, measure
 from fgai.reports.page import checked_page
 from fgai.reports.parts import certify_injections
@@ -33,6 +33,12 @@ from fgai.reports.words import attack_words, balance_words, changes_in, headline
 from fgai.training import train_method
 
 K = 5
+NOTE = (
+    f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over the"
+    " nodes in reach of the attack. Attention decides: how much more it hurts to remove the strongest edges"
+    f" than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking, uniform"
+    f" attention, or always the most frequent class. {RULE}"
+)
 
 
 @command
@@ -47,10 +53,8 @@ def demo(
     force: options.Force = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the result when done.")] = False,
     epochs: options.Epochs = None,
-    root: options.Root = None,
-    device: options.Device = "cpu",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    source: options.Place,
+    out: Output,
 ) -> None:
     """Train a model, make it faithful, attack both equally, and show what changed.
 
@@ -62,14 +66,17 @@ def demo(
     - `fgai demo --data cora --model GATv2 --output cora-demo --open`
     """
     model = one_of(model, "--model", tuple(MODELS), any_case=True)
-    out = Output(json, quiet)
-    target = checked_device(device)
-    graph = datasets.load_dataset(data, root, seed).to(target)
+    target = checked_device(source.device)
+    graph = datasets.load_dataset(data, source.root, seed).to(target)
     folder = checked_folder(output)
     checked_output(folder / "comparison.json", force)
-    page = _page_in(out, folder)
+    page: Path | None = None
+    try:
+        page = checked_page(folder / "report.html")
+    except MissingExtraError as error:
+        out.say(f"there will be no report: {error}")
     out.say(
-        f"Attention shows which neighbours a {model} listens to. Does that survive an attack, and does a"
+        f"Attention shows which neighbours a {model} attends to. Does that survive an attack, and does a"
         " faithful version of it (FGAI) do better?"
     )
     settings = {} if epochs is None else {"epochs": epochs}
@@ -94,7 +101,7 @@ def demo(
     again += [] if epochs is None else ["--epochs", str(epochs)]
     attack = make_attack("standard", "prediction")
     attacks = {name: attack.run(entry, graph, seed=seed) for name, entry in models.items()}
-    made = make_report(
+    report = make_report(
         comparison,
         models=models,
         data=graph,
@@ -103,18 +110,24 @@ def demo(
         attacks=attacks,
         reproduce=[shlex.join(again)],
     )
-    node = int((made.explorer or {})["nodes"]["id"][0])
+    node = int((report.explorer or {})["nodes"]["id"][0])
     pictures = _draw(folder, models, graph, comparison, certificates, attacks, node)
     comparison.save(folder / "comparison.json")
     for name, record in certificates.items():
         record.save(folder / f"certificate-{name.lower()}.json")
     if page is not None:
-        write_report(made, page)
-    changes = changes_in(made)
-    shown = dataclasses.replace(table(changes, model, "FGAI"), notes=_notes_of(made))
+        write_report(report, page)
+    changes = changes_in(report)
+    notes = [attack_words(report.records[0]), NOTE, PROMISE]
+    shown = dataclasses.replace(table(changes, model, "FGAI"), notes=notes)
     shares = {name: record.shares() for name, record in certificates.items()}
-    words = [headline(made) + ".", *meaning(made), _definition_words(shares), balance_words(changes)]
-    text = "\n".join(words)
+    all_four = {name: share[ALL_FOUR] for name, share in shares.items()}
+    parts = [f"{share:.0%} of the nodes of {name}" for name, share in all_four.items() if share is not None]
+    definition = (
+        "Definition 1 (same and stable explanation, same and stable prediction; output layer, R ="
+        f" {RADIUS}) holds at {' and '.join(parts) or 'an unknown number of nodes'}."
+    )
+    text = "\n".join([headline(report) + ".", *meaning(report), definition, balance_words(changes)])
     rows = [
         {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "chance": c.chance}
         | {"change": c.kind}
@@ -147,35 +160,6 @@ def demo(
     out.result(values, show)
     if open_:
         webbrowser.open((page or pictures[0]).resolve().as_uri())
-
-
-def _definition_words(shares: dict[str, dict[str, float | None]]) -> str:
-    """At how many nodes all four properties hold, by model."""
-    known = {name: one[ALL_FOUR] for name, one in shares.items()}
-    said = [f"{share:.0%} of the nodes of {name}" for name, share in known.items() if share is not None]
-    return (
-        "Definition 1 (same and stable explanation, same and stable prediction; output layer, R ="
-        f" {RADIUS}) holds at {' and '.join(said) or 'an unknown number of nodes'}."
-    )
-
-
-def _page_in(out: Output, folder: Path) -> Path | None:
-    try:
-        return checked_page(folder / "report.html")
-    except MissingExtraError as error:
-        out.say(f"there will be no report: {error}")
-        return None
-
-
-def _notes_of(made: Report) -> list[str]:
-    return [
-        attack_words(made.records[0]),
-        f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
-        " the nodes in reach of the attack. Attention decides: how much more it hurts to remove the strongest"
-        f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking,"
-        f" uniform attention, or always the most frequent class. {RULE}",
-        PROMISE,
-    ]
 
 
 def _draw(

@@ -8,12 +8,11 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +20,7 @@ from torch import nn
 from fgai import datasets, metrics
 from fgai.attention import model_name, prepared
 from fgai.checks import device as checked_device
+from fgai.cli import options
 from fgai.cli.output import Output
 from fgai.datasets import load_graph
 from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError, collected, warn
@@ -58,42 +58,30 @@ class _Opened:
         """Another model of the same kind, from a file, on the same device."""
         if path is None:
             return None
-        place = next(self.model.parameters()).device
-        return load_model(path, factory=self.factory).to(place)
+        return load_model(path, factory=self.factory).to(next(self.model.parameters()).device)
 
 
 def _open_data(
-    name: str, root: Path | None, seed: int, task: str | None, device: torch.device, *, stored: bool
+    name: str, place: options.Place, seed: int = 0, task: str | None = None, *, stored: bool = False
 ) -> Graph | StoredGraph:
     """Load a dataset; with `stored`, open a converted folder without loading it."""
+    device = checked_device(place.device)
     if not stored or name in datasets.names() or not is_store(name):
-        return datasets.load_dataset(name, root, seed, task=task).to(device)
+        return datasets.load_dataset(name, place.root, seed, task=task).to(device)
     if task not in (None, "node"):
         raise InputError(f"mini-batches of a folder are for node tasks, got `--task {task}`")
     return open_store(name)
 
 
-def _open_model(
-    path: Path | None,
-    data: str | None = None,
-    root: Path | None = None,
-    device: str = "cpu",
-    *,
-    own: str | None = None,
-    weights: Path | None = None,
-    stored: bool = False,
-) -> _Opened:
-    """Read a model and its data: of a file those it was trained on, with the same split, or else `data`.
-
-    A model of the user's own is made by `own`, `package.module:name`, with `weights`, and comes with `data`.
-    """
-    target = checked_device(device)
-    if own is not None:
+def _open_model(source: options.Source, *, stored: bool = False) -> _Opened:
+    """Read a model and its graph: the one it was trained on, with the same split, or that of `--data`."""
+    target, path = checked_device(source.device), source.model
+    if source.own is not None:
         if path is not None:
             raise InputError(f"give {path} or `--model`, not both; weights go with `--weights`")
-        return _open_own(own, weights, data, root, target, stored=stored)
-    if path is None or weights is not None:
-        what = "`--weights` goes with" if path or weights else "give the file of a model, its name, or"
+        return _open_own(source, source.own, target, stored=stored)
+    if path is None or source.weights is not None:
+        what = "`--weights` goes with" if path or source.weights else "give the file of a model, its name, or"
         raise InputError(f"{what} `--model package.module:name`, which makes a model of your own")
     header = read_header(path)
     about: dict[str, Any] = header.get("about") or {}
@@ -101,11 +89,11 @@ def _open_model(
     kinds |= dict.fromkeys(("dataset", "method", "vanilla"), str)
     for key in kinds.keys() & about.keys():
         check(about[key], kinds[key], f"{key} of {path}")
-    name = data or about.get("dataset")
+    name = source.data or about.get("dataset")
     if not name:
         raise InputError(f"{path} does not say which graph it belongs to; add --data")
     model = load_model(path)
-    graph = _open_data(name, root, about.get("split_seed", 0), about.get("task"), target, stored=stored)
+    graph = _open_data(name, source, about.get("split_seed", 0), about.get("task"), stored=stored)
     recorded = header.get("data_fingerprint")
     if recorded and name == about.get("dataset") and _fingerprint(graph) != recorded:
         raise CheckpointError(
@@ -114,28 +102,47 @@ def _open_model(
     return _Opened(path, model.to(target), graph, about)
 
 
-def _open_own(
-    own: str, weights: Path | None, data: str | None, root: Path | None, place: torch.device, *, stored: bool
-) -> _Opened:
+def _open_own(source: options.Source, factory: str, device: torch.device, *, stored: bool) -> _Opened:
+    """Make a model of the user's own and read its graph."""
+    data, weights = source.data, source.weights
     if data is None:
         raise InputError("`--model` needs `--data`, the graph it is for")
-    if data in datasets.names():
-        graph: Any = _open_data(data, root, 0, None, place, stored=False)
-    elif stored and is_store(data):
-        graph = open_store(data)
+    if data in datasets.names() or (stored and is_store(data)):
+        graph = _open_data(data, source, stored=stored)
     elif Path(data).exists() or Path(data).suffix in (".npz", ".pt", ".csv"):
         # As it is: a split that is drawn here would be another than the model's.
-        graph = load_graph(data).to(place)
+        graph = load_graph(data).to(device)
     else:
         datasets.info(data)  # which says that there is none, and what comes close
     if (here := str(Path.cwd())) not in sys.path:  # last of all; `python -m fgai` has it anyway
         sys.path.append(here)
-    model = make_model(own).eval() if weights is None else load_model(weights, factory=own)
-    about = {"dataset": data, "model": own}
+    model = make_model(factory).eval() if weights is None else load_model(weights, factory=factory)
     if weights is None:
         warn(FgaiWarning(UNTRAINED))
     path = weights or Path(f"{model_name(model)}.safetensors".lower())
-    return _Opened(path, model.to(place), graph, about, own, weights is None)
+    about = {"dataset": data, "model": factory}
+    return _Opened(path, model.to(device), graph, about, factory, weights is None)
+
+
+def _open_models(words: list[str], own: options.OwnModel) -> dict[str, _Opened]:
+    """Read several `[NAME=]FILE` models of the same data and split, or weights of a model of the user's."""
+    opened: dict[str, _Opened] = {}
+    for word in words:
+        name, equals, path = word.rpartition("=")
+        if not equals:
+            name = Path(path).stem
+        if name in opened:
+            raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
+        file: dict[str, Any] = {"model" if own.own is None else "weights": Path(path)}
+        opened[name] = _open_model(options.Source(**vars(own), **file))
+    parts = ("dataset", "split_seed", "task")
+    if len({tuple(entry.about.get(part) for part in parts) for entry in opened.values()}) > 1:
+        splits = "; ".join(
+            f"{name}: {entry.about.get('dataset')}, seed {entry.about.get('split_seed')}"
+            for name, entry in opened.items()
+        )
+        raise InputError(f"the models were trained on different data or splits ({splits})")
+    return opened
 
 
 def _fingerprint(graph: Graph | StoredGraph) -> str:
@@ -167,12 +174,15 @@ def _model_output(output: Path | None, opened: _Opened, prefix: str, force: bool
     return checked_output(stem.with_name(f"{stem.name}.safetensors"), force)
 
 
-def checked_output(path: Path, force: bool = False) -> Path:
+P = TypeVar("P", bound=Path | None)
+
+
+def checked_output(path: P, force: bool = False) -> P:
     """Raise `FgaiError` before any long work unless a file can be written to `path`; return it.
 
     A file that is there is only replaced with `force`.
     """
-    if not current().leads:  # it writes nothing
+    if path is None or not current().leads:  # nothing is written
         return path
     if path.is_dir():
         raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")
@@ -212,34 +222,21 @@ def _resumable(output: Output, path: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parsed_settings(words: Sequence[str] | None, model: str, method: str) -> dict[str, Any]:
+def _parsed_settings(words: list[str] | None, model: str, method: str) -> dict[str, Any]:
     """Turn `name=value` words into settings of a method; values are read as JSON where they can be."""
     names = setting_names(method, model)
-    out: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in words or ():
-        name, equals, value = word.partition("=")
+        name, equals, text = word.partition("=")
         if not equals:
             raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
         check_names([name], names, "--set")
         try:
-            out[name] = json.loads(value)
+            value = json.loads(text)
         except ValueError:
-            out[name] = value
-        if isinstance(out[name], list):
-            out[name] = tuple(out[name])
-    return out
-
-
-def _parsed_box(text: str | None) -> tuple[float, float] | None:
-    if text is None:
-        return None
-    try:
-        low, high = (float(part) for part in text.split(","))
-    except ValueError:
-        low, high = 0.0, 0.0
-    if not -inf < low < high < inf:
-        raise InputError(f"`--box` takes two numbers, the smaller first, like -1,1, got {text!r}")
-    return low, high
+            value = text
+        settings[name] = tuple(value) if isinstance(value, list) else value
+    return settings
 
 
 def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
@@ -264,19 +261,14 @@ def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict
     return scores
 
 
-P = ParamSpec("P")
-
-
-def _on_all_ranks(work: Callable[P, None]) -> Callable[P, None]:
+def _on_all_ranks(work: Callable[..., None]) -> Callable[..., None]:
     """Join the other processes before a command, where torchrun has started some; the first one prints."""
 
     @functools.wraps(work)
-    def together(*args: P.args, **kwargs: P.kwargs) -> None:
-        given: dict[str, Any] = kwargs
-        place = checked_device(given["device"])
-        with joined(place) as ranks:
-            given["device"] = str(ranks.place(place))
-            given["quiet"] = given["quiet"] or not ranks.leads
-            work(*args, **kwargs)
+    def together(*, source: options.Place, out: Output, **groups: Any) -> None:
+        device = checked_device(source.device)
+        with joined(device) as ranks:
+            source = replace(source, device=str(ranks.place(device)))
+            work(source=source, out=replace(out, quiet=out.quiet or not ranks.leads), **groups)
 
     return together

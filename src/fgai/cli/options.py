@@ -1,14 +1,17 @@
-"""Options that several commands share, spelled and explained once."""
+"""Options that several commands share, and groups of them: a command takes a group as one argument."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fgai.attacks import THREATS
+from fgai.attacks import DEFAULT, THREATS, Threat, threat_of
+from fgai.errors import InputError
 from fgai.models import MODELS
 
 
@@ -18,81 +21,28 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")]
 _DATA = (
     "a name of `fgai data list`, a graph of your own (.npz, .pt, edges.csv), or a folder: with edges.csv and"
     " nodes.csv, or as `fgai data convert` leaves it."
 )
 Data = Annotated[str, typer.Option("--data", "-d", help=f"The graph: {_DATA}")]
-Task = Annotated[
-    str | None,
-    typer.Option("--task", help="node, link or graph; what the dataset is made for by default."),
-]
-OtherData = Annotated[
-    str | None,
-    typer.Option("--data", "-d", help=f"Another graph than the one the model was trained on: {_DATA}"),
-]
 Root = Annotated[
     Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
 ]
-Device = Annotated[
-    str, typer.Option("--device", help="Where to compute: cpu, cuda, or cuda:1 for the second GPU.")
-]
 Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {listed(MODELS)}.")]
-ModelFile = Annotated[
-    Path | None,
-    typer.Argument(
-        help="A model written by `fgai train` or `fgai faithful`, or one that comes with fgai: planted-gat,"
-        " planted-fgai, cora-gat, cora-fgai. For your own give --model, --weights and --data instead.",
-        show_default=False,
-    ),
-]
-Own = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="MODULE:NAME",
-        help="What makes a PyG model of your own: a class or function without arguments, looked for here and"
-        " on the Python path, imported and called.",
-    ),
-]
-Weights = Annotated[
-    Path | None,
-    typer.Option(
-        "--weights",
-        "-w",
-        help="With --model: its weights, .safetensors or a .pt with its state_dict; it is as it was made"
-        " without them.",
-    ),
-]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that are there already.")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Print every number, not only the summary.")]
 VanillaFile = Annotated[
     Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
 ]
 Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Draws whatever is random.")]
-Threat = Annotated[
-    str,
-    typer.Option(
-        "--threat",
-        "-t",
-        help=f"{listed(THREATS)}. ensemble is the strongest and takes minutes on a CPU; standard is the"
-        " paper's, fast and weak.",
-    ),
+K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
+Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
+PageNode = Annotated[
+    str | None, typer.Option("--node", "-n", help="Node the page opens with: its number or name.")
 ]
-Nodes = Annotated[
-    int | None,
-    typer.Option("--nodes", min=1, help="Nodes the attack injects; the threat's own number by default."),
-]
-Edges = Annotated[
-    int | None,
-    typer.Option(
-        "--edges", min=1, help="Edges of each injected node, or in all where none is injected; likewise."
-    ),
+Epochs = Annotated[
+    int | None, typer.Option("--epochs", min=1, help="Training epochs; the default of the method otherwise.")
 ]
 Box = Annotated[
     str | None,
@@ -103,37 +53,6 @@ Box = Annotated[
         " each feature has in the data, and a tenth of its range more on both sides.",
     ),
 ]
-Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
-PageNode = Annotated[
-    str | None, typer.Option("--node", "-n", help="Node the page opens with: its number or name.")
-]
-K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
-Epochs = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Training epochs; the default of the method otherwise.")
-]
-Rate = Annotated[
-    float | None, typer.Option("--lr", help="Learning rate; the default of the method otherwise.")
-]
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        "--batch-size",
-        min=1,
-        help="Train in mini-batches of so many nodes; a converted folder is then never loaded whole.",
-    ),
-]
-FanOut = Annotated[
-    str | None,
-    typer.Option(
-        "--fan-out", help="Neighbours drawn of each node: one number or one per layer (10,5), -1 for all."
-    ),
-]
-EpochSize = Annotated[
-    int | None,
-    typer.Option(
-        "--epoch-size", min=1, help="Nodes of an epoch of mini-batches, drawn anew for each; all otherwise."
-    ),
-]
 Log = Annotated[
     str | None,
     typer.Option(
@@ -141,9 +60,191 @@ Log = Annotated[
         help="Also log every epoch: FILE.csv, FILE.jsonl, tensorboard:FOLDER, wandb:PROJECT or mlflow:NAME.",
     ),
 ]
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.")
-]
-Record = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Also write the record to this JSON file.")
-]
+
+
+def parsed_box(text: str | None) -> tuple[float, float] | None:
+    """Return the two numbers of `--box`."""
+    if text is None:
+        return None
+    try:
+        low, high = (float(part) for part in text.split(","))
+    except ValueError:
+        low, high = 0.0, 0.0
+    if not -inf < low < high < inf:
+        raise InputError(f"`--box` takes two numbers, the smaller first, like -1,1, got {text!r}")
+    return low, high
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where files are read from and where to compute."""
+
+    root: Root = None
+    device: Annotated[
+        str, typer.Option("--device", help="Where to compute: cpu, cuda, or cuda:1 for the second GPU.")
+    ] = "cpu"
+
+
+@dataclass(frozen=True)
+class OwnModel(Place):
+    """A model of the user's own and its graph; neither is needed where the file of a model names them."""
+
+    own: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="MODULE:NAME",
+            help="What makes a PyG model of your own: a class or function without arguments, looked for here"
+            " and on the Python path, imported and called.",
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        typer.Option("--data", "-d", help=f"Another graph than the one the model was trained on: {_DATA}"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Source(OwnModel):
+    """A model, from its file or made by the user's own code, and its graph."""
+
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A model written by `fgai train` or `fgai faithful`, or one that comes with fgai:"
+            " planted-gat, planted-fgai, cora-gat, cora-fgai. For your own give --model, --weights and --data"
+            " instead.",
+            show_default=False,
+        ),
+    ] = None
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--weights",
+            "-w",
+            help="With --model: its weights, .safetensors or a .pt with its state_dict; it is as it was made"
+            " without them.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """A threat of any size, and what is measured under it."""
+
+    threat: Annotated[
+        str,
+        typer.Option(
+            "--threat",
+            "-t",
+            help=f"{listed(THREATS)}. ensemble is the strongest and takes minutes on a CPU; standard is the"
+            " paper's, fast and weak.",
+        ),
+    ] = DEFAULT
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", min=1, help="Nodes the attack injects; the threat's own number by default."),
+    ] = None
+    edges: Annotated[
+        int | None,
+        typer.Option(
+            "--edges", min=1, help="Edges of each injected node, or in all where none is injected; likewise."
+        ),
+    ] = None
+    box: Box = None
+    k: K = 5
+    seed: Seed = 0
+
+    def sized(self) -> Threat:
+        """Return the threat at its size."""
+        return threat_of(self.threat).sized(self.nodes, self.edges, parsed_box(self.box))
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where the record of a command is written."""
+
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the record to this JSON file.")
+    ] = None
+    force: Force = False
+
+
+@dataclass(frozen=True)
+class Measures:
+    """Which slow parts of an evaluation are done, and how much of it is kept and printed."""
+
+    curves: Annotated[
+        bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
+    ] = True
+    nulls: Annotated[
+        bool, typer.Option("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
+    ] = True
+    per_node: Annotated[
+        bool, typer.Option("--per-node", help="Keep the values of every node in the record.")
+    ] = False
+    all_: All = False
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training: its seed, its settings, its batches, its log and its output."""
+
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; named after method and model by default."),
+    ] = None
+    force: Force = False
+    seed: Seed = 0
+    epochs: Epochs = None
+    lr: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate; the default of the method otherwise.")
+    ] = None
+    box: Box = None
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            min=1,
+            help="Train in mini-batches of so many nodes; a converted folder is then never loaded whole.",
+        ),
+    ] = None
+    fan_out: Annotated[
+        str | None,
+        typer.Option(
+            "--fan-out", help="Neighbours drawn of each node: one number or one per layer (10,5), -1 for all."
+        ),
+    ] = None
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.")
+    ] = None
+    log: Log = None
+
+    @property
+    def neighbours(self) -> int | tuple[int, ...] | None:
+        """The numbers of `--fan-out`: one, or one per layer."""
+        if self.fan_out is None:
+            return None
+        try:
+            first, *others = (int(part) for part in self.fan_out.split(","))
+        except ValueError:
+            raise InputError(
+                f"`--fan-out` takes whole numbers like 10 or 10,5, got {self.fan_out!r}"
+            ) from None
+        return (first, *others) if others else first
+
+
+@dataclass(frozen=True)
+class Retraining(Training):
+    """A training of a model that is there, against an adversary."""
+
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Nodes the adversary injects; 60 by default.")
+    ] = None
+    edges: Annotated[
+        int | None, typer.Option("--edges", min=1, help="Edges of each of them; 20 by default.")
+    ] = None
+    check: Annotated[
+        bool, typer.Option(help="Attack the result on validation nodes; train once more if it is not stable.")
+    ] = True

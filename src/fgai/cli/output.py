@@ -13,16 +13,17 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, ParamSpec
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
+from typer.models import ArgumentInfo
 
 from fgai.errors import DivergenceError, FgaiError, FgaiWarning
 from fgai.progress import shown
 from fgai.version import stating
 
-P = ParamSpec("P")
 _notes: ContextVar[Console | None] = ContextVar("notes", default=None)
 """Where a running command writes remarks; its progress bar shares the console."""
 _words: ContextVar[list[str] | None] = ContextVar("words", default=None)
@@ -35,18 +36,19 @@ def _keep_words(words: list[str]) -> None:
     _words.set(list(words))
 
 
+@dataclass(frozen=True)
 class Output:
-    """The two streams of one command.
+    """The two streams of one command, and the options that choose what is written to them."""
 
-    Args:
-        json: print the result as one JSON document.
-        quiet: no progress and no remarks, only warnings and errors.
-    """
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")] = False
 
-    def __init__(self, json: bool, quiet: bool) -> None:
-        self.json, self.quiet = json, quiet
-        self.console = Console(highlight=False)
-        self.notes = _notes.get() or Console(stderr=True, highlight=False)
+    @property
+    def notes(self) -> Console:
+        """The console on standard error."""
+        return _notes.get() or Console(stderr=True, highlight=False)
 
     @property
     def progress(self) -> bool | None:
@@ -67,28 +69,34 @@ class Output:
         if self.json:
             typer.echo(json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False))
         else:
-            show(self.console)
+            show(Console(highlight=False))
 
 
-def command(work: Callable[P, None]) -> Callable[P, None]:
-    """Turn what a command raises into a message and an exit code; `FGAI_DEBUG=1` adds the traceback.
+def command(work: Callable[..., None]) -> Callable[..., None]:
+    """Turn a function into a command: its dataclass parameters are groups of options, its errors exit codes.
 
-    `FgaiError` means bad input (2), other errors a failure (1), Ctrl-C 130. With `--json` the error is also
-    printed as JSON. Arguments of the library that an error names are spelled as flags of the command.
+    `FgaiError` means bad input (2), other errors a failure (1), Ctrl-C 130; `FGAI_DEBUG=1` adds the
+    traceback. With `--json` the error is also printed as JSON. Arguments of the library that an error names
+    are spelled as flags of the command.
     """
-    parameters = inspect.signature(work).parameters.values()
-    names = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    flags = {name: f"--{name.strip('_').replace('_', '-')}" for name in names}
+    options, groups = _options_of(work)
+    flags = {
+        name: f"--{name.strip('_').replace('_', '-')}"
+        for name, option in options.items()
+        if not any(isinstance(entry, ArgumentInfo) for entry in option.annotation.__metadata__)
+    }
 
     @functools.wraps(work)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        output = Output(bool(kwargs.get("json")), bool(kwargs.get("quiet")))
+    def guarded(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        output = next((value for value in values.values() if isinstance(value, Output)), Output())
         token, words = _notes.set(output.notes), _words.get()
         typed = {} if words is None else {"command": shlex.join(["fgai", *words])}
         try:
             with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**typed):
                 _tell_warnings(output)
-                work(*args, **kwargs)
+                work(**values)
         except typer.Exit:
             raise
         except KeyboardInterrupt:
@@ -107,7 +115,32 @@ def command(work: Callable[P, None]) -> Callable[P, None]:
         finally:
             _notes.reset(token)
 
+    guarded.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
     return guarded
+
+
+def _options_of(work: Callable[..., None]) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    """Return the options of a command, those of its groups included, and the groups by parameter."""
+    hints = get_type_hints(work, include_extras=True)
+    entries: list[tuple[str, Any, Any]] = []
+    groups: dict[str, Any] = {}
+    for name, parameter in inspect.signature(work).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            kinds = get_type_hints(hints[name], include_extras=True)
+            entries += [(field.name, kinds[field.name], field.default) for field in fields(hints[name])]
+        else:
+            entries.append((name, hints[name], parameter.default))
+    options = {
+        name: inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if default is MISSING else default,
+            annotation=kind,
+        )
+        for name, kind, default in entries
+    }
+    return options, groups
 
 
 def _fail(output: Output, message: str, kind: str, code: int) -> None:

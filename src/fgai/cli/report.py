@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fgai.attacks import DEFAULT, threat_of
 from fgai.certificates import certify_attention
 from fgai.cli import options
-from fgai.cli.evaluate import _open_models
-from fgai.cli.files import UNTRAINED, _open_model, _Opened, _parsed_box, checked_output
+from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
+from fgai.cli.files import UNTRAINED, _open_model, _open_models, _Opened, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
@@ -50,18 +49,9 @@ def report(
     class_names: Annotated[
         Path | None, typer.Option(help="Text file with one name per class, line by line.")
     ] = None,
-    threat: options.Threat = DEFAULT,
-    nodes: options.Nodes = None,
-    edges: options.Edges = None,
-    box: options.Box = None,
-    k: options.K = 5,
-    seed: options.Seed = 0,
-    own: options.Own = None,
-    data: options.OtherData = None,
-    root: options.Root = None,
-    device: options.Device = "cpu",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    attacker: options.Attacker,
+    own: options.OwnModel,
+    out: Output,
 ) -> None:
     """Write one HTML page: headline numbers, attention before and after, every node, curves, settings.
 
@@ -77,49 +67,50 @@ def report(
     from fgai.reports import read_report, write_report
     from fgai.reports.page import checked_page
 
-    out = Output(json, quiet)
-    sized = threat_of(threat).sized(nodes, edges, _parsed_box(box))  # bad input first
+    threat = attacker.sized()  # bad input first
     page = checked_output(checked_page(output), force)
     names = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
     records = [word for word in files if word.endswith(".json")]
     models = [word for word in files if not word.endswith(".json")]
     if models and records:
         raise InputError("give models or records, not both: records of models are made anew")
-    document = page.with_suffix(".json")
+    beside = page.with_suffix(".json")
     sources = {Path(word.rpartition("=")[2]).resolve() for word in records}
-    if document.resolve() not in sources:
-        checked_output(document, force)
+    if beside.resolve() not in sources:
+        checked_output(beside, force)
     if models:
-        words = {"threat": threat, "nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed}
-        line = ["fgai", "report", *models, *_options(words)]
-        options: dict[str, Any] = {"threat": sized, "k": k, "seed": seed, "node": node, **names}
-        made = _from_models(out, line, page, _open_models(models, data, root, device, own), options)
+        line = ["fgai", "report", *models, *_flags(vars(attacker))]
+        settings = {"threat": threat, "k": attacker.k, "seed": attacker.seed, "node": node, **names}
+        document = _from_models(out, line, page, _open_models(models, own), settings)
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
         if node is not None and not node.isdecimal():
             raise InputError(f"`node` must be a number where the page is made of records, got {node!r}")
-        made = read_report(_named(records), node=None if node is None else int(node))
-        write_report(made, page, document=document.resolve() not in sources)
-    _tell_page(out, made, page, open_=open_)
+        document = read_report(_named(records), node=None if node is None else int(node))
+        write_report(document, page, document=beside.resolve() not in sources)
+    _show_page(out, document, page, open_=open_)
 
 
 def _from_models(
-    out: Output, line: list[str], page: Path, opened: dict[str, _Opened], options: dict[str, Any]
+    out: Output, line: list[str], page: Path, opened: dict[str, _Opened], settings: dict[str, Any]
 ) -> Report:
     from fgai.reports import report as make_page
 
     graph = next(iter(opened.values())).graph
-    if options["node"] is not None:
-        options["node"] = graph.number_of(options["node"])
-    about = {"comparing": f"comparing {', '.join(opened)} on {graph!r}, threat {options['threat'].name}"}
+    if settings["node"] is not None:
+        settings["node"] = graph.number_of(settings["node"])
+    networks = {name: entry.model for name, entry in opened.items()}
+    begins = f"comparing {', '.join(opened)} on {graph!r}, threat {settings['threat'].name}"
+    passes = evaluation_passes(settings["threat"], graph) + CERTIFICATE
+    announce(out, begins, list(networks.values()), graph, passes)
     return make_page(
-        {name: entry.model for name, entry in opened.items()},
+        networks,
         graph,
         page,
         reproduce=[*_reproduce(opened), shlex.join(line)],
-        on_step=lambda step: out.say(about.get(step, step)),
-        **options,
+        on_step=lambda step: None if step == "comparing" else out.say(step),
+        **settings,
     )
 
 
@@ -144,7 +135,7 @@ def _reproduce(opened: dict[str, _Opened]) -> list[str]:
     return lines
 
 
-def _options(values: dict[str, Any]) -> list[str]:
+def _flags(values: dict[str, Any]) -> list[str]:
     return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
 
 
@@ -169,9 +160,9 @@ def _lines(path: Path | None) -> list[str] | None:
         raise CheckpointError(f"{path} must be a readable text file ({error})") from error
 
 
-def _tell_page(
+def _show_page(
     out: Output,
-    made: Report,
+    report: Report,
     path: Path,
     *,
     open_: bool,
@@ -182,14 +173,14 @@ def _tell_page(
     """Print which page was written, after the output of `above`, and open it if asked."""
     from fgai.reports import missing
 
-    lacking, document = missing(made), path.with_suffix(".json")
-    explorer = made.explorer or {}
+    lacking, document = missing(report), path.with_suffix(".json")
+    explorer = report.explorer or {}
     values: dict[str, Any] = {
         "command": command,
         "output": str(path),
         "document": str(document) if document.exists() else None,
         "bytes": path.stat().st_size,
-        "models": made.names,
+        "models": report.names,
         "nodes": len((explorer.get("nodes") or {}).get("id") or []),
         "missing": lacking,
         **more,
@@ -210,11 +201,8 @@ def _tell_page(
 
 @command
 def audit(
-    model: options.ModelFile = None,
+    source: options.Source,
     *,
-    own: options.Own = None,
-    weights: options.Weights = None,
-    data: options.OtherData = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The page; the document it is made of is beside it.")
     ] = Path("audit.html"),
@@ -224,17 +212,9 @@ def audit(
     force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
-    threat: options.Threat = DEFAULT,
-    nodes: options.Nodes = None,
-    edges: options.Edges = None,
-    box: options.Box = None,
-    k: options.K = 5,
-    seed: options.Seed = 0,
-    root: options.Root = None,
-    device: options.Device = "cpu",
+    attacker: options.Attacker,
     all_: options.All = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    out: Output,
 ) -> None:
     """Attack, measure and certify one model, your own on your own graph, and write one page with a verdict.
 
@@ -253,43 +233,39 @@ def audit(
     from fgai.reports.page import checked_page
     from fgai.reports.parts import certify_injections
 
-    out = Output(json, quiet)
-    chosen = threat_of(threat).sized(nodes, edges, _parsed_box(box))  # bad input first
+    threat, k = attacker.sized(), attacker.k  # bad input first
     page = checked_output(checked_page(output), force)
-    written = [page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])]
-    for file in written:
+    for file in (page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])):
         checked_output(file, force)
-    opened = _open_model(model, data, root, device, own=own, weights=weights)
+    opened = _open_model(source)
     graph, name = opened.graph, opened.kind
-    place = None if node is None else graph.number_of(node)
-    out.say(f"auditing {name} on {graph!r}, threat {threat}")
-    facts = {}
-    if opened.untrained:
-        facts["note"] = UNTRAINED
-    subject = {name: opened.model}
-    with stating(**facts):
-        record = evaluate(opened.model, graph, chosen, seed=seed, name=name, k=k, per_node=True)
+    opening_node = None if node is None else graph.number_of(node)
+    models = {name: opened.model}
+    passes = evaluation_passes(threat, graph) + CERTIFICATE
+    announce(out, f"auditing {name} on {graph!r}, threat {threat.name}", [opened.model], graph, passes)
+    with stating(**({"note": UNTRAINED} if opened.untrained else {})):
+        record = evaluate(opened.model, graph, threat, seed=attacker.seed, name=name, k=k, per_node=True)
         out.say("certifying")
         proof = certify_attention(opened.model, graph, radius=RADIUS, k1=k, k2=k)
-        injections = certify_injections(subject, graph, k)
+        injections = certify_injections(models, graph, k)
         out.say("making the page")
-        words: dict[str, Any] = {"model": own, "weights": weights, "data": data, "threat": threat}
-        words |= {"nodes": nodes, "edges": edges, "box": box, "k": k, "seed": seed, "node": node}
-        again = ["fgai", "audit", *([] if model is None else [str(model)]), *_options(words)]
-        made = make_report(
+        flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
+        flags |= {**vars(attacker), "node": node, "output": page}
+        again = ["fgai", "audit", *([] if source.model is None else [str(source.model)]), *_flags(flags)]
+        document = make_report(
             record,
-            models=subject,
+            models=models,
             data=graph,
             certificates={name: proof},
             injections=injections,
-            threat=chosen,
-            node=place,
-            reproduce=[shlex.join([*again, "--output", str(page)])],
+            threat=threat,
+            node=opening_node,
+            reproduce=[shlex.join(again)],
         )
-        write_report(made, page)
+        write_report(document, page)
     more: dict[str, Any] = {"metrics": record.to_dict()["metrics"], "card": None}
     if card is not None:
         more["card"] = str(make_card(record, [proof, *injections[name]]).write(card)[0])
         out.say(f"card written to {card}; check it with fgai check {card}")
     above = partial(record.show, every=all_)
-    _tell_page(out, made, page, open_=open_, command="audit", above=above, **more)
+    _show_page(out, document, page, open_=open_, command="audit", above=above, **more)
