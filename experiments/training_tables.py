@@ -69,6 +69,7 @@ def ablation_ensemble(store: Store) -> list[Sheet | Table]:
     columns = [replace(column, threat=CLAIM) for column in metrics]
     return [sheet(_ablated(store), "Ablation under `ensemble`", columns, order=ABLATION_ROWS)]
 
+
 def cost(store: Store) -> list[Sheet | Table]:
     """Median seconds per epoch and peak memory of the training, as multiples of vanilla's."""
     results = Results.read(store, "cost", "cost", defences=True)
