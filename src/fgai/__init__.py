@@ -9,7 +9,6 @@ Verbs are functions here; nouns are subpackages (`fgai.training`, `fgai.attacks`
 are loaded when they are first asked for, so `import fgai` itself takes no time.
 """
 
-import os as _os
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 from typing import Any as _Any
@@ -113,12 +112,6 @@ _PACKAGES = (
     "topk",
     "trackers",
 )
-
-
-if "OMP_WAIT_POLICY" not in _os.environ:
-    # OpenMP's threads spin for milliseconds while they wait, which on shared cores slows small graphs down
-    # several times. They shall sleep after some ten microseconds. Read when PyTorch is imported.
-    _os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def __getattr__(name: str) -> _Any:

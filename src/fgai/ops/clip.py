@@ -44,7 +44,7 @@ def clip(
     if radius is None:
         radius = torch.full((), torch.inf, dtype=x.dtype, device=x.device)
     if torch.is_grad_enabled() and x.requires_grad and not _in_jit_trace():
-        return _Clip.apply(x, low, high, radius, straight)  # type: ignore[no-any-return]
+        return _Clip.apply(x, low, high, radius, straight)  # type: ignore[no-any-return,no-untyped-call]
     kernels = _clip_kernels(x, low, high)
     return kernels.clip_rows(x, (low, high, radius), torch.empty_like(x), False)[0]  # type: ignore[no-any-return]
 
@@ -65,7 +65,7 @@ def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
     try:
-        wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)
+        wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:
         wide = None
     if wide != x.shape or not x.dtype == low.dtype == high.dtype or not x.is_floating_point():
@@ -74,7 +74,7 @@ def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
 
 
 def _in_jit_trace() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined]
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _clip_kernels(x: Tensor, low: Tensor, high: Tensor) -> ModuleType:

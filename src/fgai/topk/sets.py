@@ -60,7 +60,7 @@ class _Sloped(Function):
 
 def _with_slope(kernel: Any, w: Tensor | None, w_tilde: Tensor, *options: Any) -> Tensor:
     """The value of a kernel, differentiable in both tensors."""
-    return _Sloped.apply(kernel, w, w_tilde, *options)  # type: ignore[no-any-return]
+    return _Sloped.apply(kernel, w, w_tilde, *options)  # type: ignore[no-any-return,no-untyped-call]
 
 
 @typed
