@@ -135,7 +135,7 @@ def main() -> None:
     if not os.environ.get("FGAI_DEBUG"):  # an interrupt leaves half-made objects that complain as they go
         sys.unraisablehook = lambda _: None
     if "OMP_WAIT_POLICY" not in os.environ:
-        # Waiting OpenMP threads spin for milliseconds and slow small graphs down on shared cores: let them sleep
-        # after some ten microseconds. OpenMP reads this when PyTorch is imported.
+        # Waiting OpenMP threads spin for milliseconds and slow small graphs down on shared cores: let them
+        # sleep after some ten microseconds. OpenMP reads this when PyTorch is imported.
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     app()
