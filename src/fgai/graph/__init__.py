@@ -3,5 +3,6 @@
 from fgai.graph.change import GraphChange
 from fgai.graph.fields import Links
 from fgai.graph.graph import Graph
+from fgai.graph.saved import ChangeRecord, InjectedNode
 
-__all__ = ["Graph", "GraphChange", "Links"]
+__all__ = ["ChangeRecord", "Graph", "GraphChange", "InjectedNode", "Links"]

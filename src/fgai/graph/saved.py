@@ -1,0 +1,184 @@
+"""`ChangeRecord`: a change of a graph made for one node, as a JSON file that can be replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NotRequired, Self, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from fgai.errors import CheckpointError
+from fgai.graph.change import GraphChange, both_ways
+from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.graph import Graph
+from fgai.records import Document, weights_hash
+from fgai.typed import typed
+
+
+class InjectedNode(TypedDict):
+    """A new node in a file: its edges, and one of `copy`, `typical` and `features`."""
+
+    edges: list[int]  # existing nodes it is joined to, in both directions
+    strength: float  # its features are multiplied by this
+    copy: NotRequired[int]  # features of this node
+    typical: NotRequired[int]  # mean features of the training nodes of this class, see `typical_features`
+    features: NotRequired[list[float]]  # F numbers
+
+
+@typed
+@dataclass(frozen=True, kw_only=True)
+class ChangeRecord(Document):
+    """Edges that go and come and nodes that are injected around one node, for one model and one graph.
+
+    The what-if page writes it, `fgai evaluate --change FILE` and `fgai.explain(attack=...)` replay it:
+
+        {"kind": "change", "schema": 1, "model": "9f…", "graph": "03…", "node": 24,
+         "removed_edges": [[24, 7]], "added_edges": [[24, 90]],
+         "injected": [{"copy": 3, "strength": 0.5, "edges": [24, 7]},
+                      {"typical": 2, "strength": 1.0, "edges": [24]},
+                      {"features": [0.0, 1.5, …], "strength": 1.0, "edges": [24]}]}
+
+    Edges go and come in both directions, also where the graph has one direction only. Changes are applied in
+    the order of the fields; injected nodes get the numbers N, N + 1, … A `checksum` may be added.
+
+    Attributes:
+        model: `weights_hash` of the model.
+        graph: `fingerprint` of the graph as it was loaded.
+        node: that was looked at.
+        removed_edges: pairs of nodes.
+        added_edges: pairs of nodes without an edge.
+        injected: new nodes.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.GAT.for_data(data)
+        >>> new = InjectedNode(copy=3, strength=1.0, edges=[24])
+        >>> change = ChangeRecord.of(model, data, 24, injected=[new])
+        >>> ChangeRecord.from_dict(change.to_dict()).apply(model, data).num_nodes - data.num_nodes
+        1
+    """
+
+    KIND: ClassVar[str] = "change"
+
+    model: str
+    graph: str
+    node: int
+    removed_edges: list[list[int]] = field(default_factory=list)
+    added_edges: list[list[int]] = field(default_factory=list)
+    injected: list[InjectedNode] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        graph: Graph,
+        node: int,
+        *,
+        removed_edges: Sequence[Sequence[int]] = (),
+        added_edges: Sequence[Sequence[int]] = (),
+        injected: Sequence[InjectedNode] = (),
+    ) -> Self:
+        """Return the record of a change for this model and this graph."""
+        return cls(
+            model=weights_hash(model),
+            graph=fingerprint_of(graph),
+            node=node,
+            removed_edges=[list(pair) for pair in removed_edges],
+            added_edges=[list(pair) for pair in added_edges],
+            injected=list(injected),
+        )
+
+    def apply(self, model: nn.Module, graph: Graph) -> Graph:
+        """Return the changed graph, after everything was checked.
+
+        Args:
+            model: it was made with; not run.
+            graph: as it was loaded, not prepared for the model.
+
+        Raises:
+            CheckpointError: another model or graph, an unknown node, an edge that cannot go or come, or
+                features that do not fit.
+        """
+        for kind, ours, theirs in (
+            ("model", weights_hash(model), self.model),
+            ("graph", fingerprint_of(graph), self.graph),
+        ):
+            if ours != theirs:
+                raise CheckpointError(
+                    f"the change was made with another {kind} ({theirs[:8]}…, this one is {ours[:8]}…);"
+                    " nothing was replayed"
+                )
+        self._check(graph)
+        features = [_features(node, graph) for node in self.injected]
+        removed, added = (_pairs(pairs, graph) for pairs in (self.removed_edges, self.added_edges))
+        graph, _ = GraphChange(removed=removed, edges=added).apply(graph)
+        for node, row in zip(self.injected, features, strict=True):
+            graph, _ = graph.inject(torch.tensor([node["edges"]]), row)
+        return graph
+
+    def _check(self, graph: Graph) -> None:
+        nodes = [self.node]
+        pairs = [*self.removed_edges, *self.added_edges]
+        for pair in pairs:
+            if len(pair) != 2 or pair[0] == pair[1]:
+                raise CheckpointError(f"an edge of the change must join two nodes, got {pair[:3]}")
+            nodes += pair
+        if len({frozenset(pair) for pair in pairs}) < len(pairs):
+            raise CheckpointError("an edge of the change comes twice")
+        for new in self.injected:
+            nodes += [*new["edges"], *([new["copy"]] if "copy" in new else [])]
+            if not new["edges"] or len(set(new["edges"])) < len(new["edges"]):
+                raise CheckpointError(f"an injected node must have distinct edges, got {new['edges'][:10]}")
+            if not math.isfinite(new["strength"]):
+                raise CheckpointError(f"`strength` of an injected node must be finite, got {new['strength']}")
+        if unknown := [node for node in nodes if not 0 <= node < graph.num_nodes]:
+            raise CheckpointError(
+                f"the change names node {unknown[0]}, the nodes of {graph.name!r} are 0 to"
+                f" {graph.num_nodes - 1}; nothing was replayed"
+            )
+        for pair in pairs:
+            present = bool(both_ways(graph, _pairs([pair], graph)).numel())
+            if present != (pair in self.removed_edges):
+                words = "adds an edge that is there" if present else "removes an edge that is not there"
+                raise CheckpointError(f"the change {words}, {pair[0]} – {pair[1]}; nothing was replayed")
+
+
+@typed
+def typical_features(graph: Graph, label: int) -> Tensor:
+    """Return the mean features [1, F] of a class: of its training nodes, of all its nodes without a mask.
+
+    Raises:
+        CheckpointError: the graph has no such nodes, or no features.
+    """
+    chosen = None if graph.y is None else graph.y == label
+    if chosen is not None and graph.train_mask is not None:
+        chosen = chosen & graph.train_mask
+    if chosen is None or graph.features is None or not bool(chosen.any()):
+        raise CheckpointError(f"{graph.name!r} has no training nodes of class {label} with features")
+    return graph.features.select(chosen.nonzero().flatten()).mean(0, keepdim=True)
+
+
+def _features(new: InjectedNode, graph: Graph) -> Tensor:
+    """Features [1, F] of an injected node."""
+    if len(new) != 3 or graph.features is None:
+        raise CheckpointError("an injected node must have one of `copy`, `typical` and `features`")
+    if "copy" in new:
+        rows = graph.features.select(torch.tensor([new["copy"]], device=graph.device))
+    elif "typical" in new:
+        rows = typical_features(graph, new["typical"])
+    else:
+        rows = torch.tensor([new["features"]], dtype=graph.features.dtype, device=graph.device)
+        if rows.shape[1] != graph.num_features or not bool(rows.isfinite().all()):
+            raise CheckpointError(
+                f"an injected node must have {graph.num_features} finite features, got {rows.shape[1]}"
+            )
+    return rows * new["strength"]
+
+
+def _pairs(pairs: Sequence[Sequence[int]], graph: Graph) -> Tensor:
+    """[2, K]."""
+    return torch.tensor(pairs, dtype=torch.long, device=graph.device).reshape(-1, 2).T
