@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,14 @@ import pytest
 
 import fgai
 from fgai.attacks import Budget, PGDInjection
-from fgai.errors import CheckpointError, FgaiError, InputError, MissingExtraError
-from fgai.trackers import CsvTracker, JsonlTracker, Tracker, tracker_named
+from fgai.errors import CheckpointError, FgaiError, InputError
+from fgai.trackers import LogFile, Tracker
 from fgai.training import TrainConfig, Vanilla, fit
 from fgai.training.resume import FILE
 from support.training_cases import GRAPH, fresh
 
 CONFIG = TrainConfig(epochs=7, validate_every=2)
-KINDS = {"log.csv": CsvTracker, "log.jsonl": JsonlTracker}
+NAMES = ("log.csv", "log.jsonl")
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -50,10 +49,10 @@ class KilledError(Exception):
     """The process ends here."""
 
 
-def killing(kind: Any, at: int, *, logged: bool) -> Any:
-    """A tracker of a kind that raises at an epoch, before or after it has written it."""
+def killing(path: Path, at: int, *, logged: bool) -> Tracker:
+    """A log that raises at an epoch, before or after it has written it."""
 
-    class Killing(kind):
+    class Killing(LogFile):
         def on_epoch(self, run: str, epoch: int, values: Any) -> None:
             if epoch == at and not logged:
                 raise KilledError
@@ -61,13 +60,13 @@ def killing(kind: Any, at: int, *, logged: bool) -> Any:
             if epoch == at:
                 raise KilledError
 
-    return Killing
+    return Killing(path)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", NAMES)
 class TestFiles:
     def test_every_epoch_and_score_is_there(self, name: str, tmp_path: Path) -> None:
-        history = training(KINDS[name](tmp_path / name))
+        history = training(LogFile(tmp_path / name))
         rows = rows_of(tmp_path / name)
         assert [row["epoch"] for row in rows] == list(range(7))
         scores = dict(history.scores)
@@ -78,44 +77,44 @@ class TestFiles:
 
     @pytest.mark.parametrize("logged", [False, True])
     def test_a_callback_that_raises_loses_no_epoch(self, name: str, logged: bool, tmp_path: Path) -> None:
-        path, state, kind = tmp_path / name, tmp_path / "state", KINDS[name]
+        path, state = tmp_path / name, tmp_path / "state"
         whole = training(None)
         with pytest.raises(KilledError):
-            training(killing(kind, 4, logged=logged)(path), state)
+            training(killing(path, 4, logged=logged), state)
         assert (state / FILE).is_file()
-        resumed = training(kind(path), state)
+        resumed = training(LogFile(path), state)
         assert resumed.terms == whole.terms and resumed.scores == whole.scores
         assert [row["epoch"] for row in rows_of(path)] == list(range(7))
 
     def test_what_was_logged_after_the_last_save_is_not_repeated(self, name: str, tmp_path: Path) -> None:
-        path, state, kind = tmp_path / name, tmp_path / "state", KINDS[name]
+        path, state = tmp_path / name, tmp_path / "state"
         with pytest.raises(KilledError):
-            training(killing(kind, 3, logged=True)(path), state)
+            training(killing(path, 3, logged=True), state)
         kept = (state / FILE).read_bytes()
         with pytest.raises(KilledError):
-            training(killing(kind, 5, logged=True)(path), state)
+            training(killing(path, 5, logged=True), state)
         (state / FILE).write_bytes(kept)  # as if the process had been killed before it could save
         assert [row["epoch"] for row in rows_of(path)] == list(range(6))
         path.write_text(path.read_text() + "vanil")  # and in the middle of a line
-        training(kind(path), state)
+        training(LogFile(path), state)
         assert [row["epoch"] for row in rows_of(path)] == list(range(7))
 
     def test_runs_share_a_file_and_replace_their_own_rows(self, name: str, tmp_path: Path) -> None:
-        path, kind = tmp_path / name, KINDS[name]
+        path = tmp_path / name
         for run, count in (("one", 2), ("two", 3), ("one", 1)):
-            tracker = kind(path, name="mine" if run == "two" else "")
+            tracker = LogFile(path)
             tracker.on_start(run, [])
             for epoch in range(count):
                 tracker.on_epoch(run, epoch, {f"only {run}": 0.5})
         found = [(row["run"], row["epoch"]) for row in rows_of(path)]
-        assert found == [("mine/two", 0), ("mine/two", 1), ("mine/two", 2), ("one", 0)]
+        assert found == [("two", 0), ("two", 1), ("two", 2), ("one", 0)]
 
     @pytest.mark.parametrize("text", ["a,b\n1,2\n", "[1]\n", '{"epoch": 1}\n', "\0\n", "run,epoch\n1\n"])
     def test_another_file_is_left_alone(self, name: str, text: str, tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_text(text)
         with pytest.raises(CheckpointError, match="name another file"):
-            KINDS[name](path)
+            LogFile(path)
         assert path.read_text() == text
 
     def test_a_full_disk_is_told_and_the_training_kept(
@@ -130,15 +129,15 @@ class TestFiles:
 
         monkeypatch.setattr(Path, "open", full)
         with pytest.raises(FgaiError, match=r"cannot write .*No space left on device"):
-            training(KINDS[name](path), state)
+            training(LogFile(path), state)
         monkeypatch.undo()
-        training(KINDS[name](path), state)
+        training(LogFile(path), state)
         assert [row["epoch"] for row in rows_of(path)] == list(range(7))
 
 
 def test_the_end_is_told_once(tmp_path: Path) -> None:
     for _ in range(2):  # the second goes on with a training that is over
-        training(JsonlTracker(tmp_path / "log.jsonl"), tmp_path / "state")
+        training(LogFile(tmp_path / "log.jsonl"), tmp_path / "state")
     ends = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines() if '"end"' in line]
     assert [end["end"]["epochs"] for end in ends] == [7] and ends[0]["end"]["stopped"] == "epochs"
 
@@ -189,23 +188,7 @@ class TestWork:
         assert training(Heard()).terms == training(None).terms
 
 
-class TestNames:
-    @pytest.mark.parametrize(("text", "kind"), [("a.csv", CsvTracker), ("b/c.JSONL", JsonlTracker)])
-    def test_files_by_suffix(
-        self, text: str, kind: Callable[..., Tracker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert type(tracker_named(text)) is kind and (tmp_path / text).is_file()
-
-    @pytest.mark.parametrize("text", ["log", "log.txt", "", "comet:x"])
-    def test_other_words_are_refused(self, text: str) -> None:
-        with pytest.raises(InputError, match=r"`log` must be \*\.csv, \*\.jsonl, tensorboard:NAME"):
-            tracker_named(text)
-
-    @pytest.mark.parametrize("service", ["tensorboard", "wandb", "mlflow"])
-    def test_what_is_not_installed_is_said_at_once(
-        self, service: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(__import__("sys").modules, service, None)
-        with pytest.raises(MissingExtraError, match=rf"pip install 'fgai\[{service}\]'"):
-            tracker_named(f"{service}:x")
+@pytest.mark.parametrize("text", ["log", "log.txt", "", "comet:x"])
+def test_other_files_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"`log` must be \*\.csv or \*\.jsonl"):
+        LogFile(text)

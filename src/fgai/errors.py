@@ -123,9 +123,6 @@ EXTRAS = {
     "captum": "explainers",
     "plotly": "report",
     "huggingface_hub": "hub",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
     "pyarrow": "parquet",
 }
 """Package → the extra of fgai that installs it."""

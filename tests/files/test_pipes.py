@@ -55,13 +55,13 @@ def test_every_kind_of_file(name: str, tmp_path: Path) -> None:
         fgai.load_model,
         fgai.reports.cards.Card.load,
         fgai.evaluation.EvaluationRecord.load,
-        lambda path: fgai.trackers.JsonlTracker(path),
+        lambda path: fgai.trackers.LogFile(path.with_name("pipe.jsonl")),
         lambda path: fgai.large.open_store(path),
         lambda path: fgai.load_graph(path.with_name("pipe.npz")),
     ],
 )
 def test_readers(read: Callable[[Path], Any], tmp_path: Path) -> None:
-    for name in ("pipe", "pipe.npz", "pipe.safetensors"):
+    for name in ("pipe", "pipe.jsonl", "pipe.npz", "pipe.safetensors"):
         os.mkfifo(tmp_path / name)
     signal.alarm(SECONDS)
     with pytest.raises(FgaiError):

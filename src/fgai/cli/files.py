@@ -32,7 +32,7 @@ from fgai.large import StoredGraph, open_store
 from fgai.large.processes import joined
 from fgai.processes import current
 from fgai.tasks import task_of
-from fgai.trackers import Tracker, tracker_named
+from fgai.trackers import LogFile, Tracker
 from fgai.training import load_model, make_model, read_header, save_model, setting_names
 from fgai.training.settings import check_names
 
@@ -150,8 +150,8 @@ def _fingerprint(graph: Graph | StoredGraph) -> str:
 
 
 def _opened_log(text: str | None) -> Tracker | None:
-    """Return the tracker that `--log` names, on the first rank; its package must be installed."""
-    return None if text is None or not current().leads else tracker_named(text)
+    """Return the file that `--log` names, on the first rank."""
+    return None if text is None or not current().leads else LogFile(text)
 
 
 def _write_model(

@@ -57,7 +57,7 @@ Log = Annotated[
     str | None,
     typer.Option(
         "--log",
-        help="Also log every epoch: FILE.csv, FILE.jsonl, tensorboard:FOLDER, wandb:PROJECT or mlflow:NAME.",
+        help="Also log every epoch: FILE.csv or FILE.jsonl.",
     ),
 ]
 
