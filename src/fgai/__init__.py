@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fgai.explanations import explain
     from fgai.graph import Graph
     from fgai.hub import from_pretrained, save_pretrained
-    from fgai.models import GAT, GCN, GT, GATv2
+    from fgai.models import GAT, GCN, GT, GATv2, accelerate
     from fgai.reports import card, report
     from fgai.training import harden, limit, load_model, make_faithful, save_model
     from fgai.training.train import train
@@ -59,6 +59,7 @@ __all__ = [
     "MissingExtraError",
     "ReliabilityWarning",
     "__version__",
+    "accelerate",
     "card",
     "certify_attention",
     "certify_injection",
@@ -89,7 +90,7 @@ _NAMES = {
     "explanations": ("explain",),
     "graph": ("Graph",),
     "hub": ("from_pretrained", "save_pretrained"),
-    "models": ("GAT", "GCN", "GT", "GATv2"),
+    "models": ("GAT", "GCN", "GT", "GATv2", "accelerate"),
     "reports": ("card", "report"),
     "training": ("harden", "limit", "load_model", "make_faithful", "save_model", "train"),
 }

@@ -1,5 +1,6 @@
 """Attention models: GAT, GATv2 and the graph transformer from one attention layer, and GCN."""
 
+from fgai.models.accelerated import accelerate
 from fgai.models.base import (
     MODELS,
     AttentionModel,
@@ -24,6 +25,7 @@ __all__ = [
     "Capabilities",
     "GATv2",
     "GCNLayer",
+    "accelerate",
     "as_graph",
     "body_of",
     "capabilities_of",

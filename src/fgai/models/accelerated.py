@@ -1,0 +1,243 @@
+"""PyG's attention layers on fgai's kernels: same weights, same call, same numbers."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
+from torch_geometric.utils import add_self_loops, remove_self_loops
+
+from fgai.attention.interface import originals
+from fgai.cache import cached_on
+from fgai.errors import FgaiWarning, InputError, warn
+from fgai.ops import (
+    aggregate,
+    attend_additive,
+    attend_dot,
+    attend_dynamic,
+    dropout,
+    edge_softmax,
+    score_additive,
+    score_dot,
+    score_dynamic,
+)
+from fgai.sparse import Adjacency
+from fgai.typed import typed
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@dataclass(eq=False)
+class _Edges:
+    """The edges of one call, in place of PyG's `edge_index`: its layers hand them on without a look.
+
+    `edge_index` [2, E] has the self-loops that the layer adds, `order` [E] maps sorted positions to its
+    columns. `attention` is filled in its order where it is `wanted`.
+    """
+
+    edge_index: Tensor
+    adjacency: Adjacency
+    order: Tensor
+    wanted: bool = False
+    attention: Tensor | None = None
+
+
+def _sorted_edges(edge_index: Tensor, num_nodes: int, loops: bool) -> tuple[Tensor, Adjacency, Tensor]:
+    if loops:
+        edge_index, _ = add_self_loops(remove_self_loops(edge_index)[0], num_nodes=num_nodes)
+    adjacency, order = Adjacency.build(edge_index, num_nodes)
+    adjacency.check_incoming()
+    return edge_index, adjacency, order
+
+
+class _Accelerated:
+    """A PyG layer whose edges are scored, normalised and summed by fgai's kernels.
+
+    What the kernels do not cover in a call (sparse matrices, bipartite graphs, edge features, recorded
+    attention, hooks on messages, `torch.compile`) runs PyG's own code.
+    """
+
+    def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **options: Any) -> Any:
+        size = args[0] if isinstance(self, GATConv) and args else options.get("size")
+        wanted = bool(options.get("return_attention_weights"))
+        if len(args) > isinstance(self, GATConv):
+            wanted = bool(args[-1])
+        usual = super().forward  # type: ignore[misc]
+        if not self._fits(x, edge_index, edge_attr, size):
+            return usual(x, edge_index, edge_attr, *args, **options)
+        num_nodes = (x if isinstance(x, Tensor) else x[0]).shape[0]
+        loops = bool(getattr(self, "add_self_loops", False))
+        key = "fgai.accelerate", edge_index._version, num_nodes, loops
+        parts = cached_on(edge_index, key, lambda: _sorted_edges(edge_index, num_nodes, loops))
+        edges = _Edges(*parts, wanted)
+        out = usual(x, edges, None)
+        return (out, (edges.edge_index, edges.attention)) if wanted else out
+
+    def _fits(self: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> bool:
+        if not isinstance(x, Tensor):
+            square = isinstance(x, tuple | list) and len(x) == 2 and all(isinstance(one, Tensor) for one in x)
+            if not square or x[0].shape[0] != x[1].shape[0]:
+                return False
+        return (
+            type(edge_index) is Tensor
+            and edge_index.layout == torch.strided
+            and edge_index.dtype == torch.int64
+            and edge_index.dim() == 2
+            and edge_index.shape[0] == 2
+            and edge_index.shape[1] > 0
+            and size is None
+            and (edge_attr is None or not isinstance(self, TransformerConv))
+            and not self.explain
+            and not any(name in self.__dict__ for name in ("edge_updater", "propagate", "message"))
+            and not any(getattr(self, name) for name in _HOOKS)
+            and not torch.compiler.is_compiling()
+            and not torch.jit.is_tracing()  # type: ignore
+        )
+
+    def _set_jittable_templates(self, raise_on_error: bool = False) -> None:
+        """Keep `propagate` and `edge_updater`: PyG would generate them anew for a copy."""
+
+    def edge_updater(self: Any, edge_index: Any, **kwargs: Any) -> Any:
+        if not isinstance(edge_index, _Edges):
+            return super().edge_updater(edge_index, **kwargs)  # type: ignore[misc]
+        return kwargs.get("alpha")  # GATConv's sides of the score; the others have them in `propagate`
+
+    def propagate(self: Any, edge_index: Any, **kwargs: Any) -> Any:
+        if not isinstance(edge_index, _Edges):
+            return super().propagate(edge_index, **kwargs)  # type: ignore[misc]
+        device = edge_index.edge_index.device.type
+        with torch.autocast(device, enabled=False):
+            return self._attend(edge_index, kwargs)
+
+    def _attend(self: Any, edges: _Edges, tensors: dict[str, Any]) -> Tensor:
+        """Return the weighted sums [N, H, C]; in single precision at least, as PyG's softmax is."""
+        values, *sides = self._parts(tensors)
+        kind = values.dtype
+        precise = torch.promote_types(kind, torch.float32)
+        values, *sides = (part.to(precise) for part in (values, *sides))
+        slope = (float(self.negative_slope),) if hasattr(self, "negative_slope") else ()
+        p = float(self.dropout) if self.training else 0.0
+        if not edges.wanted:
+            out, _ = self._fused(*sides, values, edges.adjacency, *slope, dropout=p, written=False)
+        else:  # a loss on the attention needs its gradient
+            attention = edge_softmax(self._scores(*sides, edges.adjacency, *slope), edges.adjacency)
+            attention = dropout(attention, p)
+            out = aggregate(attention, values, edges.adjacency)
+            edges.attention = torch.empty_like(attention).index_copy(0, edges.order, attention)
+        narrowed: Tensor = out.to(kind)
+        return narrowed
+
+
+_HOOKS = tuple(
+    f"_{step}_forward{when}_hooks"
+    for step in ("propagate", "message", "aggregate", "edge_update")
+    for when in ("", "_pre")
+)
+
+
+class AcceleratedGATConv(_Accelerated, GATConv):  # type: ignore[misc]
+    """`GATConv` on fgai's kernels; made by `accelerate`."""
+
+    _scores, _fused = staticmethod(score_additive), staticmethod(attend_additive)
+
+    def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The values, and both sides of the score."""
+        return tensors["x"][0], *tensors["alpha"]
+
+
+class AcceleratedGATv2Conv(_Accelerated, GATv2Conv):  # type: ignore[misc]
+    """`GATv2Conv` on fgai's kernels; made by `accelerate`."""
+
+    _scores, _fused = staticmethod(score_dynamic), staticmethod(attend_dynamic)
+
+    def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The values, both sides of the score and its weight."""
+        return tensors["x"][0], *tensors["x"], self.att[0]
+
+
+class AcceleratedTransformerConv(_Accelerated, TransformerConv):  # type: ignore[misc]
+    """`TransformerConv` on fgai's kernels; made by `accelerate`."""
+
+    _scores, _fused = staticmethod(score_dot), staticmethod(attend_dot)
+
+    def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The values, and both sides of the score."""
+        return tensors["value"], tensors["query"], tensors["key"]
+
+
+_FAST: dict[type[nn.Module], type[nn.Module]] = {
+    GATConv: AcceleratedGATConv,
+    GATv2Conv: AcceleratedGATv2Conv,
+    TransformerConv: AcceleratedTransformerConv,
+}
+
+
+def _unsupported(layer: Any) -> str:
+    """Why the kernels cannot compute this layer; empty if they can."""
+    if type(layer) not in _FAST:
+        return "is a subclass"
+    if getattr(layer, "lin_edge", None) is not None:
+        return "has edge features"
+    if layer.aggr not in ("add", "sum"):
+        return f"has aggr={layer.aggr!r}"
+    if layer.flow != "source_to_target":
+        return f"has flow={layer.flow!r}"
+    if layer.decomposed_layers != 1:
+        return f"has decomposed_layers={layer.decomposed_layers}"
+    return ""
+
+
+@typed
+def accelerate(model: Model) -> Model:
+    """Return a copy of a PyG model whose attention layers run on fgai's kernels.
+
+    `GATConv`, `GATv2Conv` and `TransformerConv` are called as before and give the same numbers up to
+    rounding, several times faster and with less memory: no array of edges × channels is made. Parameters and
+    their names stay, so `model.load_state_dict(fast.state_dict())` goes back. `return_attention_weights`
+    works.
+
+    Calls that the kernels do not cover run PyG's own code: bipartite graphs, sparse matrices, layers inside
+    `torch.compile`, PyG's `Explainer`. Edges are sorted once per `edge_index` and kept with it, so pass the
+    same tensor in every epoch. Gradients of gradients are not available, and dropout draws other numbers
+    than PyG's.
+
+    Args:
+        model: with at least one of the three layers; left as it was.
+
+    Warns:
+        FgaiWarning: once, naming the layers that stay as they were: subclasses, layers with edge features,
+            another aggregation or direction.
+
+    Raises:
+        InputError: no layer can be accelerated.
+
+    Example:
+        >>> from torch_geometric.nn import GAT
+        >>> fast = accelerate(GAT(16, 8, num_layers=2, out_channels=3))
+        >>> type(fast.convs[0]).__name__
+        'AcceleratedGATConv'
+    """
+    fast: Model = copy.deepcopy(originals(model)[0])
+    left, count = {}, 0
+    for name, layer in fast.named_modules():
+        if not isinstance(layer, tuple(_FAST)) or isinstance(layer, _Accelerated):
+            continue
+        reason = _unsupported(layer)
+        if reason:
+            left[f"{name or 'the model'} ({type(layer).__name__})"] = reason
+        else:
+            layer.__class__ = _FAST[cast(type[nn.Module], type(layer))]
+            count += 1
+    reasons = "; ".join(f"{name} {reason}" for name, reason in left.items())
+    if not count:
+        raise InputError(
+            f"no layer of {type(model).__name__} can be accelerated"
+            + (f": {reasons}" if left else "; it needs PyG's GATConv, GATv2Conv or TransformerConv")
+        )
+    if left:
+        warn(FgaiWarning(f"these layers stay as they are: {reasons}"))
+    return fast
