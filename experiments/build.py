@@ -200,9 +200,8 @@ def mark_best(column: Estimated, cells: Sequence[Entry]) -> list[Entry]:
 def about(results: Results, threats: Iterable[str] = ()) -> list[str]:
     """What every table says below itself: how numbers are made, what is missing, what was warned of."""
     lines = [
-        "Mean ± sample standard deviation over seeds; in brackets the 95 % interval of the difference to"
-        " vanilla, paired by seed (Student's t), from three seeds on. Bold: the best mean of a group, among"
-        " the rows with most seeds. “paper”: as published."
+        "Mean ± standard deviation over seeds. Bold: the best mean of a group, among the rows with most"
+        " seeds. “paper”: as published. Paired 95 % intervals to vanilla: `fgai bench table`."
     ]
     threats = list(threats)
     if results.expected:

@@ -66,8 +66,8 @@ class Entry:
     best: bool = False
     wanted: int = 0
 
-    def lines(self, form: str) -> list[str]:
-        """The cell as printed: mean ± std, then ratio and interval."""
+    def lines(self, form: str, *, apart: bool = True) -> list[str]:
+        """The cell as printed: mean ± std, then the ratio, and where `apart` the interval."""
         if self.estimate is None:
             return [MISSING]
         mean, std, count = self.estimate
@@ -75,7 +75,7 @@ class Entry:
         if count < self.wanted:
             first += f" (n={count})"
         second = [] if self.ratio is None else [times(self.ratio)]
-        if self.interval is not None:
+        if apart and self.interval is not None:
             second.append(f"[{self.interval.low:+{form}}, {self.interval.high:+{form}}]")
         return [
             line.replace("-", "−") if "e" not in form else line for line in (first, " ".join(second)) if line
@@ -118,12 +118,13 @@ class Sheet:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def to_markdown(self) -> str:
-        """Return one Markdown table per section; the best of a group in bold, cells of two lines."""
+        """Return one Markdown table per section; the best of a group in bold, without intervals."""
         parts = [f"**{self.title}**"]
         line = "| " + " | ".join(self._headings()) + " |"
         rule = "|" + "---|" * len(self.heads) + "---:|" * (len(self._headings()) - len(self.heads))
         for name, rows in self.sections.items():
-            body = ["| " + " | ".join(self._cells(row, "<br>", "**{}**")) + " |" for row in rows]
+            cells = [self._cells(row, " ", "**{}**", apart=False) for row in rows]
+            body = ["| " + " | ".join(line).replace(" ± ", "±") + " |" for line in cells]
             parts.append("\n".join([*([f"*{name}*\n"] if name else []), line, rule, *body]))
         return "\n\n".join([*parts, *self.notes])
 
@@ -181,10 +182,10 @@ class Sheet:
             found += [heading, "paper"] if column.paper is not None else [heading]
         return found
 
-    def _cells(self, row: Row, new_line: str, bold: str) -> list[str]:
+    def _cells(self, row: Row, new_line: str, bold: str, *, apart: bool = True) -> list[str]:
         found = list(row.labels)
         for column, entry in zip(self.columns, row.entries, strict=True):
-            first, *rest = entry.lines(column.shown.form)
+            first, *rest = entry.lines(column.shown.form, apart=apart)
             found.append(new_line.join([bold.format(first) if entry.best else first, *rest]))
             if column.paper is not None:
                 found.append(entry.paper())
