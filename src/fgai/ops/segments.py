@@ -6,17 +6,13 @@ empty (`rowptr` int64, [N+1]). Nothing here waits for a CUDA device, so all of i
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.compiled import compiled
 from fgai.errors import InputError
 from fgai.sparse.valid import check_pointers, owners
 from fgai.typed import typed
 
-# Runs of this length are sorted by insertion, then merged; most neighbourhoods are a single run.
-_RUN = 32
 row_index = owners
 
 
@@ -97,24 +93,7 @@ def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
         raise InputError(
             f"`values` must have shape [num_edges], got {tuple(values.shape)}; average the heads first"
         )
-    values = sortable(values)
-    if values.device.type == "cpu":
-        order = np.empty(values.shape[0], dtype=np.int64)
-        _order_rows(values.numpy(), rowptr.numpy(), order)
-        return torch.from_numpy(order)
-    return _order_by_sorting(values, row_index(rowptr, values.shape[0]))
-
-
-def sortable(values: Tensor) -> Tensor:
-    """`values` detached, contiguous and in a type the kernels know (float32 or float64)."""
-    values = values.detach()
-    if values.dtype not in (torch.float32, torch.float64):
-        values = values.to(torch.float32 if values.is_floating_point() else torch.float64)
-    return values.contiguous()
-
-
-def _order_by_sorting(values: Tensor, row: Tensor) -> Tensor:
-    """`row_order` by whole-array sorts, for devices without a row loop."""
+    values, row = sortable(values), row_index(rowptr, values.shape[0])
     if values.dtype == torch.float64:
         by_value = torch.sort(values, descending=True, stable=True).indices
         return by_value[torch.sort(row[by_value], stable=True).indices]
@@ -125,34 +104,9 @@ def _order_by_sorting(values: Tensor, row: Tensor) -> Tensor:
     return torch.sort((row << 32) + (2**31 - 1 - ordered), stable=True).indices
 
 
-@compiled
-def _order_rows(values: np.ndarray, rowptr: np.ndarray, order: np.ndarray) -> None:
-    spare = np.empty_like(order)
-    for i in range(rowptr.shape[0] - 1):
-        start, stop = rowptr[i], rowptr[i + 1]
-        for low in range(start, stop, _RUN):
-            for e in range(low, min(low + _RUN, stop)):
-                slot = e
-                while slot > low and values[e] > values[order[slot - 1]]:
-                    order[slot] = order[slot - 1]
-                    slot -= 1
-                order[slot] = e
-        length = _RUN
-        while length < stop - start:
-            for low in range(start, stop, 2 * length):
-                _merge(values, order, spare, low, min(low + length, stop), min(low + 2 * length, stop))
-            order[start:stop] = spare[start:stop]
-            length *= 2
-
-
-@compiled
-def _merge(values: np.ndarray, order: np.ndarray, out: np.ndarray, low: int, middle: int, high: int) -> None:
-    left, right = low, middle
-    for slot in range(low, high):
-        # Ties take the left run, which holds the earlier edges.
-        if left < middle and (right >= high or values[order[left]] >= values[order[right]]):
-            out[slot] = order[left]
-            left += 1
-        else:
-            out[slot] = order[right]
-            right += 1
+def sortable(values: Tensor) -> Tensor:
+    """`values` detached, contiguous and in a type the kernels know (float32 or float64)."""
+    values = values.detach()
+    if values.dtype not in (torch.float32, torch.float64):
+        values = values.to(torch.float32 if values.is_floating_point() else torch.float64)
+    return values.contiguous()
