@@ -15,11 +15,12 @@ from experiments import only as only_of
 from experiments import sample as sample_of
 from experiments import shard as shard_of
 from experiments import status as status_of
-from experiments.command_records import Cache, Data, Device, Here, Results, either
+from experiments.command_records import Cache, Data, Device, Here, Results
 from experiments.fingerprint import change_of
 from experiments.progress import GridProgress
 from experiments.trained import training_code
-from fgai.cli import FAILURE, App, Output, checked_folder, command
+from fgai.cli import FAILURE, App, Output, command
+from fgai.cli.options import checked_folder, listed
 from fgai.errors import InputError
 from fgai.progress import shown
 from fgai.records import Column, Table
@@ -29,7 +30,7 @@ app = App(
     no_args_is_help=True,
 )
 
-Named = typer.Argument(metavar="GRID", help=f"A TOML file, or {either(grid_names())}.")
+Named = typer.Argument(metavar="GRID", help=f"A TOML file, or {listed(grid_names())}.")
 Grid = Annotated[str, Named]
 
 

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,16 +17,10 @@ from experiments.cells import KINDS
 from experiments.tables import FORMATS, TABLES, render
 from experiments.tables import table as parts_of
 from fgai.checks import one_of
-from fgai.cli import Output, checked_folder, checked_output, command, options
+from fgai.cli import Output, command, options
+from fgai.cli.options import checked_folder, checked_output, listed
 from fgai.errors import DataError
 from fgai.files import write_atomic
-
-
-def either(names: Iterable[str]) -> str:
-    """Names as a help text lists them: a, b or c."""
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
-
 
 Results = Annotated[Path, typer.Option("--results", "-r", help="Folder of the records.")]
 Data = Annotated[
@@ -36,13 +29,13 @@ Data = Annotated[
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Folder for trained models that cells share.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-Format = Annotated[str, typer.Option("--format", "-f", help=f"{either(FORMATS)}.")]
+Format = Annotated[str, typer.Option("--format", "-f", help=f"{listed(FORMATS)}.")]
 Here = Path("results")
 
 
 @command
 def table(
-    name: Annotated[str, typer.Argument(help=f"{either(TABLES)}.")],
+    name: Annotated[str, typer.Argument(help=f"{listed(TABLES)}.")],
     *,
     results: Results = Here,
     format_: Format = "table",
@@ -185,7 +178,7 @@ def choose(
 def pack(
     *,
     results: Results = Here,
-    kind: Annotated[str, typer.Option("--kind", help=f"Of the records to pack: {either(KINDS)}.")] = "search",
+    kind: Annotated[str, typer.Option("--kind", help=f"Of the records to pack: {listed(KINDS)}.")] = "search",
     out: Output,
 ) -> None:
     """Put the records of a finished search into one compressed file, and write all others compactly.

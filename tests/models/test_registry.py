@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import fgai
-from fgai.cli.files import _parsed_settings
+from fgai.cli.options import Training
+from fgai.cli.train import _settings
 from fgai.errors import CheckpointError, InputError
 from fgai.models import GAT, MODELS, register_model
 from fgai.training import train_method, untrained
@@ -48,8 +49,8 @@ def test_built_trained_saved_and_loaded_by_name(narrow: str, tmp_path: Path) -> 
 
 
 def test_commands_know_its_arguments(narrow: str) -> None:
-    assert _parsed_settings(["hidden_channels=5"], "GAT", "vanilla") == {"hidden_channels": 5}
-    assert _parsed_settings(["epochs=2"], narrow, "vanilla") == {"epochs": 2}
+    assert _settings(Training(set_=["hidden_channels=5"]), "GAT", "vanilla") == {"hidden_channels": 5}
+    assert _settings(Training(set_=["epochs=2"]), narrow, "vanilla") == {"epochs": 2}
 
 
 def test_unregistered_classes_are_not_saved(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fgai.cli.output import _keep_words
+from fgai.cli.output import typed_words
 from fgai.version import __version__
 
 _PANELS = {
@@ -55,7 +55,11 @@ class _Command(_Flags, TyperCommand):
     pass
 
 
-class _LazyCommand(_Flags, TyperCommand):
+class _Group(_Flags, TyperGroup):
+    pass
+
+
+class _LazyCommand(TyperCommand):
     """A command that is imported when it is called: all would load PyTorch before `--help` could answer."""
 
     def __init__(self, name: str, module: str, panel: str) -> None:
@@ -75,19 +79,16 @@ class _LazyCommand(_Flags, TyperCommand):
         return self.loaded.make_context(info_name, args, parent, **extra)
 
 
-class _Group(_Flags, TyperGroup):
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        if parent is None:
-            _keep_words(args)
-        return super().make_context(info_name, args, parent, **extra)
-
-
 class _Root(_Group):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for panel, commands in _PANELS.items():
             for name, module in commands.items():
                 self.add_command(_LazyCommand(name, module, panel))
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        typed_words.set(list(args))
+        return super().make_context(info_name, args, parent, **extra)
 
 
 class App(typer.Typer):
@@ -111,16 +112,10 @@ app = App(
 )
 
 
-def _version(wants: bool) -> None:
-    if wants:
-        typer.echo(f"fgai {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
     """Stable attention explanations for graph neural networks: train them, attack them, measure what holds.
@@ -128,6 +123,9 @@ def _root(
     Results go to standard output, everything else to standard error; --json prints one JSON document instead
     of tables. Exit codes: 0 good, 1 failure, 2 bad input, 130 interrupted.
     """
+    if version:
+        typer.echo(f"fgai {__version__}")
+        raise typer.Exit
 
 
 def main() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from json import dumps
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,13 +13,12 @@ from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import announce, attack_passes
-from fgai.cli.files import _open_model, _opened_log, checked_output
+from fgai.cli.files import _open_model, _opened_log
 from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
 from fgai.evaluation import breaking_point
 from fgai.evaluation.run import logits_again
-from fgai.files import write_atomic
 from fgai.objectives import OBJECTIVES
 from fgai.records import Column, Table, plain
 from fgai.tasks import task_of
@@ -112,7 +108,7 @@ def attack(
     opened = _open_model(source)
     model, graph, task = opened.model, opened.graph, task_of(opened.graph)
     search = make_attack(threat, objective, targets=targets, k=k, task=task.name)
-    path = checked_output(record.output, record.force)
+    record.check()
     tracker = _opened_log(log)
     passes = 0 if breaking is not None else attack_passes(search)
     announce(out, f"attacking {opened.path} on {graph!r}", [model], graph, passes)
@@ -120,7 +116,7 @@ def attack(
         limits: dict[str, Any] = {"threshold": breaking, "limit": most}
         point = breaking_point(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
         reached = {"command": "attack", "dataset": graph.name, "breaking_point": point.to_dict()}
-        _finish(out, reached, path, point.show)
+        record.write(out, reached, point.show)
         return
     result = search.run(model, graph, seed=seed, tracker=tracker)
     ledger = result.ledger
@@ -145,32 +141,23 @@ def attack(
     }
     if explain_members:
         values["members"] = _members_of(ledger)
-    measures: list[str] = []
+    table = [[f"{search.objective.name} objective", *values["value"].values()]]
+    subject = f"{targets} {task.rows_are}"
     if labels is not None:
-        measures = list(dict.fromkeys((task.headline_for(clean), task.headline)))
         scores = {view: metrics.task_scores(task.name, v, labels[rows]) for view, v in logits.items()}
-        values |= {name: {view: scores[view][name] for view in scores} for name in measures}
-    values = plain(values)
+        for name in dict.fromkeys((task.headline_for(clean), task.headline)):
+            values[name] = {view: scores[view][name] for view in scores}
+            label = NAMES.get(name, name.replace("_", " "))
+            table.append([f"{label}, {subject}", values[name]["clean"], None, values[name]["attacked"]])
+    notes = [f"{100 * values['predictions_changed']:.1f} % of the {subject} are predicted otherwise"]
+    notes.append(f"{ledger.steps} steps, {ledger.forwards} forward passes, {ledger.seconds:.1f} s")
+    if ledger.feasible is not None:
+        notes[-1] += f"; {100 * ledger.feasible:.0f} % of what was tried kept the classes"
 
     def show(console: Console) -> None:
-        lines: list[list[Any]] = [[f"{search.objective.name} objective", *values["value"].values()]]
-        subject = f"{targets} {task.rows_are}"
-        for name in measures:
-            label = NAMES.get(name, name.replace("_", " "))
-            lines.append([f"{label}, {subject}", values[name]["clean"], None, values[name]["attacked"]])
-        notes = [f"{100 * values['predictions_changed']:.1f} % of the {subject} are predicted otherwise"]
-        notes.append(f"{ledger.steps} steps, {ledger.forwards} forward passes, {ledger.seconds:.1f} s")
-        if ledger.feasible is not None:
-            notes[-1] += f"; {100 * ledger.feasible:.0f} % of what was tried kept the classes"
-        columns = [Column(""), Column("clean"), Column("noise"), Column("attacked")]
-        Table(f"{threat.name} attack on {opened.path.name}", columns, lines, notes).show(console)
+        columns = [Column(name) for name in ("", "clean", "noise", "attacked")]
+        Table(f"{threat.name} attack on {opened.path.name}", columns, table, notes).show(console)
         if explain_members:
             _show_members(console, values["members"])
 
-    _finish(out, values, path, show)
-
-
-def _finish(out: Output, values: dict[str, Any], path: Path | None, show: Callable[[Console], None]) -> None:
-    if path is not None:
-        write_atomic(path, dumps(values, indent=1) + "\n")
-    out.result(values, show)
+    record.write(out, plain(values), show)

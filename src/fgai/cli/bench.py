@@ -12,18 +12,12 @@ import typer
 from fgai.cli.app import App
 from fgai.cli.output import BAD_INPUT
 
-MARK = Path("experiments") / "grids" / "node.toml"
-
-
-def _checkout() -> Path | None:
-    """The checkout whose experiments are meant: around the package, else around the working folder."""
-    here, there = Path(__file__).resolve(), Path.cwd().resolve()
-    folders = (*here.parents, there, *there.parents)
-    return next((folder for folder in folders if (folder / MARK).is_file()), None)
-
 
 def _load() -> typer.Typer | None:
-    root = _checkout()
+    """The experiments of the checkout around the package, else around the working folder."""
+    here, there = Path(__file__).resolve(), Path.cwd().resolve()
+    folders = (*here.parents, there, *there.parents)
+    root = next((folder for folder in folders if (folder / "experiments/grids/node.toml").is_file()), None)
     if root is None:
         return None
     spec = find_spec("experiments")

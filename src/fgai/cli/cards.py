@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fgai.cli import options
-from fgai.cli.files import checked_output
+from fgai.cli.options import checked_output
 from fgai.cli.output import FAILURE, Output, command
 from fgai.errors import InputError
 from fgai.records import Column, Table
@@ -40,17 +39,10 @@ def cards(
     for name, reason in listing.unusable.items():
         out.warn(f"left out {name}: {reason}")
     write_page(listing, page, title=title)
-    values = {
-        "command": "cards",
-        "output": str(page),
-        "cards": {name: card.title for name, card in listing.cards.items()},
-        "unusable": listing.unusable,
-    }
-
-    def show(console: Console) -> None:
-        console.print(f"{len(listing.cards)} cards written to {page}", markup=False, soft_wrap=True)
-
-    out.result(values, show)
+    titles = {name: card.title for name, card in listing.cards.items()}
+    values = {"command": "cards", "output": str(page), "cards": titles, "unusable": listing.unusable}
+    text = f"{len(titles)} cards written to {page}"
+    out.result(values, lambda console: console.print(text, markup=False, soft_wrap=True))
     if open_:
         webbrowser.open(page.resolve().as_uri())
 
@@ -124,18 +116,15 @@ def check(
         {"quantity": entry.path, "value": entry.value, entry.side: entry.bound, "met": entry.met}
         for entry in findings
     ]
-
-    def show(console: Console) -> None:
-        columns = [Column("quantity"), Column("value", ".4g"), Column("bar"), Column("")]
-        signs = {"min": "≥", "max": "≤"}
-        cells = [
-            [words.get(e.path, e.path), e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"]
-            for e in findings
-        ]
-        note = f"{missed} of {count} bars missed" if missed else f"all {count} bars met"
-        Table(str(card), columns, cells, [note]).show(console)
-
-    out.result({"command": "check", "card": str(card), "passed": not missed, "bars": rows}, show)
+    signs = {"min": "≥", "max": "≤"}
+    cells = [
+        [words.get(e.path, e.path), e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"]
+        for e in findings
+    ]
+    columns = [Column("quantity"), Column("value", ".4g"), Column("bar"), Column("")]
+    note = f"{missed} of {count} bars missed" if missed else f"all {count} bars met"
+    values = {"command": "check", "card": str(card), "passed": not missed, "bars": rows}
+    out.result(values, Table(str(card), columns, cells, [note]).show)
     if missed:
         raise typer.Exit(FAILURE)
 
@@ -143,12 +132,11 @@ def check(
 def _bars(words: list[str] | None, flag: str) -> dict[str, float]:
     bars: dict[str, float] = {}
     for word in words or ():
-        name, equals, text = word.partition("=")
+        name, _, text = word.partition("=")
         try:
-            value = float(text)
+            if not name or name in bars:
+                raise ValueError
+            bars[name] = float(text)
         except ValueError:
-            equals = ""
-        if not equals or not name or name in bars:
-            raise InputError(f"`{flag}` takes NAME=NUMBER, each name once, got {word!r}")
-        bars[name] = value
+            raise InputError(f"`{flag}` takes NAME=NUMBER, each name once, got {word!r}") from None
     return bars

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
 import platform
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +17,8 @@ import numba
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Table as RichTable
 
 from fgai import datasets
 from fgai.attacks import Budget, PGDInjection
@@ -52,21 +55,16 @@ def _location_of(name: str, root: Any = None) -> str:
 def _list(*, root: options.Root = None, out: Output) -> None:
     """List the datasets, their sizes, and whether their files are on this machine."""
     sizes, rows = ("nodes", "edges", "features", "classes"), []
+    table = RichTable(box=None, padding=(0, 1))
+    for column in ("name", "task", *sizes, "where"):
+        table.add_column(column, justify="right" if column in sizes else "left", no_wrap=True)
     for name in datasets.names():
-        about = datasets.info(name)
+        about, where = datasets.info(name), _location_of(name, root)
         counts = {size: getattr(about, f"num_{size}") for size in (*sizes, "graphs")}
-        rows.append({"name": name, **counts, "task": about.task, "where": _location_of(name, root)})
-
-    def show(console: Console) -> None:
-        table = Table(box=None, padding=(0, 1))
-        for column in ("name", "task", *sizes, "where"):
-            table.add_column(column, justify="right" if column in sizes else "left", no_wrap=True)
-        for row in rows:
-            where = row["where"] if row["where"] in ("built in", "to download") else "here"
-            table.add_row(row["name"], row["task"], *(f"{row[size]:,}" for size in sizes), where)
-        console.print(table)
-
-    out.result({"command": "data list", "datasets": rows}, show)
+        rows.append({"name": name, **counts, "task": about.task, "where": where})
+        place = where if where in ("built in", "to download") else "here"
+        table.add_row(name, about.task, *(f"{counts[size]:,}" for size in sizes), place)
+    out.result({"command": "data list", "datasets": rows}, lambda console: console.print(table))
 
 
 @data.command("info", epilog="Example: fgai data info amazon-photo")
@@ -80,21 +78,20 @@ def _info(
     """Say what a dataset holds, where it comes from and which files it needs."""
     about = datasets.info(name)
     values = {**dataclasses.asdict(about), "where": _location_of(name, root)}
+    sizes = ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs")
+    lines = {label.removeprefix("num_"): f"{values[label]:,}" for label in sizes}
+    lines |= {label: str(values[label]) for label in ("task", "source", "citation", "licence")}
+    lines |= {"splits": ", ".join(about.splits), "files": "; ".join(map(" ".join, about.files))}
+    heading = f"{about.name} ({values['where']}): {about.description}"
+    out.result({"command": "data info", **values}, partial(_show_lines, {"": heading, **lines}))
 
-    def show(console: Console) -> None:
-        console.print(f"[bold]{about.name}[/]  ({values['where']})")
-        console.print(about.description, markup=False)
-        table = Table(show_header=False, box=None)
-        for label in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs"):
-            table.add_row(label.removeprefix("num_"), f"{values[label]:,}")
-        for label in ("task", "source", "citation", "licence"):
-            table.add_row(label, str(values[label]))
-        table.add_row("splits", ", ".join(about.splits))
-        for layout in about.files:
-            table.add_row("files", "\n".join(layout))
-        console.print(table)
 
-    out.result({"command": "data info", **values}, show)
+def _show_lines(lines: Mapping[str, str], console: Console) -> None:
+    """Print texts behind their names."""
+    table = RichTable(show_header=False, box=None)
+    for label, text in lines.items():
+        table.add_row(label, escape(text))
+    console.print(table)
 
 
 @data.command("convert", epilog="Example: fgai data convert edges.csv.gz graph --features x.npy --undirected")
@@ -131,15 +128,12 @@ def _convert(
     stored = convert_graph(source, target, undirected=undirected, overwrite=overwrite, resume=resume, **files)
     sizes = {"nodes": stored.num_nodes, "edges": stored.num_edges, "features": stored.num_features}
     values = {"path": str(stored.path), "name": stored.name, **sizes, "fingerprint": stored.fingerprint}
-
-    def show(console: Console) -> None:
-        counts = ", ".join(f"{count:,} {what}" for what, count in sizes.items())
-        console.print(f"{target}: {counts} ({stored.fingerprint})", markup=False, soft_wrap=True)
-
-    out.result({"command": "data convert", **values}, show)
-
-
-PACKAGES = ("fgai", "torch", "torch_geometric", "numpy", "scipy", "numba", "safetensors", "rich", "typer")
+    counts = ", ".join(f"{count:,} {what}" for what, count in sizes.items())
+    text = f"{target}: {counts} ({stored.fingerprint})"
+    out.result(
+        {"command": "data convert", **values},
+        lambda console: console.print(text, markup=False, soft_wrap=True),
+    )
 
 
 @command
@@ -150,24 +144,51 @@ def doctor(*, root: options.Root = None, out: Output) -> None:
     - `fgai doctor --json`
     """
     out.say("checking; the first run compiles the kernels")
+    packages = {name: _version(name) for name in (*PACKAGES, *EXTRAS)}
+    places = {name: _location_of(name, root) for name in datasets.names()}
+    checks = {name: _attempt(check) for name, check in CHECKS.items()}
+    advice = []
+    if packages["plotly"] is None:
+        advice.append("reports need plotly: pip install 'fgai[report]'")
+    if all(where == "to download" for name, where in places.items() if name != "planted"):
+        advice.append("no datasets found; they are downloaded when needed, or set FGAI_DATA to their folder")
     values: dict[str, Any] = {
         "command": "doctor",
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in (*PACKAGES, "matplotlib", *EXTRAS, "triton")},
+        "packages": packages,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "threads": torch.get_num_threads(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "data": {name: _location_of(name, root) for name in datasets.names()},
+        "data": places,
         "folders": [str(folder) for folder in search_path(root)],
         "cache": str(user_cache()),
-        "checks": {name: _attempt(check) for name, check in CHECKS.items()},
+        "checks": checks,
+        "advice": advice,
+        "good": all(check["good"] for check in checks.values()),
     }
-    values["advice"] = _advice(values)
-    values["good"] = all(check["good"] for check in values["checks"].values())
-    out.result(values, lambda console: _show(console, values))
+    lines = {
+        "python": f"{values['python']} on {values['system']}",
+        "packages": ", ".join(f"{name} {number or 'not installed'}" for name, number in packages.items()),
+        "device": f"{values['device']}, {values['threads']} threads",
+        "data found": ", ".join(name for name, where in places.items() if where != "to download"),
+        "data folders": ", ".join(values["folders"]) or "none",
+        "cache": values["cache"],
+    }
+    for name, check in checks.items():
+        mark = "good" if check["good"] else "BAD"
+        lines[name] = f"{mark}  {check['said']} ({check['seconds']:.1f} s)"
+    if advice:
+        lines["advice"] = "\n".join(advice)
+    out.result(values, partial(_show_lines, lines))
     if not values["good"]:
         raise typer.Exit(FAILURE)
+
+
+PACKAGES = (
+    *("fgai", "torch", "torch_geometric", "numpy", "scipy", "numba", "safetensors", "rich", "typer"),
+    *("matplotlib", "triton"),
+)
 
 
 def _version(package: str) -> str | None:
@@ -211,46 +232,24 @@ def _end_to_end() -> str:
     return "trained, attacked and certified a small model"
 
 
-def _picture() -> str:
-    importlib.import_module("fgai.reports.figures")
+def _figures() -> str:
+    import_module("fgai.reports.figures")
     return "matplotlib draws"
 
 
-CHECKS = {"kernels": _kernels, "end to end": _end_to_end, "stored code": _stored, "figures": _picture}
+CHECKS = {
+    "kernels": _kernels,
+    "end to end": _end_to_end,
+    "stored code": _stored,
+    "figures": _figures,
+}
 
 
-def _attempt(check: Any) -> dict[str, Any]:
-    began = perf_counter()
+def _attempt(check: Callable[[], str]) -> dict[str, Any]:
+    began, good = perf_counter(), True
     try:
         with collected():
-            message, good = check(), True
+            message = check()
     except Exception as error:
         message, good = f"{type(error).__name__}: {error}", False
     return {"good": good, "said": message, "seconds": perf_counter() - began}
-
-
-def _advice(values: dict[str, Any]) -> list[str]:
-    advice = []
-    if values["packages"]["plotly"] is None:
-        advice.append("reports need plotly: pip install 'fgai[report]'")
-    if all(where == "to download" for name, where in values["data"].items() if name != "planted"):
-        advice.append("no datasets found; they are downloaded when needed, or set FGAI_DATA to their folder")
-    return advice
-
-
-def _show(console: Console, values: dict[str, Any]) -> None:
-    table = Table(show_header=False, box=None)
-    packages = [f"{name} {number or 'not installed'}" for name, number in values["packages"].items()]
-    table.add_row("python", f"{values['python']} on {values['system']}")
-    table.add_row("packages", ", ".join(packages))
-    table.add_row("device", f"{values['device']}, {values['threads']} threads")
-    here = [name for name, where in values["data"].items() if where != "to download"]
-    table.add_row("data found", ", ".join(here))
-    table.add_row("data folders", ", ".join(values["folders"]) or "none")
-    table.add_row("cache", values["cache"])
-    for name, check in values["checks"].items():
-        mark = "[green]good[/]" if check["good"] else "[red]BAD[/]"
-        table.add_row(name, f"{mark}  {check['said']} ({check['seconds']:.1f} s)")
-    console.print(table)
-    for line in values["advice"]:
-        console.print(f"advice: {line}", markup=False)

@@ -13,17 +13,16 @@ from rich.console import Console
 from torch import nn
 
 from fgai import datasets
-from fgai.attacks import AttackResult, make_attack
-from fgai.certificates import ALL_FOUR, PROMISE, CertificateRecord
+from fgai.attacks import make_attack
+from fgai.certificates import ALL_FOUR, PROMISE
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.files import _resumable, _write_model, checked_folder, checked_output
+from fgai.cli.files import _resumable, _write_model
+from fgai.cli.options import checked_folder, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
-from fgai.evaluation import Comparison
 from fgai.evaluation.summary import RULE
-from fgai.graph import Graph
 from fgai.models import MODELS
 from fgai.reports import make_report, write_report
 from fgai.reports.compose import RADIUS, measure
@@ -65,6 +64,8 @@ def demo(
     - `fgai demo`
     - `fgai demo --data cora --model GATv2 --output cora-demo --open`
     """
+    from fgai.reports import figures  # matplotlib is slow to import
+
     model = one_of(model, "--model", tuple(MODELS), any_case=True)
     target = checked_device(source.device)
     graph = datasets.load_dataset(data, source.root, seed).to(target)
@@ -81,7 +82,7 @@ def demo(
     )
     settings = {} if epochs is None else {"epochs": epochs}
     about = {"dataset": data, "split_seed": seed, "seed": seed, "settings": settings}
-    common: dict[str, Any] = {"seed": seed, "device": target, "progress": out.progress}
+    common: dict[str, Any] = {"seed": seed, "device": target, "progress": out.progress, "settings": settings}
     models: dict[str, nn.Module] = {}
     paths: dict[str, Path] = {}
     first = f"1/4  training {model} on {graph!r} (the first run compiles the kernels)"
@@ -90,9 +91,7 @@ def demo(
         out.say(step)
         path, vanilla = folder / f"{method}.safetensors", models.get(model)
         with _resumable(out, path) as state:
-            models[name] = train_method(
-                method, model, graph, vanilla=vanilla, checkpoint=state, settings=settings, **common
-            )
+            models[name] = train_method(method, model, graph, vanilla=vanilla, checkpoint=state, **common)
             paths[name] = _write_model(models[name], path, graph, {**about, "method": method})
     out.say("3/4  attacking both with the same budget, measuring and certifying")
     comparison, certificates = measure(models, graph, k=K, seed=seed)
@@ -111,12 +110,24 @@ def demo(
         reproduce=[shlex.join(again)],
     )
     node = int((report.explorer or {})["nodes"]["id"][0])
-    pictures = _draw(folder, models, graph, comparison, certificates, attacks, node)
     comparison.save(folder / "comparison.json")
     for name, record in certificates.items():
         record.save(folder / f"certificate-{name.lower()}.json")
     if page is not None:
         write_report(report, page)
+    histories: Any = {name: entry.history for name, entry in models.items()}
+    cases = [figures.Case(name, entry, attacks[name]) for name, entry in models.items()]
+    drawn = {
+        "before-after": figures.node_before_after(cases, graph, node),
+        "attention": figures.node_attention(models[model], graph, node),
+        "top-neighbours": figures.top_neighbours(cases, graph, node, k=K),
+        "subgraph": figures.subgraph_attention(cases, graph, node),
+        "four-properties": figures.four_properties(comparison),
+        "f-curves": figures.f_curves(comparison),
+        "certified": figures.certified_curves(certificates),
+        "losses": figures.loss_curves(histories),
+    }
+    pictures = [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]
     changes = changes_in(report)
     notes = [attack_words(report.records[0]), NOTE, PROMISE]
     shown = dataclasses.replace(table(changes, model, "FGAI"), notes=notes)
@@ -152,37 +163,12 @@ def demo(
     def show(console: Console) -> None:
         shown.show(console)
         console.print(f"\n{text}\n", markup=False)
-        lines = [] if page is None else [f"see it all in a browser:  {page}"]
-        lines.append(f"pictures, models and records are in {folder}/")
-        lines.append(f"look at one node:  fgai explain {paths['FGAI']} --node {node}")
-        console.print("\n".join(lines), markup=False, soft_wrap=True)
+        if page is not None:
+            console.print(f"see it all in a browser:  {page}", markup=False, soft_wrap=True)
+        console.print(f"pictures, models and records are in {folder}/", markup=False, soft_wrap=True)
+        again = f"look at one node:  fgai explain {paths['FGAI']} --node {node}"
+        console.print(again, markup=False, soft_wrap=True)
 
     out.result(values, show)
     if open_:
         webbrowser.open((page or pictures[0]).resolve().as_uri())
-
-
-def _draw(
-    folder: Path,
-    models: dict[str, nn.Module],
-    graph: Graph,
-    comparison: Comparison,
-    certificates: dict[str, CertificateRecord],
-    attacks: dict[str, AttackResult],
-    node: int,
-) -> list[Path]:
-    from fgai.reports import figures  # matplotlib is slow to import
-
-    histories: Any = {name: entry.history for name, entry in models.items()}
-    cases = [figures.Case(name, entry, attacks[name]) for name, entry in models.items()]
-    drawn = {
-        "before-after": figures.node_before_after(cases, graph, node),
-        "attention": figures.node_attention(next(iter(models.values())), graph, node),
-        "top-neighbours": figures.top_neighbours(cases, graph, node, k=K),
-        "subgraph": figures.subgraph_attention(cases, graph, node),
-        "four-properties": figures.four_properties(comparison),
-        "f-curves": figures.f_curves(comparison),
-        "certified": figures.certified_curves(certificates),
-        "losses": figures.loss_curves(histories),
-    }
-    return [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]

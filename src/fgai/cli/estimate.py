@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ from fgai.attention import call_model, evaluating, prepared
 from fgai.cli.output import Output
 from fgai.errors import collected
 from fgai.graph import Graph
+from fgai.records import Meter
 from fgai.tasks import task_of
 from fgai.training.loop import TrainConfig
 from fgai.training.retry import MIN_EPOCHS
@@ -35,7 +34,7 @@ COPIES = 12
 """Passes whose memory is held at a time: searches climb side by side."""
 
 
-def announce(out: Output, text: str, models: Sequence[nn.Module], graph: Any, passes: float) -> None:
+def announce(out: Output, text: str, models: Iterable[nn.Module], graph: Any, passes: float) -> None:
     """Print what begins, and about what it costs if it takes as long as `passes` of each model.
 
     A pass is one forward and backward on the graph. Nothing is estimated for a graph that stays on disk.
@@ -44,10 +43,12 @@ def announce(out: Output, text: str, models: Sequence[nn.Module], graph: Any, pa
     if not passes or out.quiet or not isinstance(graph, Graph):
         return
     with suppress(Exception), collected():  # the command itself says what does not fit
-        costs = [_pass_of(model, graph) for model in models]
-        seconds = passes * sum(cost[0] for cost in costs) * (CAPTURED if graph.device.type == "cuda" else 1)
-        memory = _memory(graph.device) + COPIES * max(cost[1] for cost in costs)
-        out.say(f"this takes about {_duration(seconds)} and {memory / 1e9:.1f} GB of memory")
+        meter = Meter(graph.device)
+        seconds, memory = zip(*(_pass_of(model, graph, meter) for model in models), strict=True)
+        total = passes * sum(seconds) * (CAPTURED if graph.device.type == "cuda" else 1)
+        gigabytes = (meter.peak_memory()["bytes"] + COPIES * max(memory)) / 1e9
+        duration = f"{max(10, 10 * round(total / 10))} s" if total < 100 else f"{total / 60:.0f} min"
+        out.say(f"this takes about {duration} and {gigabytes:.1f} GB of memory")
 
 
 def training_passes(
@@ -67,14 +68,12 @@ def attack_passes(*attacks: Attack) -> float:
 
 def evaluation_passes(threat: Threat, graph: Any, *, curves: bool = True, nulls: bool = True) -> float:
     """Return the passes of an evaluation: attacks on predictions and explanations, curves, and null rows."""
-    objectives: tuple[str | None, ...] = (
-        ("prediction", "explanation") if threat.objective is None else (None,)
-    )
+    objectives = ("prediction", "explanation") if threat.objective is None else (None,)
     attacks = [make_attack(threat, objective, task=task_of(graph).name) for objective in objectives]
     return MEASURES + attack_passes(*attacks) + CURVES * curves + NULLS * nulls
 
 
-def _pass_of(model: nn.Module, graph: Graph) -> tuple[float, int]:
+def _pass_of(model: nn.Module, graph: Graph, meter: Meter) -> tuple[float, int]:
     """Return seconds and bytes of a pass: the second of two, as the first may compile."""
     graph = prepared(model, task_of(graph).view(graph, "test"))
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -88,25 +87,8 @@ def _pass_of(model: nn.Module, graph: Graph) -> tuple[float, int]:
     began = 0.0
     with evaluating(model), torch.enable_grad():
         for _ in range(2):
-            began = perf_counter()
+            began = meter.seconds()["total"]
             with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
                 total = call_model(model, graph).sum()
             torch.autograd.grad(total, parameters, allow_unused=True)
-            if graph.device.type == "cuda":
-                torch.cuda.synchronize(graph.device)
-    return perf_counter() - began, sum(sizes.values())
-
-
-def _memory(device: torch.device) -> int:
-    """Return the bytes that this process has needed so far, on the GPU where it computes there."""
-    if device.type == "cuda":
-        return int(torch.cuda.memory_reserved(device))
-    import resource  # not there on Windows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{max(10, 10 * round(seconds / 10))} s"
-    return f"{seconds / 60:.0f} min"
+    return meter.seconds()["total"] - began, sum(sizes.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,14 +15,13 @@ from fgai.certificates import certify_attention, certify_injection
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import _on_all_ranks, _open_model, _open_models, checked_output
+from fgai.cli.files import _on_all_ranks, _open_model, _open_models
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.evaluation import compare as compare_models
 from fgai.evaluation import evaluate as evaluate_model
 from fgai.large import StoredGraph, evaluate_store
 from fgai.processes import current
-from fgai.records import TabledDocument
 
 
 @command
@@ -32,8 +30,7 @@ def evaluate(
     source: options.Source,
     *,
     vanilla: options.VanillaFile = None,
-    attacker: options.Attacker,
-    measures: options.Measures,
+    attacker: options.Evaluation,
     stored: Annotated[
         bool,
         typer.Option(
@@ -62,11 +59,11 @@ def evaluate(
     threat = attacker.sized()
     opened = _open_model(source, stored=stored)
     reference = opened.load(vanilla)
-    path = checked_output(record.output, record.force)
+    record.check()
     if stored:
         if not isinstance(opened.graph, StoredGraph):
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
-        if path or measures.per_node or (attacker.nodes, attacker.edges, attacker.box) != (None, None, None):
+        if record.output or attacker.per_node or attacker.is_sized:
             raise InputError(
                 "`--stored` attacks nothing: leave out --output, --nodes, --edges, --box and --per-node"
             )
@@ -78,32 +75,12 @@ def evaluate(
             out.result({"command": "evaluate", **exact.to_dict()}, exact.show)
         return
     name = opened.kind if opened.untrained else opened.path
-    passes = evaluation_passes(threat, opened.graph, curves=measures.curves, nulls=measures.nulls)
+    passes = evaluation_passes(threat, opened.graph, curves=attacker.curves, nulls=attacker.nulls)
     begins = f"evaluating {name} on {opened.graph!r}, threat {threat.name}"
     announce(out, begins, [opened.model], opened.graph, passes)
-    evaluation = evaluate_model(
-        opened.model,
-        opened.graph,
-        threat,
-        vanilla=reference,
-        name=opened.path.stem,
-        **_arguments(attacker, measures),
-    )
-    _finish(out, evaluation, path, partial(evaluation.show, every=measures.all_))
-
-
-def _arguments(attacker: options.Attacker, measures: options.Measures) -> dict[str, Any]:
-    """Arguments of `fgai.evaluate` besides models and threat."""
-    parts = {"curves": measures.curves, "nulls": measures.nulls, "per_node": measures.per_node}
-    return {"k": attacker.k, "seed": attacker.seed, **parts}
-
-
-def _finish(
-    out: Output, record: Any, path: Path | None, show: Callable[[Console], None] | None = None
-) -> None:
-    if path is not None:
-        out.say(f"written to {record.save(path)}")
-    out.result(record.to_dict(), show or record.show)
+    arguments: dict[str, Any] = {"vanilla": reference, "name": opened.path.stem, **attacker.arguments}
+    evaluation = evaluate_model(opened.model, opened.graph, threat, **arguments)
+    record.write(out, evaluation, partial(evaluation.show, every=attacker.all_))
 
 
 @command
@@ -113,8 +90,7 @@ def compare(
         typer.Argument(metavar="[NAME=]MODEL...", help="Models to compare; the first is the reference."),
     ],
     *,
-    attacker: options.Attacker,
-    measures: options.Measures,
+    attacker: options.Evaluation,
     format_: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
     own: options.OwnModel,
     record: options.Record,
@@ -131,21 +107,34 @@ def compare(
     threat = attacker.sized()
     one_of(format_, "--format", ("table", "markdown", "latex", "csv"))
     opened = _open_models(models, own)
-    path = checked_output(record.output, record.force)
+    record.check()
     graph = next(iter(opened.values())).graph
     named = {name: entry.model for name, entry in opened.items()}
-    passes = evaluation_passes(threat, graph, curves=measures.curves, nulls=measures.nulls)
+    passes = evaluation_passes(threat, graph, curves=attacker.curves, nulls=attacker.nulls)
     begins = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
     announce(out, begins, list(named.values()), graph, passes)
-    comparison = compare_models(named, graph, threat, **_arguments(attacker, measures))
+    comparison = compare_models(named, graph, threat, **attacker.arguments)
 
     def show(console: Console) -> None:
         if format_ == "table":
-            comparison.show(console, every=measures.all_)
+            comparison.show(console, every=attacker.all_)
         else:
             typer.echo(getattr(comparison, f"to_{format_}")().rstrip("\n"))
 
-    _finish(out, comparison, path, show)
+    record.write(out, comparison, show)
+
+
+@dataclass(frozen=True)
+class _Definition:
+    """Arguments of `fgai.certify_attention`."""
+
+    radius: Annotated[float, typer.Option("--radius", "-r", help="R, at least 0.")] = 0.01
+    norm: Annotated[str, typer.Option(help="Ball around the attention: l1, l2 or linf.")] = "l1"
+    alpha: Annotated[float, typer.Option(help="Largest change of prediction allowed.")] = 0.1
+    beta: Annotated[float, typer.Option(help="Least overlap wanted, 0 to 1.")] = 0.8
+    divergence: Annotated[str, typer.Option(help="Change of prediction on probabilities or logits.")] = (
+        "probabilities"
+    )
 
 
 @command
@@ -153,14 +142,8 @@ def certify(
     source: options.Source,
     *,
     vanilla: options.VanillaFile = None,
-    radius: Annotated[float, typer.Option("--radius", "-r", help="R, at least 0.")] = 0.01,
     k: options.K = 5,
-    norm: Annotated[str, typer.Option(help="Ball around the attention: l1, l2 or linf.")] = "l1",
-    alpha: Annotated[float, typer.Option(help="Largest change of prediction allowed.")] = 0.1,
-    beta: Annotated[float, typer.Option(help="Least overlap wanted, 0 to 1.")] = 0.8,
-    divergence: Annotated[str, typer.Option(help="Change of prediction on probabilities or logits.")] = (
-        "probabilities"
-    ),
+    definition: _Definition,
     injected: Annotated[
         int | None,
         typer.Option(min=0, help="Instead of a ball: new neighbours of a node at most, with any features."),
@@ -184,25 +167,14 @@ def certify(
     """
     opened = _open_model(source)
     reference = opened.load(vanilla)
-    path = checked_output(record.output, record.force)
+    record.check()
     announce(out, f"certifying {opened.path} on {opened.graph!r}", [opened.model], opened.graph, CERTIFICATE)
-    certificate: TabledDocument
     if injected is None:
-        certificate = certify_attention(
-            opened.model,
-            opened.graph,
-            vanilla=reference,
-            radius=radius,
-            alpha=alpha,
-            beta=beta,
-            k1=k,
-            k2=k,
-            norm=norm,
-            divergence=divergence,
-        )
+        chosen: dict[str, Any] = {"k1": k, "k2": k, **vars(definition)}
+        record.write(out, certify_attention(opened.model, opened.graph, vanilla=reference, **chosen))
     else:
-        certificate = certify_injection(opened.model, opened.graph, neighbours=injected, where=where, k=k)
-    _finish(out, certificate, path)
+        places: dict[str, Any] = {"neighbours": injected, "where": where}
+        record.write(out, certify_injection(opened.model, opened.graph, **places, k=k))
 
 
 @dataclass(frozen=True)
@@ -244,24 +216,23 @@ def explain(
 
     shown_layer: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
     threat = None if attacker.threat == "none" else attacker.sized()
-    if threat is None and (attacker.nodes, attacker.edges, attacker.box) != (None, None, None):
+    if threat is None and attacker.is_sized:
         raise InputError(
             "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
         )
     opened = _open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)
-    path = checked_output(output, force)
+    path = options.checked_output(output, force)
     out.say(f"explaining node {node} of {graph!r}" + ("" if threat is None else f", threat {threat.name}"))
     number = graph.number_of(node)
     common: dict[str, Any] = {"k": attacker.k, "layer": shown_layer, "seed": attacker.seed}
     explain_node(model, graph, number, **common, threat=None, certificate=False)  # bad input first
-    attack = (
-        None if threat is None else make_attack(threat, k=attacker.k).run(model, graph, seed=attacker.seed)
-    )
-    explanation = explain_node(
-        model, graph, number, **common, threat=threat, attack=attack, vanilla=reference
-    )
+    attack = None
+    if threat is not None:
+        attack = make_attack(threat, k=attacker.k).run(model, graph, seed=attacker.seed)
+    common |= {"threat": threat, "attack": attack, "vanilla": reference}
+    explanation = explain_node(model, graph, number, **common)
     if path is not None:
         if attack is None:
             picture = figures.node_attention(model, graph, number, layer=shown_layer)

@@ -1,20 +1,16 @@
-"""Read models with their data, parse options, and check outputs before long work."""
+"""Read models with their data, write models, and train across interruptions and processes."""
 
 from __future__ import annotations
 
 import functools
-import json
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import nn
 
 from fgai import datasets, metrics
@@ -23,8 +19,8 @@ from fgai.checks import device as checked_device
 from fgai.cli import options
 from fgai.cli.output import Output
 from fgai.datasets import load_graph
-from fgai.errors import CheckpointError, FgaiError, FgaiWarning, InputError, collected, warn
-from fgai.files import check, is_stream
+from fgai.errors import CheckpointError, FgaiWarning, InputError, collected, warn
+from fgai.files import check
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.graph.on_disk import is_store
@@ -33,8 +29,7 @@ from fgai.large.processes import joined
 from fgai.processes import current
 from fgai.tasks import task_of
 from fgai.trackers import LogFile, Tracker
-from fgai.training import load_model, make_model, read_header, save_model, setting_names
-from fgai.training.settings import check_names
+from fgai.training import load_model, make_model, read_header, save_model
 
 UNTRAINED = "untrained weights: the model is as its function made it, no --weights were given"
 
@@ -79,7 +74,7 @@ def _open_model(source: options.Source, *, stored: bool = False) -> _Opened:
     if source.own is not None:
         if path is not None:
             raise InputError(f"give {path} or `--model`, not both; weights go with `--weights`")
-        return _open_own(source, source.own, target, stored=stored)
+        return _open_own(source, source.own, stored=stored)
     if path is None or source.weights is not None:
         what = "`--weights` goes with" if path or source.weights else "give the file of a model, its name, or"
         raise InputError(f"{what} `--model package.module:name`, which makes a model of your own")
@@ -102,9 +97,9 @@ def _open_model(source: options.Source, *, stored: bool = False) -> _Opened:
     return _Opened(path, model.to(target), graph, about)
 
 
-def _open_own(source: options.Source, factory: str, device: torch.device, *, stored: bool) -> _Opened:
+def _open_own(source: options.Source, factory: str, *, stored: bool) -> _Opened:
     """Make a model of the user's own and read its graph."""
-    data, weights = source.data, source.weights
+    device, data, weights = checked_device(source.device), source.data, source.weights
     if data is None:
         raise InputError("`--model` needs `--data`, the graph it is for")
     if data in datasets.names() or (stored and is_store(data)):
@@ -126,15 +121,11 @@ def _open_own(source: options.Source, factory: str, device: torch.device, *, sto
 
 def _open_models(words: list[str], own: options.OwnModel) -> dict[str, _Opened]:
     """Read several `[NAME=]FILE` models of the same data and split, or weights of a model of the user's."""
-    opened: dict[str, _Opened] = {}
-    for word in words:
-        name, equals, path = word.rpartition("=")
-        if not equals:
-            name = Path(path).stem
-        if name in opened:
-            raise InputError(f"two models are called {name!r}; tell them apart with NAME=MODEL")
-        file: dict[str, Any] = {"model" if own.own is None else "weights": Path(path)}
-        opened[name] = _open_model(options.Source(**vars(own), **file))
+    file = "model" if own.own is None else "weights"
+    opened = {
+        name: _open_model(options.Source(**vars(own), **{file: path}))  # type: ignore[arg-type]
+        for name, path in options.named_files(words, "models").items()
+    }
     parts = ("dataset", "split_seed", "task")
     if len({tuple(entry.about.get(part) for part in parts) for entry in opened.values()}) > 1:
         splits = "; ".join(
@@ -167,43 +158,6 @@ def _write_model(
     return save_model(model, path, data_fingerprint=_fingerprint(graph), about=about, factory=factory)
 
 
-def _model_output(output: Path | None, opened: _Opened, prefix: str, force: bool) -> Path:
-    """Where a model made of another is written: `output`, or its file's name behind `prefix`."""
-    path = output or opened.path.with_name(f"{prefix}-{opened.path.name}")
-    stem = path.with_suffix("") if path.suffix in (".safetensors", ".pt", ".pth") else path
-    return checked_output(stem.with_name(f"{stem.name}.safetensors"), force)
-
-
-P = TypeVar("P", bound=Path | None)
-
-
-def checked_output(path: P, force: bool = False) -> P:
-    """Raise `FgaiError` before any long work unless a file can be written to `path`; return it.
-
-    A file that is there is only replaced with `force`.
-    """
-    if path is None or not current().leads:  # nothing is written
-        return path
-    if path.is_dir():
-        raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")
-    if path.exists() and not force and not is_stream(path):
-        raise FgaiError(f"{path} is there already; add --force to replace it, or name another file")
-    if not is_stream(path):
-        checked_folder(Path(os.path.realpath(path)).parent)
-    return path
-
-
-def checked_folder(path: Path) -> Path:
-    """Make a folder if needed and make sure files can be written in it."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise FgaiError(f"cannot write to {path}: {error.strerror or error}; choose another place") from error
-    return path
-
-
 @contextmanager
 def _resumable(output: Output, path: Path) -> Iterator[Path]:
     """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted."""
@@ -220,23 +174,6 @@ def _resumable(output: Output, path: Path) -> Iterator[Path]:
             output.notes.print(f"saved in {folder}; run the same command again to go on", markup=False)
         raise
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _parsed_settings(words: list[str] | None, model: str, method: str) -> dict[str, Any]:
-    """Turn `name=value` words into settings of a method; values are read as JSON where they can be."""
-    names = setting_names(method, model)
-    settings: dict[str, Any] = {}
-    for word in words or ():
-        name, equals, text = word.partition("=")
-        if not equals:
-            raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
-        check_names([name], names, "--set")
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = text
-        settings[name] = tuple(value) if isinstance(value, list) else value
-    return settings
 
 
 def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:

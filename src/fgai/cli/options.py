@@ -1,18 +1,27 @@
-"""Options that several commands share, and groups of them: a command takes a group as one argument."""
+"""Options that several commands share, groups of them, which a command takes as one argument, and checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
 
 from fgai.attacks import DEFAULT, THREATS, Threat, threat_of
-from fgai.errors import InputError
+from fgai.cli.output import Output
+from fgai.errors import FgaiError, InputError
+from fgai.files import is_stream, write_atomic
 from fgai.models import MODELS
+from fgai.processes import current
+
+P = TypeVar("P", bound=Path | None)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -73,6 +82,46 @@ def parsed_box(text: str | None) -> tuple[float, float] | None:
     if not -inf < low < high < inf:
         raise InputError(f"`--box` takes two numbers, the smaller first, like -1,1, got {text!r}")
     return low, high
+
+
+def named_files(words: Iterable[str], kind: str) -> dict[str, Path]:
+    """Return the files of `[NAME=]FILE` words by name, that of the file by default."""
+    named: dict[str, Path] = {}
+    for word in words:
+        name, equals, path = word.rpartition("=")
+        name = name if equals else Path(path).stem.removeprefix("certificate-")
+        if name in named:
+            raise InputError(f"two {kind} are called {name!r}; tell them apart with NAME=FILE")
+        named[name] = Path(path)
+    return named
+
+
+def checked_output(path: P, force: bool = False) -> P:
+    """Raise `FgaiError` before any long work unless a file can be written to `path`; return it.
+
+    A file that is there is only replaced with `force`.
+    """
+    if path is None or not current().leads:  # nothing is written
+        return path
+    if path.is_dir():
+        raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")
+    if is_stream(path):
+        return path
+    if path.exists() and not force:
+        raise FgaiError(f"{path} is there already; add --force to replace it, or name another file")
+    checked_folder(Path(os.path.realpath(path)).parent)
+    return path
+
+
+def checked_folder(path: Path) -> Path:
+    """Make a folder if needed and make sure files can be written in it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise FgaiError(f"cannot write to {path}: {error.strerror or error}; choose another place") from error
+    return path
 
 
 @dataclass(frozen=True)
@@ -160,20 +209,15 @@ class Attacker:
         """Return the threat at its size."""
         return threat_of(self.threat).sized(self.nodes, self.edges, parsed_box(self.box))
 
-
-@dataclass(frozen=True)
-class Record:
-    """Where the record of a command is written."""
-
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write the record to this JSON file.")
-    ] = None
-    force: Force = False
+    @property
+    def is_sized(self) -> bool:
+        """Whether any option changes the threat's size."""
+        return (self.nodes, self.edges, self.box) != (None, None, None)
 
 
 @dataclass(frozen=True)
-class Measures:
-    """Which slow parts of an evaluation are done, and how much of it is kept and printed."""
+class Evaluation(Attacker):
+    """A threat, which slow parts of an evaluation are done, and how much of it is kept and printed."""
 
     curves: Annotated[
         bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
@@ -185,6 +229,37 @@ class Measures:
         bool, typer.Option("--per-node", help="Keep the values of every node in the record.")
     ] = False
     all_: All = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `fgai.evaluate` besides models and threat."""
+        parts = {"curves": self.curves, "nulls": self.nulls, "per_node": self.per_node}
+        return {"k": self.k, "seed": self.seed, **parts}
+
+
+@dataclass(frozen=True)
+class Record:
+    """Where the record of a command is written."""
+
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the record to this JSON file.")
+    ] = None
+    force: Force = False
+
+    def check(self) -> None:
+        """Raise unless the record can be written."""
+        checked_output(self.output, self.force)
+
+    def write(self, out: Output, record: Any, show: Callable[[Console], None] | None = None) -> None:
+        """Write a record, or plain values that `show` prints, where that is asked for, and print it."""
+        plain = isinstance(record, dict)
+        if self.output is not None:
+            if plain:
+                write_atomic(self.output, json.dumps(record, indent=1) + "\n")
+            else:
+                record.save(self.output)
+            out.say(f"written to {self.output}")
+        out.result(record if plain else record.to_dict(), show or record.show)
 
 
 @dataclass(frozen=True)
@@ -222,17 +297,17 @@ class Training:
     log: Log = None
 
     @property
-    def neighbours(self) -> int | tuple[int, ...] | None:
-        """The numbers of `--fan-out`: one, or one per layer."""
+    def batches(self) -> dict[str, Any]:
+        """Arguments of trainings: the size of a batch, and `--fan-out` as one number or one per layer."""
         if self.fan_out is None:
-            return None
+            return {"batch_size": self.batch_size, "fan_out": None}
         try:
             first, *others = (int(part) for part in self.fan_out.split(","))
         except ValueError:
             raise InputError(
                 f"`--fan-out` takes whole numbers like 10 or 10,5, got {self.fan_out!r}"
             ) from None
-        return (first, *others) if others else first
+        return {"batch_size": self.batch_size, "fan_out": (first, *others) if others else first}
 
 
 @dataclass(frozen=True)

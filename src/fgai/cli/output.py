@@ -26,14 +26,9 @@ from fgai.version import stating
 
 _notes: ContextVar[Console | None] = ContextVar("notes", default=None)
 """Where a running command writes remarks; its progress bar shares the console."""
-_words: ContextVar[list[str] | None] = ContextVar("words", default=None)
-"""The command that is running, as it was typed."""
+typed_words: ContextVar[list[str] | None] = ContextVar("words", default=None)
+"""The command that is running, as it was typed; its records keep it."""
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
-
-
-def _keep_words(words: list[str]) -> None:
-    """Keep the words of a command for its records."""
-    _words.set(list(words))
 
 
 @dataclass(frozen=True)
@@ -79,10 +74,28 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
     traceback. With `--json` the error is also printed as JSON. Arguments of the library that an error names
     are spelled as flags of the command.
     """
-    options, groups = _options_of(work)
+    options: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    hints = get_type_hints(work, include_extras=True)
+    for name, parameter in inspect.signature(work).parameters.items():
+        if is_dataclass(hints[name]):
+            groups[name] = hints[name]
+            kinds = get_type_hints(hints[name], include_extras=True)
+            entries = [(field.name, kinds[field.name], field.default) for field in fields(hints[name])]
+        else:
+            entries = [(name, hints[name], parameter.default)]
+        options += [
+            inspect.Parameter(
+                option,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=parameter.empty if default is MISSING else default,
+                annotation=kind,
+            )
+            for option, kind, default in entries
+        ]
     flags = {
-        name: f"--{name.strip('_').replace('_', '-')}"
-        for name, option in options.items()
+        option.name: f"--{option.name.strip('_').replace('_', '-')}"
+        for option in options
         if not any(isinstance(entry, ArgumentInfo) for entry in option.annotation.__metadata__)
     }
 
@@ -91,11 +104,11 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         output = next((value for value in values.values() if isinstance(value, Output)), Output())
-        token, words = _notes.set(output.notes), _words.get()
-        typed = {} if words is None else {"command": shlex.join(["fgai", *words])}
+        token, words = _notes.set(output.notes), typed_words.get()
+        facts = {} if words is None else {"command": shlex.join(["fgai", *words])}
         try:
-            with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**typed):
-                _tell_warnings(output)
+            with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**facts):
+                _show_warnings(output)
                 work(**values)
         except typer.Exit:
             raise
@@ -115,32 +128,8 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         finally:
             _notes.reset(token)
 
-    guarded.__signature__ = inspect.Signature(list(options.values()))  # type: ignore[attr-defined]
+    guarded.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return guarded
-
-
-def _options_of(work: Callable[..., None]) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-    """Return the options of a command, those of its groups included, and the groups by parameter."""
-    hints = get_type_hints(work, include_extras=True)
-    entries: list[tuple[str, Any, Any]] = []
-    groups: dict[str, Any] = {}
-    for name, parameter in inspect.signature(work).parameters.items():
-        if is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            kinds = get_type_hints(hints[name], include_extras=True)
-            entries += [(field.name, kinds[field.name], field.default) for field in fields(hints[name])]
-        else:
-            entries.append((name, hints[name], parameter.default))
-    options = {
-        name: inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=kind,
-        )
-        for name, kind, default in entries
-    }
-    return options, groups
 
 
 def _fail(output: Output, message: str, kind: str, code: int) -> None:
@@ -153,7 +142,7 @@ def _fail(output: Output, message: str, kind: str, code: int) -> None:
     raise typer.Exit(code)
 
 
-def _tell_warnings(output: Output) -> None:
+def _show_warnings(output: Output) -> None:
     """Print fgai's own warnings in one line each, once, and drop those of other packages."""
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", FgaiWarning)

@@ -16,7 +16,7 @@ from rich.console import Console
 from fgai.certificates import certify_attention
 from fgai.cli import options
 from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import UNTRAINED, _open_model, _open_models, _Opened, checked_output
+from fgai.cli.files import UNTRAINED, _open_model, _open_models, _Opened
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
@@ -65,53 +65,49 @@ def report(
     - `fgai report report.json`
     """
     from fgai.reports import read_report, write_report
+    from fgai.reports import report as make_page
     from fgai.reports.page import checked_page
 
     threat = attacker.sized()  # bad input first
-    page = checked_output(checked_page(output), force)
-    names = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
+    page = options.checked_output(checked_page(output), force)
+    names: dict[str, Any] = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
     records = [word for word in files if word.endswith(".json")]
     models = [word for word in files if not word.endswith(".json")]
     if models and records:
         raise InputError("give models or records, not both: records of models are made anew")
     beside = page.with_suffix(".json")
-    sources = {Path(word.rpartition("=")[2]).resolve() for word in records}
-    if beside.resolve() not in sources:
-        checked_output(beside, force)
+    is_source = beside.resolve() in {Path(word.rpartition("=")[2]).resolve() for word in records}
+    if not is_source:
+        options.checked_output(beside, force)
     if models:
-        line = ["fgai", "report", *models, *_flags(vars(attacker))]
-        settings = {"threat": threat, "k": attacker.k, "seed": attacker.seed, "node": node, **names}
-        document = _from_models(out, line, page, _open_models(models, own), settings)
+        opened = _open_models(models, own)
+        graph = next(iter(opened.values())).graph
+        networks = {name: entry.model for name, entry in opened.items()}
+        passes = evaluation_passes(threat, graph) + CERTIFICATE
+        begins = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
+        announce(out, begins, networks.values(), graph, passes)
+        document = make_page(
+            networks,
+            graph,
+            page,
+            threat=threat,
+            k=attacker.k,
+            seed=attacker.seed,
+            node=None if node is None else graph.number_of(node),
+            reproduce=[*_reproduce(opened), _line("fgai", "report", *models, flags=vars(attacker))],
+            on_step=lambda step: None if step == "comparing" else out.say(step),
+            **names,
+        )
     else:
         if node_names is not None or class_names is not None:
             raise InputError("names go on the page together with models; give models instead of records")
         if node is not None and not node.isdecimal():
             raise InputError(f"`node` must be a number where the page is made of records, got {node!r}")
-        document = read_report(_named(records), node=None if node is None else int(node))
-        write_report(document, page, document=beside.resolve() not in sources)
+        named = any("=" in word for word in records)
+        sources = options.named_files(records, "files") if named else [Path(word) for word in records]
+        document = read_report(sources, node=None if node is None else int(node))
+        write_report(document, page, document=not is_source)
     _show_page(out, document, page, open_=open_)
-
-
-def _from_models(
-    out: Output, line: list[str], page: Path, opened: dict[str, _Opened], settings: dict[str, Any]
-) -> Report:
-    from fgai.reports import report as make_page
-
-    graph = next(iter(opened.values())).graph
-    if settings["node"] is not None:
-        settings["node"] = graph.number_of(settings["node"])
-    networks = {name: entry.model for name, entry in opened.items()}
-    begins = f"comparing {', '.join(opened)} on {graph!r}, threat {settings['threat'].name}"
-    passes = evaluation_passes(settings["threat"], graph) + CERTIFICATE
-    announce(out, begins, list(networks.values()), graph, passes)
-    return make_page(
-        networks,
-        graph,
-        page,
-        reproduce=[*_reproduce(opened), shlex.join(line)],
-        on_step=lambda step: None if step == "comparing" else out.say(step),
-        **settings,
-    )
 
 
 def _reproduce(opened: dict[str, _Opened]) -> list[str]:
@@ -135,22 +131,10 @@ def _reproduce(opened: dict[str, _Opened]) -> list[str]:
     return lines
 
 
-def _flags(values: dict[str, Any]) -> list[str]:
-    return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
-
-
-def _named(words: list[str]) -> dict[str, Path] | list[Path]:
-    """Files by the names given, or as a list where none is."""
-    if not any("=" in word for word in words):
-        return [Path(word) for word in words]
-    named: dict[str, Path] = {}
-    for word in words:
-        name, equals, path = word.rpartition("=")
-        name = name if equals else Path(path).stem.removeprefix("certificate-")
-        if name in named:
-            raise InputError(f"two files are called {name!r}; tell them apart with NAME=FILE")
-        named[name] = Path(path)
-    return named
+def _line(*words: str, flags: dict[str, Any]) -> str:
+    """A command with its words and the flags that have a value."""
+    pairs = [(f"--{name}", str(value)) for name, value in flags.items() if value is not None]
+    return shlex.join([*words, *(word for pair in pairs for word in pair)])
 
 
 def _lines(path: Path | None) -> list[str] | None:
@@ -167,32 +151,30 @@ def _show_page(
     *,
     open_: bool,
     command: str = "report",
-    above: Callable[[Console], None] | None = None,
+    above: Callable[[Console], None] = lambda console: None,
     **more: Any,
 ) -> None:
     """Print which page was written, after the output of `above`, and open it if asked."""
     from fgai.reports import missing
 
-    lacking, document = missing(report), path.with_suffix(".json")
-    explorer = report.explorer or {}
+    lacking, document, size = missing(report), path.with_suffix(".json"), path.stat().st_size
     values: dict[str, Any] = {
         "command": command,
         "output": str(path),
         "document": str(document) if document.exists() else None,
-        "bytes": path.stat().st_size,
+        "bytes": size,
         "models": report.names,
-        "nodes": len((explorer.get("nodes") or {}).get("id") or []),
+        "nodes": len(((report.explorer or {}).get("nodes") or {}).get("id") or []),
         "missing": lacking,
         **more,
     }
 
     def show(console: Console) -> None:
-        if above is not None:
-            above(console)
+        above(console)
         for line in lacking:
             console.print(f"not shown: {line}", style="dim", markup=False, soft_wrap=True)
-        size = f"{values['bytes'] / 1e6:.1f} MB"
-        console.print(f"written to {path} ({size}); open it in a browser", markup=False, soft_wrap=True)
+        written = f"written to {path} ({size / 1e6:.1f} MB); open it in a browser"
+        console.print(written, markup=False, soft_wrap=True)
 
     out.result(values, show)
     if open_:
@@ -234,24 +216,24 @@ def audit(
     from fgai.reports.parts import certify_injections
 
     threat, k = attacker.sized(), attacker.k  # bad input first
-    page = checked_output(checked_page(output), force)
+    page = options.checked_output(checked_page(output), force)
     for file in (page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])):
-        checked_output(file, force)
+        options.checked_output(file, force)
     opened = _open_model(source)
     graph, name = opened.graph, opened.kind
     opening_node = None if node is None else graph.number_of(node)
     models = {name: opened.model}
     passes = evaluation_passes(threat, graph) + CERTIFICATE
     announce(out, f"auditing {name} on {graph!r}, threat {threat.name}", [opened.model], graph, passes)
+    flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
+    flags |= {**vars(attacker), "node": node, "output": page}
+    file_of = [] if source.model is None else [str(source.model)]
     with stating(**({"note": UNTRAINED} if opened.untrained else {})):
         record = evaluate(opened.model, graph, threat, seed=attacker.seed, name=name, k=k, per_node=True)
         out.say("certifying")
         proof = certify_attention(opened.model, graph, radius=RADIUS, k1=k, k2=k)
         injections = certify_injections(models, graph, k)
         out.say("making the page")
-        flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
-        flags |= {**vars(attacker), "node": node, "output": page}
-        again = ["fgai", "audit", *([] if source.model is None else [str(source.model)]), *_flags(flags)]
         document = make_report(
             record,
             models=models,
@@ -260,7 +242,7 @@ def audit(
             injections=injections,
             threat=threat,
             node=opening_node,
-            reproduce=[shlex.join(again)],
+            reproduce=[_line("fgai", "audit", *file_of, flags=flags)],
         )
         write_report(document, page)
     more: dict[str, Any] = {"metrics": record.to_dict()["metrics"], "card": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,17 +18,16 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import announce, training_passes
 from fgai.cli.files import (
-    _model_output,
     _on_all_ranks,
     _open_data,
     _open_model,
+    _Opened,
     _opened_log,
-    _parsed_settings,
     _resumable,
     _scores,
     _write_model,
-    checked_output,
 )
+from fgai.cli.options import checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -47,6 +47,7 @@ from fgai.training import (
 from fgai.training import harden as hardened_copy
 from fgai.training import limit as with_limits
 from fgai.training.loop import TRAIN_FIELDS
+from fgai.training.settings import check_names
 from fgai.training.train import ALONE
 
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
@@ -85,10 +86,9 @@ def train(
     """
     model = one_of(model, "--model", tuple(MODELS), any_case=True)
     check_method(method, "--method")
-    settings, seed = _settings(training, model, method), training.seed
+    settings, seed, batches = _settings(training, model, method), training.seed, training.batches
     if training.box is not None and "box" not in setting_names(method, model):
         raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
-    batches: dict[str, Any] = {"batch_size": training.batch_size, "fan_out": training.neighbours}
     graph = _open_data(data, source, seed, task, stored=training.batch_size is not None)
     kind = task_of(graph).name if isinstance(graph, Graph) else "node"
     usual = datasets.info(data).task if data in datasets.names() else "node"  # of a graph of your own
@@ -103,81 +103,87 @@ def train(
         announce(out, begins, [network], graph, training_passes(method, settings))
     else:
         out.say(begins)
-
-    def work(folder: Path) -> nn.Module:
-        return train_method(
-            method,
-            model,
-            graph,
-            seed=seed,
-            device=checked_device(source.device),
-            progress=out.progress,
-            checkpoint=folder,
-            tracker=tracker,
-            settings=settings,
-            **batches,
-        )
-
-    about = {"dataset": data, "split_seed": seed, "seed": seed, "method": method, "settings": settings}
-    about |= {"task": kind, **_batches_of(training)}
-    _run(out, "train", work, path, graph, about, seed)
+    common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
+    common |= {"progress": out.progress, "tracker": tracker, "settings": settings}
+    work = partial(train_method, method, model, graph, **common)
+    about = {"dataset": data, "split_seed": seed, "method": method, "task": kind}
+    _run(out, "train", work, path, graph, about, training, settings)
 
 
 def _settings(training: options.Training, model: str, method: str, **more: int | None) -> dict[str, Any]:
-    """Return the settings of `--set`, and those of options of their own, which win."""
+    """Return the settings of `--set`, as JSON where they can be read so, and of options, which win."""
+    names = setting_names(method, model)
+    settings: dict[str, Any] = {}
+    for word in training.set_ or ():
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
+        check_names([name], names, "--set")
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        settings[name] = tuple(value) if isinstance(value, list) else value
     own = {"epochs": training.epochs, "lr": training.lr, **more, "box": options.parsed_box(training.box)}
-    own = {name: value for name, value in own.items() if value is not None}
-    return _parsed_settings(training.set_, model, method) | own
-
-
-def _batches_of(training: options.Training) -> dict[str, Any]:
-    """Return what the file of a model says about the mini-batches of its training."""
-    if training.batch_size is None:
-        return {}
-    return {"batch_size": training.batch_size, "fan_out": training.fan_out}
+    return settings | {name: value for name, value in own.items() if value is not None}
 
 
 def _run(
     out: Output,
     name: str,
-    work: Callable[[Path], nn.Module],
+    work: Callable[..., nn.Module],
     path: Path,
     graph: Graph | StoredGraph,
     about: dict[str, Any],
-    seed: int,
+    training: options.Training,
+    settings: dict[str, Any],
     factory: str | None = None,
 ) -> None:
     """Train with a folder for the state, write the model, and print a summary."""
+    about = {**about, "seed": training.seed, "settings": settings}
+    if training.batch_size is not None:
+        about |= {"batch_size": training.batch_size, "fan_out": training.fan_out}
     with _resumable(out, path) as folder:
-        model: Any = work(folder)
+        model: Any = work(checkpoint=folder)
         path = _write_model(model, path, graph, about, factory)
     if not current().leads:
         return
-    history, scores = model.history, _scores(model, graph, seed)
+    history, scores = model.history, _scores(model, graph, training.seed)
     measure = get_task(about.get("task", "node")).headline
-    values = {
-        "command": name,
-        "output": str(path),
-        "model": type(model).__name__,
-        **about,
-        measure: scores,
-        "epochs": len(history.terms),
-        "kept_epoch": history.kept_epoch,
-        "stopped": history.stopped,
-        "seconds": history.seconds,
-    }
+    counts = {"epochs": len(history.terms), "kept_epoch": history.kept_epoch, "stopped": history.stopped}
+    shares = ", ".join(f"{part} {value:.3f}" for part, value in scores.items())
+    lines = [
+        f"{NAMES.get(measure, measure)}: {shares}",
+        f"{counts['epochs']} epochs in {history.seconds:.1f} s, {history.ending};"
+        f" kept: epoch {history.kept_epoch}",
+    ]
+    _print(out, name, path, model, about, {measure: scores, **counts, "seconds": history.seconds}, lines)
+
+
+def _print(
+    out: Output,
+    name: str,
+    path: Path,
+    model: nn.Module,
+    about: dict[str, Any],
+    values: dict[str, Any],
+    lines: list[str],
+) -> None:
+    """Print what a command that made a model has to say."""
 
     def show(console: Console) -> None:
-        shares = ", ".join(f"{part} {value:.3f}" for part, value in scores.items())
-        console.print(f"{NAMES.get(measure, measure)}: {shares}")
-        console.print(
-            f"{len(history.terms)} epochs in {history.seconds:.1f} s, {history.ending};"
-            f" kept: epoch {history.kept_epoch}",
-            soft_wrap=True,
-        )
-        console.print(f"written to {path}", markup=False, soft_wrap=True)
+        for line in (*lines, f"written to {path}"):
+            console.print(line, markup=False, soft_wrap=True)
 
-    out.result(values, show)
+    first = {"command": name, "output": str(path), "model": type(model).__name__}
+    out.result({**first, **about, **values}, show)
+
+
+def _output(opened: _Opened, prefix: str, output: Path | None, force: bool) -> Path:
+    """Where a model made of another is written: `output`, or its file's name behind `prefix`."""
+    path = output or opened.path.with_name(f"{prefix}-{opened.path.name}")
+    stem = path.with_suffix("") if path.suffix in (".safetensors", ".pt", ".pth") else path
+    return checked_output(stem.with_name(f"{stem.name}.safetensors"), force)
 
 
 @command
@@ -208,8 +214,8 @@ def faithful(
     - `fgai faithful large.safetensors --batch-size 1024 --fan-out 10,5 --epochs 20`
     - `fgai faithful --model mine:Model --weights w.pt --data folder --batch-size 512`
     """
-    work = partial(make_faithful, epoch_size=epoch_size)
     more: dict[str, Any] = {} if training.batch_size is None else {"epoch_size": epoch_size}
+    work = partial(make_faithful, epoch_size=epoch_size)
     _retrain(out, "faithful", "fgai", "making {} faithful", work, source, training, **more)
 
 
@@ -240,41 +246,25 @@ def _retrain(
     **more: Any,
 ) -> None:
     """Make another model of one that is there; `more` is noted in its file."""
-    batches: dict[str, Any] = {"batch_size": training.batch_size, "fan_out": training.neighbours}
-    opened, seed = _open_model(source, stored=training.batch_size is not None), training.seed
-    graph, split_seed = opened.graph, opened.about.get("split_seed", 0)
+    batches, opened = training.batches, _open_model(source, stored=training.batch_size is not None)
+    graph, split_seed, seed = opened.graph, opened.about.get("split_seed", 0), training.seed
     if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != split_seed:
         raise InputError(
             f"{graph.name!r} has no masks, so the seed draws its split, and the model's was {split_seed}; use"
             f" `--seed {split_seed}`"
         )
     settings = _settings(training, opened.kind, method, nodes=training.nodes, edges=training.edges)
-    prefix = {"harden": "hardened"}.get(name, name)
-    path = _model_output(training.output, opened, prefix, training.force)
-    tracker = _opened_log(training.log)
+    path = _output(opened, {"harden": "hardened"}.get(name, name), training.output, training.force)
+    common: dict[str, Any] = {"seed": seed, "check": training.check, "progress": out.progress, **batches}
+    work = partial(train, opened.model, graph, tracker=_opened_log(training.log), **common, **settings)
     passes = 0.0
     if training.batch_size is None:
         passes = training_passes(method, settings, trained=True, check=training.check)
     announce(out, f"{remark.format(opened.path)} on {graph!r}", [opened.model], graph, passes)
     if method == "fgai" and isinstance(graph, Graph) and not task_of(graph).has_part(graph, "fit"):
         out.say("the graph has no train_mask: training on all nodes; labels are not used")
-
-    def work(folder: Path) -> nn.Module:
-        return train(
-            opened.model,
-            graph,
-            seed=seed,
-            check=training.check,
-            progress=out.progress,
-            checkpoint=folder,
-            tracker=tracker,
-            **batches,
-            **settings,
-        )
-
-    about = {**opened.about, "method": method, "seed": seed, "settings": settings}
-    about |= {"vanilla": str(opened.path), **_batches_of(training), **more}
-    _run(out, name, work, path, graph, about, seed, opened.factory)
+    about = {**opened.about, "method": method, "vanilla": str(opened.path), **more}
+    _run(out, name, work, path, graph, about, training, settings, opened.factory)
 
 
 @command
@@ -304,7 +294,7 @@ def limit(
     - `fgai limit gat.safetensors --clip-share auto --shrink 0.1 --output limited.safetensors`
     """
     opened = _open_model(source)
-    path = _model_output(output, opened, "limited", force)
+    path = _output(opened, "limited", output, force)
     try:
         share: float | str = clip_share if clip_share == "auto" else float(clip_share)
     except ValueError:
@@ -315,21 +305,8 @@ def limit(
     path = _write_model(limited, path, opened.graph, about, opened.factory)
     after, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
-    values = {
-        "command": "limit",
-        "output": str(path),
-        "model": type(limited).__name__,
-        **about,
-        measure: after,
-        f"{measure}_before": before,
-        "clipped": clips.count,
-        "clipped_share": clips.share,
-    }
-
-    def show(console: Console) -> None:
-        for part, value in after.items():
-            console.print(f"{measure} {part}: {before[part]:.3f} before, {value:.3f} behind limits")
-        console.print(f"{clips.count} of {clips.total} numbers clipped on this graph ({clips.share:.2%})")
-        console.print(f"written to {path}", markup=False, soft_wrap=True)
-
-    out.result(values, show)
+    values: dict[str, Any] = {measure: after, f"{measure}_before": before}
+    values |= {"clipped": clips.count, "clipped_share": clips.share}
+    lines = [f"{measure} {p}: {before[p]:.3f} before, {v:.3f} behind limits" for p, v in after.items()]
+    lines.append(f"{clips.count} of {clips.total} numbers clipped on this graph ({clips.share:.2%})")
+    _print(out, "limit", path, limited, about, values, lines)
