@@ -24,7 +24,7 @@ import json, os, sys
 from typer.main import get_command
 from fgai.cli import app, main
 sys.path.insert(0, sys.argv[1])
-import support.short_threat
+import support.short_threat, support.warm
 sys.path.pop(0)
 for command in get_command(app).commands.values():
     command.loaded
@@ -60,6 +60,7 @@ for line in sys.stdin:
             os._exit(code)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
 """
 
 UNHEARD = 20
