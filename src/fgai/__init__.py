@@ -123,7 +123,7 @@ def __getattr__(name: str) -> _Any:
         value = _import_module(f"fgai.{name}")
     elif name == "certify":
         raise AttributeError(
-            "`fgai.certify` is called `certify_attention` or, for a `threat`, `certify_injection` now"
+            "there is no `fgai.certify`; use `certify_attention`, or `certify_injection` against injected nodes"
         )
     else:
         raise AttributeError(f"module 'fgai' has no attribute {name!r}")

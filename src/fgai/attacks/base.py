@@ -369,7 +369,7 @@ class Attack(ABC):
             clean = Clean(logits, attention, rows, task.labels(graph), task.name, task.headline_for(graph))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
-                raise InputError(f"the model's output on {graph.name!r} is not finite; nothing to attack")
+                raise InputError(f"the model's output on {graph.name!r} must be finite; check its weights")
             judge = Judge(model, graph, self.objective, clean, ledger, recompute, vanilla, on_step)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(checks.seed(seed) * 7_919 + restart)
@@ -387,7 +387,7 @@ class Attack(ABC):
                         by_rule[ledger.rules[-1]].offer(frozen, damage, value)
             attacked, edge_map = best.change.apply(graph)
         if best.value == -math.inf:
-            raise InputError(f"the model's output was not finite under any change {self.name} tried")
+            raise InputError(f"the model's output must be finite under some change of {self.name}")
         if ledger.steps > self.allowed_steps:
             raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.allowed_steps} in all")
         ledger.seconds = perf_counter() - began

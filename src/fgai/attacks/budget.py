@@ -200,14 +200,14 @@ class Budget:
         if self.box is None:
             if low.numel() and bool((low == high).all()):
                 raise BudgetError(
-                    "every feature of the data has one value only, so no box can be taken from it; give"
-                    " `box`, the smallest and the largest value of new features"
+                    "every feature of the data is constant, so its range is no box; give `box`, the smallest"
+                    " and the largest value of new features"
                 )
             return Box.around(low, high)
         least, most = (float(low.min()), float(high.max())) if low.numel() else (0.0, 0.0)
         if self.box[1] < least or self.box[0] > most:
             raise BudgetError(
-                f"`box` {self.box} excludes the data, whose features lie in [{least:.4g}, {most:.4g}]"
+                f"`box` must overlap the features, which lie in [{least:.4g}, {most:.4g}], got {self.box}"
             )
         return Box.of(*self.box, low)
 
@@ -231,8 +231,8 @@ class Budget:
         if self.nodes and self.edges > room:
             where = "" if graph.batch is None else " in the smallest attacked graph"
             raise BudgetError(
-                f"{self.edges} edges per new node were asked for, but there are only {room}"
-                f" {self.targets} nodes to join{where}; lower `edges`"
+                f"`edges` must be at most {room}, the number of {self.targets} nodes to join{where},"
+                f" got {self.edges}; lower `edges`"
             )
         return nodes
 

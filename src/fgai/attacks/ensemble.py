@@ -99,7 +99,7 @@ class EnsembleInjection(_ReportedAttack):
         )
         self.rules = tuple(one_of(rule, "rule", tuple(RULES)) for rule in rules)
         if not self.members or not self.rules:
-            raise InputError("an ensemble needs at least one member and one rule for endpoints")
+            raise InputError("`members` and `rules` must not be empty; leave them out for the defaults")
 
     def specification(self) -> dict[str, Any]:
         """Return the members, the rules for endpoints and the plain attacks, too."""
@@ -297,13 +297,13 @@ def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None
     """Say so when climbs cannot be believed: blind ones, or less damage than a search without gradients."""
     blind = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
     if blind:
-        text = f"{blind} of {len(climbed)} climbs saw gradients of exactly zero only: they searched blindly"
+        text = f"{blind} of {len(climbed)} climbs had gradients of exactly zero, so they searched at random"
         warn(ReliabilityWarning("zero-gradient", text))
     most = max((one.damage for one in climbed), default=0.0)
     if free.damage > most + MASKED:
         text = (
             f"a search without gradients did more damage ({free.damage:.3f}) than every climb ({most:.3f}):"
-            " the model masks its gradients, so its robustness is not shown"
+            " the model masks its gradients, so these numbers do not show robustness"
         )
         warn(ReliabilityWarning("masked-gradients", text))
 

@@ -175,7 +175,7 @@ def register_threat(threat: Threat) -> Threat:
         True
     """
     if threat.name in THREATS:
-        raise InputError(f"there is a threat {threat.name!r} already; choose another name")
+        raise InputError(f"the threat {threat.name!r} exists already; choose another name")
     THREATS[threat.name] = threat
     return threat
 

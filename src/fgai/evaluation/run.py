@@ -100,9 +100,7 @@ class _Run:
         self.clean = observe(self.model, self.graph).averaged()
         check_logits(self.clean.logits, self.graph)
         if not bool(torch.isfinite(self.clean.logits).all()):
-            raise InputError(
-                f"the model's outputs on {self.graph.name!r} are not finite: nothing to evaluate"
-            )
+            raise InputError(f"the model's outputs on {self.graph.name!r} must be finite; check its weights")
         with counting(self.model) as count:
             again = logits_again(self.model, self.graph)
         reliability.check_outputs(self.clean.logits, again)

@@ -172,8 +172,8 @@ class _Predictions:
             if torch.allclose(again, self.logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
                 return field, self.logits[node].argmax().expand(field.x.shape[0])
         raise InputError(
-            "`model` gives other logits when it is called as `model(x, edge_index)`: it reads more of the"
-            " graph than PyG's explainers hand on; use one of the explainers that read attention"
+            "`model` returns other logits if called as `model(x, edge_index)`, as PyG's explainers do; use"
+            " an explainer that reads attention"
         )
 
 

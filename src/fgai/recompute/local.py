@@ -114,7 +114,7 @@ class Recompute:
         stages = adapter.layerwise() if _plain(graph) else None
         if stages is None:
             raise InputError(
-                f"{type(model).__name__} cannot be computed in part here: it must be one of fgai's attention"
+                f"{type(model).__name__} cannot be recomputed in part: it must be one of fgai's attention"
                 " models for nodes, in eval mode and without taps, on a graph with plain features"
             )
         if adapter.prepare(graph) is not graph:

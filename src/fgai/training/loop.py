@@ -259,9 +259,9 @@ def _device(model: nn.Module, recipe: Recipe) -> torch.device:
     """The device of a model that can be trained by a recipe."""
     parameter = next(model.parameters(), None)
     if parameter is None:
-        raise InputError(f"there is nothing to train: {type(model).__name__} has no parameters")
+        raise InputError(f"`model` must have parameters to train, {type(model).__name__} has none")
     if current().several and not recipe.batched:
-        raise InputError("several ranks train in mini-batches: give `batch_size`, or start one process")
+        raise InputError("several processes train in mini-batches; give `batch_size`, or start one process")
     return parameter.device
 
 
