@@ -1,6 +1,6 @@
 """Take the pictures of docs/report.md: python -m tools.pictures PAGE LARGER_PAGE [FOLDER].
 
-PAGE (Amazon-Photo) and LARGER_PAGE (Coauthor-Physics) are written by `fgai report GAT=… FGAI=… --threat ensemble`.
+PAGE (Amazon-Photo) and LARGER_PAGE (Coauthor-Physics) are written by `fgai report … --threat ensemble`.
 Needs playwright and a Chromium on the path, or named by $FGAI_BROWSER.
 """
 

@@ -103,9 +103,7 @@ class PRBCD(Attack):
         except RuntimeError as error:
             if "Sampling random block" not in str(error):
                 raise
-            raise BudgetError(
-                f"`edges` must be lower: the search draws no block of {self.budget.edges} pairs"
-            ) from error
+            raise BudgetError(f"`edges` must be lower for blocks, got {self.budget.edges}") from error
         pairs: Tensor = result.to(flips.nodes.device)
         return pairs
 
@@ -122,9 +120,7 @@ class _Flips:
         ends = position[graph.edge_index]
         self.inside = ends[:, (ends >= 0).all(0) & (ends[0] != ends[1])]
         if not torch.equal(edge_keys(*self.inside), edge_keys(*self.inside.flip(0)).sort().values):
-            raise InputError(
-                f"edge flips need an undirected graph; {graph.name!r} has edges without a reverse"
-            )
+            raise InputError("edge flips need an undirected graph, got edges without a reverse")
 
     def perturbation(self, pairs: Tensor) -> GraphChange:
         """Flip `pairs` [2, K]: edges that are there go, the others come."""

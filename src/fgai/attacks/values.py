@@ -109,9 +109,7 @@ class ValueInjection(_ReportedAttack):
                 worst, most = change.detach(), damage
         endpoints, features = worst.endpoints, worst.features
         if endpoints is None or features is None:
-            raise InputError(
-                f"`values` needs an attack that injects nodes, got {type(self.contained).__name__}"
-            )
+            raise InputError(f"`values` needs injected nodes, got {type(self.contained).__name__}")
         ledger.note(SearchResult(features, most, 0.0, inner.gradient, inner.steps), "features")
         yield worst
         values = _entry_values(judge, worst)

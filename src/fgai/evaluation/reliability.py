@@ -62,8 +62,7 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
     elif float(from_zero) <= 1e-3 and float(logits.max()) <= 1e-6:
         _warn(
             "log-probabilities",
-            "the model returns log-probabilities, so g_tvd on logits and g_tvd_rel do not compare; return"
-            " logits",
+            "the model returns log-probabilities, so g_tvd on logits does not compare; return logits",
         )
 
 
@@ -139,10 +138,7 @@ def check_reach(result: AttackResult, targets: Tensor, before: Tensor, after: Te
     """Warn if the budget reaches every one of the targets [T], or changes every predicted class [R]."""
     ends, count = result.change.endpoints, targets.numel()
     if ends is not None and torch.unique(ends).numel() >= count:
-        _warn(
-            "budget-hits-all",
-            f"all {count} attacked nodes have an injected neighbour; lower `nodes` or `edges`",
-        )
+        _warn("budget-hits-all", f"all {count} attacked nodes have an injected neighbour; lower `edges`")
     if not bool((before == after).any()):
         message = "no attacked node kept its prediction, so the budget does not tell models apart; lower it"
         _warn("all-predictions-changed", message)

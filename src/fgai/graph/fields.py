@@ -46,7 +46,7 @@ def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) ->
     differs = differs.any(1) if differs.dim() == 2 else differs
     if bool(differs.any()):
         raise InputError(
-            f"{int(differs.sum())} duplicate edges have different `{name}`, and a graph keeps one edge between"
+            f"{int(differs.sum())} duplicate edges have different `{name}`, but a graph has one edge between"
             " two nodes; merge them, e.g. `torch_geometric.utils.coalesce("
             f'edge_index, {name}, reduce="mean")`'
         )

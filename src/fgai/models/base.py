@@ -217,7 +217,7 @@ def as_graph(data: Any) -> Graph:
         return Graph.from_data(data)
     if isinstance(data, GraphOnDisk):
         raise InputError(
-            f"{data.name!r} is stored, and this function needs a graph in memory; give `stored.load()`, or use"
+            f"{data.name!r} is stored, but this function needs it in memory; give `stored.load()`, or use"
             " `batch_size` in `train`, `make_faithful` and `harden`, or `evaluate_store`"
         )
     kind = type(data).__name__
