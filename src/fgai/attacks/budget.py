@@ -66,11 +66,11 @@ class Box:
         return cls((low.double() - more).to(low.dtype), (high.double() + more).to(low.dtype))
 
     def features(self, points: Tensor) -> Tensor:
-        """Return what points [..., F] in [-1, 1] stand for; differentiable."""
+        """Map points [..., F] in [-1, 1] to features; differentiable."""
         return self.middle + self.half * points
 
     def points(self, features: Tensor) -> Tensor:
-        """Return the points [..., F] of features; 0 where a feature has one value only."""
+        """Map features [..., F] to points in [-1, 1]; 0 where a feature has one value only."""
         return torch.where(self.half > 0, (features - self.middle) / self.half, 0.0)
 
     def outside(self, features: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Budget:
         steps: gradient steps.
         step_size: of each, in units of half the box.
         restarts: independent starts; the best result counts.
-        targets: the split's part that is attacked and may be joined to: `test`, `val` or `fit` (train + val).
+        targets: the nodes that are attacked and joined to: `test`, `val` or `fit` (train + val).
     """
 
     nodes: int = 0
@@ -252,7 +252,7 @@ def check_budget(change: GraphChange, budget: Budget, graph: Graph) -> None:
     Comparisons are written so that NaN fails them.
 
     Raises:
-        BudgetError: naming what was overspent.
+        BudgetError: naming the part of the budget that is exceeded.
     """
     targets = budget.target_nodes(graph)
     for name, nodes in (
@@ -307,7 +307,7 @@ def _check_inside(ends: Tensor | None, limit: int, graph: Graph, name: str) -> N
 
 
 def _check_edges(change: GraphChange, budget: Budget, graph: Graph, shares: int) -> None:
-    """Count the edges between existing nodes that come and go, and look for those that go."""
+    """Check the edges that are added and removed between existing nodes; removed ones must exist."""
     added, removed = (0 if pairs is None else pairs.shape[1] for pairs in (change.edges, change.removed))
     allowed = 0 if budget.nodes else budget.edges * shares
     if added + removed > allowed:

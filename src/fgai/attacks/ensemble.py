@@ -57,7 +57,7 @@ SHORT_RULES = ("random", "cover", "weakest")
 class EnsembleInjection(_ReportedAttack):
     """New nodes, searched for by all members at all sets of endpoints; the change with most damage counts.
 
-    The ledger's `members` says what each found at which endpoints.
+    The ledger's `members` has the result of each at each set of endpoints.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.
@@ -269,7 +269,7 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
     """Return the worst features an evolution strategy finds; if worse than the climbs', gradients are masked.
 
     Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. The
-    mixtures evolve; features are the mixtures pushed to the box. Nothing is differentiated, so rounding,
+    mixtures evolve; features are the mixtures pushed to the box. It takes no gradient, so rounding,
     saturation and clipping inside the model do not stop it.
     """
     began, generator = perf_counter(), context.stream(EVOLUTION)
@@ -294,7 +294,7 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
 
 
 def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None:
-    """Say so when climbs cannot be believed: blind ones, or less damage than a search without gradients."""
+    """Warn of climbs with zero gradients, and of climbs weaker than the search without gradients."""
     blind = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
     if blind:
         text = f"{blind} of {len(climbed)} climbs had gradients of exactly zero, so they searched at random"
@@ -309,7 +309,7 @@ def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None
 
 
 def _warn_if_saturated(clean: Clean) -> None:
-    """Say so when attention is all or nothing almost everywhere: its gradients vanish."""
+    """Warn if most nodes give one neighbour all their attention: its gradients vanish."""
     if layer := _saturated_layer(clean.attention):
         name, share = layer
         text = (
@@ -321,7 +321,7 @@ def _warn_if_saturated(clean: Clean) -> None:
 
 @typed
 class ShortEnsemble(EnsembleInjection):
-    """The members that find most, 100 steps each: about a minute on a small graph where all take several.
+    """The strongest members, 100 steps each: about a minute on a small graph.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.

@@ -90,7 +90,7 @@ class ValueInjection(_ReportedAttack):
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
-        """Yield what the attack by features found, then the worst point of every climb in the box."""
+        """Yield the result of the attack by features, then the worst point of every climb in the box."""
         entry = entry_limits(judge.model)
         if not entry:
             raise InputError(

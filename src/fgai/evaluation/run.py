@@ -94,7 +94,7 @@ class _Run:
         }
 
     def _observe(self) -> None:
-        """Run both models on the clean graph, and warn of what may mislead."""
+        """Run both models on the clean graph, and give the reliability warnings."""
         reliability.check_split(self.graph, self.targets)
         warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
@@ -233,7 +233,7 @@ def logits_again(model: nn.Module, graph: Graph) -> Tensor:
 
 @typed
 def by_endpoints(ledger: Ledger) -> dict[str, float]:
-    """Return the most damage by endpoint rule and at `chosen` endpoints; nothing if there was one set only.
+    """Return the largest damage by endpoint rule and at `chosen` endpoints; empty for a single set.
 
     Noise has random endpoints; only ensembles name the members in their ledger.
 

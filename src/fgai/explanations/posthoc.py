@@ -109,7 +109,7 @@ class _SearchedScores(EdgeExplainer):
         return [EdgeScores(node, *self._scores(predictions, node)) for node in nodes]
 
     def explainer(self, explanation_type: str = "model") -> Explainer:
-        """Return a new explainer on a new copy of the model: some leave traces in it."""
+        """Return a new explainer on a new copy of the model: some leave hooks and masks in it."""
         algorithm = self.make(self.layers, self.epochs)
         self.name = type(algorithm).__name__
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
