@@ -155,12 +155,7 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=1, edges=3, steps=50, step_size=0.1),
             objective="preserving",
         ),
-        Threat(
-            "dice",
-            DICE,
-            Budget(edges=400),
-            "400 edges: removed within classes, added between them, no search",
-        ),
+        Threat("dice", DICE, Budget(edges=400), "400 edges: fewer within classes, more between, no search"),
     )
 }
 
