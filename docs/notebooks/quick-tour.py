@@ -20,6 +20,7 @@
 # %matplotlib inline
 import fgai
 from fgai.datasets import planted, random_split
+from fgai.reports.figures import node_attention
 
 graph = planted(num_nodes=500, num_classes=3)
 split = random_split(graph, seed=0)
@@ -53,7 +54,7 @@ comparison
 fgai.explain(faithful, data, node=24, vanilla=model, **small)
 
 # %%
-fgai.reports.figures.node_attention(faithful, data, node=24)
+node_attention(faithful, data, node=24)
 
 # %% [markdown]
 # The dotted line is equal attention; ticks are neighbours that inform.
