@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GATConv, GATv2Conv
+from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
 import fgai
 from fgai.attention import observe, prepared
@@ -178,6 +178,45 @@ class TestCertifiedSigns:
                     order = self.moved(margins, node, other)[1].argsort(descending=True).tolist()
                     kept.append(order[:2] == [signed.top, signed.second])
                 assert all(kept) is stays
+
+
+@pytest.mark.parametrize("conv", [TransformerConv, GATConv])
+def test_the_part_of_edge_features(conv: Callable[..., nn.Module]) -> None:
+    """A transformer adds them to the values, GAT reads them in its scores alone."""
+
+    class OnEdges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(4)
+            self.first = conv(6, 4, heads=2, edge_dim=2)
+            self.last = conv(8, CLASSES, heads=3, concat=False, edge_dim=2)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+            return torch.as_tensor(
+                self.last(self.first(x, edge_index, edge_attr).relu(), edge_index, edge_attr)
+            )
+
+    model, generator = OnEdges().eval(), torch.Generator().manual_seed(0)
+    graph = GRAPH.replace(edge_attr=torch.randn(GRAPH.num_edges, 2, generator=generator))
+    signed = margins_of(model, graph)[0].of(4)
+    if conv is GATConv:
+        assert signed.edge_parts is None
+        return
+    data = graph.to_data()
+    with torch.no_grad():
+        hidden = model.first(data.x, data.edge_index, data.edge_attr).relu()
+        _, (ends, alpha) = model.last(hidden, data.edge_index, data.edge_attr, return_attention_weights=True)
+        into = (ends[1] == 4).nonzero().flatten()
+        added = model.last.lin_edge(data.edge_attr).view(-1, 3, CLASSES)[into]
+        expected = (alpha[into][:, :, None] * added).mean(1)
+    assert signed.edge_parts is not None and signed.sources.tolist() == ends[0][into].tolist()
+    assert signed.edge_parts.tolist() == pytest.approx(
+        (expected[:, signed.top] - expected[:, signed.second]).tolist(), rel=1e-4, abs=1e-6
+    )
+    assert float(signed.edge_parts.abs().max()) > 1e-3
+    assert not any(module._forward_hooks for module in model.modules())
+    record = explain(model, graph, 4, threat=None, certificate=False)
+    assert "(edge " in " ".join(record.tables()[0].notes)
 
 
 class TestUnavailable:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import Observation
+from fgai.alone import alone
+from fgai.attention import Observation, find_layers
 from fgai.certificates.linear import linear_read_out
 from fgai.tasks import task_of
 
@@ -30,6 +31,8 @@ class SignedMargin:
         rest: what does not pass through the last attention: bias, residual.
         sources: [K] of the edges, the node itself among them if it has a loop.
         parts: float64 [K], c_e.
+        edge_parts: float64 [K], what the features of the edge add to c_e through z_e; None where they add
+            nothing, as in GAT and GATv2, whose scores alone read them.
         radii: float64 [K], c_e keeps its sign while each head moves by less; infinite where d_eh has one sign
             in all heads, so that no attention at all gives c_e the other one.
         pair_radius: `top` and `second` stay first and second while each head moves by less.
@@ -41,6 +44,7 @@ class SignedMargin:
     rest: float
     sources: Tensor
     parts: Tensor
+    edge_parts: Tensor | None
     radii: Tensor
     pair_radius: float
 
@@ -59,7 +63,7 @@ class SignedMargins:
             if isinstance(read_out, str):
                 self.reason = read_out
             else:
-                self.read_out = read_out
+                self.read_out, self.edges = read_out, _edge_values(model, observation, read_out.values)
 
     def of(self, node: int) -> SignedMargin:
         """Return the margin of one node, where there is no `reason`."""
@@ -70,7 +74,10 @@ class SignedMargins:
         logits = self.observation.logits[node].detach().cpu().double()
         top, second = logits.argsort(descending=True, stable=True)[:2].tolist()
         lead = values[:, :, top] - values[:, :, second]
-        parts = (weights * lead).sum(1)
+        parts, edge_parts = (weights * lead).sum(1), None
+        if self.edges is not None:
+            of_edges = self.edges[first:end]
+            edge_parts = (weights * (of_edges[:, :, top] - of_edges[:, :, second])).sum(1)
         margin = float(logits[top] - logits[second])
         sizes = lead.abs().sum(1)
         clear = lead.abs() > ROUNDING * values.abs().amax(2)
@@ -86,6 +93,7 @@ class SignedMargins:
             rest=margin - float(parts.sum()),
             sources=last.source[first:end].cpu(),
             parts=parts,
+            edge_parts=edge_parts,
             radii=radii,
             pair_radius=pair_radius,
         )
@@ -98,6 +106,26 @@ def _unsupported(observation: Observation) -> str | None:
     if any(layer.edge_type is not None for layer in observation.attention):
         return "several types of edges share one softmax or none; only one type is followed"
     return None
+
+
+def _edge_values(model: nn.Module, observation: Observation, values: Tensor) -> Tensor | None:
+    """[E, H, C]: the part of a PyG layer's values that its `lin_edge` makes; None if there is none.
+
+    The rest is read out again with `lin_edge` silent, under the same attention.
+    """
+    layers = find_layers(model)
+    encode = getattr(layers.get(observation.attention.last.name), "lin_edge", None)
+    if observation.graph.edge_attr is None or encode is None or len(layers) != len(observation.attention):
+        return None
+    with alone():
+        hook = encode.register_forward_hook(lambda layer, inputs, output: torch.zeros_like(output))
+        try:
+            rest = linear_read_out(model, observation)
+        finally:
+            hook.remove()
+    if isinstance(rest, str) or bool(((values - rest.values).abs() <= ROUNDING * values.abs().max()).all()):
+        return None
+    return values - rest.values
 
 
 def _overtakes(logits: Tensor, values: Tensor, ahead: int, behind: int) -> float:

@@ -270,17 +270,18 @@ def _contributions(margins: SignedMargins, node: int, names: Names | None) -> di
     if margins.reason is not None:
         return {"reason": margins.reason}
     signed = margins.of(node)
+    of_edges = [None] * len(signed.parts) if signed.edge_parts is None else signed.edge_parts.tolist()
+    columns = (signed.sources.tolist(), signed.parts.tolist(), of_edges, signed.radii.tolist())
     entries = [
         {
             "node": neighbour,
             "name": name_of(neighbour, names),
             "itself": neighbour == node,
             "contribution": part,
+            "of_edge": of_edge,
             "radius": radius if math.isfinite(radius) else None,
         }
-        for neighbour, part, radius in zip(
-            signed.sources.tolist(), signed.parts.tolist(), signed.radii.tolist(), strict=True
-        )
+        for neighbour, part, of_edge, radius in zip(*columns, strict=True)
     ]
     return {
         "reason": None,

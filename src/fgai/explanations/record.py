@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from fgai.explanations.counterfactual import MOST
 from fgai.records import Cell, Column, Table, TabledDocument, data_frame
 from fgai.typed import typed
 
@@ -51,9 +52,10 @@ class NodeExplanation(TabledDocument):
             `condition`, and whether the class holds); or None.
         class_names: by number, or None.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
-            between their logits, `rest` (bias, residual), `neighbours` by falling `contribution` (with
-            `node`, `name`, `itself` and `radius`, below which its sign stays, None for any attention) and
-            `pair_radius`, below which the two classes stay first and second, None for any attention.
+            between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
+            first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
+            `of_edge` (the part that the features of the edge add, or None) and `radius` (below which its sign
+            stays). A radius is None where no attention can. See `SignedMargin`.
         counterfactual: `removed` and `injected` (None for graphs without features), each with `change` (a
             `ChangeRecord` as a dictionary, None if none was found), its `items` in words and its `size`, the
             class `predicted` after it, `lower_bound` (no fewer can change the class) and `exhausted` (no set
@@ -176,6 +178,7 @@ class NodeExplanation(TabledDocument):
         """The strongest contributions of one sign."""
         shown = [
             f"{'itself' if entry['itself'] else entry['name']} {entry['contribution']:+.3f}"
+            + ("" if entry["of_edge"] is None else f" (edge {entry['of_edge']:+.3f})")
             for entry in side[: self.k]
         ]
         return ", ".join(shown) + (f" and {len(side) - self.k} others" if len(side) > self.k else "")
@@ -189,10 +192,10 @@ class NodeExplanation(TabledDocument):
         size, bound = entry["size"], entry["lower_bound"]
         if entry["exhausted"]:
             return "without any of its neighbours the class stays (all sets were tried)"
-        at_least = f" (no fewer than {bound} do)" if bound > 1 else ""
+        needed = f", at least {bound} are needed" if bound > 1 else ""
         if size is None:
-            return f"{words.format('some')}: no other class found{at_least}"
-        least = "no fewer do" if size == bound else f"perhaps fewer do{at_least}"
+            return f"{words.format(f'up to {MOST}')}: no other class found{needed}"
+        least = "no fewer do" if size == bound else f"perhaps fewer do{needed}"
         changed = f"class {self._class(entry['predicted'])}"
         return f"{words.format(size)}: {changed}: {_counted(entry['items'])}; {least}"
 
