@@ -122,9 +122,7 @@ def __getattr__(name: str) -> _Any:
     elif name in _PACKAGES:
         value = _import_module(f"fgai.{name}")
     elif name == "certify":
-        raise AttributeError(
-            "`fgai.certify` is called `certify_attention` or, for a `threat`, `certify_injection` now"
-        )
+        raise AttributeError("there is no `fgai.certify`; use `certify_attention`, or `certify_injection`")
     else:
         raise AttributeError(f"module 'fgai' has no attribute {name!r}")
     globals()[name] = value

@@ -56,7 +56,7 @@ def evaluate(
     - `fgai evaluate --model mine:Model --weights w.pt --data folder --stored`
     """
     if current().several and not stored:
-        raise InputError("an attack is the work of one process: leave torchrun out, or give `--stored`")
+        raise InputError("an attack runs in one process: leave torchrun out, or give `--stored`")
     threat = attacker.sized()
     opened = _open_model(source, stored=stored)
     reference = opened.load(vanilla)
@@ -231,7 +231,7 @@ def explain(
     threat = None if attacker.threat == "none" else attacker.sized()
     if threat is None and attacker.is_sized:
         raise InputError(
-            "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
+            "`nodes`, `edges` and `box` need an attack, and `--threat none` is none; leave them out"
         )
     opened = _open_model(source)
     model, graph = opened.model, opened.graph

@@ -137,7 +137,7 @@ class _SearchedScores(EdgeExplainer):
         return [EdgeScores(node, *self._scores(predictions, node)) for node in nodes]
 
     def explainer(self, explanation_type: str = "model") -> Explainer:
-        """Return a new explainer on a new copy of the model: some leave traces in it."""
+        """Return a new explainer on a new copy of the model: some leave hooks and masks in it."""
         algorithm = self.make(self.layers, self.epochs)
         self.name = type(algorithm).__name__
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
@@ -200,8 +200,8 @@ class _Predictions:
             if torch.allclose(again, self.logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
                 return field, self.logits[node].argmax().expand(field.x.shape[0])
         raise InputError(
-            "`model` gives other logits when it is called as `model(x, edge_index)`: it reads more of the"
-            " graph than PyG's explainers hand on; use one of the explainers that read attention"
+            "`model` returns other logits if called as `model(x, edge_index)`, as PyG's explainers do; use"
+            " an explainer that reads attention"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fgai.attacks import THREATS, doubt, make_attack
+from fgai.attacks import THREATS, make_attack, weak_search_note
 from fgai.evaluation.summary import (
     BETTER,
     MEASURES,
@@ -200,7 +200,7 @@ def attack_words(record: Record, several: bool = True) -> str:
     chosen = attack is None or attack.aims
     where = "; where it is spent is chosen for each" if chosen else " and the same places to attack"
     fair = f" Every model gets the same budget{where}." if several else ""
-    return f"The {name} attack {' and '.join(did)}.{tail}{fair} {doubt(name)}".rstrip()
+    return f"The {name} attack {' and '.join(did)}.{tail}{fair} {weak_search_note(name)}".rstrip()
 
 
 @typed
