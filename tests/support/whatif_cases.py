@@ -15,7 +15,8 @@ from fgai.reports.page import asset
 from fgai.reports.whatif.payload import graph_values, model_values, typical_classes
 
 COMPUTE = """async ([script, graph, models, changes]) => {
-  const { Graph, Changed, Model } = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  const file = new Blob([script], { type: "text/javascript" });
+  const { Graph, Changed, Model } = await import(URL.createObjectURL(file));
   const one = new Graph(graph);
   return models.map((values) => {
     const model = new Model(values);

@@ -22,13 +22,19 @@ pytestmark = pytest.mark.browser
 CLOSE = 1e-4
 
 
-def compare(browser: Any, graph: Graph, models: dict[str, nn.Module], count: int) -> dict[str, tuple[float, float]]:
+def compare(
+    browser: Any, graph: Graph, models: dict[str, nn.Module], count: int
+) -> dict[str, tuple[float, float]]:
     """Per model the largest difference over `count` random changes and the median of milliseconds."""
     rng, out = np.random.default_rng(0), {}
     changes = [random_change(graph, next(iter(models.values())), rng) for _ in range(count)]
-    for (name, model), got in zip(models.items(), computed(browser, graph, [*models.values()], changes), strict=True):
+    for (name, model), got in zip(
+        models.items(), computed(browser, graph, [*models.values()], changes), strict=True
+    ):
         assert in_browser(model, graph)
-        worst = max(largest_difference(model, graph, *pair) for pair in zip(changes, got["views"], strict=True))
+        worst = max(
+            largest_difference(model, graph, *pair) for pair in zip(changes, got["views"], strict=True)
+        )
         out[name] = worst, median(got["seconds"])
     return out
 

@@ -15,19 +15,21 @@ from fgai.graph.saved import typical_features
 from fgai.models.base import AttentionModel, body_of
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.sparse import SparseRows
+from fgai.sparse.adjacency import pointers
 
 LARGEST = 4_000_000
 """Characters of packed numbers that a page carries at most."""
 
 
 def in_browser(model: nn.Module, graph: Graph) -> bool:
-    """Whether the script on the page computes this model: GAT and GATv2 for nodes, on a plain graph."""
+    """Whether the script on the page computes this model: a GAT on a plain graph that is not large."""
     if not isinstance(model, AttentionModel) or body_of(model) != "layers" or not model.is_rowwise:
         return False
     layers = list(getattr(model, "convs", ()))
     plain = graph.features is not None and graph.edge_weight is None and graph.edge_attr is None
     return (
         plain
+        and packed_size(graph) <= LARGEST
         and next(model.parameters()).dtype == torch.float32
         and all(isinstance(layer, AttentionLayer) and layer.score != "dot" for layer in layers)
         and prepared(model, graph).has_loops
@@ -106,35 +108,48 @@ def _index_kind(count: int) -> str:
     return "u2" if count <= 2**16 else "u4"
 
 
-def _features(graph: Graph) -> dict[str, Any]:
-    """The shortest of: one bit per entry, the non-zeros, all entries."""
-    features = graph.features
-    assert features is not None
-    base = features.base
+def packed_size(graph: Graph) -> int:
+    """Return about how many characters edges and features take, without packing them."""
+    edges = graph.num_edges * int(_index_kind(graph.num_nodes)[1])
+    return (edges + min(_sizes(graph).values())) * 4 // 3
+
+
+def _entries(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """Row pointers, columns and values of the features that are not zero."""
+    assert graph.features is not None
+    base = graph.features.base
     if isinstance(base, SparseRows):
-        rowptr, columns, values = base.indptr, base.indices, base.values
-    else:
-        rows, columns = base.nonzero(as_tuple=True)
-        rowptr = torch.searchsorted(rows.contiguous(), torch.arange(len(base) + 1, device=rows.device))
-        values = base[rows, columns]
-    nodes, width = features.shape
-    ones = bool((values == 1).all())
-    distinct = not isinstance(base, SparseRows) or len(torch.unique(base.rows * width + columns)) == len(columns)
-    kind = _index_kind(width)
-    sizes = {
-        "sparse": len(columns) * (int(kind[1]) + (0 if ones else 4)) + 4 * nodes,
-        "dense": 4 * nodes * width,
-    }
-    if ones and distinct:
-        sizes["bits"] = nodes * (-(-width // 8))
+        return base.indptr, base.indices, base.values
+    rows, columns = base.nonzero(as_tuple=True)
+    return pointers(rows, len(base)), columns, base[rows, columns]
+
+
+def _sizes(graph: Graph) -> dict[str, int]:
+    """Bytes of the features as one bit per entry, as non-zeros, and as all entries."""
+    _, columns, values = _entries(graph)
+    nodes, width, ones = graph.num_nodes, graph.num_features, bool((values == 1).all())
+    entry = int(_index_kind(width)[1]) + (0 if ones else 4)
+    sizes = {"sparse": len(columns) * entry + 4 * nodes, "dense": 4 * nodes * width}
+    return sizes | ({"bits": nodes * -(-width // 8)} if ones else {})
+
+
+def _features(graph: Graph) -> dict[str, Any]:
+    """The features in the form that takes the fewest bytes."""
+    assert graph.features is not None
+    sizes, width = _sizes(graph), graph.num_features
     form = min(sizes, key=lambda name: sizes[name])
     out: dict[str, Any] = {"kind": form, "columns": width}
     if form == "dense":
-        return out | {"values": pack(features.to_dense(), "f4")}
+        return out | {"values": pack(graph.features.to_dense(), "f4")}
+    rowptr, columns, values = _entries(graph)
     if form == "bits":
-        return out | {"bits": pack(_bits(rowptr, columns, nodes, width), "u1")}
-    stored = None if ones else pack(values, "f4")
-    return out | {"rowptr": pack(rowptr, "u4"), "indices": pack(columns, kind), "values": stored}
+        return out | {"bits": pack(_bits(rowptr, columns, graph.num_nodes, width), "u1")}
+    stored = None if "bits" in sizes else pack(values, "f4")
+    return out | {
+        "rowptr": pack(rowptr, "u4"),
+        "indices": pack(columns, _index_kind(width)),
+        "values": stored,
+    }
 
 
 def _bits(rowptr: Tensor, columns: Tensor, nodes: int, width: int) -> np.ndarray[Any, Any]:
