@@ -157,12 +157,13 @@ class WhatIf:
         """Return features of one more neighbour that lower the first model's margin most."""
         name, model = next(iter(self.models.items()))
         change = self.change(name, values)
-        graph = change.apply(model, self._base(model))
-        only = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device)
-        only[change.node] = True
-        budget = Budget(nodes=1, edges=1, steps=STEPS, step_size=0.1)
+        graph, members = _near(model, change.apply(model, self._base(model)), change.node)
+        assert self.graph.features is not None
+        stored = self.graph.features.stored
+        box = (min(0.0, float(stored.min())), float(stored.max()))
+        budget = Budget(nodes=1, edges=1, box=box, steps=STEPS, step_size=0.1)
         with collected():  # that the search found little is seen on the page
-            result = PGDInjection(budget, MARGIN).run(model, graph.replace(test_mask=only))
+            result = PGDInjection(budget, MARGIN).run(model, graph.replace(test_mask=members == change.node))
         features = result.change.features
         assert features is not None
         return [float(value) for value in features[0].tolist()]
@@ -197,15 +198,19 @@ def most_proven(certificates: Sequence[InjectionCertificate]) -> list[int] | Non
     return [int(value) for value in most.tolist()]
 
 
-def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
-    """One model at one node, computed on the receptive field where the model's layers tell it."""
+def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
+    """The part of the graph that decides a node's output, prepared, and the nodes in it."""
     ready = prepared(model, graph)
-    members, number = torch.arange(ready.num_nodes, device=ready.device), node
     stages = adapter_of(model).layerwise() if body_of(model) and ready.edge_weight is None else None
-    if isinstance(stages, Layerwise):
-        members = _receptive_field(ready.adjacency, node, len(stages.stages))
-        ready, number = _part(ready, members), int((members == node).nonzero())
-    seen = observe(model, ready)
+    if not isinstance(stages, Layerwise):
+        return ready, torch.arange(ready.num_nodes, device=ready.device)
+    members = _receptive_field(ready.adjacency, node, len(stages.stages))
+    return _part(ready, members), members
+
+
+def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
+    part, members = _near(model, graph, node)
+    seen, number = observe(model, part), int((members == node).nonzero())
     layers = []
     for layer in seen.attention.layers:
         row = slice(*layer.rowptr[number : number + 2].tolist())
