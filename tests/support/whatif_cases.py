@@ -11,7 +11,7 @@ from torch import nn
 
 from fgai.attention import observe, prepared
 from fgai.graph import ChangeRecord, Graph, InjectedNode
-from fgai.reports.page import asset
+from fgai.reports.template import asset
 from fgai.reports.whatif.payload import graph_values, model_values, typical_classes
 
 COMPUTE = """async ([script, graph, models, changes]) => {

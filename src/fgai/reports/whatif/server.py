@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import secrets
 from collections.abc import Callable
@@ -11,12 +12,11 @@ from threading import Lock
 from typing import Any
 
 from fgai.errors import FgaiError
-from fgai.reports.numbers import _esc
-from fgai.reports.page import asset, fill
+from fgai.reports.template import asset, fill
 from fgai.reports.whatif.answer import WhatIf
+from fgai.reports.whatif.scripts import PACKAGE, module, style
 from fgai.typed import typed
 
-PACKAGE = "fgai.reports.whatif"
 LONGEST = 4_000_000
 """Bytes of a question at most."""
 POLICY = (
@@ -30,11 +30,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-
-
-def module() -> str:
-    """Return the script of the page, an ES module: `mount`, and `default.render` for notebooks."""
-    return asset("recompute.js", PACKAGE) + asset("whatif.js", PACKAGE)
 
 
 @typed
@@ -61,8 +56,8 @@ class Server:
         token = secrets.token_urlsafe(24)
         title = f"{' and '.join(answers.models)} on {answers.graph.name}"
         files = {
-            "": ("text/html", fill(asset("page.html", PACKAGE), {"title": _esc(title)})),
-            "style.css": ("text/css", asset("style.css") + asset("whatif.css", PACKAGE)),
+            "": ("text/html", fill(asset("page.html", PACKAGE), {"title": html.escape(title)})),
+            "style.css": ("text/css", asset("style.css") + style()),
             "whatif.js": ("text/javascript", module() + asset("start.js", PACKAGE)),
             "facts.json": ("application/json", json.dumps(facts)),
         }

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from fgai.errors import FgaiError, extra
-from fgai.reports.page import asset
 from fgai.reports.whatif.answer import WhatIf, proven
-from fgai.reports.whatif.server import PACKAGE, module
+from fgai.reports.whatif.scripts import module, style
 from fgai.typed import typed
 
 
@@ -38,7 +37,7 @@ def explore(
     facts = answers.facts(node=node, proven=shown)
     parts = {
         "_esm": module(),
-        "_css": asset("whatif.css", PACKAGE),
+        "_css": style(),
         "facts": extra("traitlets").Dict().tag(sync=True),
     }
     widget = type("WhatIfWidget", (base,), parts)(facts=facts)

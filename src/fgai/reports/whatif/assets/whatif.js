@@ -141,7 +141,8 @@ export function mount(place, facts, ask = null) {
     const found = /#whatif=(.*)$/.exec(window.location.hash);
     if (!found) return false;
     const { node, removed_edges = [], added_edges = [], injected = [] } = JSON.parse(decodeURIComponent(found[1]));
-    await turnTo({ node, removed_edges, added_edges, injected });
+    await turnTo({ node, removed_edges, added_edges, injected }, true);
+    picker.value = facts.names?.[node] ?? String(node);
     return true;
   }
 
@@ -277,8 +278,8 @@ export function mount(place, facts, ask = null) {
     el("div", { class: "controls" }, el("label", {}, "Inject a node: ", kind), copied, button("Inject", inject),
       el("span", { class: "space" }), el("label", {}, "Edge to ", other), button("Add or remove", edge)),
     list, status, result);
-  window.addEventListener("hashchange", attempt(open));
-  return attempt(async () => { drawChanges(); if (!(await open().catch((error) => { say(`The link holds no change of this graph: ${error.message}`); return false; }))) await show(); picker.value = facts.names?.[state.node] ?? String(state.node); })();
+  window.addEventListener("hashchange", attempt(async () => { if (await open()) place.scrollIntoView({ block: "start" }); }));
+  return attempt(async () => { drawChanges(); if (!(await open().catch((error) => { say(`The link holds no change of this graph: ${error.message}`); return false; }))) await show(); })();
 }
 
 // Notebooks: `facts` is synchronised, questions that need Python go as messages.
