@@ -233,12 +233,48 @@ class TestPage:
         assert page.title() == "What if? GAT and <b>limited</b> on small"
 
 
+@pytest.mark.browser
+def test_python_computes_what_the_script_does_not(browser: Any) -> None:
+    transformer = WhatIf(untrained("GT", GRAPH), GRAPH, k=3)
+    with Server(transformer, transformer.facts(node=NODE)) as server:
+        thread = threading.Thread(target=server.serve, daemon=True)
+        thread.start()
+        page = browser.new_page()
+        page.goto(server.address)
+        page.wait_for_selector("html[data-ready=true]")
+        page.get_by_label("Features of the new node").select_option("worst")
+        page.get_by_role("button", name="Inject", exact=True).click()
+        page.locator(".changes li").wait_for()
+        page.get_by_label("Other end of the edge").fill(NAMES[neighbour_of(NODE)])
+        page.get_by_role("button", name="Add or remove").click()
+        page.locator(".changes li:nth-child(2)").wait_for()
+        assert "edge removed" in page.locator(".changes").inner_text()
+        assert "injected 1" in page.locator("table").inner_text()
+        page.close()
+        server.stop()
+        thread.join()
+
+
 def absent() -> int:
     near = answers().views(plain())[0]["before"]["layers"][0]["neighbours"]
     return next(node for node in range(39) if node not in near)
 
 
-class TestReplay:
+class TestCommands:
+    def test_explore_says_where_and_ends_with_ctrl_c(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def serve(server: Server) -> None:
+            served.append(server.address)
+            raise KeyboardInterrupt
+
+        served: list[str] = []
+        monkeypatch.setattr(Server, "serve", serve)
+        done = here("explore", "GAT=planted-gat", "planted-fgai", "--node", "24", "--json", cwd=tmp_path)
+        assert done.exit_code == 0 and json.loads(done.stdout)["address"] == served[0]
+        done = here("explore", "planted-gat", "--node", "x", cwd=tmp_path)
+        assert done.exit_code == 2 and "no node 'x'" in done.stderr
+
     def test_a_file_gives_the_class_and_attention_of_the_page(self, tmp_path: Path) -> None:
         graph, model = load_dataset("planted"), load_model("planted-gat")
         change = ChangeRecord.of(

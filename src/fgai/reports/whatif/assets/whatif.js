@@ -207,12 +207,13 @@ export function mount(place, facts, ask = null) {
     const count = views[0].before.layers.length;
     const choice = el("select", { "aria-label": "Layers whose attention is shown", "data-key": "layer", on: { change: attempt(() => { layer = Number(choice.value); return show(); }) } },
       ...["mean over layers", ...Array.from({ length: count }, (_, at) => `layer ${at + 1}`)].map((text, at) => el("option", { value: at - 1, selected: at - 1 === layer }, text)));
+    const promise = facts.models.some((model) => model.proven) ? " Proven for t: no t injected neighbours of the unchanged node change its class, whatever their features." : "";
     const rest = rows.length - shown.length;
     result.replaceChildren(el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, nameOf(state.node), truth < 0 ? null : el("small", {}, `truth: ${className(truth)}`)), ...facts.models.map((model, m) => el("th", { scope: "col" }, el("i", { class: `swatch m${m}` }), model.name)))),
       el("tbody", {}, ...summary), el("tbody", {}, head("Probability"), ...classes),
       el("tbody", {}, head("Attention, ", [choice]), ...neighbours)),
-    el("p", { class: "caption" }, `Bars: now. Ticks: before the change. Proven for t: no t injected neighbours of the unchanged node change its class, whatever their features.${rest > 0 ? ` ${rest} weaker neighbours are not listed.` : ""}`));
+    el("p", { class: "caption" }, `Bars: now. Ticks: before the change.${promise}${rest > 0 ? ` ${rest} weaker neighbours are not listed.` : ""}`));
     if (focused) result.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
@@ -269,7 +270,7 @@ export function mount(place, facts, ask = null) {
     const link = el("a", { href: URL.createObjectURL(new Blob([JSON.stringify(record)], { type: "application/json" })), download: `change-${state.node}.json` });
     link.click();
     URL.revokeObjectURL(link.href);
-  }));
+  }, { title: "A file for: fgai evaluate MODEL --change FILE" }));
 
   place.classList.add("whatif");
   place.replaceChildren(
