@@ -56,6 +56,10 @@ def test_every_form_of_features_and_layers(browser: Any) -> None:
             for options in ({"num_layers": 3}, {"norm": "layer"}, {"num_layers": 1})
         }
         models["limited"] = limit(untrained("GATv2", graph, norm="layer"), graph, 0.1, shrink=0.3)
+        for weight in (
+            p for model in models.values() for name, p in model.named_parameters() if "norm" in name
+        ):
+            torch.nn.init.uniform_(weight, -2, 2)
         for worst, _ in compare(browser, graph, models, 6).values():
             assert worst < CLOSE
 

@@ -21,7 +21,7 @@ from fgai.models import as_graph
 from fgai.models.base import body_of
 from fgai.records import weights_hash
 from fgai.reports.whatif.payload import LARGEST, graph_values, in_browser, model_values, typical_classes
-from fgai.sparse import Adjacency, Features, SparseRows
+from fgai.sparse import Adjacency
 from fgai.tasks import task_of
 from fgai.typed import typed
 
@@ -230,30 +230,15 @@ def _receptive_field(adjacency: Adjacency, node: int, hops: int) -> Tensor:
 
 def _part(graph: Graph, members: Tensor) -> Graph:
     """The nodes `members` in order with the edges among them; labels are left out."""
-    number = torch.full((graph.num_nodes,), -1, device=graph.device).index_copy(
-        0, members, torch.arange(len(members), device=graph.device)
-    )
-    source, destination = number[graph.adjacency.source], number[graph.adjacency.destination]
-    kept = (source >= 0) & (destination >= 0)
+    inside = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device).index_fill(0, members, True)
+    ends = graph.edge_index[:, inside[graph.edge_index].all(0)]
+    source, destination = (inside.cumsum(0) - 1)[ends]
     encodings = (graph.positional, graph.positional_values)
     positional, values = (None if one is None else one[members] for one in encodings)
     return Graph(
-        Adjacency.from_sorted(source[kept], destination[kept], len(members)),
-        None if graph.features is None else _rows(graph.features, members),
+        Adjacency.from_sorted(source, destination, len(members)),
+        None if graph.features is None else graph.features.take(members),
         positional=positional,
         positional_values=values,
         name=graph.name,
     )
-
-
-def _rows(features: Features, members: Tensor) -> Features:
-    """Some rows of features, in order; sparse rows stay sparse."""
-    count, base = features.num_base_rows, features.base
-    old, new = members[members < count], members[members >= count] - count
-    appended = None if features.appended is None else features.appended[new]
-    if not isinstance(base, SparseRows):
-        return Features(base[old], appended)
-    lengths = (base.indptr[1:] - base.indptr[:-1])[old]
-    indptr = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    chosen = torch.zeros(count, dtype=torch.bool, device=old.device).index_fill(0, old, True)[base.rows]
-    return Features(SparseRows(indptr, base.indices[chosen], base.values[chosen], base.num_columns), appended)
