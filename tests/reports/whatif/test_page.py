@@ -18,7 +18,7 @@ import torch
 from fgai.datasets import load_dataset
 from fgai.graph import ChangeRecord, InjectedNode
 from fgai.models import AttentionModel
-from fgai.reports.whatif import Server, WhatIf
+from fgai.reports.whatif import Server, WhatIf, module
 from fgai.training import limit, load_model, train, untrained
 from support.cli_cases import here
 from support.graph_cases import small_data
@@ -253,6 +253,34 @@ def test_python_computes_what_the_script_does_not(browser: Any) -> None:
         page.close()
         server.stop()
         thread.join()
+
+
+WIDGET = """async ([script, facts]) => {
+  const module = await import(URL.createObjectURL(new Blob([script], { type: "text/javascript" })));
+  let reply = null;
+  const sent = [];
+  const model = {
+    get: () => facts,
+    on: (event, act) => { reply = act; },
+    send: (question) => { sent.push(question); reply({ id: question.id, error: "no gradient" }); },
+  };
+  module.default.render({ model, el: document.body });
+  while (!document.body.dataset.shown) await new Promise((go) => setTimeout(go, 5));
+  document.querySelector("select").value = "worst";
+  [...document.querySelectorAll("button")].find((one) => one.textContent === "Inject").click();
+  while (!sent.length) await new Promise((go) => setTimeout(go, 5));
+  await new Promise((go) => setTimeout(go, 5));
+  return [sent, document.querySelector("[role=status]").textContent, document.body.innerText, location.href];
+}"""
+
+
+@pytest.mark.browser
+def test_a_notebook_shows_it_and_keeps_its_address(browser: Any) -> None:
+    page = browser.new_page()
+    sent, said, text, address = page.evaluate(WIDGET, [module(), answers().facts(node=NODE)])
+    assert sent == [{"id": 1, "question": "worst", "change": plain()}] and said == "no gradient"
+    assert "Probability" in text and "Copy link" not in text and address == "about:blank"
+    page.close()
 
 
 def absent() -> int:

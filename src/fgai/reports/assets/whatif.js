@@ -2,5 +2,5 @@
 const whatif = JSON.parse(document.getElementById("data").textContent).whatif;
 const whatifPlace = document.getElementById("whatif-page");
 if (whatif) await mount(whatifPlace, whatif);
-else whatifPlace.textContent = "Not on this page; fgai explore shows it.";
+else document.querySelector("#whatif p").textContent = "Not on this page; fgai explore shows it.";
 whatifPlace.dataset.ready = "true";

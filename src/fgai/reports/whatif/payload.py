@@ -61,7 +61,9 @@ def _layer(layer: AttentionLayer) -> dict[str, Any]:
         "value": _projection(layer.value),
         "bias": None if layer.bias is None else pack(layer.bias, "f4"),
         "norm": None if norm is None else {"scale": pack(norm.scale, "f4"), "shift": pack(norm.shift, "f4")},
-        "limits": None if layer.limits is None else {n: _limits(one) for n, one in layer.limits.items()},
+        "limits": None
+        if layer.limits is None
+        else {n: _limits(m) for n, m in layer.limits.items() if isinstance(m, Limits)},
     }
     if dynamic:
         return values | {"right": _projection(layer.right), "weight": pack(layer.score_weight, "f4")}

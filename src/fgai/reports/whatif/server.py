@@ -67,7 +67,7 @@ class Server:
         )
         self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(handler, questions, Lock()))
         self._server.daemon_threads = True
-        self.address: str = f"http://127.0.0.1:{self._server.server_address[1]}/{token}/"
+        self.address: str = f"http://127.0.0.1:{self._server.server_port}/{token}/"
 
     def serve(self) -> None:
         """Answer until `close` or Ctrl-C."""
@@ -132,7 +132,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _name(self) -> str | None:
         """The name behind the token; None after a refusal."""
-        hosts = {f"{host}:{self.server.server_address[1]}" for host in ("127.0.0.1", "localhost")}  # type: ignore[attr-defined]
+        assert isinstance(self.server, ThreadingHTTPServer)
+        hosts = {f"{host}:{self.server.server_port}" for host in ("127.0.0.1", "localhost")}
         origin = self.headers.get("Origin")
         own = self.headers.get("Host") in hosts and (
             origin is None or origin.removeprefix("http://") in hosts

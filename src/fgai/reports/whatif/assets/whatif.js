@@ -82,7 +82,8 @@ function outcome({ logits }, label) {
   return { shares: softmax(logits), order, first, margin: logits[own] - logits[own === first ? second : first] };
 }
 
-export function mount(place, facts, ask = null) {
+// `ask` puts questions to Python; `linked` pages keep the change in their address.
+export function mount(place, facts, ask = null, linked = true) {
   const source = facts.graph ? local(facts) : { joined: null, view: (change) => ask("view", change) };
   const nameOf = (id) => (id >= facts.nodes ? `injected ${id - facts.nodes + 1}` : facts.names?.[id] ?? `node ${id}`);
   const className = (label) => facts.classes?.[label] ?? `class ${label}`;
@@ -136,10 +137,10 @@ export function mount(place, facts, ask = null) {
     return turnTo(next, true);
   }
   const address = () => `#whatif=${encodeURIComponent(JSON.stringify(state))}`;
-  function keep() { try { window.history.replaceState(null, "", address()); } catch { /* some browsers forbid it on files */ } }
+  function keep() { try { if (linked) window.history.replaceState(null, "", address()); } catch { /* some browsers forbid it on files */ } }
   async function open() {
     const found = /#whatif=(.*)$/.exec(window.location.hash);
-    if (!found) return false;
+    if (!found || !linked) return false;
     const { node, removed_edges = [], added_edges = [], injected = [] } = JSON.parse(decodeURIComponent(found[1]));
     await turnTo({ node, removed_edges, added_edges, injected }, true);
     picker.value = facts.names?.[node] ?? String(node);
@@ -242,7 +243,7 @@ export function mount(place, facts, ask = null) {
   const picker = field("Node, by number or name", { value: facts.names?.[facts.start] ?? String(facts.start), "data-key": "picker" }, () => look(numberOf(picker.value)));
   const kind = el("select", { "aria-label": "Features of the new node", on: { change: () => { copied.hidden = kind.value !== "copy"; } } },
     el("option", { value: "copy" }, "copy of node"), ...facts.typical.map((label) => el("option", { value: `typical ${label}` }, `typical of ${className(label)}`)),
-    ask ? el("option", { value: "worst" }, "worst found by an attack") : null);
+    ask ? el("option", { value: "worst" }, `worst for ${facts.models[0].name}, by an attack`) : null);
   const copied = field("Node whose features are copied", { value: facts.names?.[facts.copy] ?? String(facts.copy) }, () => inject());
   const other = field("Other end of the edge", { placeholder: facts.names ? "name" : "number" }, () => edge());
   async function inject() {
@@ -275,7 +276,7 @@ export function mount(place, facts, ask = null) {
   place.classList.add("whatif");
   place.replaceChildren(
     el("div", { class: "controls" }, el("label", {}, "Node ", picker), button("Show", () => look(numberOf(picker.value))), button("Random", () => look(Math.floor(Math.random() * facts.nodes))),
-      el("span", { class: "space" }), undo, reset, copy, ...saves),
+      el("span", { class: "space" }), undo, reset, linked ? copy : null, ...saves),
     el("div", { class: "controls" }, el("label", {}, "Inject a node: ", kind), copied, button("Inject", inject),
       el("span", { class: "space" }), el("label", {}, "Edge to ", other), button("Add or remove", edge)),
     list, status, result);
@@ -299,6 +300,6 @@ function render({ model, el: place }) {
     model.send({ id: last, question, change });
   });
   if (document.body.dataset.jpThemeLight) place.style.colorScheme = document.body.dataset.jpThemeLight === "false" ? "dark" : "light";
-  mount(place, model.get("facts"), ask);
+  mount(place, model.get("facts"), ask, false);
 }
 export default { render };
