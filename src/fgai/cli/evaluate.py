@@ -236,13 +236,24 @@ def explain(
     ] = "mean",
     attacker: _OneAttack,
     vanilla: options.VanillaFile = None,
+    counterfactual: Annotated[
+        bool,
+        typer.Option(
+            "--counterfactual",
+            help="Also search for few neighbours to remove, or to inject, so that the class changes.",
+        ),
+    ] = False,
+    change: Annotated[
+        Path | None,
+        typer.Option("--change", help="Write the smaller of both counterfactuals, to be replayed: .json."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
     ] = None,
     force: options.Force = False,
     out: Output,
 ) -> None:
-    """Show whom a node attends to, whether that survives an attack, and what is certified about it.
+    """Show whom a node attends to and who supports its class, under attack too, and what is certified.
 
     Certified: which of the four properties of Definition 1 the node has in each layer, at radius 0.01; two
     of them compare it with --vanilla. The picture shows attention before and after the attack, or alone with
@@ -252,6 +263,7 @@ def explain(
     - `fgai explain gat.safetensors --node 24`
     - `fgai explain fgai.safetensors --node 24 --vanilla gat.safetensors`
     - `fgai explain gat.safetensors --node 24 --output node-24.png --threat strong`
+    - `fgai explain gat.safetensors --node 24 --counterfactual --change node-24.json`
     """
     from fgai.explanations import explain as explain_node
     from fgai.reports import figures  # matplotlib is slow to import, and few commands need it
@@ -265,7 +277,7 @@ def explain(
     opened = _open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)
-    path = options.checked_output(output, force)
+    path, replayed = options.checked_output(output, force), options.checked_output(change, force)
     out.say(f"explaining node {node} of {graph!r}" + ("" if threat is None else f", threat {threat.name}"))
     number = graph.number_of(node)
     common: dict[str, Any] = {"k": attacker.k, "layer": shown_layer, "seed": attacker.seed}
@@ -274,7 +286,16 @@ def explain(
     if threat is not None:
         attack = make_attack(threat, k=attacker.k).run(model, graph, seed=attacker.seed)
     common |= {"threat": threat, "attack": attack, "vanilla": reference}
+    common |= {"counterfactual": counterfactual or change is not None}
     explanation = explain_node(model, graph, number, **common)
+    if replayed is not None:
+        searched = filter(None, (explanation.counterfactual or {}).values())
+        changes = sorted((one for one in searched if one["change"]), key=lambda one: int(one["size"]))
+        if changes:
+            ChangeRecord.from_dict(changes[0]["change"]).save(replayed)
+        out.say(
+            f"change written to {replayed}" if changes else "no counterfactual was found, none is written"
+        )
     if path is not None:
         if attack is None:
             picture = figures.node_attention(model, graph, number, layer=shown_layer)

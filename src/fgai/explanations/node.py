@@ -35,6 +35,8 @@ from fgai.certificates import (
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
+from fgai.explanations.contributions import SignedMargins
+from fgai.explanations.counterfactual import Counterfactual, injected_neighbours, removed_neighbours
 from fgai.explanations.record import NodeExplanation
 from fgai.graph import Graph
 from fgai.metrics.removal import combined
@@ -184,6 +186,7 @@ def explain(
     vanilla: nn.Module | None = None,
     attack: AttackResult | None = None,
     names: Names | None = None,
+    counterfactual: bool = False,
 ) -> NodeExplanation:
     """Return whom a node attends to, whether that survives an attack, and what is proved about it.
 
@@ -207,9 +210,11 @@ def explain(
         vanilla: the model it was made from, for two of the four properties of Definition 1.
         attack: the result of an attack on this model, instead of running one.
         names: of the nodes, by number; those of the data by default.
+        counterfactual: also search for a few neighbours whose removal, and a few new neighbours whose
+            injection, change the class.
 
     Raises:
-        InputError: no such node, or an argument out of range.
+        InputError: no such node, an argument out of range, or a counterfactual of links or graphs.
         AttentionError: the model has no attention that can be recorded.
 
     Example:
@@ -226,9 +231,11 @@ def explain(
     original = as_graph(data)
     graph = prepared(model, original)
     names = original.node_names if names is None else names
+    if counterfactual and not task_of(graph).row_per_node:
+        raise InputError("`counterfactual` is searched for the class of a node; leave it out for other tasks")
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
-    before = observe(model, graph)
+    before = observe(model, graph, inputs=True)
     clean = GraphView.of(before, layer=layer).node(node)
     after = None
     if attack is None and threat is not None:
@@ -254,7 +261,58 @@ def explain(
         attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
         certified=certified,
         class_names=None if clean.class_names is None else list(clean.class_names),
+        contributions=_contributions(SignedMargins(model, before), node, names),
+        counterfactual=_counterfactuals(model, original, node, names) if counterfactual else None,
     )
+
+
+def _contributions(margins: SignedMargins, node: int, names: Names | None) -> dict[str, Any]:
+    if margins.reason is not None:
+        return {"reason": margins.reason}
+    signed = margins.of(node)
+    of_edges = [None] * len(signed.parts) if signed.edge_parts is None else signed.edge_parts.tolist()
+    columns = (signed.sources.tolist(), signed.parts.tolist(), of_edges, signed.radii.tolist())
+    entries = [
+        {
+            "node": neighbour,
+            "name": name_of(neighbour, names),
+            "itself": neighbour == node,
+            "contribution": part,
+            "of_edge": of_edge,
+            "radius": radius if math.isfinite(radius) else None,
+        }
+        for neighbour, part, of_edge, radius in zip(*columns, strict=True)
+    ]
+    return {
+        "reason": None,
+        "top": signed.top,
+        "second": signed.second,
+        "margin": signed.margin,
+        "rest": signed.rest,
+        "pair_radius": signed.pair_radius if math.isfinite(signed.pair_radius) else None,
+        "neighbours": sorted(entries, key=lambda entry: -entry["contribution"]),
+    }
+
+
+def _counterfactuals(model: nn.Module, graph: Graph, node: int, names: Names | None) -> dict[str, Any]:
+    searched = {
+        "removed": removed_neighbours(model, graph, node),
+        "injected": injected_neighbours(model, graph, node),
+    }
+    return {
+        kind: None if one is None else _counterfactual(one, graph, names) for kind, one in searched.items()
+    }
+
+
+def _counterfactual(searched: Counterfactual, graph: Graph, names: Names | None) -> dict[str, Any]:
+    items, change = list[str](), searched.change
+    if change is not None:
+        items += [name_of(other, names) for _, other in change.removed_edges]
+        for new in change.injected:
+            label, classes = new.get("typical", -1), graph.class_names or ()
+            mean = f"the mean of class {classes[label] if 0 <= label < len(classes) else label}"
+            items.append(f"a copy of {name_of(new['copy'], names)}" if "copy" in new else mean)
+    return {**vars(searched), "change": None if change is None else change.to_dict(), "items": items}
 
 
 def name_of(node: int, names: Names | None) -> str:

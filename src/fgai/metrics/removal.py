@@ -75,7 +75,9 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def combined(attention: AttentionMap) -> LayerAttention:
-    """Mean of a head-averaged map over its layers, on the edges all of them have."""
+    """Mean of a head-averaged map over its layers, types of edges joined, on the edges all layers have."""
+    if any(layer.edge_type is not None for layer in attention.layers):
+        attention = attention.joined()
     first = attention.layers[0]
     if not all(first.same_edges(layer) for layer in attention.layers[1:]):
         shared = first.keys
