@@ -191,7 +191,11 @@ class TestPage:
                 else NAMES.index(word)
             )
             share = by_name.get(number)
-            assert ("gone" if share is None else f"{100 * share:.0f}") in text or 100 * share < 10
+            assert (text == "gone") == (share is None)
+            if share is not None and not text.startswith("<"):
+                assert float(text.split()[0]) == pytest.approx(
+                    100 * share, abs=0.51 if share > 0.0995 else 0.051
+                )
         assert any("gone" in text for _, text in shown)
         assert (
             GRAPH.class_names[after.summary()["class"]]
