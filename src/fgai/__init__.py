@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fgai.graph import Graph
     from fgai.hub import from_pretrained, save_pretrained
     from fgai.models import GAT, GCN, GT, GATv2, accelerate
-    from fgai.reports import card, report
+    from fgai.reports import card, explore, report
     from fgai.training import harden, limit, load_model, make_faithful, save_model
     from fgai.training.train import train
 
@@ -66,6 +66,7 @@ __all__ = [
     "compare",
     "evaluate",
     "explain",
+    "explore",
     "from_pretrained",
     "harden",
     "limit",
@@ -91,7 +92,7 @@ _NAMES = {
     "graph": ("Graph",),
     "hub": ("from_pretrained", "save_pretrained"),
     "models": ("GAT", "GCN", "GT", "GATv2", "accelerate"),
-    "reports": ("card", "report"),
+    "reports": ("card", "explore", "report"),
     "training": ("harden", "limit", "load_model", "make_faithful", "save_model", "train"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}

@@ -15,7 +15,7 @@ from fgai.certificates import certify_attention, certify_injection
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import _on_all_ranks, _open_model, _open_models
+from fgai.cli.files import _on_all_ranks, _open_model, _open_models, _Opened
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.evaluation import compare as compare_models
@@ -40,11 +40,20 @@ def evaluate(
             " whole.",
         ),
     ] = False,
+    change: Annotated[
+        Path | None,
+        typer.Option(
+            "--change",
+            help="Replay a change that the page of `fgai explore` saved: class and attention of its node"
+            " before and after, no attack.",
+        ),
+    ] = None,
     record: options.Record,
     out: Output,
 ) -> None:
     """Attack a model and measure how its predictions and its attention hold.
 
+    With --change there is no attack, either: one node is shown on the graph as it is and as it was changed.
     With --stored there is no attack: F1, sharpness, and with --vanilla agreement, g-TVD and overlap; under
     torchrun several processes share the work.
 
@@ -52,15 +61,24 @@ def evaluate(
     - `fgai evaluate gat.safetensors`
     - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat ensemble -o claim.json`
     - `fgai evaluate club.safetensors --nodes 2 --edges 2`
+    - `fgai evaluate gat.safetensors --change change-24.json`
     - `fgai evaluate large.safetensors --stored --vanilla gat.safetensors`
     - `fgai evaluate --model mine:Model --weights w.pt --data folder --stored`
     """
     if current().several and not stored:
         raise InputError("an attack runs in one process: leave torchrun out, or give `--stored`")
+    if change is not None and (stored or vanilla is not None or attacker.is_sized or attacker.per_node):
+        raise InputError(
+            "`--change` attacks nothing: leave out --stored, --vanilla, --nodes, --edges, --box and"
+            " --per-node"
+        )
     threat = attacker.sized()
     opened = _open_model(source, stored=stored)
     reference = opened.load(vanilla)
     record.check()
+    if change is not None:
+        _replay(opened, change, attacker.k, record, out)
+        return
     if stored:
         if not isinstance(opened.graph, StoredGraph):
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
@@ -82,6 +100,29 @@ def evaluate(
     arguments: dict[str, Any] = {"vanilla": reference, "name": opened.path.stem, **attacker.arguments}
     evaluation = evaluate_model(opened.model, opened.graph, threat, **arguments)
     record.write(out, evaluation, partial(evaluation.show, every=attacker.all_))
+
+
+def _replay(opened: _Opened, path: Path, k: int, record: options.Record, out: Output) -> None:
+    """Print one node before and after a change, the k neighbours it attends to most and the injected ones."""
+    from fgai.reports.whatif import WhatIf
+
+    change, answers = ChangeRecord.load(path), WhatIf({opened.kind: opened.model}, opened.graph, k=k)
+    sides = dict(zip(("before", "after"), answers.view(opened.kind, change), strict=True))
+    values = {name: side.summary() for name, side in sides.items()}
+    total, names = opened.graph.num_nodes, opened.graph.class_names
+
+    def show(console: Console) -> None:
+        console.print(f"node {change.node} of {opened.graph.name}, {path}", markup=False)
+        for name, side in values.items():
+            label = names[side["class"]] if names else f"class {side['class']}"
+            text = f"{name}: {label}, probability {side['probability']:.3f}, margin {side['margin']:.3f}"
+            console.print(text, markup=False)
+            for rank, (node, share) in enumerate(side["attention"]):
+                if rank < k or node >= total:
+                    word = f"injected {node - total + 1}" if node >= total else f"node {node}"
+                    console.print(f"  {word:<14} {'itself' if node == change.node else '':<7}{share:.3f}")
+
+    record.write(out, {"command": "evaluate", "change": str(path), "node": change.node, **values}, show)
 
 
 @command

@@ -212,6 +212,8 @@ def missing(report: Report) -> list[str]:
             "Attention before and after is not in this record. Give the models too:"
             " fgai report GAT=gat.safetensors FGAI=fgai.safetensors"
         )
+    elif report.whatif is None:
+        out.append("What if? is not on this page: Python computes it. Run fgai explore.")
     if report.distribution is None:
         out.append("Per-node overlaps are not in this record. Evaluate with --per-node.")
     if not any(look_up(record, "metrics.f_slope") is not None for record in report.records):
