@@ -157,7 +157,8 @@ def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
         [N, ...]; and the factor of each row [N]. None stands for all of them, and for 1.
     """
     low, high, radius = bounds
-    clipped = torch.fmin(torch.fmax(x, low), high)
+    raised = torch.where(x >= low, x, low)  # also of NaN; ONNX has no `fmax`
+    clipped = torch.where(raised > high, high, raised)
     inside = clipped == x if masked else None
     if x.dim() < 2 or x.shape[1:] != low.shape:
         return clipped, inside, None
