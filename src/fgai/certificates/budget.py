@@ -150,8 +150,9 @@ def certify_budget(
         assert isinstance(subject.chain, Chain)
         chain = copy.deepcopy(subject.chain).double()
         with torch.no_grad():
-            lost = subject.rounded(_Proof(chain, graph, 0, "any"))
-            rows = _collective_rows(chain, graph, classes, sorted({m for m, _ in sizes}))
+            proof = _Proof(chain, graph, 0, "any")
+            lost = subject.rounded(proof)
+            rows = _collective_rows(proof, classes, sorted({m for m, _ in sizes}))
         reason = next(iter(rows.values())).reason
         right = None if graph.y is None else counted & (classes == graph.y)
         for m, each in sizes:

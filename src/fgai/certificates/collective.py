@@ -35,10 +35,8 @@ from torch import Tensor
 from fgai.bounds.reading import Reading
 from fgai.bounds.scores import scores_of
 from fgai.bounds.steps import affine_map
-from fgai.certificates.chain import Chain
 from fgai.certificates.injection import _Proof
 from fgai.certificates.subject import ROUNDING
-from fgai.graph import Graph
 from fgai.sparse import Adjacency
 
 OWN = (0, 1, 2, 3, 5, 8, 13)
@@ -56,6 +54,7 @@ class _Rows:
     """`weights @ x ≥ 1`, a row for each node: what has to hold if it changes its class."""
 
     weights: Any  # sparse [N, N]
+    largest: Tensor  # [N], least bound of the largest weight: of all rows that hold, not only of this one
     lost: Tensor  # bool [N], nodes of which nothing is proved
     reason: str  # how they were bounded
 
@@ -65,9 +64,8 @@ class _Rows:
 
     def harmless(self, most: int) -> Tensor:
         """Injected edges anywhere, int64 [N], that change no class; at most `most`, -1 of lost nodes."""
-        largest = torch.from_numpy(self.weights.max(axis=1).toarray().ravel())
-        count = torch.where(largest > 0, (1 - SLACK) / largest, float(most)).clamp(max=most)
         # A class that changes needs Σ w x ≥ 1, so more than (1 − ε) / max w edges.
+        count = ((1 - SLACK) / self.largest.clamp(min=1 / (2 * most))).clamp(max=most)
         return torch.where(self.lost, -1, count.floor().long())
 
     def most_changed(self, nodes: Tensor, most: int, edges: int) -> int:
@@ -131,25 +129,16 @@ def _levels(most: Sequence[int]) -> list[int]:
     return sorted(levels)
 
 
-def _collective_rows(chain: Chain, graph: Graph, classes: Tensor, most: Sequence[int]) -> dict[int, _Rows]:
-    """Return the rows for each number of new nodes, which a node may gain at `most`.
-
-    Args:
-        chain: in float64.
-        graph: prepared, on the CPU.
-        classes: [N].
-        most: numbers of new nodes, at least 1.
-    """
-    levels = _levels(most)
-    proofs = {t: _Proof(chain, graph, t, "any") for t in levels}
-    first, last = proofs[levels[0]], chain.layers[-1]
-    plain = affine_map(chain.steps[-1], last.channels) if last.heads == 1 else None
-    if len(chain.layers) == 2 and plain is not None:
-        leads = _Leads(first, classes, plain if chain.steps[-1] else None)
-        readings = {0: first.exact[-1], **{t: proof.readings[-1] for t, proof in proofs.items()}}
+def _collective_rows(proof: _Proof, classes: Tensor, most: Sequence[int]) -> dict[int, _Rows]:
+    """Return the rows for each number of new nodes, which a node may gain at `most`, each at least 1."""
+    levels, steps, last = _levels(most), proof.steps[-1], proof.layers[-1]
+    plain = affine_map(steps, last.channels) if last.heads == 1 else None
+    if len(proof.layers) == 2 and plain is not None:
+        leads = _Leads(proof, classes, plain if steps else None)
+        readings = {0: proof.exact[-1], **{t: proof.against(t).readings[-1] for t in levels}}
         return _additive(leads, readings, levels, most)
-    holds = {t: proof.classes() for t, proof in proofs.items()}
-    return _thresholds(first.adjacency, holds, len(chain.layers) - 1, most)
+    holds = {t: proof.against(t).classes() for t in levels}
+    return _thresholds(proof.adjacency, holds, len(proof.layers) - 1, most)
 
 
 def _thresholds(
@@ -171,34 +160,35 @@ def _thresholds(
             weights = sp.csr_matrix(sp.diags(share.numpy()) @ reach)
             weights.eliminate_zeros()
             why = "linear program; a node needs one in reach that gains more than every node may"
-            out[t] = _Rows(weights, torch.zeros(nodes, dtype=torch.bool), why)
+            out[t] = _Rows(weights, share, torch.zeros(nodes, dtype=torch.bool), why)
     return out
 
 
 class _Leads:
-    """Terms of the lead of each node's class over the others, in the last layer of one head.
-
-    Edges are taken by the class of their destination: `parts` are (class, edges, their destinations).
-    """
+    """Terms of the lead of each node's class over the others, in the last layer of one head."""
 
     def __init__(self, proof: _Proof, classes: Tensor, plain: tuple[Tensor, Tensor] | None) -> None:
         self.layer, self.ranges, self.adjacency = proof.layers[-1], proof.ranges[-1], proof.adjacency
         self.plain, self.classes = plain, classes
-        of_edge = classes[self.adjacency.destination]
-        self.parts = [
-            (top, (of_edge == top).nonzero().flatten(), (classes == top).nonzero().flatten())
-            for top in torch.unique(classes).tolist()
-        ]
 
-    def terms(self, own: Reading, others: Reading, peak: Tensor | None = None) -> Iterator[_Terms]:
-        """Yield, for each piece of the destinations' intervals, the terms of all edges and new neighbours.
+    def terms(
+        self, own: Reading, others: Reading, nodes: Tensor, peak: Tensor | None = None
+    ) -> Iterator[_Terms]:
+        """Yield, for each piece of the destinations' intervals, the terms of edges and new neighbours.
+
+        Only those of `nodes`, bool [N], are computed; others are 0.
 
         `own` is what the last layer reads of a node itself, `others` what of neighbours; every exponential is
         relative to `peak` [N], the largest score of the first piece by default.
         """
         adjacency = self.adjacency
         width = self.layer.channels if self.plain is None else self.plain[1].numel()
-        leads = {top: self._leads(top, own, others) for top, *_ in self.parts}
+        of_edge = torch.where(nodes, self.classes, -1)[adjacency.destination]
+        parts = [
+            (top, (of_edge == top).nonzero().flatten(), (nodes & (self.classes == top)).nonzero().flatten())
+            for top in torch.unique(self.classes[nodes]).tolist()
+        ]
+        leads = {top: self._leads(top, own, others) for top, *_ in parts}
         for scores in scores_of(self.layer, self.ranges, own, others, adjacency, PIECES):
             if self.plain is not None:
                 scores = scores.read(self.layer, self.ranges["value"], self.plain)
@@ -207,17 +197,17 @@ class _Leads:
                 peak = new.amax(1).scatter_reduce(0, adjacency.destination, high, "amax")
             edges = low.new_zeros(adjacency.num_edges, width)
             arrived = low.new_zeros(adjacency.num_nodes, width)
-            for top, index, nodes in self.parts:
-                mine, theirs = leads[top]
+            for top, index, mine in parts:
+                itself, theirs = leads[top]
                 source, ends = adjacency.source[index], adjacency.destination[index]
-                least = torch.where((source == ends)[:, None], mine[source], theirs[source])
+                least = torch.where((source == ends)[:, None], itself[source], theirs[source])
                 ended = torch.where(least < 0, high[index, None], low[index, None])
                 term = (ended - peak[ends][:, None]).exp() * least
                 term = term - ROUNDING * term.abs()
                 term[:, top] = 0.0
                 edges[index] = term
-                worst = (new[nodes] - peak[nodes][:, None]).exp()[:, :, None] * scores.new_lead[:, top]
-                arrived[nodes] = (1 + ROUNDING) * worst.clamp(max=0).amin(1)
+                worst = (new[mine] - peak[mine][:, None]).exp()[:, :, None] * scores.new_lead[:, top]
+                arrived[mine] = (1 + ROUNDING) * worst.clamp(max=0).amin(1)
             yield _Terms(edges, arrived, peak)
 
     def _leads(self, top: int, own: Reading, others: Reading) -> tuple[Tensor, Tensor]:
@@ -241,16 +231,18 @@ def _additive(
 ) -> dict[int, _Rows]:
     """Rows of `α_v x_v + Σ_j w_vj x_j ≥ 1`, for each number of new nodes those of the best a."""
     adjacency, nodes = leads.adjacency, leads.adjacency.num_nodes
+    ahead = torch.ones(nodes, dtype=torch.bool)
     best = {m: _Best(adjacency) for m in most}
     for a in sorted({*OWN, *most} & set(readings)):
         own = readings[a]
-        base = list(leads.terms(own, readings[0]))
+        base = list(leads.terms(own, readings[0], ahead))
         itself = leads.classes[:, None] == torch.arange(base[0].edges.shape[1])
         lead = [_lead(adjacency, piece, a).masked_fill(itself, torch.inf) for piece in base]
-        ahead = torch.stack([(piece > 0).all(1) for piece in lead]).all(0)
+        # More new neighbours never raise a lead, so nodes that have none are done.
+        ahead = ahead & torch.stack([(piece > 0).all(1) for piece in lead]).all(0)
         weights, before = torch.zeros(adjacency.num_edges, dtype=torch.float64), 0
         for t in levels:
-            pieces = zip(base, lead, leads.terms(own, readings[t], base[0].peak), strict=True)
+            pieces = zip(base, lead, leads.terms(own, readings[t], ahead, base[0].peak), strict=True)
             for clean, total, behind in pieces:
                 share = (clean.edges - behind.edges) / total[adjacency.destination]
                 share = share.nan_to_num(nan=1.0).clamp(0, 1).amax(1) / (before + 1)
@@ -274,6 +266,7 @@ class _Best:
     def __init__(self, adjacency: Adjacency) -> None:
         self.adjacency, nodes = adjacency, adjacency.num_nodes
         self.size = torch.full((nodes,), torch.inf, dtype=torch.float64)
+        self.largest = torch.ones(nodes, dtype=torch.float64)
         self.alone = torch.zeros(nodes, dtype=torch.float64)
         self.weights = torch.zeros(adjacency.num_edges, dtype=torch.float64)
 
@@ -281,6 +274,8 @@ class _Best:
         """Take the rows that are better where they are `known` to be rows."""
         ends = self.adjacency.destination
         size = alone.index_add(0, ends, weights)
+        peak = alone.scatter_reduce(0, ends, weights, "amax")
+        self.largest = torch.where(known, torch.minimum(self.largest, peak), self.largest)
         better = known & (size < self.size)
         self.size = torch.where(better, size, self.size)
         self.alone = torch.where(better, alone, self.alone)
@@ -296,4 +291,4 @@ class _Best:
         weights = sp.csr_matrix((values, (row, column)), shape=(nodes, nodes))
         weights.eliminate_zeros()
         why = "linear program; damage of each neighbour's new neighbours, and of a node's own"
-        return _Rows(weights, self.size.isinf(), why)
+        return _Rows(weights, self.largest, self.size.isinf(), why)

@@ -294,16 +294,26 @@ class _Proof:
         assert graph.features is not None
         self.layers, self.steps = chain.layers, chain.steps
         self.ranges = [ranges_of(layer) for layer in self.layers]
-        self.adjacency, self.neighbours = chain.adjacency(graph), neighbours
+        self.adjacency = chain.adjacency(graph)
         self.direct = where == "direct" and len(self.layers) <= 2
         self.exact: list[Reading] = []
-        self.readings: list[Reading] = []  # behind injections
         clean = graph.features.to("cpu", torch.float64)
-        for index, (layer, x, out) in enumerate(chain.runs(clean, self.adjacency)):
+        for layer, x, out in chain.runs(clean, self.adjacency):
             self.exact.append(Reading.exact(layer, x))
-            self.readings.append(self._reading(index) if index else self.exact[0])
             self.logits = out
         self.logits = chain.finish(self.logits)
+        self._inject(neighbours)
+
+    def _inject(self, neighbours: int) -> None:
+        self.neighbours, self.readings = neighbours, self.exact[:1]  # behind injections
+        for index in range(1, len(self.layers)):
+            self.readings.append(self._reading(index))
+
+    def against(self, neighbours: int) -> _Proof:
+        """Return the same with another number of new neighbours."""
+        other = copy.copy(self)
+        other._inject(neighbours)
+        return other
 
     def _reading(self, index: int) -> Reading:
         """What a further layer may read behind injections before it."""
