@@ -44,8 +44,8 @@ class BudgetCertificate(_ArrayDocument):
             `right` (counted nodes that stay right, at least; None without labels); both None where nothing
             is known.
         counted: bool [N], the nodes that count.
-        holds: int64 [N], injected edges, wherever they go, that provably leave a node's class; at most the
-            largest number of new nodes, -1 where nothing is known.
+        holds: int64 [N], injected edges, wherever they go, that provably leave a counted node's class; at
+            most the largest number of new nodes, -1 where nothing is known and of other nodes.
         classes: int64 [N], that class; -1 where nothing is known.
         reason: why nothing is certified, or how it was.
         known: whether a bound could be computed at all.
@@ -151,8 +151,8 @@ def certify_budget(
         chain = copy.deepcopy(subject.chain).double()
         with torch.no_grad():
             proof = _Proof(chain, graph, 0, "any")
-            lost = subject.rounded(proof)
-            rows = _collective_rows(proof, classes, sorted({m for m, _ in sizes}))
+            lost = subject.rounded(proof) | ~counted
+            rows = _collective_rows(proof, classes, counted, sorted({m for m, _ in sizes}))
         reason = next(iter(rows.values())).reason
         right = None if graph.y is None else counted & (classes == graph.y)
         for m, each in sizes:

@@ -39,7 +39,7 @@ from fgai.certificates.injection import _Proof
 from fgai.certificates.subject import ROUNDING
 from fgai.sparse import Adjacency
 
-OWN = (0, 1, 2, 3, 5, 8, 13)
+OWN = (0, 1, 2, 3, 5)
 """New neighbours of a node itself, a above, that are tried."""
 PIECES = 4
 """Pieces of the interval of a destination's score."""
@@ -129,14 +129,14 @@ def _levels(most: Sequence[int]) -> list[int]:
     return sorted(levels)
 
 
-def _collective_rows(proof: _Proof, classes: Tensor, most: Sequence[int]) -> dict[int, _Rows]:
-    """Return the rows for each number of new nodes, which a node may gain at `most`, each at least 1."""
+def _collective_rows(proof: _Proof, classes: Tensor, asked: Tensor, most: Sequence[int]) -> dict[int, _Rows]:
+    """Return rows of the nodes `asked` for, bool [N], if a node may gain each of `most` new nodes at most."""
     levels, steps, last = _levels(most), proof.steps[-1], proof.layers[-1]
     plain = affine_map(steps, last.channels) if last.heads == 1 else None
     if len(proof.layers) == 2 and plain is not None:
         leads = _Leads(proof, classes, plain if steps else None)
         readings = {0: proof.exact[-1], **{t: proof.against(t).readings[-1] for t in levels}}
-        return _additive(leads, readings, levels, most)
+        return _additive(leads, readings, asked, levels, most)
     holds = {t: proof.against(t).classes() for t in levels}
     return _thresholds(proof.adjacency, holds, len(proof.layers) - 1, most)
 
@@ -201,8 +201,8 @@ class _Leads:
                 itself, theirs = leads[top]
                 source, ends = adjacency.source[index], adjacency.destination[index]
                 least = torch.where((source == ends)[:, None], itself[source], theirs[source])
-                ended = torch.where(least < 0, high[index, None], low[index, None])
-                term = (ended - peak[ends][:, None]).exp() * least
+                weak, strong = ((end[index] - peak[ends]).exp()[:, None] for end in (low, high))
+                term = torch.where(least < 0, strong, weak) * least
                 term = term - ROUNDING * term.abs()
                 term[:, top] = 0.0
                 edges[index] = term
@@ -227,11 +227,17 @@ class _Terms:
 
 
 def _additive(
-    leads: _Leads, readings: dict[int, Reading], levels: Sequence[int], most: Sequence[int]
+    leads: _Leads,
+    readings: dict[int, Reading],
+    ahead: Tensor,
+    levels: Sequence[int],
+    most: Sequence[int],
 ) -> dict[int, _Rows]:
-    """Rows of `α_v x_v + Σ_j w_vj x_j ≥ 1`, for each number of new nodes those of the best a."""
+    """Rows of `α_v x_v + Σ_j w_vj x_j ≥ 1`, for each number of new nodes those of the best a.
+
+    `ahead`, bool [N], are the nodes that have one.
+    """
     adjacency, nodes = leads.adjacency, leads.adjacency.num_nodes
-    ahead = torch.ones(nodes, dtype=torch.bool)
     best = {m: _Best(adjacency) for m in most}
     for a in sorted({*OWN, *most} & set(readings)):
         own = readings[a]

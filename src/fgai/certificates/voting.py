@@ -128,7 +128,7 @@ class VotingCertificate(_ArrayDocument):
     def top(self, k: int = 5) -> Tensor:
         """Return the groups of each node's explanation, int64 [N, k]: the k largest scores; -1 for none."""
         whole(k, "k", 1)
-        ranked = self.scores.nan_to_num(nan=-torch.inf).sort(1, descending=True, stable=True)
+        ranked = self.scores.nan_to_num(nan=-torch.inf).sort(dim=1, descending=True, stable=True)
         numbers = ranked.indices.masked_fill(ranked.values == -torch.inf, -1)[:, :k]
         return torch.nn.functional.pad(numbers, (0, k - numbers.shape[1]), value=-1)
 

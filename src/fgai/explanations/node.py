@@ -35,6 +35,7 @@ from fgai.certificates import (
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
+from fgai.explanations.breaking import _node_breaking_point
 from fgai.explanations.record import NodeExplanation
 from fgai.graph import Graph
 from fgai.metrics.removal import combined
@@ -184,6 +185,7 @@ def explain(
     vanilla: nn.Module | None = None,
     attack: AttackResult | None = None,
     names: Names | None = None,
+    breaking_point: bool = False,
 ) -> NodeExplanation:
     """Return whom a node attends to, whether that survives an attack, and what is proved about it.
 
@@ -207,6 +209,8 @@ def explain(
         vanilla: the model it was made from, for two of the four properties of Definition 1.
         attack: the result of an attack on this model, instead of running one.
         names: of the nodes, by number; those of the data by default.
+        breaking_point: also say how many injected neighbours provably leave its class, and how many were
+            seen to change it (some attacks on this node alone).
 
     Raises:
         InputError: no such node, or an argument out of range.
@@ -253,6 +257,7 @@ def explain(
         neighbours=_neighbours(clean, after, names),
         attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
         certified=certified,
+        breaking_point=_node_breaking_point(model, graph, node, seed) if breaking_point else None,
         class_names=None if clean.class_names is None else list(clean.class_names),
     )
 

@@ -47,6 +47,9 @@ class NodeExplanation(TabledDocument):
             each property of Definition 1 at `radius`, `alpha` and `beta`), `compared` (whether there is a
             vanilla model), `promise` and `injection` (layers that injected nodes cannot reorder, the
             `condition`, and whether the class holds); or None.
+        breaking_point: `harmless` (so many injected edges, anywhere, provably leave its class; None if
+            unknown), `sufficient` (so many injected neighbours were seen to change it; None if up to `limit`
+            were not); or None.
         class_names: by number, or None.
     """
 
@@ -63,12 +66,14 @@ class NodeExplanation(TabledDocument):
     neighbours: list[dict[str, Any]]
     attacked: dict[str, Any] | None = None
     certified: dict[str, Any] | None = None
+    breaking_point: dict[str, int | None] | None = None
     class_names: list[str] | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; `class_names` may be missing."""
-        return super().from_dict({"class_names": None, **values} if isinstance(values, Mapping) else values)
+        """Inverse of `to_dict`; `class_names` and `breaking_point` may be missing."""
+        later = {"class_names": None, "breaking_point": None}
+        return super().from_dict({**later, **values} if isinstance(values, Mapping) else values)
 
     def show(self, console: Console | None = None) -> None:
         """Print in a terminal."""
@@ -81,7 +86,7 @@ class NodeExplanation(TabledDocument):
         hidden = len(self.neighbours) - max(self.k, _MOST_ROWS)
         if hidden > 0:
             console.print(f"and {hidden} others", style="dim", highlight=False)
-        for line in [*self._attack_sentences(), *self._certified_sentences()]:
+        for line in self._sentences():
             style = "dim" if self.certified and line == self.certified["promise"] else None
             console.print(line, style=style, markup=False, highlight=False)
 
@@ -100,7 +105,7 @@ class NodeExplanation(TabledDocument):
                 row += [entry["attacked"], stays if rank < self.k else ""]
             rows.append(row)
         notes = [] if rows else [_NO_NEIGHBOURS]
-        notes += [*self._attack_sentences(), *self._certified_sentences()]
+        notes += self._sentences()
         return [Table(f"node {self.name}{self._prediction()}", columns, rows, notes)]
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -132,6 +137,19 @@ class NodeExplanation(TabledDocument):
             name, *rest = map(escape, cells)
             drawn.add_row(name, rest[0], *[bar] * bars, *rest[1:], style="" if rank < self.k else "dim")
         return drawn
+
+    def _sentences(self) -> list[str]:
+        return [*self._attack_sentences(), *self._certified_sentences(), *self._breaking_sentences()]
+
+    def _breaking_sentences(self) -> list[str]:
+        if self.breaking_point is None:
+            return []
+        harmless, broken, most = (self.breaking_point[name] for name in ("harmless", "sufficient", "limit"))
+        proved = "unknown" if harmless is None else f"{harmless} injected edges, anywhere, cannot change it"
+        seen = f"up to {most} injected neighbours did not change it in an attack"
+        if broken is not None:
+            seen = f"{broken} injected neighbours changed it in an attack"
+        return [f"class, proved: {proved}; tried: {seen}"]
 
     def _attack_sentences(self) -> list[str]:
         attacked, count = self.attacked, len(self.neighbours)
