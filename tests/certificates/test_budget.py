@@ -27,9 +27,9 @@ NODES = 7
 
 
 def tiny(seed: int, nodes: int = NODES) -> Graph:
-    """A sparse graph of two classes of features."""
+    """A graph of two classes of features; of some seeds with few edges, so that nodes stand alone."""
     generator = torch.Generator().manual_seed(seed)
-    pairs = torch.randint(nodes, (2, 2 * nodes), generator=generator)
+    pairs = torch.randint(nodes, (2, (2 * nodes, nodes, nodes // 3)[seed % 3]), generator=generator)
     both = torch.unique(torch.cat([pairs, pairs.flip(0)], dim=1), dim=1)
     y = torch.arange(nodes) % 2
     features = torch.randn(nodes, 4, generator=generator) + 2 * y[:, None]
