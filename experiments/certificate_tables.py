@@ -148,7 +148,8 @@ def voting(store: Store) -> list[Sheet | Table]:
     notes = (
         "Share of the test nodes in % whose majority is right and stays whatever m injected nodes are; of the"
         " groups that explain it, the share that stays, 0 where the class may change. The models were trained"
-        " on whole neighbourhoods.",
+        " on whole neighbourhoods. Most of 100 groups hold no neighbour of a node, so its majority is mostly"
+        " the model's answer to the node's own features.",
         VOTING_PROMISE,
     )
     return [_beside(store, "vote", "Majorities over groups of neighbours", columns, cells, notes, "voting")]
@@ -168,8 +169,9 @@ def _beside(
     held: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for cell in asked:
         record = store.read(cell)
-        done = record is not None and record["status"] == "done" and not is_older(record)
-        held.setdefault((cell.dataset, cell.model, cell.row), []).extend([record] if done else [])
+        found = held.setdefault((cell.dataset, cell.model, cell.row), [])
+        if record is not None and record["status"] == "done" and not is_older(record):
+            found.append(record)
     rows: list[Sequence[Cell]] = []
     for (dataset, model, row), records in held.items():
         alone = accuracy_without_edges(store, dataset)
