@@ -29,13 +29,13 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
 from fgai.bounds.reading import Reading
 from fgai.bounds.scores import scores_of
 from fgai.bounds.steps import affine_map
 from fgai.certificates.injection import _Proof
+from fgai.certificates.program import SLACK, _most_covered
 from fgai.certificates.subject import ROUNDING
 from fgai.sparse import Adjacency
 
@@ -45,8 +45,6 @@ PIECES = 4
 """Pieces of the interval of a destination's score."""
 COUNTED = 1e-6
 """Rounding of a number of nodes."""
-SLACK = 1e-9
-"""Rounding of sums in float64, relative."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,48 +74,6 @@ class _Rows:
         asked = (nodes & ~self.lost).numpy()
         covered = _most_covered(self.weights[asked], most, edges)
         return int((nodes & self.lost).sum()) + floor(covered + COUNTED)
-
-
-def _most_covered(weights: Any, most: int, edges: int) -> float:
-    """Bound Σ_v y_v over 0 ≤ x ≤ most, Σ x ≤ edges, y_v ≤ min(1, (weights @ x)_v), from above.
-
-    Any prices π ≥ 0 of the rows bound it: `Σ_v max(0, 1 − π_v) + max_x πᵀ weights x`, whose maximum takes the
-    columns with the largest prices. So the solver only proposes π, and its tolerances prove nothing.
-    """
-    weights = weights[_reachable(weights, most, edges)]
-    columns = np.unique(weights.indices)
-    weights = weights[:, columns]
-    count, width = weights.shape
-    if not count or not edges:
-        return 0.0
-    gains = sp.hstack([sp.identity(count), -weights], format="csr")
-    spent = sp.hstack([sp.csr_matrix((1, count)), np.ones((1, width))], format="csr")
-    solved = linprog(
-        np.concatenate([-np.ones(count), np.zeros(width)]),
-        A_ub=sp.vstack([gains, spent], format="csr"),
-        b_ub=np.append(np.zeros(count), edges),
-        bounds=np.concatenate([np.tile([0.0, 1.0], (count, 1)), np.tile([0.0, float(most)], (width, 1))]),
-        method="highs",
-    )
-    marginals = getattr(getattr(solved, "ineqlin", None), "marginals", None)
-    if marginals is None:
-        return float(count)
-    prices = np.clip(-np.asarray(marginals[:count]), 0, None)
-    worth = -np.sort(-(weights.T @ prices))
-    full, rest = divmod(edges, most)
-    spent_best = most * worth[:full].sum() + rest * worth[full : full + 1].sum()
-    bound = float(np.clip(1 - prices, 0, None).sum() + spent_best)
-    return min(float(count), bound)
-
-
-def _reachable(weights: Any, most: int, edges: int) -> np.ndarray:
-    """Rows, bool [R], that the edges can bring to 1 if they are spent on them alone."""
-    out = np.zeros(weights.shape[0], dtype=bool)
-    full, rest = divmod(edges, most)
-    for row, (start, stop) in enumerate(zip(weights.indptr, weights.indptr[1:], strict=False)):
-        best = -np.sort(-weights.data[start:stop])
-        out[row] = most * best[:full].sum() + rest * best[full : full + 1].sum() >= 1 - SLACK
-    return out
 
 
 def _levels(most: Sequence[int]) -> list[int]:
@@ -159,7 +115,7 @@ def _thresholds(
             share = torch.where(open_, 0.0, 1 / (safe.double() + 1))
             weights = sp.csr_matrix(sp.diags(share.numpy()) @ reach)
             weights.eliminate_zeros()
-            why = "linear program; a node needs one in reach that gains more than every node may"
+            why = "a linear program; a node needs one in reach that gains more than every node may"
             out[t] = _Rows(weights, share, torch.zeros(nodes, dtype=torch.bool), why)
     return out
 
@@ -296,5 +252,5 @@ class _Best:
         values = np.concatenate([self.weights.numpy(), self.alone.numpy()])
         weights = sp.csr_matrix((values, (row, column)), shape=(nodes, nodes))
         weights.eliminate_zeros()
-        why = "linear program; damage of each neighbour's new neighbours, and of a node's own"
+        why = "a linear program; damage of each neighbour's new neighbours, and of a node's own"
         return _Rows(weights, self.largest, self.size.isinf(), why)
