@@ -200,8 +200,8 @@ def mark_best(column: Estimated, cells: Sequence[Entry]) -> list[Entry]:
 def about(results: Results, threats: Iterable[str] = ()) -> list[str]:
     """What every table says below itself: how numbers are made, what is missing, what was warned of."""
     lines = [
-        "Mean ± standard deviation over seeds. Bold: the best mean of a group, among the rows with most"
-        " seeds. “paper”: as published. Paired 95 % intervals to vanilla: `fgai bench table`."
+        "Mean ± standard deviation over seeds; bold: the best of a group; “paper”: as published; intervals:"
+        " `fgai bench table`."
     ]
     threats = list(threats)
     if results.expected:

@@ -17,8 +17,8 @@ from experiments.cells import KINDS
 from experiments.tables import FORMATS, TABLES, render
 from experiments.tables import table as parts_of
 from fgai.checks import one_of
-from fgai.cli import Output, command, options
-from fgai.cli.options import checked_folder, checked_output, listed
+from fgai.cli import Output, command
+from fgai.cli.options import Epochs, Seed, checked_folder, checked_output, listed
 from fgai.errors import DataError
 from fgai.files import write_atomic
 
@@ -99,8 +99,8 @@ def figure(
         str,
         typer.Option("--threat", "-t", help="Threat that attacks the models drawn, at its own budget."),
     ] = "standard",
-    seed: options.Seed = 0,
-    epochs: options.Epochs = None,
+    seed: Seed = 0,
+    epochs: Epochs = None,
     data: Data = None,
     cache: Cache = None,
     device: Device = "cpu",

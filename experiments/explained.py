@@ -28,8 +28,8 @@ FEWER = {"graph-mask": 2}
 """At most, of explainers that take seconds for every node."""
 EPOCHS = {"gnn-explainer": 100, "pg-explainer": 10, "graph-mask": 2, "integrated-gradients": 20}
 """Of each search; GNNExplainer's are PyG's own number."""
-ON_TWIN = ("propagated-attention", "attention-mean", "attention-log")
-"""Explainers of models made faithful: their attention is the explanation."""
+ON_TWIN = ("saliency", "propagated-attention", "attention-mean", "attention-log", "signed-contributions")
+"""Explainers of models made faithful: their attention, what it contributes, and a rival that reads none."""
 
 
 def names_for(cell: Cell) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class TestFolder:
 class TestHub:
     @pytest.mark.parametrize("name", ["nowhere", "./nowhere/gat", "a/b/c", Path("owner/gat")])
     def test_names_of_no_model_are_refused(self, name: Any) -> None:
-        with pytest.raises(CheckpointError, match="a model on the hub is called owner/model"):
+        with pytest.raises(CheckpointError, match="must be a folder or owner/model on the hub"):
             fgai.from_pretrained(name)
 
     def test_the_extra_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:

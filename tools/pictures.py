@@ -1,7 +1,7 @@
 """Take the pictures of docs/report.md: python -m tools.pictures PAGE LARGER_PAGE [FOLDER].
 
-PAGE and LARGER_PAGE are written by `fgai report`; the commands stand in docs/report.md. Needs playwright and
-a Chromium on the path, or named by $FGAI_BROWSER.
+PAGE (Amazon-Photo) and LARGER_PAGE (Coauthor-Physics) are written by `fgai report … --threat ensemble`.
+Needs playwright and a Chromium on the path, or named by $FGAI_BROWSER.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@
 # %% [markdown]
 # # Audit your own GAT
 #
-# A plain PyTorch Geometric model with edge features, trained in a plain loop. May its attention be shown to
-# anybody? Four questions, one attempt to mend it, and a page for somebody else. Put your own model and `Data`
-# in the first two cells; nothing else changes.
+# A PyTorch Geometric model with edge features, trained in a plain loop: may its attention be shown? Put your
+# own model and `Data` in the first two cells; nothing else changes.
 
 # %%
 import tempfile
@@ -82,7 +81,7 @@ assert comparison["mine"].value("f1.clean") == accuracy  # the model fgai measur
 comparison
 
 # %% [markdown]
-# ## 3. What does one node see?
+# ## 3. One node
 
 # %%
 fgai.explain(model, data, node=24, **size)
@@ -94,9 +93,9 @@ fgai.explain(model, data, node=24, **size)
 print(*fgai.certify_attention(model, data, radius=0.01).sentences(), sep="\n")
 
 # %% [markdown]
-# ## Mend it
+# ## Improve it
 #
-# Limits cost one pass and change nothing on this graph; a faithful model is trained.
+# Limits cost one pass; a faithful model is trained.
 
 # %%
 limited = fgai.limit(model, data)

@@ -13,14 +13,14 @@
 # %% [markdown]
 # # A quick tour
 #
-# One small graph, one GAT, one faithful model made from it, and what an attack does to both. The graph is
-# made from a seed: half of its nodes speak of their class, the others mislead, so it is known which
-# neighbours a good explanation should name.
+# A GAT and its faithful version under the same attack. In this small graph half of the nodes inform about
+# their class and the others mislead, so it is known which neighbours a good explanation names.
 
 # %%
 # %matplotlib inline
 import fgai
 from fgai.datasets import planted, random_split
+from fgai.reports.figures import node_attention
 
 graph = planted(num_nodes=500, num_classes=3)
 split = random_split(graph, seed=0)
@@ -30,7 +30,7 @@ data
 # %% [markdown]
 # ## Train, and make it faithful
 #
-# Short trainings, to be quick here; leave `epochs` out for the chosen settings.
+# Short trainings; leave `epochs` out for the default settings.
 
 # %%
 small = {"nodes": 5, "edges": 5}  # an attack that fits so small a graph
@@ -40,8 +40,7 @@ faithful = fgai.make_faithful(model, data, epochs=30, progress=False, **small)
 # %% [markdown]
 # ## Attack both alike
 #
-# Five injected nodes with five edges each. Below the models stand attention that says nothing and what chance
-# would get.
+# Five injected nodes with five edges each; below the models attention that says nothing, and chance.
 
 # %%
 models = {"GAT": model, "FGAI": faithful}
@@ -49,21 +48,18 @@ comparison = fgai.compare(models, data, curves=False, **small)
 comparison
 
 # %% [markdown]
-# ## Whom does a node listen to?
+# ## One node
 
 # %%
 fgai.explain(faithful, data, node=24, vanilla=model, **small)
 
 # %%
-fgai.reports.figures.node_attention(faithful, data, node=24)
+node_attention(faithful, data, node=24)
 
 # %% [markdown]
-# The dotted line is what every neighbour would get if attention said nothing; ticks are neighbours that are
-# known to inform.
+# The dotted line is equal attention; ticks are neighbours that inform.
 #
 # ## At how many nodes does Definition 1 hold?
-#
-# Same explanation and prediction as the GAT (measured), and stable ones (proved).
 
 # %%
 record = fgai.certify_attention(faithful, data, vanilla=model, radius=0.01)
@@ -73,7 +69,7 @@ print(*record.sentences(), sep="\n")
 record
 
 # %% [markdown]
-# How to read it: [read a certificate](../read-a-certificate.md). The numbers, as a data frame:
+# [How to read it](../read-a-certificate.md). As a data frame:
 
 # %%
 frame = record.to_pandas()

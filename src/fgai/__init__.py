@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fgai.graph import Graph
     from fgai.hub import from_pretrained, save_pretrained
     from fgai.models import GAT, GCN, GT, GATv2, accelerate
-    from fgai.reports import card, report
+    from fgai.reports import card, explore, report
     from fgai.training import harden, limit, load_model, make_faithful, save_model
     from fgai.training.train import train
 
@@ -67,6 +67,7 @@ __all__ = [
     "compare",
     "evaluate",
     "explain",
+    "explore",
     "from_pretrained",
     "harden",
     "limit",
@@ -93,7 +94,7 @@ _NAMES = {
     "graph": ("Graph",),
     "hub": ("from_pretrained", "save_pretrained"),
     "models": ("GAT", "GCN", "GT", "GATv2", "accelerate"),
-    "reports": ("card", "report"),
+    "reports": ("card", "explore", "report"),
     "training": ("harden", "limit", "load_model", "make_faithful", "save_model", "train"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
@@ -124,9 +125,7 @@ def __getattr__(name: str) -> _Any:
     elif name in _PACKAGES:
         value = _import_module(f"fgai.{name}")
     elif name == "certify":
-        raise AttributeError(
-            "`fgai.certify` is called `certify_attention` or, for a `threat`, `certify_injection` now"
-        )
+        raise AttributeError("there is no `fgai.certify`; use `certify_attention`, or `certify_injection`")
     else:
         raise AttributeError(f"module 'fgai' has no attribute {name!r}")
     globals()[name] = value

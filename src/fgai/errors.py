@@ -120,6 +120,8 @@ def warn(warning: Warning) -> None:
 
 
 EXTRAS = {
+    "anywidget": "notebook",
+    "traitlets": "notebook",
     "captum": "explainers",
     "plotly": "report",
     "huggingface_hub": "hub",

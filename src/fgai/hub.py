@@ -108,7 +108,7 @@ def _file(name: Path | str, revision: str | None, token: str | None) -> Path:
     if folder.is_dir():
         return folder / MODEL
     if isinstance(name, Path) or str(name).count("/") != 1 or str(name).startswith((".", "/")):
-        raise CheckpointError(f"there is no folder {name}, and a model on the hub is called owner/model")
+        raise CheckpointError(f"`name` must be a folder or owner/model on the hub, got {str(name)!r}")
     fetch = extra("huggingface_hub").hf_hub_download
     try:
         return Path(fetch(str(name), MODEL, revision=revision, token=token))

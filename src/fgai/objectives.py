@@ -106,7 +106,7 @@ class Objective:
     def __post_init__(self) -> None:
         one_of(self.reads, "reads", READS)
         if self.node_mean and self.reads != "logits":
-            raise InputError(f"{self.name!r} is a mean over rows of their logits, so it must read `logits`")
+            raise InputError(f"{self.name!r} with `node_mean` must read `logits`, got {self.reads!r}")
 
     @typed
     def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:

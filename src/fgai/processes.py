@@ -73,7 +73,7 @@ class ProcessGroup:
         differ = [name for name in values if any(other[name] != others[0][name] for other in others)]
         if differ:
             raise RanksError(
-                f"the {self.size} ranks do not have the same {', '.join(differ)}; start all of them with the"
+                f"the {self.size} processes must have the same {', '.join(differ)}; start all with the"
                 " same command, versions and files"
             )
 

@@ -317,7 +317,7 @@ class TestPieces:
             Member(**{"name": "x", "start": "small", field: "other"})
 
     def test_an_ensemble_needs_members(self) -> None:
-        with pytest.raises(InputError, match="at least one member"):
+        with pytest.raises(InputError, match="must not be empty"):
             EnsembleInjection(TINY, members=())
 
 

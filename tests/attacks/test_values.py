@@ -1,4 +1,4 @@
-"""The threat `values`: an upper bound on attacks by features, for models with limits."""
+"""The threat `values`: an upper bound on attacks by features, for model with limits."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
 
 def test_models_without_limits_are_refused() -> None:
     graph = cases.tiny_graph()
-    with pytest.raises(InputError, match="models with limits"):
+    with pytest.raises(InputError, match="model with limits"):
         ValueInjection(BUDGET).run(cases.trained("gat", "vanilla"), graph)
 
 

@@ -84,7 +84,7 @@ class TestContract:
             if adapter.reads_weights:
                 assert adapter.call(weighted).isfinite().all()
             else:
-                with pytest.raises(InputError, match="`edge_weight` of the graph would not be seen"):
+                with pytest.raises(InputError, match="`edge_weight` of the graph is no argument of"):
                     adapter.call(weighted)
 
     def test_an_output_that_is_no_tensor_is_refused(self) -> None:

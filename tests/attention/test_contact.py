@@ -119,7 +119,7 @@ def test_an_argument_the_data_does_not_have_is_named() -> None:
 def test_values_a_model_would_not_see_are_refused(door: str, name: str) -> None:
     data = GRAPH.to_data()
     setattr(data, name, torch.rand(GRAPH.num_edges))
-    words = rf"`{name}` of the graph would not be seen by Plain.forward\(x.*set `data.{name} = None`"
+    words = rf"`{name}` of the graph is no argument of Plain.forward\(x.*set `data.{name} = None`"
     with pytest.raises(InputError, match=words):
         DOORS[door](Plain().eval(), data)
 

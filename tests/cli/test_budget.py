@@ -59,7 +59,7 @@ def test_wherever_a_threat_is_chosen_it_can_be_sized() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_budget_that_does_not_fit_is_refused_and_the_flag_named(club: Path, command: str) -> None:
     told = refused(command, *COMMANDS[command], cwd=club)
-    assert "20 edges per new node were asked for, but there are only 12 test nodes to join" in told
+    assert "`--edges` must be at most 12, the number of test nodes to join, got 20" in told
     assert told.rstrip().endswith("lower `--edges`")
     assert "lower `--edges`" in refused(command, *COMMANDS[command], "--edges", 35, cwd=club)
 
@@ -151,9 +151,9 @@ def test_a_breaking_point_searches_the_nodes_itself(club: Path) -> None:
     found = run("attack", "--breaking-point", 0.9, "--max-nodes", 2, "--edges", 3, cwd=club)
     assert found["breaking_point"]["edges"] == 3
     told = refused("attack", "club.safetensors", "--breaking-point", 0.9, "--nodes", 2, cwd=club)
-    assert "`--nodes` is what `--breaking-point` searches" in told
+    assert "`--breaking-point` searches `--nodes`" in told
 
 
 def test_no_attack_has_no_size(club: Path) -> None:
     told = refused("explain", "club.safetensors", "--node", 1, "-t", "none", "--edges", 3, cwd=club)
-    assert "`--threat none` has none; leave them out" in told
+    assert "`--threat none` is none; leave them out" in told

@@ -134,6 +134,14 @@ def test_faults_of_tables_name_file_and_line(tmp_path: Path, table: str, text: s
     assert message in found.replace("\n", " ")
 
 
+def test_columns_of_tables_are_not_renamed_to_options(tmp_path: Path) -> None:
+    write_tables(tmp_path)
+    own.write_own(tmp_path, "mine_own")
+    (tmp_path / "graph" / "nodes.csv").write_text("id,y\na,1\nb,0\n")
+    words = ("explain", "--model", "mine_own:Mine", "--data", "graph", "--node", "a", "-t", "none")
+    assert "has a column `id`; rename it `node`" in refused(*words, cwd=tmp_path).replace("\n", " ")
+
+
 def test_a_table_without_a_split_is_trained_on_with_a_drawn_one(tmp_path: Path) -> None:
     place = write_tables(tmp_path)
     lines = [line.split(",") for line in (place / "nodes.csv").read_text().splitlines()]

@@ -87,7 +87,7 @@ class TestReport:
             (("missing.safetensors",), "no checkpoint"),
             (("both.json", "gat.safetensors"), "models or records, not both"),
             (("certificate-gat.json",), "no evaluation in these files"),
-            (("both.json", "--class-names", "classes.txt"), "names go on the page together with models"),
+            (("both.json", "--class-names", "classes.txt"), "names of nodes and classes need models"),
             (("both.json", "a=both.json", "a=whole.json"), "two files are called"),
             (("gat.safetensors", "--node", "2000"), "its nodes are 0 to 1999"),
             (("gat.safetensors", "--node-names", "nowhere.txt"), "nowhere.txt must be a readable text file"),

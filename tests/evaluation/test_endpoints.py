@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from fgai.attacks import Ledger, Threat, doubt
+from fgai.attacks import Ledger, Threat, weak_search_note
 from fgai.attention import observe
 from fgai.evaluation import EvaluationRecord
 from fgai.evaluation.record import _explanation_table, _prediction_table
@@ -116,7 +116,7 @@ def test_weak_searches_are_called_so() -> None:
     weak = record_of(threat=Threat("standard", THREAT.attack, THREAT.budget, "as the paper's"))
     assert str(weak) == weak.to_markdown()
     for text in (weak.to_markdown(), attack_words(weak.to_dict())):
-        assert doubt("standard") in text
+        assert weak_search_note("standard") in text
     strong = ensemble_record()
     assert "for a claim" not in strong.to_markdown()
     named = {**strong.to_dict(), "threat": {**strong.threat, "name": "ensemble", "budget": {"nodes": 2}}}

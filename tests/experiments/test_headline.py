@@ -50,7 +50,7 @@ def test_pages_show_the_records_there_are() -> None:
     marked = {page: text for page in pages if "<!-- table: " in (text := page.read_text())}
     made = (ROOT / "Makefile").read_text()
     store = Store(ROOT / "results")
-    assert len(marked) >= 12
+    assert len(marked) >= 4
     for page, text in marked.items():
         name = str(page.relative_to(ROOT))
         assert name in made or name.startswith("docs/results/"), f"`make results` leaves {name} out"

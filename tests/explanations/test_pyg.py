@@ -127,7 +127,7 @@ class TestDoor:
     def test_refusals_say_why(self) -> None:
         with pytest.raises(ValueError, match="explanation_type='model'"):
             explainer(Net(), explanation_type="phenomenon")
-        with pytest.raises(InputError, match="stands on edges"):
+        with pytest.raises(InputError, match="explains edges"):
             explainer(Net(), node_mask_type="object")
         with pytest.raises(InputError, match="`layer` must be one of mean, max, last"):
             FaithfulAttention(layer="first")

@@ -50,7 +50,7 @@ class TestFetch:
                 "file:///etc/hostname",
                 "ftp://127.0.0.1/x",
             ):
-                with pytest.raises(DataError, match="is not https"):
+                with pytest.raises(DataError, match="must begin with https"):
                     fetch(url, tmp_path / "kept")
             assert plain.asked == [] and not (tmp_path / "kept").exists()
 

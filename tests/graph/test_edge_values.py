@@ -128,9 +128,9 @@ def test_duplicates_must_agree() -> None:
         graph = Graph.from_edges(edges, 3, edge_attr=torch.tensor([4.0, 5.0, 4.0, 6.0]))
     assert graph.edge_attr.tolist() == [6.0, 4.0, 5.0]
     for name, remedy in (("edge_attr", "edge_attr, reduce"), ("edge_weight", "edge_weight, reduce")):
-        with pytest.raises(InputError, match=rf"1 edges come again with another `{name}`.*{remedy}"):
+        with pytest.raises(InputError, match=rf"1 duplicate edges have different `{name}`.*{remedy}"):
             Graph.from_edges(edges, 3, **{name: torch.tensor([4.0, 5.0, 4.5, 6.0])})
-    with pytest.raises(InputError, match="come again"):
+    with pytest.raises(InputError, match="duplicate edges have different"):
         Graph.from_edges(
             torch.tensor([[0, 1], [1, 0]]), 2, undirected=True, edge_attr=torch.tensor([1.0, 2.0])
         )

@@ -80,6 +80,14 @@ class TestBoth:
         rows = torch.tensor([9, 4, 0, 9])
         torch.testing.assert_close(wrap(matrix()).select(rows), matrix()[rows])
 
+    def test_rows_can_be_taken_with_appended_ones(self, wrap: type) -> None:
+        features = wrap(matrix())
+        features = features.append(torch.ones(2, features.num_columns, dtype=features.dtype))
+        rows = torch.tensor([0, 2, features.num_rows - 1])
+        taken = features.take(rows)
+        assert taken.is_sparse == features.is_sparse
+        torch.testing.assert_close(taken.to_dense(), features.to_dense()[rows])
+
     def test_dropout_keeps_zeros_and_scales_the_rest(self, wrap: type) -> None:
         x = matrix(density=0.9)
         torch.manual_seed(0)

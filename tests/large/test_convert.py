@@ -239,7 +239,7 @@ BROKEN = {
     "three.txt": (b"0 1\n0 1 2\n", "line 2"),
     "minus.txt": (b"0 -1\n", "line 1"),
     "huge.txt": (b"0 1\n0 99999999999999999999\n", "nodes must be numbered in 0..2147483646"),
-    "labels.txt": (b"0 1\n0 2000000000\n", "names node 2000000000, though there are only 2 edges"),
+    "labels.txt": (b"0 1\n0 2000000000\n", "names node 2000000000, which is too large for 2 edges"),
     "comma.csv": (b"source,destination\n0,1\n0,,1\n", "line 3 of comma.csv, from byte 23 on"),
     "values.csv": (
         b"source,destination,weight\n0,1,0.5\n0,2,half\n",

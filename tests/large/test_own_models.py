@@ -434,7 +434,7 @@ class TestRefusals:
 
     def test_values_and_features_that_are_not_read(self, tmp_path: Path) -> None:
         stored = write_store(directed(), tmp_path / "graph")
-        with pytest.raises(InputError, match="`edge_attr` of the graph would not be seen"):
+        with pytest.raises(InputError, match="`edge_attr` of the graph is no argument of"):
             evaluate_store(own_net("Mixed"), stored)
         bare = Data(edge_index=torch.tensor([[0, 1], [1, 0]]), num_nodes=2)
         with pytest.raises(InputError, match="no node features"):

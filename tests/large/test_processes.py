@@ -173,7 +173,7 @@ class TestExactPasses:
             def gather(self, value: Any) -> list[Any]:
                 return [value, False]
 
-        with pytest.raises(RanksError, match=r"not all ranks see .*; set TMPDIR to a shared disk"):
+        with pytest.raises(RanksError, match=r"all processes must see .*; set TMPDIR to a shared disk"):
             passes(write_store(small_data(), tmp_path / "graph"), tmp_path, Blind())
         assert [each.name for each in tmp_path.iterdir()] == ["graph"]
 
@@ -246,7 +246,7 @@ class TestCommands:
         assert said["command"] == "evaluate" and said["f1"].keys() == {"train", "val", "test"}
         assert second["stored"] == ""
         for found in (first, second):
-            assert "an attack is the work of one process: leave torchrun out" in found["attack"]
+            assert "an attack runs in one process: leave torchrun out" in found["attack"]
 
     def test_the_first_rank_alone_writes_and_prints(self, scenes: Scenes) -> None:
         folder = scenes.jobs / "commands"
@@ -310,7 +310,7 @@ class TestPlaces:
         self, gpus: list[str | None], device: str, taken: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for rank in range(len(gpus)):
-            with pytest.raises(RanksError, match=r"needs a GPU of its own.*This machine has 2"):
+            with pytest.raises(RanksError, match=r"needs a GPU of its own, this machine has 2"):
                 self.take(rank, gpus, device, monkeypatch)
         assert taken == []
 
@@ -343,7 +343,7 @@ class TestOnTheDevice:
 
     def test_two_ranks_on_one_gpu_are_refused_and_do_not_hang(self, scenes: Scenes, tmp_path: Path) -> None:
         said, path = self.train(scenes, tmp_path, *TORCHRUN, "--nproc-per-node=2")
-        assert not path.exists() and "every rank needs a GPU of its own" in said
+        assert not path.exists() and "needs a GPU of its own" in said
 
 
 class TestAlone:

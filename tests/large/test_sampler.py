@@ -286,7 +286,7 @@ class TestBadInput:
 
     def test_times_and_types(self) -> None:
         sampler = NeighbourSampler(small_data(), [2])
-        with pytest.raises(InputError, match="without times"):
+        with pytest.raises(InputError, match="does not support `time`"):
             sampler.sample_from_nodes(NodeSamplerInput(None, torch.tensor([0]), torch.tensor([3])))
 
     def test_what_is_no_graph(self) -> None:

@@ -91,7 +91,7 @@ class TestCheckpoint:
             "truncated": whole[:-30],
             "damaged or not a safetensors": whole[: size // 2],
             "not a safetensors file": b"\x80\x04 a pickle, perhaps",
-            "saved by another program": pack_tensors({"weight": torch.ones(2, 3)}),
+            "but no fgai model": pack_tensors({"weight": torch.ones(2, 3)}),
             "newer fgai": edited({"schema": 99}),
             "expected GAT or GATv2 or GCN or GT": edited({"class": "GIN"}),
             "does not fit its own architecture": edited({"config": {"in_channels": 6, "out_channels": 4}}),

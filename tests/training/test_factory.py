@@ -63,7 +63,7 @@ def test_weights_of_another_program_are_read_into_what_the_factory_makes(tmp_pat
     path.write_bytes(pack_tensors(dict(own.own_model().state_dict())))
     assert torch.equal(logits(fgai.load_model(path, factory=own.own_net)), logits(own.own_model()))
     with pytest.raises(
-        CheckpointError, match=r"no fgai model.*give what makes it: `load_model\(path, factory"
+        CheckpointError, match=r"no fgai model.*give its class or function, `load_model\(path, factory"
     ):
         fgai.load_model(path)
 
@@ -72,7 +72,7 @@ def test_nothing_is_imported_unless_it_is_asked_for(tmp_path: Path, monkeypatch:
     (tmp_path / "trap_of_a_file.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     path = saved(tmp_path, factory="trap_of_a_file:make")
-    words = r"holds a OwnNet of somebody's own, made by 'trap_of_a_file:make'. That is imported only if"
+    words = r"holds a OwnNet made by 'trap_of_a_file:make', which is imported only if"
     with pytest.raises(CheckpointError, match=words):
         fgai.load_model(path)
     read_header(path)
@@ -84,7 +84,7 @@ def test_a_file_that_names_one_of_fgais_classes_and_a_factory_is_not_taken_for_i
     path = saved(tmp_path, factory=NAME)
     header = {**json.loads(header_of(path)["fgai"]), "class": "GAT"}
     path.write_bytes(pack_tensors({"w": torch.ones(2)}, {"fgai": json.dumps(header)}))
-    with pytest.raises(CheckpointError, match="holds a GAT of somebody's own"):
+    with pytest.raises(CheckpointError, match="holds a GAT made by"):
         fgai.load_model(path)
 
 

@@ -16,7 +16,15 @@ from fgai.attacks.natural import NaturalInjection
 from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member, SearchSpec
 from fgai.attacks.tdgia import TDGIA
-from fgai.attacks.threats import DEFAULT, THREATS, Threat, doubt, make_attack, register_threat, threat_of
+from fgai.attacks.threats import (
+    DEFAULT,
+    THREATS,
+    Threat,
+    make_attack,
+    register_threat,
+    threat_of,
+    weak_search_note,
+)
 from fgai.attacks.values import ValueInjection
 from fgai.objectives import (
     INTRUDERS,
@@ -63,7 +71,6 @@ __all__ = [
     "Threat",
     "ValueInjection",
     "check_budget",
-    "doubt",
     "draw_endpoints",
     "draw_features",
     "explanation",
@@ -71,4 +78,5 @@ __all__ = [
     "preserving",
     "register_threat",
     "threat_of",
+    "weak_search_note",
 ]

@@ -39,7 +39,7 @@ SINGLE_USES = 3
 @typed
 @dataclass
 class Ledger:
-    """What an attack spent.
+    """The cost and the course of an attack.
 
     Attributes:
         steps: gradient steps over all restarts.
@@ -47,11 +47,11 @@ class Ledger:
         seconds: wall-clock time.
         gradient: largest entry of any gradient, in size; 0 where none was taken.
         curve: objective at each candidate that was judged, in order.
-        feasible: share of those that kept what the objective demands; None where it demands nothing.
+        feasible: share of the candidates that meet the objective's constraint; None without one.
         partial: forward passes that computed only the rows in reach of the change.
         share: mean over the forward passes of the work done, as a share of a full pass.
         members: of an ensemble, a row per member and rule of endpoints; empty for other attacks.
-        damages: what each proposed change was chosen by, random noise first; judged afresh by a full pass.
+        damages: damage of each candidate by a full pass, random noise first.
         won: index of the chosen change among those.
         rules: of an ensemble, the rule that chose the endpoints of each proposed change; else empty.
     """
@@ -144,7 +144,7 @@ class Judge:
         return value
 
     def site(self, change: GraphChange) -> _InjectionSite:
-        """Return the model where the edges of a change are fixed; the last one is reused."""
+        """Return the model as a function of features at the edges of a change; the last one is reused."""
         if self._last is None or not self._last[0].same(change):
             if self._last is not None and self._single < SINGLE_USES:
                 self._single = self._single + 1 if self._last[1].passes < 2 else 0
@@ -369,7 +369,7 @@ class Attack(ABC):
             clean = Clean(logits, attention, rows, task.labels(graph), task.name, task.headline_for(graph))
             start = float(self.objective(logits, attention, clean))
             if not math.isfinite(start):
-                raise InputError(f"the model's output on {graph.name!r} is not finite; nothing to attack")
+                raise InputError(f"the model's output on {graph.name!r} must be finite; check its weights")
             judge = Judge(model, graph, self.objective, clean, ledger, recompute, vanilla, on_step)
             for restart in range(self.budget.restarts):
                 generator = torch.Generator().manual_seed(checks.seed(seed) * 7_919 + restart)
@@ -387,7 +387,7 @@ class Attack(ABC):
                         by_rule[ledger.rules[-1]].offer(frozen, damage, value)
             attacked, edge_map = best.change.apply(graph)
         if best.value == -math.inf:
-            raise InputError(f"the model's output was not finite under any change {self.name} tried")
+            raise InputError(f"the model's output must be finite under some change of {self.name}")
         if ledger.steps > self.allowed_steps:
             raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.allowed_steps} in all")
         ledger.seconds = perf_counter() - began

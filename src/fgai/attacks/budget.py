@@ -66,11 +66,11 @@ class Box:
         return cls((low.double() - more).to(low.dtype), (high.double() + more).to(low.dtype))
 
     def features(self, points: Tensor) -> Tensor:
-        """Return what points [..., F] in [-1, 1] stand for; differentiable."""
+        """Map points [..., F] in [-1, 1] to features; differentiable."""
         return self.middle + self.half * points
 
     def points(self, features: Tensor) -> Tensor:
-        """Return the points [..., F] of features; 0 where a feature has one value only."""
+        """Map features [..., F] to points in [-1, 1]; 0 where a feature has one value only."""
         return torch.where(self.half > 0, (features - self.middle) / self.half, 0.0)
 
     def outside(self, features: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class Budget:
         steps: gradient steps.
         step_size: of each, in units of half the box.
         restarts: independent starts; the best result counts.
-        targets: the split's part that is attacked and may be joined to: `test`, `val` or `fit` (train + val).
+        targets: the nodes that are attacked and joined to: `test`, `val` or `fit` (train + val).
     """
 
     nodes: int = 0
@@ -200,14 +200,14 @@ class Budget:
         if self.box is None:
             if low.numel() and bool((low == high).all()):
                 raise BudgetError(
-                    "every feature of the data has one value only, so no box can be taken from it; give"
-                    " `box`, the smallest and the largest value of new features"
+                    "every feature of the data is constant, so its range is no box; give `box`, the smallest"
+                    " and the largest value of new features"
                 )
             return Box.around(low, high)
         least, most = (float(low.min()), float(high.max())) if low.numel() else (0.0, 0.0)
         if self.box[1] < least or self.box[0] > most:
             raise BudgetError(
-                f"`box` {self.box} excludes the data, whose features lie in [{least:.4g}, {most:.4g}]"
+                f"`box` must overlap the features, which lie in [{least:.4g}, {most:.4g}], got {self.box}"
             )
         return Box.of(*self.box, low)
 
@@ -231,8 +231,8 @@ class Budget:
         if self.nodes and self.edges > room:
             where = "" if graph.batch is None else " in the smallest attacked graph"
             raise BudgetError(
-                f"{self.edges} edges per new node were asked for, but there are only {room}"
-                f" {self.targets} nodes to join{where}; lower `edges`"
+                f"`edges` must be at most {room}, the number of {self.targets} nodes to join{where},"
+                f" got {self.edges}; lower `edges`"
             )
         return nodes
 
@@ -252,7 +252,7 @@ def check_budget(change: GraphChange, budget: Budget, graph: Graph) -> None:
     Comparisons are written so that NaN fails them.
 
     Raises:
-        BudgetError: naming what was overspent.
+        BudgetError: naming the part of the budget that is exceeded.
     """
     targets = budget.target_nodes(graph)
     for name, nodes in (
@@ -307,7 +307,7 @@ def _check_inside(ends: Tensor | None, limit: int, graph: Graph, name: str) -> N
 
 
 def _check_edges(change: GraphChange, budget: Budget, graph: Graph, shares: int) -> None:
-    """Count the edges between existing nodes that come and go, and look for those that go."""
+    """Check the edges that are added and removed between existing nodes; removed ones must exist."""
     added, removed = (0 if pairs is None else pairs.shape[1] for pairs in (change.edges, change.removed))
     allowed = 0 if budget.nodes else budget.edges * shares
     if added + removed > allowed:

@@ -75,7 +75,7 @@ def draw_endpoints(
 
 
 def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generator: torch.Generator) -> Tensor:
-    """Return [count, each] targets that most paths of one or two edges lead to from one, a row for each."""
+    """Return [count, each] endpoints: each row the targets that most short paths from one node lead to."""
     centre = nodes[torch.randint(nodes.numel(), (count,), generator=generator).to(nodes.device)]
     ones = torch.ones(graph.num_edges, 1, device=graph.device, dtype=torch.float32)
     reach = torch.zeros(graph.num_nodes, 1, count, device=graph.device, dtype=torch.float32)

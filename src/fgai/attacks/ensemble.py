@@ -57,7 +57,7 @@ SHORT_RULES = ("random", "cover", "weakest")
 class EnsembleInjection(_ReportedAttack):
     """New nodes, searched for by all members at all sets of endpoints; the change with most damage counts.
 
-    The ledger's `members` says what each found at which endpoints.
+    The ledger's `members` has the result of each at each set of endpoints.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.
@@ -99,7 +99,7 @@ class EnsembleInjection(_ReportedAttack):
         )
         self.rules = tuple(one_of(rule, "rule", tuple(RULES)) for rule in rules)
         if not self.members or not self.rules:
-            raise InputError("an ensemble needs at least one member and one rule for endpoints")
+            raise InputError("`members` and `rules` must not be empty; leave them out for the defaults")
 
     def specification(self) -> dict[str, Any]:
         """Return the members, the rules for endpoints and the plain attacks, too."""
@@ -269,7 +269,7 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
     """Return the worst features an evolution strategy finds; if worse than the climbs', gradients are masked.
 
     Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. The
-    mixtures evolve; features are the mixtures pushed to the box. Nothing is differentiated, so rounding,
+    mixtures evolve; features are the mixtures pushed to the box. It takes no gradient, so rounding,
     saturation and clipping inside the model do not stop it.
     """
     began, generator = perf_counter(), context.stream(EVOLUTION)
@@ -294,22 +294,22 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
 
 
 def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None:
-    """Say so when climbs cannot be believed: blind ones, or less damage than a search without gradients."""
+    """Warn of climbs with zero gradients, and of climbs weaker than the search without gradients."""
     blind = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
     if blind:
-        text = f"{blind} of {len(climbed)} climbs saw gradients of exactly zero only: they searched blindly"
+        text = f"{blind} of {len(climbed)} climbs had gradients of exactly zero, so they searched at random"
         warn(ReliabilityWarning("zero-gradient", text))
     most = max((one.damage for one in climbed), default=0.0)
     if free.damage > most + MASKED:
         text = (
             f"a search without gradients did more damage ({free.damage:.3f}) than every climb ({most:.3f}):"
-            " the model masks its gradients, so its robustness is not shown"
+            " the model masks its gradients, so these numbers do not show robustness"
         )
         warn(ReliabilityWarning("masked-gradients", text))
 
 
 def _warn_if_saturated(clean: Clean) -> None:
-    """Say so when attention is all or nothing almost everywhere: its gradients vanish."""
+    """Warn if most nodes give one neighbour all their attention: its gradients vanish."""
     if layer := _saturated_layer(clean.attention):
         name, share = layer
         text = (
@@ -321,7 +321,7 @@ def _warn_if_saturated(clean: Clean) -> None:
 
 @typed
 class ShortEnsemble(EnsembleInjection):
-    """The members that find most, 100 steps each: about a minute on a small graph where all take several.
+    """The strongest members, 100 steps each: about a minute on a small graph.
 
     Args:
         budget: what it may change; `steps`, where not 0, is the most any member takes.

@@ -47,7 +47,7 @@ def _draw_edges(
         keys = keys[~torch.isin(keys, taken)]
         pair_keys = _first_of_each(torch.cat([pair_keys, keys]))
     if (free_pairs := pair_keys.numel()) < count:
-        raise BudgetError(f"{count} new edges were asked for, the targets have only {free_pairs} free pairs")
+        raise BudgetError(f"`edges` must be at most {free_pairs}, the free pairs of the targets, got {count}")
     return torch.stack(key_ends(pair_keys[:count])).to(graph.device)
 
 
@@ -116,7 +116,7 @@ class DICE(Attack):
 def _attacker_labels(graph: Graph, logits: Tensor) -> Tensor:
     """Labels [N] an evasion attacker has: true ones of training nodes, clean predictions elsewhere."""
     if logits.dim() != 2 or logits.shape[0] != graph.num_nodes or graph.batch is not None:
-        raise InputError(f"the attack needs a class for every node; {graph.name!r} asks for something else")
+        raise InputError(f"the attack needs a class for every node; {graph.name!r} has another task")
     labels = logits.argmax(1)
     if graph.y is None or graph.train_mask is None:
         return labels

@@ -51,7 +51,7 @@ class PGDInjection(RandomInjection):
     """New nodes whose features climb the objective by signed gradient steps inside the box.
 
     The climb of the first restart begins at the middle of the box, from which every corner is within reach;
-    later restarts begin at random. The best point seen counts, so more steps never make the attack weaker.
+    later restarts begin at random. The best point counts, so more steps never make the attack weaker.
     """
 
     name = "pgd-injection"
@@ -97,7 +97,7 @@ class FGSMInjection(PGDInjection):
 
 
 class AdaptiveInjection(PGDInjection):
-    """Several climbs, each from where another kind of defence is blind; the best counts.
+    """Several climbs, each from a start that suits another kind of defence; the best counts.
 
     Defences distrust edges between unlike nodes and edges that do not fit the large-scale structure of the
     graph, so restarts differ in where the new nodes are joined and in the features they begin with:

@@ -76,7 +76,7 @@ class PRBCD(Attack):
         pairs = nodes.numel() * (nodes.numel() - 1) // 2
         if budget.edges >= pairs and budget.edges:
             raise BudgetError(
-                f"{budget.edges} flips were asked for, the {nodes.numel()} targets have only {pairs} pairs"
+                f"`edges` must be below {pairs}, the pairs of {nodes.numel()} targets, got {budget.edges}"
             )
         yield flips.perturbation(_random_pairs(nodes.numel(), budget.edges, generator).to(graph.device))
         if not budget.edges or not budget.steps:
@@ -103,7 +103,7 @@ class PRBCD(Attack):
         except RuntimeError as error:
             if "Sampling random block" not in str(error):
                 raise
-            raise BudgetError(f"no block of more than {self.budget.edges} pairs could be drawn") from error
+            raise BudgetError(f"`edges` must be lower for blocks, got {self.budget.edges}") from error
         pairs: Tensor = result.to(flips.nodes.device)
         return pairs
 
@@ -113,14 +113,14 @@ class _Flips:
 
     def __init__(self, graph: Graph, nodes: Tensor) -> None:
         if graph.batch is not None:
-            raise InputError("edge flips are searched in one graph; this is a batch of small ones")
+            raise InputError("edge flips need one graph, got a batch of small ones; use another threat")
         self.graph, self.nodes = graph, nodes.sort().values
         position = torch.full((graph.num_nodes,), -1, device=graph.device)
         position[self.nodes] = torch.arange(nodes.numel(), device=graph.device)
         ends = position[graph.edge_index]
         self.inside = ends[:, (ends >= 0).all(0) & (ends[0] != ends[1])]
         if not torch.equal(edge_keys(*self.inside), edge_keys(*self.inside.flip(0)).sort().values):
-            raise InputError(f"edge flips need an undirected graph; {graph.name!r} has edges one way only")
+            raise InputError("edge flips need an undirected graph, got edges without a reverse")
 
     def perturbation(self, pairs: Tensor) -> GraphChange:
         """Flip `pairs` [2, K]: edges that are there go, the others come."""

@@ -28,19 +28,19 @@ SINE = _Space(start=lambda angle, box: angle, features=lambda angle, box: box.fe
 class TDGIA(RandomInjection):
     """New nodes in batches, each joined to the targets that are easiest to move, with smooth features.
 
-    Before a batch, every target v is scored on the graph as it is by then,
+    Before a batch, every target v is scored on the current graph,
 
         (2 + p_v) · (0.9 / d_v + 0.1 / √(e d_v)),
 
     p_v its probability of the clean prediction, d_v its degree plus one, e the edges of a new node. Nodes
-    with few neighbours are moved by one more; those already wrong are worth less. The best are dealt to the
-    new nodes so that each gets a mixture of classes. Then the features of all new nodes so far,
-    x = middle + half-width · sin(u), climb by Adam on u. Under the `prediction` objective they climb
+    with few neighbours score high, those already wrong low. The best are dealt to the new nodes so that
+    each gets a mixture of classes. Then the features of all new nodes so far, x = middle + half-width ·
+    sin(u), climb by Adam on u. Under the `prediction` objective they climb
 
         -mean over targets of relu(4 - cross-entropy)²,
 
-    which does not spend itself on nodes that are beaten already; other objectives are climbed as they are.
-    What counts is the objective in every case: the best point of each batch is judged by it.
+    which has no gradient at nodes that are misclassified already; other objectives are climbed as they
+    are. The objective itself chooses the best point of each batch.
 
     Endpoints depend on the model, unlike those of `PGDInjection`: they are part of the attack. `steps` are
     shared by the batches, `step_size` is Adam's rate.

@@ -155,7 +155,7 @@ THREATS: dict[str, Threat] = {
             Budget(nodes=1, edges=3, steps=50, step_size=0.1),
             objective="preserving",
         ),
-        Threat("dice", DICE, Budget(edges=400), "400 edges: equals are parted, others are joined, no search"),
+        Threat("dice", DICE, Budget(edges=400), "400 edges: fewer within classes, more between, no search"),
     )
 }
 
@@ -175,7 +175,7 @@ def register_threat(threat: Threat) -> Threat:
         True
     """
     if threat.name in THREATS:
-        raise InputError(f"there is a threat {threat.name!r} already; choose another name")
+        raise InputError(f"the threat {threat.name!r} exists already; choose another name")
     THREATS[threat.name] = threat
     return threat
 
@@ -223,13 +223,13 @@ def threat_of(threat: str | Threat) -> Threat:
 
 
 @typed
-def doubt(name: str) -> str:
+def weak_search_note(name: str) -> str:
     """Return the note for numbers measured under a threat whose search is weak, or nothing.
 
     Example:
-        >>> doubt("strong")
+        >>> weak_search_note("strong")
         'Measured with signed steps alone, a weak search; use the threat ensemble for a claim.'
-        >>> doubt("ensemble")
+        >>> weak_search_note("ensemble")
         ''
     """
     weak = THREATS[name].weak if name in THREATS else ""

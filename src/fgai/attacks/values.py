@@ -90,12 +90,12 @@ class ValueInjection(_ReportedAttack):
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
-        """Yield what the attack by features found, then the worst point of every climb in the box."""
+        """Yield the result of the attack by features, then the worst point of every climb in the box."""
         entry = entry_limits(judge.model)
         if not entry:
             raise InputError(
-                f"the threat `values` is for models with limits, this {type(judge.model).__name__} has none;"
-                " see `fgai.limit`"
+                f"the threat `values` needs a model with limits, this {type(judge.model).__name__} has none;"
+                " add them with `fgai.limit`"
             )
         stream, inner = torch.Generator().manual_seed(generator.initial_seed()), Ledger()
         worst, most, noise = GraphChange(), float("-inf"), None
@@ -109,7 +109,7 @@ class ValueInjection(_ReportedAttack):
                 worst, most = change.detach(), damage
         endpoints, features = worst.endpoints, worst.features
         if endpoints is None or features is None:
-            raise InputError(f"{type(self.contained).__name__} injects no nodes, so it cannot be contained")
+            raise InputError(f"`values` needs injected nodes, got {type(self.contained).__name__}")
         ledger.note(SearchResult(features, most, 0.0, inner.gradient, inner.steps), "features")
         yield worst
         values = _entry_values(judge, worst)

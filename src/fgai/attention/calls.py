@@ -240,7 +240,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     if not callable(call):
         raise InputError(f"`call` must be a function (model, data) → logits, got {type(call).__name__}")
     if isinstance(uncompiled(model), GraphModel | Wrapped):
-        raise InputError(f"{type(model).__name__} needs no wrapping: fgai knows how to call it")
+        raise InputError(f"{type(model).__name__} needs no `wrap`: fgai calls it by itself")
     wrapped = Wrapped(model, call)
     if data is None:
         return wrapped
@@ -320,8 +320,8 @@ def _arguments(
         positional = (*_ALWAYS, "batch")
     elif unread:
         raise InputError(
-            f"`{unread[0]}` of the graph would not be seen by {model_name(model)}.forward{signature or ''};"
-            f" name an argument so, say how it is called ({_EXAMPLE}), or set `data.{unread[0]} = None`"
+            f"`{unread[0]}` of the graph is no argument of {model_name(model)}.forward{signature or ''};"
+            f" add it, say how the model is called ({_EXAMPLE}), or set `data.{unread[0]} = None`"
         )
     try:
         if signature is not None:

@@ -1,4 +1,4 @@
-"""`record`: read and change the attention of a model for a block, through adapters of its layers."""
+"""`record`: read and change the attention of a model inside a `with` block, through adapters."""
 
 from __future__ import annotations
 

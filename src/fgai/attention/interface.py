@@ -198,7 +198,7 @@ def originals(*models: Any) -> tuple[Any, ...]:
     compiled = [model for model in models if isinstance(model, nn.Module) and uncompiled(model) is not model]
     if compiled:
         names = " and ".join(dict.fromkeys(map(model_name, compiled)))
-        note = f"{names} is compiled: its original module is used, and what is made of it is not compiled"
+        note = f"{names} is compiled; fgai uses its original module, and returns models that are not compiled"
         warn(FgaiWarning(note))
     return tuple(uncompiled(model) if isinstance(model, nn.Module) else model for model in models)
 

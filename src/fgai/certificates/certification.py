@@ -204,8 +204,8 @@ def _require_repeatable(model: nn.Module, observation: Observation) -> None:
     if len(before) == len(after) and all(map(_alike, before, after)):
         return
     raise InputError(
-        f"{model_name(model)} gives something else when it runs again in evaluation mode, so nothing can"
-        " be certified of it; take out what draws random numbers or remembers its last run"
+        f"{model_name(model)} must return the same outputs in two runs in eval mode; remove operations that"
+        " draw random numbers or keep a state"
     )
 
 

@@ -73,7 +73,7 @@ def _node_prediction(
 
 def _linear_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
     """Certify nodes whose logits are linear in the last layer's attention."""
-    read_out = _find_linear(model, observation)
+    read_out = linear_read_out(model, observation)
     if isinstance(read_out, str):
         return Prediction(reason=read_out)
     return _node_prediction(
@@ -81,7 +81,7 @@ def _linear_prediction(model: nn.Module, observation: Observation, radius: float
     )
 
 
-def _find_linear(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
+def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
     The output layer of a familiar model (see `unfamiliar`) must have returned the logits themselves. Any

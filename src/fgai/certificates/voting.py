@@ -274,7 +274,7 @@ def _require_local(model: nn.Module, graph: Graph, senders: Tensor) -> None:
     part = prepared(model, _sent_by(graph, senders))
     if part.positional is not None:
         raise InputError(
-            f"{model_name(model)} reads encodings of the whole graph, which every new node changes"
+            f"{model_name(model)} must not read encodings of the whole graph, which every new node changes"
         )
     if part.features is None:
         return

@@ -17,7 +17,13 @@ from fgai.cli.output import typed_words
 from fgai.version import __version__
 
 _PANELS = {
-    "See it": {"demo": "demo", "explain": "evaluate", "report": "report", "audit": "report"},
+    "See it": {
+        "demo": "demo",
+        "explain": "evaluate",
+        "explore": "explore",
+        "report": "report",
+        "audit": "report",
+    },
     "Make models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
     "Judge models": {
         "attack": "attack",

@@ -104,7 +104,7 @@ def attack(
         one_of(objective, "--objective", tuple(OBJECTIVES))
     threat, k, seed = attacker.sized(), attacker.k, attacker.seed
     if breaking is not None and attacker.nodes is not None:
-        raise InputError("`nodes` is what `--breaking-point` searches; set the most with `--max-nodes`")
+        raise InputError("`--breaking-point` searches `nodes`; give the most as `--max-nodes`")
     opened = _open_model(source)
     model, graph, task = opened.model, opened.graph, task_of(opened.graph)
     search = make_attack(threat, objective, targets=targets, k=k, task=task.name)

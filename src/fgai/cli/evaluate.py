@@ -15,11 +15,12 @@ from fgai.certificates import certify_attention, certify_budget, certify_injecti
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import _on_all_ranks, _open_model, _open_models
+from fgai.cli.files import _on_all_ranks, _open_model, _open_models, _Opened
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.evaluation import compare as compare_models
 from fgai.evaluation import evaluate as evaluate_model
+from fgai.graph import ChangeRecord
 from fgai.large import StoredGraph, evaluate_store
 from fgai.processes import current
 
@@ -39,11 +40,20 @@ def evaluate(
             " whole.",
         ),
     ] = False,
+    change: Annotated[
+        Path | None,
+        typer.Option(
+            "--change",
+            help="Replay a change that the page of `fgai explore` saved: class and attention of its node"
+            " before and after, no attack.",
+        ),
+    ] = None,
     record: options.Record,
     out: Output,
 ) -> None:
     """Attack a model and measure how its predictions and its attention hold.
 
+    With --change there is no attack, either: one node is shown on the graph as it is and as it was changed.
     With --stored there is no attack: F1, sharpness, and with --vanilla agreement, g-TVD and overlap; under
     torchrun several processes share the work.
 
@@ -51,15 +61,24 @@ def evaluate(
     - `fgai evaluate gat.safetensors`
     - `fgai evaluate faithful-gat.safetensors --vanilla gat.safetensors --threat ensemble -o claim.json`
     - `fgai evaluate club.safetensors --nodes 2 --edges 2`
+    - `fgai evaluate gat.safetensors --change change-24.json`
     - `fgai evaluate large.safetensors --stored --vanilla gat.safetensors`
     - `fgai evaluate --model mine:Model --weights w.pt --data folder --stored`
     """
     if current().several and not stored:
-        raise InputError("an attack is the work of one process: leave torchrun out, or give `--stored`")
+        raise InputError("an attack runs in one process: leave torchrun out, or give `--stored`")
+    if change is not None and (stored or vanilla is not None or attacker.is_sized or attacker.per_node):
+        raise InputError(
+            "`--change` attacks nothing: leave out --stored, --vanilla, --nodes, --edges, --box and"
+            " --per-node"
+        )
     threat = attacker.sized()
     opened = _open_model(source, stored=stored)
     reference = opened.load(vanilla)
     record.check()
+    if change is not None:
+        _replay(opened, change, attacker.k, record, out)
+        return
     if stored:
         if not isinstance(opened.graph, StoredGraph):
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
@@ -81,6 +100,29 @@ def evaluate(
     arguments: dict[str, Any] = {"vanilla": reference, "name": opened.path.stem, **attacker.arguments}
     evaluation = evaluate_model(opened.model, opened.graph, threat, **arguments)
     record.write(out, evaluation, partial(evaluation.show, every=attacker.all_))
+
+
+def _replay(opened: _Opened, path: Path, k: int, record: options.Record, out: Output) -> None:
+    """Print one node before and after a change, the k neighbours it attends to most and the injected ones."""
+    from fgai.reports.whatif import WhatIf
+
+    change, answers = ChangeRecord.load(path), WhatIf({opened.kind: opened.model}, opened.graph, k=k)
+    sides = dict(zip(("before", "after"), answers.view(opened.kind, change), strict=True))
+    values = {name: side.summary() for name, side in sides.items()}
+    total, names = opened.graph.num_nodes, opened.graph.class_names
+
+    def show(console: Console) -> None:
+        console.print(f"node {change.node} of {opened.graph.name}, {path}", markup=False)
+        for name, side in values.items():
+            label = names[side["class"]] if names else f"class {side['class']}"
+            text = f"{name}: {label}, probability {side['probability']:.3f}, margin {side['margin']:.3f}"
+            console.print(text, markup=False)
+            for rank, (node, share) in enumerate(side["attention"]):
+                if rank < k or node >= total:
+                    word = f"injected {node - total + 1}" if node >= total else f"node {node}"
+                    console.print(f"  {word:<14} {'itself' if node == change.node else '':<7}{share:.3f}")
+
+    record.write(out, {"command": "evaluate", "change": str(path), "node": change.node, **values}, show)
 
 
 @command
@@ -237,13 +279,24 @@ def explain(
             help="Also: how many injected neighbours its class stands, proved and attacked; slower.",
         ),
     ] = False,
+    counterfactual: Annotated[
+        bool,
+        typer.Option(
+            "--counterfactual",
+            help="Also search for few neighbours to remove, or to inject, so that the class changes.",
+        ),
+    ] = False,
+    change: Annotated[
+        Path | None,
+        typer.Option("--change", help="Write the smaller of both counterfactuals, to be replayed: .json."),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
     ] = None,
     force: options.Force = False,
     out: Output,
 ) -> None:
-    """Show whom a node attends to, whether that survives an attack, and what is certified about it.
+    """Show whom a node attends to and who supports its class, under attack too, and what is certified.
 
     Certified: which of the four properties of Definition 1 the node has in each layer, at radius 0.01; two
     of them compare it with --vanilla. The picture shows attention before and after the attack, or alone with
@@ -253,6 +306,7 @@ def explain(
     - `fgai explain gat.safetensors --node 24`
     - `fgai explain fgai.safetensors --node 24 --vanilla gat.safetensors`
     - `fgai explain gat.safetensors --node 24 --output node-24.png --threat strong`
+    - `fgai explain gat.safetensors --node 24 --counterfactual --change node-24.json`
     """
     from fgai.explanations import explain as explain_node
     from fgai.reports import figures  # matplotlib is slow to import, and few commands need it
@@ -261,12 +315,12 @@ def explain(
     threat = None if attacker.threat == "none" else attacker.sized()
     if threat is None and attacker.is_sized:
         raise InputError(
-            "`nodes`, `edges` and `box` are those of an attack, and `--threat none` has none; leave them out"
+            "`nodes`, `edges` and `box` need an attack, and `--threat none` is none; leave them out"
         )
     opened = _open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)
-    path = options.checked_output(output, force)
+    path, replayed = options.checked_output(output, force), options.checked_output(change, force)
     out.say(f"explaining node {node} of {graph!r}" + ("" if threat is None else f", threat {threat.name}"))
     number = graph.number_of(node)
     common: dict[str, Any] = {"k": attacker.k, "layer": shown_layer, "seed": attacker.seed}
@@ -275,7 +329,16 @@ def explain(
     if threat is not None:
         attack = make_attack(threat, k=attacker.k).run(model, graph, seed=attacker.seed)
     common |= {"threat": threat, "attack": attack, "vanilla": reference, "breaking_point": breaking_point}
+    common |= {"counterfactual": counterfactual or change is not None}
     explanation = explain_node(model, graph, number, **common)
+    if replayed is not None:
+        searched = filter(None, (explanation.counterfactual or {}).values())
+        changes = sorted((one for one in searched if one["change"]), key=lambda one: int(one["size"]))
+        if changes:
+            ChangeRecord.from_dict(changes[0]["change"]).save(replayed)
+        out.say(
+            f"change written to {replayed}" if changes else "no counterfactual was found, none is written"
+        )
     if path is not None:
         if attack is None:
             picture = figures.node_attention(model, graph, number, layer=shown_layer)

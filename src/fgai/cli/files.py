@@ -86,7 +86,7 @@ def _open_model(source: options.Source, *, stored: bool = False) -> _Opened:
         check(about[key], kinds[key], f"{key} of {path}")
     name = source.data or about.get("dataset")
     if not name:
-        raise InputError(f"{path} does not say which graph it belongs to; add --data")
+        raise InputError(f"{path} does not name its graph; add --data")
     model = load_model(path)
     graph = _open_data(name, source, about.get("split_seed", 0), about.get("task"), stored=stored)
     recorded = header.get("data_fingerprint")

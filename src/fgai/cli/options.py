@@ -21,6 +21,8 @@ from fgai.files import is_stream, write_atomic
 from fgai.models import MODELS
 from fgai.processes import current
 
+__all__ = ["Epochs", "Seed", "checked_folder", "checked_output", "listed"]  # for commands outside the package
+
 P = TypeVar("P", bound=Path | None)
 
 

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from typer.models import ArgumentInfo
 
-from fgai.errors import DivergenceError, FgaiError, FgaiWarning
+from fgai.errors import DivergenceError, FgaiError, FgaiWarning, InputError
 from fgai.progress import shown
 from fgai.version import stating
 
@@ -117,7 +117,9 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         except DivergenceError as error:
             _fail(output, str(error), type(error).__name__, FAILURE)
         except FgaiError as error:
-            text = re.sub(r"`(\w+)`", lambda name: f"`{flags.get(name[1], name[1])}`", str(error))
+            text = str(error)
+            if isinstance(error, InputError):  # the names in other errors are of files: columns, fields
+                text = re.sub(r"`(\w+)`", lambda name: f"`{flags.get(name[1], name[1])}`", text)
             _fail(output, text, type(error).__name__, BAD_INPUT)
         except BrokenPipeError:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (nobody reads on)

@@ -74,7 +74,7 @@ def report(
     records = [word for word in files if word.endswith(".json")]
     models = [word for word in files if not word.endswith(".json")]
     if models and records:
-        raise InputError("give models or records, not both: records of models are made anew")
+        raise InputError("give models or records, not both; models are measured anew")
     beside = page.with_suffix(".json")
     is_source = beside.resolve() in {Path(word.rpartition("=")[2]).resolve() for word in records}
     if not is_source:
@@ -100,7 +100,7 @@ def report(
         )
     else:
         if node_names is not None or class_names is not None:
-            raise InputError("names go on the page together with models; give models instead of records")
+            raise InputError("names of nodes and classes need models; give models instead of records")
         if node is not None and not node.isdecimal():
             raise InputError(f"`node` must be a number where the page is made of records, got {node!r}")
         named = any("=" in word for word in records)

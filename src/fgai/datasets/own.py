@@ -283,7 +283,7 @@ def count_nodes(largest: int, edges: int) -> int:
     """Return the number of nodes for a largest node number; `DataError` if there are too few edges."""
     if largest > _SPARSEST * edges + (1 << 20):
         raise DataError(
-            f"an edge names node {largest}, though there are only {edges} edges; number the nodes"
-            " from 0 on, or give features, which tell how many there are"
+            f"an edge names node {largest}, which is too large for {edges} edges; number the nodes"
+            " from 0 on, or give features, one row per node"
         )
     return max(1, largest + 1)

@@ -107,7 +107,7 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
         >>> unregister_dataset("planted-again")
     """
     if info.name in _INFO:
-        raise InputError(f"there is a dataset {info.name!r} already; choose another name")
+        raise InputError(f"the dataset {info.name!r} exists already; choose another name")
     one_of(info.task, "task", tuple(TASKS))
     if (source.make is None) == (source.reader is None):
         raise InputError(f"the source of {info.name!r} needs `make` or `reader`, one of the two")
@@ -138,7 +138,7 @@ def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: 
     one_of(task, "task", tuple(TASKS))
     one_of(of, "of", tuple(TASKS))
     if task in TASK_SPLITS:
-        raise InputError(f"datasets are split for the task {task!r} already")
+        raise InputError(f"the task {task!r} has a split already; choose another task")
     TASK_SPLITS[task] = of, split
 
 

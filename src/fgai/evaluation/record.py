@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fgai.attacks import THREATS, doubt
+from fgai.attacks import THREATS, weak_search_note
 from fgai.errors import InputError
 from fgai.evaluation.summary import sentences, summary_table, verdict
 from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
@@ -149,7 +149,7 @@ def show_summary(records: Sequence[EvaluationRecord], console: Console | None = 
 
 def _defined_and_warned(records: Sequence[EvaluationRecord]) -> list[str]:
     """Notes below a table: why its threat is weak, Definition 1, and what was warned of."""
-    weak, what = doubt(records[0].threat["name"]), _rows_name(records[0])
+    weak, what = weak_search_note(records[0].threat["name"]), _rows_name(records[0])
     defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
     return [*([weak] if weak else []), *defined, *warned]

@@ -55,14 +55,14 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
         _warn(
             "not-deterministic",
             f"two forward passes in eval mode differ by {noise:.2g} of the largest logit;"
-            " every difference below mixes this with the attack",
+            " all differences under attack contain this noise",
         )
     if float(from_one) <= 1e-3 and float(logits.min()) >= 0:
-        _warn("probabilities", "the model returns probabilities where logits are expected: gradients vanish")
+        _warn("probabilities", "the model returns probabilities, so gradients vanish; return logits")
     elif float(from_zero) <= 1e-3 and float(logits.max()) <= 1e-6:
         _warn(
             "log-probabilities",
-            "the model returns log-probabilities: g_tvd on logits and g_tvd_rel measure those",
+            "the model returns log-probabilities, so g_tvd on logits does not compare; return logits",
         )
 
 
@@ -72,8 +72,8 @@ def check_range(clipped: int, total: int, usual: float) -> None:
     if share > 2 * usual + OUTSIDE:
         _warn(
             "out-of-range",
-            f"{share:.1%} of what the nodes say lies outside the model's limits, {usual:.1%} where they were"
-            " measured: the model was made for another graph; measure them on this one with `fgai.limit`",
+            f"{share:.1%} of the nodes' values lie outside the model's limits, {usual:.1%} on the graph of"
+            " the limits; measure the limits on this graph with `fgai.limit`",
         )
 
 
@@ -101,8 +101,8 @@ def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> 
     if tied > TIED:
         _warn(
             "tied-ranking",
-            f"at {tied:.0%} of the nodes with more than k={k} neighbours the last of the top-k and the next"
-            " get the same attention up to rounding: which of them explains the node is arbitrary",
+            f"at {tied:.0%} of the nodes with more than k={k} neighbours rounding decides the top-k: the k-th"
+            " and the next attention are equal; choose another `k`",
         )
 
 
@@ -123,14 +123,14 @@ def check_sharpness(sharpness: list[float], top: list[float], uniform: list[floa
     if most < FLAT:
         _warn(
             "flat-attention",
-            f"attention is almost uniform ({text}): networks that have learnt nothing show as much, so its"
-            " ranking explains nothing",
+            f"attention is almost uniform ({text}), as in untrained networks, so its ranking explains"
+            " nothing",
         )
     elif most < WEAK:
         _warn(
             "weak-attention",
-            f"attention hardly prefers one neighbour to another ({text}): trainings that differ in their"
-            " seed alone may rank them otherwise; compare with another seed before you show it",
+            f"attention hardly prefers one neighbour to another ({text}), so another seed may rank them"
+            " otherwise; compare two seeds before you show it",
         )
 
 
@@ -138,7 +138,7 @@ def check_reach(result: AttackResult, targets: Tensor, before: Tensor, after: Te
     """Warn if the budget reaches every one of the targets [T], or changes every predicted class [R]."""
     ends, count = result.change.endpoints, targets.numel()
     if ends is not None and torch.unique(ends).numel() >= count:
-        _warn("budget-hits-all", f"every one of the {count} attacked nodes got an injected neighbour")
+        _warn("budget-hits-all", f"all {count} attacked nodes have an injected neighbour; lower `edges`")
     if not bool((before == after).any()):
-        message = "no attacked node kept its prediction: the budget cannot tell models apart"
+        message = "no attacked node kept its prediction, so the budget does not tell models apart; lower it"
         _warn("all-predictions-changed", message)

@@ -94,15 +94,13 @@ class _Run:
         }
 
     def _observe(self) -> None:
-        """Run both models on the clean graph, and warn of what may mislead."""
+        """Run both models on the clean graph, and give the reliability warnings."""
         reliability.check_split(self.graph, self.targets)
         warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
         check_logits(self.clean.logits, self.graph)
         if not bool(torch.isfinite(self.clean.logits).all()):
-            raise InputError(
-                f"the model's outputs on {self.graph.name!r} are not finite: nothing to evaluate"
-            )
+            raise InputError(f"the model's outputs on {self.graph.name!r} must be finite; check its weights")
         with counting(self.model) as count:
             again = logits_again(self.model, self.graph)
         reliability.check_outputs(self.clean.logits, again)
@@ -235,7 +233,7 @@ def logits_again(model: nn.Module, graph: Graph) -> Tensor:
 
 @typed
 def by_endpoints(ledger: Ledger) -> dict[str, float]:
-    """Return the most damage by endpoint rule and at `chosen` endpoints; nothing if there was one set only.
+    """Return the largest damage by endpoint rule and at `chosen` endpoints; empty for a single set.
 
     Noise has random endpoints; only ensembles name the members in their ledger.
 

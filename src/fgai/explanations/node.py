@@ -36,6 +36,8 @@ from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
 from fgai.explanations.breaking import _node_breaking_point
+from fgai.explanations.contributions import SignedMargins
+from fgai.explanations.counterfactual import Counterfactual, injected_neighbours, removed_neighbours
 from fgai.explanations.record import NodeExplanation
 from fgai.graph import Graph
 from fgai.metrics.removal import combined
@@ -186,6 +188,7 @@ def explain(
     attack: AttackResult | None = None,
     names: Names | None = None,
     breaking_point: bool = False,
+    counterfactual: bool = False,
 ) -> NodeExplanation:
     """Return whom a node attends to, whether that survives an attack, and what is proved about it.
 
@@ -211,9 +214,11 @@ def explain(
         names: of the nodes, by number; those of the data by default.
         breaking_point: also say how many injected neighbours provably leave its class, and how many were
             seen to change it (some attacks on this node alone).
+        counterfactual: also search for a few neighbours whose removal, and a few new neighbours whose
+            injection, change the class.
 
     Raises:
-        InputError: no such node, or an argument out of range.
+        InputError: no such node, an argument out of range, or a counterfactual of links or graphs.
         AttentionError: the model has no attention that can be recorded.
 
     Example:
@@ -230,9 +235,13 @@ def explain(
     original = as_graph(data)
     graph = prepared(model, original)
     names = original.node_names if names is None else names
+    if counterfactual and not task_of(graph).row_per_node:
+        raise InputError("`counterfactual` is searched for the class of a node; leave it out for other tasks")
+    if breaking_point and not task_of(graph).row_per_node:
+        raise InputError("`breaking_point` is of the class of a node; leave it out for other tasks")
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
-    before = observe(model, graph)
+    before = observe(model, graph, inputs=True)
     clean = GraphView.of(before, layer=layer).node(node)
     after = None
     if attack is None and threat is not None:
@@ -259,7 +268,58 @@ def explain(
         certified=certified,
         breaking_point=_node_breaking_point(model, graph, node, seed) if breaking_point else None,
         class_names=None if clean.class_names is None else list(clean.class_names),
+        contributions=_contributions(SignedMargins(model, before), node, names),
+        counterfactual=_counterfactuals(model, original, node, names) if counterfactual else None,
     )
+
+
+def _contributions(margins: SignedMargins, node: int, names: Names | None) -> dict[str, Any]:
+    if margins.reason is not None:
+        return {"reason": margins.reason}
+    signed = margins.of(node)
+    of_edges = [None] * len(signed.parts) if signed.edge_parts is None else signed.edge_parts.tolist()
+    columns = (signed.sources.tolist(), signed.parts.tolist(), of_edges, signed.radii.tolist())
+    entries = [
+        {
+            "node": neighbour,
+            "name": name_of(neighbour, names),
+            "itself": neighbour == node,
+            "contribution": part,
+            "of_edge": of_edge,
+            "radius": radius if math.isfinite(radius) else None,
+        }
+        for neighbour, part, of_edge, radius in zip(*columns, strict=True)
+    ]
+    return {
+        "reason": None,
+        "top": signed.top,
+        "second": signed.second,
+        "margin": signed.margin,
+        "rest": signed.rest,
+        "pair_radius": signed.pair_radius if math.isfinite(signed.pair_radius) else None,
+        "neighbours": sorted(entries, key=lambda entry: -entry["contribution"]),
+    }
+
+
+def _counterfactuals(model: nn.Module, graph: Graph, node: int, names: Names | None) -> dict[str, Any]:
+    searched = {
+        "removed": removed_neighbours(model, graph, node),
+        "injected": injected_neighbours(model, graph, node),
+    }
+    return {
+        kind: None if one is None else _counterfactual(one, graph, names) for kind, one in searched.items()
+    }
+
+
+def _counterfactual(searched: Counterfactual, graph: Graph, names: Names | None) -> dict[str, Any]:
+    items, change = list[str](), searched.change
+    if change is not None:
+        items += [name_of(other, names) for _, other in change.removed_edges]
+        for new in change.injected:
+            label, classes = new.get("typical", -1), graph.class_names or ()
+            mean = f"the mean of class {classes[label] if 0 <= label < len(classes) else label}"
+            items.append(f"a copy of {name_of(new['copy'], names)}" if "copy" in new else mean)
+    return {**vars(searched), "change": None if change is None else change.to_dict(), "items": items}
 
 
 def name_of(node: int, names: Names | None) -> str:

@@ -25,10 +25,12 @@ from fgai.alone import seeded, with_gradients
 from fgai.attention import call_model, duplicate, evaluating, observe, prepared
 from fgai.errors import FgaiError, InputError, extra
 from fgai.explanations.as_pyg import _as_pyg
+from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.pyg import _along_paths, _on_edges
 from fgai.explanations.scores import EdgeExplainer, EdgeScores, _Field, _Fields
 from fgai.graph import Graph
 from fgai.models import as_graph
+from fgai.sparse import edge_keys
 from fgai.tasks import task_of
 from fgai.typed import typed
 
@@ -87,6 +89,32 @@ class _AttentionScores(EdgeExplainer):
         return scores
 
 
+class _SignedScores(EdgeExplainer):
+    """Signed contributions of the edges into a node, see `SignedMargin`; 0 on the rest of its field."""
+
+    def __init__(self, order: _Order) -> None:
+        super().__init__(order.model)
+        self.hops = order.hops
+
+    @with_gradients
+    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
+        margins, fields = (
+            SignedMargins(self.model, observe(self.model, graph, inputs=True)),
+            _Fields(graph, self.hops),
+        )
+        if margins.reason is not None:
+            raise InputError(f"`model` has no signed contributions: {margins.reason}")
+        scores = []
+        for node in nodes:
+            keys, signed = fields.keys[fields.edges(node)], margins.of(node)
+            into = edge_keys(signed.sources, torch.full_like(signed.sources, node)).to(keys.device)
+            values = torch.zeros(keys.numel(), dtype=torch.float64, device=keys.device)
+            there = torch.isin(into, keys)
+            values[torch.searchsorted(keys, into[there])] = signed.parts.to(keys.device)[there]
+            scores.append(EdgeScores(node, keys, values))
+        return scores
+
+
 def _hops_of(model: nn.Module, attentions: int) -> int:
     """Return how many layers pass messages, given the number of those with recorded attention."""
     return max(attentions, int(ExplainerAlgorithm._num_hops(model)))
@@ -109,7 +137,7 @@ class _SearchedScores(EdgeExplainer):
         return [EdgeScores(node, *self._scores(predictions, node)) for node in nodes]
 
     def explainer(self, explanation_type: str = "model") -> Explainer:
-        """Return a new explainer on a new copy of the model: some leave traces in it."""
+        """Return a new explainer on a new copy of the model: some leave hooks and masks in it."""
         algorithm = self.make(self.layers, self.epochs)
         self.name = type(algorithm).__name__
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
@@ -172,8 +200,8 @@ class _Predictions:
             if torch.allclose(again, self.logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
                 return field, self.logits[node].argmax().expand(field.x.shape[0])
         raise InputError(
-            "`model` gives other logits when it is called as `model(x, edge_index)`: it reads more of the"
-            " graph than PyG's explainers hand on; use one of the explainers that read attention"
+            "`model` returns other logits if called as `model(x, edge_index)`, as PyG's explainers do; use"
+            " an explainer that reads attention"
         )
 
 
@@ -229,6 +257,7 @@ EDGE_EXPLAINERS: dict[str, _Entry] = {
     ),
     "attention-mean": _Entry("attention, mean", partial(_AttentionScores, heads="mean")),
     "attention-log": _Entry("attention, log", partial(_AttentionScores, heads="log")),
+    "signed-contributions": _Entry("signed contributions", _SignedScores),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 
@@ -249,6 +278,7 @@ def edge_explainer(
         propagated-attention    attention along paths, see `PropagatedAttention`
         attention-mean          attention, mean over heads and layers
         attention-log           the same with the heads' geometric mean, see `FaithfulAttention`
+        signed-contributions    w · (z_top − z_second), the supporting neighbours first, see `fgai.explain`
 
     Masks of PyG and Captum are found on a copy of the model and on receptive fields, where its output is the
     same. Every search starts from the same seed, so that explanations of two graphs differ only because the

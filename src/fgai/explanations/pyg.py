@@ -62,12 +62,10 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
         """Return True, or raise `InputError` for explanations that attention cannot give."""
         config: ExplainerConfig = self.explainer_config
         if config.explanation_type != ExplanationType.model:
-            raise InputError(
-                "attention explains what the model did, whatever the truth is: use explanation_type='model'"
-            )
+            raise InputError("attention explains the model, not the phenomenon; use explanation_type='model'")
         if config.node_mask_type is not None:
             raise InputError(
-                "attention stands on edges: use edge_mask_type='object' and leave node_mask_type out"
+                "attention explains edges, not nodes; use edge_mask_type='object' without node_mask_type"
             )
         return True
 

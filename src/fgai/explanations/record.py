@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
+from fgai.explanations.counterfactual import MOST
 from fgai.records import Cell, Column, Table, TabledDocument, data_frame
 from fgai.typed import typed
 
@@ -20,7 +22,9 @@ _NO_NEIGHBOURS = "It has no neighbours, so it attends to nothing."
 _MOST_ROWS = 10
 _MOST_BLOCKS = 24  # length of the longest bar
 _LEAST_BLOCKS = 4  # bars that would be shorter are left out
-_OTHER_COLUMNS = 51  # characters that everything but the bars takes
+_OTHER_COLUMNS = 65  # characters that everything but the bars takes
+_LATER = dict.fromkeys(("breaking_point", "class_names", "contributions", "counterfactual"))
+"""What older records lack."""
 
 
 @typed
@@ -51,6 +55,15 @@ class NodeExplanation(TabledDocument):
             unknown), `sufficient` (so many injected neighbours were seen to change it; None if up to `limit`
             were not); or None.
         class_names: by number, or None.
+        contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
+            between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
+            first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
+            `of_edge` (the part that the features of the edge add, or None) and `radius` (below which its sign
+            stays). A radius is None where no attention can. See `SignedMargin`.
+        counterfactual: `removed` and `injected` (None for graphs without features), each with `change` (a
+            `ChangeRecord` as a dictionary, None if none was found), its `items` in words and its `size`, the
+            class `predicted` after it, `lower_bound` (no fewer can change the class) and `exhausted` (no set
+            can, all were tried: then there is no bound); or None without a search.
     """
 
     KIND: ClassVar[str] = "explanation"
@@ -68,12 +81,13 @@ class NodeExplanation(TabledDocument):
     certified: dict[str, Any] | None = None
     breaking_point: dict[str, int | None] | None = None
     class_names: list[str] | None = None
+    contributions: dict[str, Any] | None = None
+    counterfactual: dict[str, Any] | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; `class_names` and `breaking_point` may be missing."""
-        later = {"class_names": None, "breaking_point": None}
-        return super().from_dict({**later, **values} if isinstance(values, Mapping) else values)
+        """Inverse of `to_dict`; what older records lack is None."""
+        return super().from_dict({**_LATER, **values} if isinstance(values, Mapping) else values)
 
     def show(self, console: Console | None = None) -> None:
         """Print in a terminal."""
@@ -93,12 +107,15 @@ class NodeExplanation(TabledDocument):
     def tables(self) -> list[Table]:
         """Return the neighbours, with notes on the attack and the certificates."""
         truth = any(entry["informative"] is not None for entry in self.neighbours)
+        signed = {e["node"]: e["contribution"] for e in (self.contributions or {}).get("neighbours", ())}
         columns = [Column("neighbour"), Column("attention")]
+        columns += [Column("contribution", "+.3f")] * bool(signed)
         columns += [Column("explains")] * truth
         columns += [Column("attacked"), Column("stays")] if self.attacked else []
         rows: list[list[Cell]] = []
         for rank, entry in enumerate(self.neighbours):
             row: list[Cell] = ["itself" if entry["itself"] else str(entry["name"]), entry["attention"]]
+            row += [signed.get(entry["node"])] * bool(signed)
             row += ["yes" if entry["informative"] else ""] * truth
             if self.attacked:
                 stays = "yes" if entry["node"] in self.attacked["kept"] else "no"
@@ -129,7 +146,7 @@ class NodeExplanation(TabledDocument):
         bars = longest >= _LEAST_BLOCKS
         drawn = RichTable(box=None, padding=(0, 1))
         for heading in [*headings[:2], *[""] * bars, *headings[2:]]:
-            right = heading in ("attention", "attacked")
+            right = heading in ("attention", "contribution", "attacked")
             drawn.add_column(heading, justify="right" if right else "left")
         most = max(entry["attention"] for entry in self.neighbours) or 1.0
         for rank, cells in enumerate(table.texts()[: max(self.k, _MOST_ROWS)]):
@@ -139,7 +156,53 @@ class NodeExplanation(TabledDocument):
         return drawn
 
     def _sentences(self) -> list[str]:
-        return [*self._attack_sentences(), *self._certified_sentences(), *self._breaking_sentences()]
+        """Everything below the table."""
+        lines = [*self._contribution_sentences(), *self._counterfactual_sentences()]
+        return [*lines, *self._attack_sentences(), *self._certified_sentences(), *self._breaking_sentences()]
+
+    def _contribution_sentences(self) -> list[str]:
+        signed = self.contributions
+        if signed is None:
+            return []
+        if signed["reason"] is not None:
+            return [f"contributions: not available: {signed['reason']}"]
+        pair = f"class {self._class(signed['top'])} leads class {self._class(signed['second'])}"
+        sides = {
+            "supporting": [entry for entry in signed["neighbours"] if entry["contribution"] > 0],
+            "opposing": [entry for entry in signed["neighbours"][::-1] if entry["contribution"] < 0],
+        }
+        sums = [f"{_total(side):+.3f} {name}" for name, side in sides.items() if side]
+        whole = " ".join([*sums, f"{signed['rest']:+.3f} bias or residual"])
+        lines = [f"{pair} by {signed['margin']:.3f} = {whole}"]
+        for name, side in sides.items():
+            if side:
+                lines.append(f"{name}: {self._listed(side)}")
+        return [*lines, *_sign_sentences(signed)]
+
+    def _listed(self, side: list[dict[str, Any]]) -> str:
+        """The strongest contributions of one sign."""
+        shown = [
+            f"{'itself' if entry['itself'] else entry['name']} {entry['contribution']:+.3f}"
+            + ("" if entry["of_edge"] is None else f" (edge {entry['of_edge']:+.3f})")
+            for entry in side[: self.k]
+        ]
+        return ", ".join(shown) + (f" and {len(side) - self.k} others" if len(side) > self.k else "")
+
+    def _counterfactual_sentences(self) -> list[str]:
+        searched = self.counterfactual or {}
+        words = {"removed": "without {} of its neighbours", "injected": "with {} new neighbours"}
+        return [self._counterfactual(words[name], entry) for name, entry in searched.items() if entry]
+
+    def _counterfactual(self, words: str, entry: dict[str, Any]) -> str:
+        size, bound = entry["size"], entry["lower_bound"]
+        if entry["exhausted"]:
+            return "without any of its neighbours the class stays (all sets were tried)"
+        needed = f", at least {bound} are needed" if bound > 1 else ""
+        if size is None:
+            return f"{words.format(f'up to {MOST}')}: no other class found{needed}"
+        least = "no fewer do" if size == bound else f"perhaps fewer do{needed}"
+        changed = f"class {self._class(entry['predicted'])}"
+        return f"{words.format(size)}: {changed}: {_counted(entry['items'])}; {least}"
 
     def _breaking_sentences(self) -> list[str]:
         if self.breaking_point is None:
@@ -199,6 +262,36 @@ class NodeExplanation(TabledDocument):
             return f"{order}; class not while each head moves by less than {kind:.4f} ({status})"
         unknown = layer["class_status"] == "unknown"
         return f"{order}; class: {'unknown' if unknown else 'attention has no say'}"
+
+
+def _counted(items: list[str]) -> str:
+    """Items with their numbers where they repeat."""
+    counts = Counter(items)
+    return ", ".join(item if count == 1 else f"{count} × {item}" for item, count in counts.items())
+
+
+def _total(side: list[dict[str, Any]]) -> float:
+    return float(sum(entry["contribution"] for entry in side))
+
+
+def _sign_sentences(signed: dict[str, Any]) -> list[str]:
+    """What is proved about the signs of contributions."""
+    if not signed["neighbours"]:
+        return []
+    radius = signed["pair_radius"]
+    pair = (
+        "no attention of this layer changes these two classes"
+        if radius is None
+        else f"these two classes stay first and second while each head moves by less than {radius:.4f} (l1)"
+    )
+    radii = [entry["radius"] for entry in signed["neighbours"] if entry["radius"] is not None]
+    always = len(signed["neighbours"]) - len(radii)
+    signs = ["no attention reverses the sign of a contribution"] if not radii else []
+    if radii and always:
+        signs.append(f"no attention reverses the sign of {always} contributions")
+    if radii:
+        signs.append(f"{len(radii)} keep their sign while each head moves by less than {min(radii):.4f}")
+    return [f"proved with the values fixed: {pair}; for this pair {', '.join(signs)}"]
 
 
 def _properties(properties: dict[str, bool | None], certified: dict[str, Any]) -> str:

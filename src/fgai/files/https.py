@@ -36,7 +36,7 @@ def _require_https(url: str) -> None:
     """Raise unless an address begins with `https://` and names a server."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
-        raise DataError(f"{url!r} is not https, so anyone on the way could change what comes")
+        raise DataError(f"{url!r} must begin with https://, so that nobody can change the download")
 
 
 def fetch(url: str, path: Path | str) -> None:

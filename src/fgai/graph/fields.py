@@ -46,8 +46,8 @@ def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) ->
     differs = differs.any(1) if differs.dim() == 2 else differs
     if bool(differs.any()):
         raise InputError(
-            f"{int(differs.sum())} edges come again with another `{name}`, and there is one edge between two"
-            " nodes here; merge them as the model should read them, e.g. `torch_geometric.utils.coalesce("
+            f"{int(differs.sum())} duplicate edges have different `{name}`, but a graph has one edge between"
+            " two nodes; merge them, e.g. `torch_geometric.utils.coalesce("
             f'edge_index, {name}, reduce="mean")`'
         )
     return merged

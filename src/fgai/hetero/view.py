@@ -80,7 +80,7 @@ class HeteroView:
         return f"HeteroView({self.graph.name!r}, {sizes}, target={self.layout.target!r})"
 
     def wrap(self, model: nn.Module, call: HeteroCall | None = None) -> HeteroModel:
-        """Return a model of the view's graph; what is made of it is one, too, with a model like yours inside.
+        """Return a model of the view's graph; `make_faithful` of it returns one, too, with yours as `.model`.
 
         Args:
             model: heterogeneous; kept as it is inside, as `.model`.

@@ -3,8 +3,7 @@
 Between its layers a PyG model is Python code that fgai does not know. So the model's own forward pass runs on
 a block of nodes and their neighbours, once for each layer: the layers before it return the outputs that they
 gave for these nodes, it alone computes, and those after it return zeros. Its outputs in the rows of the block
-are exact if nodes meet in message-passing layers of one hop and nowhere else. `_plan_of` tries this on a part
-of the graph.
+are exact if nodes read each other in one-hop layers only. `_plan_of` tries this on a part of the graph.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def joined(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> I
         yield SINGLE
         return
     if dist.is_initialized():
-        raise RanksError("this process has joined a group already; leave it first, or do not join twice")
+        raise RanksError("this process is in a group already; leave that first")
     if os.environ.get("LOCAL_WORLD_SIZE", "1") == os.environ.get("WORLD_SIZE", "1"):
         _stay_on_this_machine()
     ranks = _form_group(torch.device(device), seconds)
@@ -165,7 +165,7 @@ def _fresh(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
             if part.compare_set(str(rank), "", own).decode() == own and part.check([OPEN]):
                 return part
         sleep(POLL)
-    raise RuntimeError(f"rank 0 was not there in {timeout}")
+    raise RuntimeError(f"rank 0 did not answer within {timeout}")
 
 
 def _form_group(device: torch.device, timeout: timedelta) -> _TorchrunGroup:
@@ -179,8 +179,8 @@ def _form_group(device: torch.device, timeout: timedelta) -> _TorchrunGroup:
         )
     except RuntimeError as error:
         raise RanksError(
-            f"the ranks did not find each other at {os.environ.get('MASTER_ADDR')}; start them with torchrun,"
-            f" as many as there are ({error})"
+            f"the processes did not connect at {os.environ.get('MASTER_ADDR')}; start all of them with"
+            f" torchrun ({error})"
         ) from error
     return _TorchrunGroup(rank, size, store)
 
@@ -193,7 +193,7 @@ def _take_own_gpu(ranks: ProcessGroup, device: torch.device) -> None:
     uuids = ranks.gather(uuid)
     if None in uuids or len(set(uuids)) < len(uuids):
         raise RanksError(
-            f"every rank needs a GPU of its own; of {ranks.size} at least one has none or shares one. This"
-            f" machine has {count}: start as many ranks as there are GPUs, and `device` without a number"
+            f"each of the {ranks.size} processes needs a GPU of its own, this machine has {count}; start as"
+            " many processes as GPUs, and give `device` without a number"
         )
     torch.cuda.set_device(index)

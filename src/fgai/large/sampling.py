@@ -278,7 +278,7 @@ def _rows(adjacency: Adjacency) -> _Rows:
 
 def _refuse(index: Any) -> None:
     if index.time is not None or index.input_type is not None:
-        raise InputError("`NeighbourSampler` draws from graphs of one kind without times; leave them out")
+        raise InputError("`NeighbourSampler` does not support `time` or types of nodes; leave them out")
 
 
 @typed
@@ -364,12 +364,12 @@ def _check(graph: Graph | StoredGraph, sample: Sample) -> None:
     )
     if any(part is not None for part in kept):
         raise InputError(
-            f"{graph.name!r} has positional encodings, small graphs, links or `entry_values`, which a"
-            " mini-batch does not keep; give the graph as it was before the model prepared it"
+            f"{graph.name!r} must not have positional encodings, small graphs, links or `entry_values`;"
+            " give the graph as it was before the model prepared it"
         )
     inside = (sample.nodes, graph.num_nodes), (sample.edges, graph.num_edges)
     if any(index.numel() and int(index.max()) >= count for index, count in inside):
-        raise InputError(f"`sample` must be drawn from {graph.name!r}; it names what is not there")
+        raise InputError(f"`sample` must be drawn from {graph.name!r}, got nodes or edges outside it")
 
 
 def _features(features: Features | None, nodes: Tensor) -> Features | None:

@@ -133,9 +133,7 @@ def _shared_folder(path: Path, ranks: ProcessGroup) -> Iterator[Path]:
         own = str(stack.enter_context(_building(path)).folder) if ranks.leads else ""
         folder = Path(ranks.first(own))
         if not min(ranks.gather(folder.is_dir())):
-            raise RanksError(
-                f"not all ranks see {folder}, where they write together; set TMPDIR to a shared disk"
-            )
+            raise RanksError(f"all processes must see {folder}; set TMPDIR to a shared disk")
         yield folder
     ranks.wait()
 
@@ -215,7 +213,7 @@ def _readable(
         raise InputError(f"`model` must be fgai's GAT, GATv2 or GT on the CPU, got {model_name(model)}")
     if not bare.streams:
         raise InputError(
-            f"{model_name(model)} prepares graphs as a whole, which a stored one is not read as; use GAT,"
+            f"{model_name(model)} reads the whole graph, so it does not take a stored one; use GAT,"
             " GATv2, or GT with `encodings=0`"
         )
     if not stored.has_features:
@@ -229,8 +227,8 @@ def _readable(
         stages = adapter_of(model).layerwise()
     if stages is None:
         raise InputError(
-            f"{model_name(model)} cannot be computed row by row: it is hooked or tapped, is not for nodes"
-            ", or mixes them elsewhere than in attention"
+            f"{model_name(model)} cannot be computed row by row: it has hooks, is not for nodes, or mixes"
+            " nodes elsewhere than in attention"
         )
     return bare, stages
 

@@ -1,4 +1,4 @@
-"""What predictions lose with the edges attention points at: F-slope and fidelity.
+"""How predictions change without the edges of highest attention: F-slope and fidelity.
 
 F-slope: for each fraction of the edges, those are taken out of every attention layer, the model predicts, and
 the share still right is recorded; the slope of these shares is the metric. Fidelity follows GraphFramEx
@@ -75,7 +75,9 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def combined(attention: AttentionMap) -> LayerAttention:
-    """Mean of a head-averaged map over its layers, on the edges all of them have."""
+    """Mean of a head-averaged map over its layers, types of edges joined, on the edges all layers have."""
+    if any(layer.edge_type is not None for layer in attention.layers):
+        attention = attention.joined()
     first = attention.layers[0]
     if not all(first.same_edges(layer) for layer in attention.layers[1:]):
         shared = first.keys
@@ -201,8 +203,8 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
-    Near 0 if the edges attention passes over do not matter; above 0 the model got better by losing them,
-    which is a warning, not a success. Arguments as in `f_slope_plus`.
+    Near 0 if edges of low attention do not matter; above 0 the model got better without them, which is a
+    warning, not a success. Arguments as in `f_slope_plus`.
 
     Example:
         >>> f_slope_minus([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
@@ -284,7 +286,7 @@ def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: 
 )
 @typed
 def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
-    """How often the prediction changes when the explanation is taken away: high if it is necessary.
+    """Share of predictions that change without the explanation: high if it is necessary.
 
         1 - mean 1(ŷ_without = ŷ)
 
@@ -311,7 +313,7 @@ def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
 )
 @typed
 def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
-    """How often the prediction changes when only the explanation is left: low if it is sufficient.
+    """Share of predictions that change when only the explanation is left: low if it is sufficient.
 
     Arguments as in `fidelity_plus`, `only` predicted with nothing but the explanatory edges.
 
@@ -338,7 +340,7 @@ def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
 )
 @typed
 def characterization(plus: float, minus: float) -> float:
-    """Harmonic mean of fidelity+ and 1 - fidelity-, both in [0, 1]; 0 as soon as either is worthless.
+    """Harmonic mean of fidelity+ and 1 - fidelity-, both in [0, 1]; 0 if either is 0.
 
     Example:
         >>> characterization(0.5, 0.5)

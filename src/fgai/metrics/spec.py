@@ -185,7 +185,7 @@ def _check_paths(spec: MetricSpec) -> None:
         for other in (*others, *_OTHERS, "null"):
             pairs = zip(path.split("."), other.split("."), strict=False)
             if all(a == b or "*" in (a, b) for a, b in pairs):
-                raise InputError(f"records hold something else at {path!r}: {other!r}; choose another name")
+                raise InputError(f"`{path}` collides with {other!r} in records; choose another name")
 
 
 _OTHERS = {

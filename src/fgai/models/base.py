@@ -169,8 +169,8 @@ class AttentionModel(GraphModel, ABC):
         weight = graph.edge_weight
         if weight is not None and cached_on(graph, "fgai.models.base", lambda: bool((weight < 0).any())):
             raise InputError(
-                f"`edge_weight` of {graph.name!r} must be at least 0 for {type(self).__name__}: it reads"
-                " it as how much of each edge there is; shift it, or set `data.edge_weight = None`"
+                f"`edge_weight` of {graph.name!r} must be at least 0 for {type(self).__name__}, which adds"
+                " its logarithm to the score; shift it, or set `data.edge_weight = None`"
             )
 
     def _check_width(self, graph: Graph) -> None:
@@ -217,9 +217,8 @@ def as_graph(data: Any) -> Graph:
         return Graph.from_data(data)
     if isinstance(data, GraphOnDisk):
         raise InputError(
-            f"{data.name!r} is stored, and this reads whole graphs: give `stored.load()` where that fits in"
-            " memory; stored ones are for `batch_size` in `train`, `make_faithful` and `harden`, and for"
-            " `evaluate_store`"
+            f"{data.name!r} is stored, but this function needs it in memory; give `stored.load()`, or use"
+            " `batch_size` in `train`, `make_faithful` and `harden`, or `evaluate_store`"
         )
     kind = type(data).__name__
     hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""

@@ -1,4 +1,4 @@
-"""Compute again only what a perturbation reaches: the same numbers as a full forward pass.
+"""Recompute only the rows that a perturbation reaches: the same numbers as a full forward pass.
 
 A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. Everything
 else is computed once. Where the change reaches almost everything, a full pass is taken. Training cannot use
@@ -38,7 +38,7 @@ class Touched(NamedTuple):
 @typed
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to compute again after one edit, layer by layer."""
+    """The rows to recompute after one edit, layer by layer."""
 
     edit: _Edit  # the edges of the change
     start: Tensor  # [S] nodes whose input differs
@@ -114,7 +114,7 @@ class Recompute:
         stages = adapter.layerwise() if _plain(graph) else None
         if stages is None:
             raise InputError(
-                f"{type(model).__name__} cannot be computed in part here: it must be one of fgai's attention"
+                f"{type(model).__name__} cannot be recomputed in part: it must be one of fgai's attention"
                 " models for nodes, in eval mode and without taps, on a graph with plain features"
             )
         if adapter.prepare(graph) is not graph:
@@ -159,7 +159,7 @@ class Recompute:
         all_rows: bool = False,
         limit: float = WORTHWHILE,
     ) -> Plan | None:
-        """Find what has to be computed again after `change`, or None where a full pass is cheaper.
+        """Return the plan of the rows to recompute after `change`, or None if a full pass is cheaper.
 
         Args:
             change: its edges and rows; the features do not matter.

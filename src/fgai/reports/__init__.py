@@ -4,6 +4,18 @@ from fgai.reports.build import Report, make_report, read_report
 from fgai.reports.cards.card import card  # not the module of the same name
 from fgai.reports.compose import report
 from fgai.reports.page import render, write_report
+from fgai.reports.whatif import WhatIf, explore
 from fgai.reports.words import missing
 
-__all__ = ["Report", "card", "make_report", "missing", "read_report", "render", "report", "write_report"]
+__all__ = [
+    "Report",
+    "WhatIf",
+    "card",
+    "explore",
+    "make_report",
+    "missing",
+    "read_report",
+    "render",
+    "report",
+    "write_report",
+]

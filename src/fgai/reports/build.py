@@ -14,13 +14,15 @@ from fgai.attacks import THREATS, AttackResult, Threat, make_attack, threat_of
 from fgai.certificates import CertificateRecord
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
-from fgai.explanations.node import Names
+from fgai.explanations.node import Names, name_of
 from fgai.files import Schema, check
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.records import Document, read_json
 from fgai.reports.nodes import Case, _clipped, _ModelViews, _nodes_of_models, _nodes_of_records, subgraph
 from fgai.reports.parts import Injections, _intervals_of, _objects, _Part, _parts_of, summary
+from fgai.reports.whatif.answer import WhatIf, most_proven
+from fgai.reports.whatif.payload import in_browser
 from fgai.tasks import task_of
 from fgai.training import History
 from fgai.typed import typed
@@ -42,6 +44,7 @@ class Report(Document):
         distribution: per-node overlap under each attack, counted in bins.
         subgraph: positions, edges and attention of one neighbourhood, before and after the attack.
         explorer: single nodes, see `fgai.reports.nodes`.
+        whatif: graph and weights for the part "What if?", see `fgai.reports.whatif`.
         reproduce: commands that give the same report.
         notes: what is missing or was left out, in sentences.
     """
@@ -58,6 +61,7 @@ class Report(Document):
     distribution: dict[str, Any] | None = None
     subgraph: dict[str, Any] | None = None
     explorer: dict[str, Any] | None = None
+    whatif: dict[str, Any] | None = None
     reproduce: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -128,7 +132,11 @@ def make_report(
         fields["histories"] = _histories(models)
         if views := _attacked_views(parts, models, graph, attacks or {}, threat, notes):
             explorer = _nodes_of_models(parts, graph, views, node, node_names or graph.node_names)
-            fields["subgraph"] = subgraph(views, graph, explorer["nodes"]["id"][0])
+            start = explorer["nodes"]["id"][0]
+            fields["subgraph"] = subgraph(views, graph, start)
+            fields["whatif"] = _whatif(
+                models, as_graph(data), injections or {}, start, node_names, class_names
+            )
     if explorer is None:
         explorer = _nodes_of_records(parts, node)
     if explorer is not None and class_names is not None:
@@ -136,6 +144,26 @@ def make_report(
     if title:
         fields["title"] = title
     return _assemble(parts, reference, notes, explorer, scored, **fields)
+
+
+def _whatif(
+    models: Mapping[str, nn.Module],
+    graph: Graph,
+    injections: Injections,
+    node: int,
+    node_names: Names | None,
+    class_names: Sequence[str] | None,
+) -> dict[str, Any] | None:
+    """What the page computes changes from; None where it cannot by itself."""
+    if task_of(graph).name != "node" or not all(in_browser(model, graph) for model in models.values()):
+        return None
+    proven = {name: most for name, entries in injections.items() if (most := most_proven(entries))}
+    facts = WhatIf(models, graph).facts(node=node, proven=proven)
+    if facts["graph"] is None:
+        return None
+    if node_names is not None:
+        facts["names"] = [_clipped(name_of(number, node_names)) for number in range(graph.num_nodes)]
+    return facts | {"classes": None if class_names is None else [_clipped(str(name)) for name in class_names]}
 
 
 def _assemble(

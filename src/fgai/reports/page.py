@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +26,8 @@ from fgai.files import write_atomic
 from fgai.records import provenance_line
 from fgai.reports.build import Report, make_report
 from fgai.reports.numbers import _esc, _number_table
+from fgai.reports.template import asset, fill
+from fgai.reports.whatif import module, style
 from fgai.reports.words import (
     DEFINITION_SHARE,
     TOPK_SHARE,
@@ -258,7 +258,7 @@ def render(report: Report, library: str | None = None) -> str:
     promises = (str(proof["promise"]) for proof in report.certificates.values() if proof.get("promise"))
     parts = {
         "title": _esc(report.title),
-        "style": asset("style.css"),
+        "style": asset("style.css") + style(),
         "header": header(report),
         "missing": _missing_box(report),
         "cards": cards(report),
@@ -271,19 +271,10 @@ def render(report: Report, library: str | None = None) -> str:
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
         "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
+        "whatif": module() + asset("whatif.js"),
         "version": _esc((report.records[0].get("version") or {}).get("fgai", "")),
     }
     return fill(asset("page.html"), parts)
-
-
-def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Return a page with every `{{name}}` of the template replaced by its part."""
-    return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1].strip()], template)
-
-
-def asset(name: str, package: str = "fgai.reports") -> str:
-    """Return a file of a package's assets as text."""
-    return (files(package) / "assets" / name).read_text(encoding="utf-8")
 
 
 def _embedded(values: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fgai.attacks import THREATS, doubt, make_attack
+from fgai.attacks import THREATS, make_attack, weak_search_note
 from fgai.evaluation.summary import (
     BETTER,
     MEASURES,
@@ -200,7 +200,7 @@ def attack_words(record: Record, several: bool = True) -> str:
     chosen = attack is None or attack.aims
     where = "; where it is spent is chosen for each" if chosen else " and the same places to attack"
     fair = f" Every model gets the same budget{where}." if several else ""
-    return f"The {name} attack {' and '.join(did)}.{tail}{fair} {doubt(name)}".rstrip()
+    return f"The {name} attack {' and '.join(did)}.{tail}{fair} {weak_search_note(name)}".rstrip()
 
 
 @typed
@@ -212,6 +212,8 @@ def missing(report: Report) -> list[str]:
             "Attention before and after is not in this record. Give the models too:"
             " fgai report GAT=gat.safetensors FGAI=fgai.safetensors"
         )
+    elif report.whatif is None:
+        out.append("What if? is not on this page: Python computes it. Run fgai explore.")
     if report.distribution is None:
         out.append("Per-node overlaps are not in this record. Evaluate with --per-node.")
     if not any(look_up(record, "metrics.f_slope") is not None for record in report.records):

@@ -288,6 +288,20 @@ class Features:
         out = self.stored.new_zeros((rows.numel(), self.num_columns))
         return out.index_put((owner, self.base.indices[entry]), self.stored[entry], accumulate=True)
 
+    def take(self, rows: Tensor) -> Features:
+        """Return the features of some rows [R], in increasing order, without deltas; sparse ones stay so."""
+        base, old = self.base, rows[rows < self.num_base_rows]
+        appended = None if self.appended is None else self.appended[rows[len(old) :] - self.num_base_rows]
+        if not isinstance(base, SparseRows):
+            return Features(base[old], appended)
+        counts = base.indptr.diff()[old]
+        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        first = torch.repeat_interleave(base.indptr[old] - indptr[:-1], counts)
+        entry = torch.arange(int(counts.sum()), device=rows.device) + first
+        return Features(
+            SparseRows(indptr, base.indices[entry], base.values[entry], self.num_columns), appended
+        )
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Features:
         """Features whose stored values went through `function`; zeros of sparse rows stay free."""
         base = self.base

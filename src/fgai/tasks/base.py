@@ -226,7 +226,7 @@ def register_task(task: Task) -> Task:
         InputError: the name is taken, or there is nothing to score it by.
     """
     if task.name in TASKS:
-        raise InputError(f"there is a task {task.name!r} already; choose another name")
+        raise InputError(f"the task {task.name!r} exists already; choose another name")
     if not task.scores:
         raise InputError(f"the task {task.name!r} needs `scores`: at least one name and its function")
     TASKS[task.name] = task

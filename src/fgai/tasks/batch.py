@@ -12,7 +12,7 @@ from fgai.checks import one_of, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.fields import FILL
-from fgai.sparse import Adjacency, Features, SparseRows
+from fgai.sparse import Adjacency
 from fgai.sparse.valid import LARGEST, check_index
 from fgai.tasks.base import Task, _node_mask
 from fgai.typed import typed
@@ -108,7 +108,9 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
     """
     if not rows.numel():
         raise InputError(f"a part of the split of {graph.name!r} holds no graphs")
-    batch = _batch_of(graph)
+    batch, features = _batch_of(graph), graph.features
+    if features is not None and (features.appended is not None or features.delta is not None):
+        raise InputError("small graphs are taken from a batch as loaded, not from a perturbed one")
     chosen = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
     chosen[rows] = True
     keep = chosen[batch]
@@ -121,26 +123,12 @@ def take_graphs(graph: Graph, rows: Tensor) -> Graph:
     fields = {n: None if getattr(graph, n) is None else getattr(graph, n)[i] for n, i in indices.items()}
     return Graph(
         Adjacency.from_sorted(source, destination, nodes.numel()),
-        None if graph.features is None else _take_rows(graph.features, nodes),
+        None if features is None else features.take(nodes),
         batch=new_graph[batch[nodes]],
         graph_y=None if graph.graph_y is None else graph.graph_y[chosen],
         name=graph.name,
         **fields,
     )
-
-
-def _take_rows(features: Features, rows: Tensor) -> Features:
-    """Some rows of features that carry neither appended rows nor deltas; sparse ones stay sparse."""
-    if features.appended is not None or features.delta is not None:
-        raise InputError("small graphs are taken from a batch as loaded, not from a perturbed one")
-    base = features.base
-    if not isinstance(base, SparseRows):
-        return Features.dense(base[rows])
-    counts = base.indptr.diff()[rows]
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    first = torch.repeat_interleave(base.indptr[rows] - indptr[:-1], counts)
-    entry = torch.arange(int(counts.sum()), device=rows.device) + first
-    return Features.sparse(indptr, base.indices[entry], base.values[entry], base.num_columns)
 
 
 @typed

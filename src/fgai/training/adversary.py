@@ -1,4 +1,4 @@
-"""The injection adversary: a few new nodes whose features keep climbing while the model trains."""
+"""The injection adversary: a few new nodes whose features climb while the model trains."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from fgai.tasks import task_of
 class InjectionAdversary:
     """New nodes with new endpoints every epoch and features warm-started from the last.
 
-    The training step's own backward pass also yields the gradient in the injected features, so the climb
-    costs no pass of its own: `joined` returns a graph, the caller back-propagates a loss that the features
-    should raise, and the next call of `joined` takes the step first. The features stay at one address in
-    memory and move there, so that a captured CUDA graph can hold them.
+    The features climb by the gradient that the training step's backward pass leaves in them, so the climb
+    costs no pass: `joined` takes the pending step and returns a graph, and the caller back-propagates a loss
+    that the features should raise. They are updated in place, as a captured CUDA graph needs.
 
-    Behind limits every second node climbs in value space instead: a point of the unit box stands for the
-    values that the first layer reads of a node, whatever its features. No features can do more.
+    Behind limits every second node moves a point of the unit box instead of features. The point stands for
+    the values of the node in the first layer; every choice of features is such a point.
 
     Args:
         graph: prepared for the model.
@@ -73,7 +72,7 @@ class InjectionAdversary:
         return [self.features, *self.points.values()]
 
     def check_box(self) -> None:
-        """Raise where the data gives no box; warn where the given one leaves out values of the data."""
+        """Raise if the data gives no box; warn if the user's leaves out values of the data."""
         _ = self.step
         warn_if_narrow(self.budget.box, *self.feature_range)
 
@@ -90,7 +89,7 @@ class InjectionAdversary:
             self.points[limits] = uniform.to(features).requires_grad_()
 
     def sending_values(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
-        """A block for the forward pass of all nodes or a subset [m]: those of value space send points."""
+        """Return a block in which all new nodes or a subset [m] send their points of value space."""
         if not self.points:
             return nullcontext()
         if subset is None:
@@ -109,7 +108,7 @@ class InjectionAdversary:
         return self.joined(self.draw(generator).to(self.graph.device))
 
     def joined_to(self, graph: Graph, endpoints: Tensor, some: Tensor) -> tuple[Graph, EdgeMap]:
-        """Return another graph with some of the new nodes [m] at `endpoints` [m, e]; the others wait."""
+        """Return another graph with some of the new nodes [m] at `endpoints` [m, e], without the others."""
         self.climb()
         return graph._inject(endpoints, self.features.index_select(0, some))
 

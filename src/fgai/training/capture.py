@@ -29,7 +29,7 @@ RING = 32
 class Drawn:
     """The random draws of one epoch, made on the host.
 
-    Steps of one `kind` differ in nothing but the tensors, which have the same shapes in every epoch.
+    Steps of one `kind` differ only in tensors, whose shapes are the same in every epoch.
     """
 
     kind: str

@@ -199,8 +199,8 @@ def read_header(path: Path | str) -> dict[str, Any]:
     text = _header_text(path)
     if text is None:
         raise CheckpointError(
-            f"{path} holds tensors but no fgai model; was it saved by another program? If they are the"
-            " weights of a model of your own, give what makes it: `load_model(path, factory=...)`"
+            f"{path} holds tensors but no fgai model; for weights of your own model give its class or"
+            " function, `load_model(path, factory=...)`"
         )
     try:
         header: dict[str, Any] = parse_json(text, finite=False)
@@ -321,12 +321,12 @@ def _require_known(path: Path, header: Mapping[str, Any]) -> None:
     name, classes = header["class"], _classes()
     if "factory" in header:
         raise CheckpointError(
-            f"{path} holds a {name} of somebody's own, made by {header['factory']!r}. That is imported only"
-            f" if you say so: `load_model(path, factory={header['factory']!r})`, or give the function itself"
+            f"{path} holds a {name} made by {header['factory']!r}, which is imported only if you name it:"
+            f" `load_model(path, factory={header['factory']!r})`, or give the function itself"
         )
     if name not in classes:
         raise CheckpointError(
-            f"{path} holds a {name}, expected {' or '.join(classes)}; of another class give what makes it,"
+            f"{path} holds a {name}, expected {' or '.join(classes)}; for another class give"
             " `load_model(path, factory=...)`"
         )
 

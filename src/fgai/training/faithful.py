@@ -124,7 +124,7 @@ def _settings(
     """The settings of a training, without limits for a model that cannot have them."""
     settings = _resolve(FaithfulSettings, settings, overrides, model, graph)
     if settings.limits and not can_be_limited(model):
-        text = "has a layer that cannot be limited, so it is trained without limits; see"
+        text = "has a layer that cannot be limited, so it is trained without limits; add some with"
         warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
         settings = settings.replace(limits=False)
     return settings

@@ -17,7 +17,7 @@ from fgai.training.settings import _FineTuning
 M = TypeVar("M", bound=nn.Module)
 S = TypeVar("S", bound=_FineTuning)
 SEED_STEP = 7_001
-"""Between the seeds of two attempts."""
+"""Difference between the seeds of two attempts."""
 
 
 def _fine_tune(

@@ -46,7 +46,7 @@ class Clipped:
 
     Attributes:
         count: numbers that were clipped.
-        total: numbers seen.
+        total: numbers compared.
         usual: share that was clipped on the graph the limits were measured on.
     """
 
@@ -185,7 +185,7 @@ def _measured(
 
 
 def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:
-    """Return the largest share that costs next to nothing on validation rows."""
+    """Return the largest share that costs almost no accuracy on validation rows."""
     rows, labels = labelled(graph, "val_mask")
 
     def accuracy(share: float) -> float:

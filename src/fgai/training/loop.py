@@ -46,7 +46,7 @@ class TrainConfig:
         patience: epochs without a better validation score after which to stop.
         validate_every: epochs between validations.
         clip: largest gradient norm, 0 for none.
-        decay: share of the learning rate that is gone by the last epoch, falling linearly.
+        decay: share by which the learning rate falls, linearly, until the last epoch.
     """
 
     epochs: int = 200
@@ -86,7 +86,7 @@ class Step(NamedTuple):
 
     Attributes:
         size: weight of the step in the epoch's terms and among processes: the seeds of a mini-batch; 0 in a
-            process that has none left.
+            process without any.
         parts: the loss, see `Recipe.parts`.
     """
 
@@ -101,7 +101,7 @@ class Recipe:
 
     A recipe whose steps can be captured in a CUDA graph says `capturable = True` in its own class body and
     defines `draw`, `replayed` and `measure` (then `score` is its value), none of which waits for the device.
-    Subclasses do not inherit the flag: they may do more in a step than they draw.
+    Subclasses do not inherit the flag: their steps may need other draws.
     """
 
     name: str
@@ -259,9 +259,9 @@ def _device(model: nn.Module, recipe: Recipe) -> torch.device:
     """The device of a model that can be trained by a recipe."""
     parameter = next(model.parameters(), None)
     if parameter is None:
-        raise InputError(f"there is nothing to train: {type(model).__name__} has no parameters")
+        raise InputError(f"`model` must have parameters to train, {type(model).__name__} has none")
     if current().several and not recipe.batched:
-        raise InputError("several ranks train in mini-batches: give `batch_size`, or start one process")
+        raise InputError("several processes train in mini-batches; give `batch_size`, or start one process")
     return parameter.device
 
 
@@ -352,7 +352,7 @@ class _Steps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let the captured graphs and their memory go at once, not when the collector comes by."""
+        """Free the captured graphs and their memory at once."""
         if self.replays is not None:
             self.model.zero_grad(set_to_none=True)
             self.replays = None

@@ -102,7 +102,7 @@ def train_method(
     check_method(method)
     model = one_of(model, "model", tuple(MODELS), any_case=True)
     if batch_size is not None and method == "limits":
-        raise InputError("`batch_size` is for methods that train; limits reads the whole graph")
+        raise InputError("`batch_size` needs a method that trains; limits reads the whole graph")
     settings = dict(settings or {})
     check_names(settings, setting_names(method, model))
     if batch_size is None:
@@ -156,7 +156,7 @@ def features_alone(data: Any, *, seed: int = 0, targets: str = "test", **setting
     one_of(targets, "targets", ("test", "val"))
     graph = as_graph(data)
     if not task_of(graph).row_per_node or graph.y is None:
-        raise InputError(f"features alone are scored by the classes of nodes, {graph.name!r} has none")
+        raise InputError(f"`features_alone` needs classes of nodes, {graph.name!r} has none")
     bare = graph.remove(torch.arange(graph.num_edges, device=graph.device))[0]
     model = train("GCN", bare, seed=seed, **settings)
     with evaluating(model), torch.no_grad():

@@ -166,7 +166,7 @@ class _TrainingState:
         write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(header)}))
 
     def restore(self, header: _Header, groups: Groups) -> None:
-        """Put back what `_read_state` returned."""
+        """Restore the state that `_read_state` returned."""
         if not _shapes(groups["model"]) == _shapes(groups["best"]) == _shapes(self.model.state_dict()):
             raise CheckpointError("the saved training is of a model with other weights")
         if _shapes(groups["recipe"]) != _shapes(self.recipe.state()):

@@ -102,8 +102,8 @@ class StabilityReport:
         if not self.is_stable:
             texts["not-steadier"] = (
                 f"under attack on validation nodes the {kind} model's predictions shift by {self.shift:.3f}"
-                f" (total variation), the vanilla model's by {self.vanilla_shift:.3f}: it is hardly more"
-                f" stable; raise `{setting}`, `shrink` or `epochs`"
+                f" (total variation), the vanilla model's by {self.vanilla_shift:.3f}, so it is hardly"
+                f" more stable; raise `{setting}`, `shrink` or `epochs`"
             )
         if self.faithful and not self.is_close:
             texts["not-close"] = (

@@ -41,7 +41,7 @@ class _WholeGraph:
             check_logits(call_model(model, self.graph), self.graph)
 
     def fix_links(self, seed: int) -> None:
-        """Draw the pairs without a link, which other trainings draw every epoch, once."""
+        """Draw the pairs without a link once, not every epoch."""
         generator = torch.Generator().manual_seed(epoch_seed(seed, -3))
         self.graph = task_of(self.graph).epoch(self.graph, generator)
 

@@ -128,7 +128,7 @@ def train(
         3
     """
     if batch_size is not None and recipe is not None:
-        raise InputError("`batch_size` trains by cross-entropy, a recipe of your own reads whole graphs")
+        raise InputError("give `batch_size` or `recipe`, not both: recipes read the whole graph")
     with _open_source(data, seed, batch_size, fan_out) as source:
         model, config = _built(model, source.nodes, config, seed, settings)
         source.batched_for(model, batch_size, fan_out)

@@ -386,3 +386,25 @@ def test_data_can_be_saved(desk: Any, tmp_path: Path) -> None:
     saved.value.save_as(tmp_path / "saved.json")
     assert read_report(tmp_path / "saved.json") == shown_report()
     desk.check()
+
+
+def test_what_if_is_computed_in_the_page(visit: Visit, report_page: Path) -> None:
+    """Injected nodes move the tables, and names from data stay text there, too."""
+    opened = visit(report_page)
+    page, place = opened.page, opened.page.locator("#whatif-page")
+    page.wait_for_selector("#whatif-page[data-ready=true]")
+    page.locator("#node .who a").click()
+    shown = shown_report().explorer["nodes"]["id"][0]  # type: ignore[index]
+    assert page.get_by_label("Node, by number or name").input_value() == f"paper {shown}"
+    before = place.locator("table").inner_text()
+    place.get_by_label("Features of the new node").select_option("typical 0")
+    place.get_by_role("button", name="Inject", exact=True).click()
+    place.locator(".changes li").wait_for()
+    assert place.locator("table").inner_text() != before and "<i>first</i>" in place.inner_text()
+    place.get_by_label("Node, by number or name").fill(EVIL)
+    place.get_by_role("button", name="Show").click()
+    page.wait_for_function(
+        "name => document.querySelector('#whatif-page thead').innerText.includes(name)", arg=EVIL
+    )
+    assert page.title() == shown_report().title and place.locator("script, b").count() == 0
+    opened.check()

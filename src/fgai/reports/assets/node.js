@@ -33,7 +33,8 @@ function buildNode(id) {
   if (explorer.nodes.degree) facts.push(`${explorer.nodes.degree[at]} neighbours`);
   facts.push(attackOn(at));
   const sides = el("div", { class: "sides" });
-  place.replaceChildren(el("div", { class: "who" }, el("h3", { id: "node-title" }, nameOf(id)), ...facts.map((fact) => el("span", {}, fact))), sides);
+  place.replaceChildren(el("div", { class: "who" }, el("h3", { id: "node-title" }, nameOf(id)), ...facts.map((fact) => el("span", {}, fact)),
+    doc.whatif ? el("a", { class: "noprint", href: `#whatif=${encodeURIComponent(JSON.stringify({ node: id }))}` }, "What if its neighbours changed?") : null), sides);
   explorer.models.forEach((model, index) => sides.append(side(model, index, at, id)));
   if (!explorer.nodes.neighbours) place.append(el("p", { class: "empty" }, "The record carries no attention of single nodes; give the models to see neighbours."));
   explorer.models.forEach((model, index) => { if (model.before) { drawStars(model, index, at, id); drawValues(model, index, at, id); } });

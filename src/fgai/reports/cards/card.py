@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self, TypedDict
 
 from rich.console import Console
 
-from fgai.attacks import doubt
+from fgai.attacks import weak_search_note
 from fgai.certificates import ALL_FOUR, PROPERTIES, CertificateRecord, InjectionCertificate
 from fgai.checks import one_of
 from fgai.errors import CheckpointError, InputError
@@ -199,7 +199,7 @@ def card(
         record = record.records[0] if name is None else record[name]
     numbers = {number.path: _measured(record, number) for number in shown_quantities(record.metrics)}
     numbers |= _definition_numbers(record)
-    limits, definition = [ONE_RUN, doubt(str(record.threat.get("name")))], list[str]()
+    limits, definition = [ONE_RUN, weak_search_note(str(record.threat.get("name")))], list[str]()
     for proof in certificates:
         _check_same(record, proof)
         numbers |= _certified_numbers(proof)

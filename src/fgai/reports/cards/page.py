@@ -14,7 +14,7 @@ from fgai.files import write_atomic
 from fgai.records import Column, provenance_line
 from fgai.reports.cards.card import Card, _form_of
 from fgai.reports.numbers import _esc
-from fgai.reports.page import asset, fill
+from fgai.reports.template import asset, fill
 from fgai.typed import typed
 from fgai.version import __version__
 

@@ -1,0 +1,64 @@
+"""`fgai explore`: the what-if page, served to this machine alone."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fgai.cli import options
+from fgai.cli.files import _open_models
+from fgai.cli.output import Output, command
+
+CERTIFIED = 20_000
+"""Nodes up to which badges are certified before the page opens."""
+
+
+@command
+def explore(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="[NAME=]MODEL...", help="Models to look at, e.g. vanilla and faithful."),
+    ],
+    *,
+    node: options.PageNode = None,
+    k: options.K = 5,
+    open_: options.Open = False,
+    own: options.OwnModel,
+    out: Output,
+) -> None:
+    """Serve a page on which you change the graph around a node and see its attention and class move.
+
+    It listens on 127.0.0.1 under a random address until Ctrl-C, and writes nothing.
+
+    Examples:
+    - `fgai explore GAT=planted-gat FGAI=planted-fgai --open`
+    - `fgai explore weights.pt --model mine:Model --data graph`
+    """
+    from fgai.reports.whatif import Server, WhatIf
+    from fgai.reports.whatif.answer import proven
+
+    opened = _open_models(models, own)
+    graph = next(iter(opened.values())).graph
+    answers = WhatIf({name: entry.model for name, entry in opened.items()}, graph, k=k)
+    start = None if node is None else graph.number_of(node)
+    badges = {}
+    if graph.num_nodes <= CERTIFIED:
+        out.say("certifying against injected neighbours")
+        badges = {name: most for name, model in answers.models.items() if (most := proven(model, graph))}
+    with Server(answers, answers.facts(node=start, proven=badges)) as server:
+        address = server.address
+
+        def show(console: Console) -> None:
+            console.print(f"open {address}", markup=False, soft_wrap=True)
+
+        out.result({"command": "explore", "address": address}, show)
+        out.say("Ctrl-C ends it")
+        if open_:
+            webbrowser.open(address)
+        try:
+            server.serve()
+        except KeyboardInterrupt:
+            out.say("ended")

@@ -1,0 +1,138 @@
+"""Signed contributions: how much each neighbour adds to the margin of the predicted class over the second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fgai.alone import alone
+from fgai.attention import Observation, find_layers
+from fgai.certificates.linear import linear_read_out
+from fgai.tasks import task_of
+
+ROUNDING = 1e-5  # of float32 arithmetic, relative to the values: smaller differences have no sign
+
+
+@dataclass(frozen=True, eq=False)
+class SignedMargin:
+    """The margin of one node over the edges e into it, `y_top − y_second = rest + Σ_e c_e`.
+
+        c_e = Σ_h w_eh d_eh,   d_eh = z_eh,top − z_eh,second
+
+    with the last attention w and the values z that it weighs, read out as logits. Moved is w with z fixed, as
+    in `certify_attention`: each head in an l1 ball, its weights never negative.
+
+    Attributes:
+        top: predicted class.
+        second: class with the second largest logit.
+        margin: between their logits.
+        rest: what does not pass through the last attention: bias, residual.
+        sources: [K] of the edges, the node itself among them if it has a loop.
+        parts: float64 [K], c_e.
+        edge_parts: float64 [K], what the features of the edge add to c_e through z_e; None where they add
+            nothing, as in GAT and GATv2, whose scores alone read them.
+        radii: float64 [K], c_e keeps its sign while each head moves by less; infinite where d_eh has one sign
+            in all heads, so that no attention at all gives c_e the other one.
+        pair_radius: `top` and `second` stay first and second while each head moves by less.
+    """
+
+    top: int
+    second: int
+    margin: float
+    rest: float
+    sources: Tensor
+    parts: Tensor
+    edge_parts: Tensor | None
+    radii: Tensor
+    pair_radius: float
+
+
+class SignedMargins:
+    """The signed margins of the nodes of an observation, which must be made with `inputs=True`.
+
+    Attributes:
+        reason: why there are none, or None.
+    """
+
+    def __init__(self, model: nn.Module, observation: Observation) -> None:
+        self.observation, self.reason = observation, _unsupported(observation)
+        if self.reason is None:
+            read_out = linear_read_out(model, observation)
+            if isinstance(read_out, str):
+                self.reason = read_out
+            else:
+                self.read_out, self.edges = read_out, _edge_values(model, observation, read_out.values)
+
+    def of(self, node: int) -> SignedMargin:
+        """Return the margin of one node, where there is no `reason`."""
+        last, read_out = self.observation.attention.last, self.read_out
+        first, end = last.rowptr[node : node + 2].tolist()
+        weights = last.values[first:end].detach().cpu().double()
+        values = read_out.values[read_out.index[first:end]]
+        logits = self.observation.logits[node].detach().cpu().double()
+        top, second = logits.argsort(descending=True, stable=True)[:2].tolist()
+        lead = values[:, :, top] - values[:, :, second]
+        parts, edge_parts = (weights * lead).sum(1), None
+        if self.edges is not None:
+            of_edges = self.edges[first:end]
+            edge_parts = (weights * (of_edges[:, :, top] - of_edges[:, :, second])).sum(1)
+        margin = float(logits[top] - logits[second])
+        sizes = lead.abs().sum(1)
+        clear = lead.abs() > ROUNDING * values.abs().amax(2)
+        fixed = (clear & (lead > 0)).all(1) | (clear & (lead < 0)).all(1)
+        radii = torch.where(fixed, torch.inf, parts.abs() / sizes.clamp(min=torch.finfo(sizes.dtype).tiny))
+        pairs = [(top, c) for c in range(len(logits)) if c != top]
+        pairs += [(second, c) for c in range(len(logits)) if c not in (top, second)]
+        pair_radius = min(_overtakes(logits, values, ahead, behind) for ahead, behind in pairs)
+        return SignedMargin(
+            top=top,
+            second=second,
+            margin=margin,
+            rest=margin - float(parts.sum()),
+            sources=last.source[first:end].cpu(),
+            parts=parts,
+            edge_parts=edge_parts,
+            radii=radii,
+            pair_radius=pair_radius,
+        )
+
+
+def _unsupported(observation: Observation) -> str | None:
+    task = task_of(observation.graph)
+    if not task.row_per_node:
+        return f"contributions are those of a node's neighbours, and the rows of logits are {task.rows_are}"
+    if any(layer.edge_type is not None for layer in observation.attention):
+        return "several types of edges share one softmax or none; only one type is followed"
+    return None
+
+
+def _edge_values(model: nn.Module, observation: Observation, values: Tensor) -> Tensor | None:
+    """[E, H, C]: the part of a PyG layer's values that its `lin_edge` makes; None if there is none.
+
+    The rest is read out again with `lin_edge` silent, under the same attention.
+    """
+    layers = find_layers(model)
+    encode = getattr(layers.get(observation.attention.last.name), "lin_edge", None)
+    if observation.graph.edge_attr is None or encode is None or len(layers) != len(observation.attention):
+        return None
+    with alone():
+        hook = encode.register_forward_hook(lambda layer, inputs, output: torch.zeros_like(output))
+        try:
+            rest = linear_read_out(model, observation)
+        finally:
+            hook.remove()
+    if isinstance(rest, str) or bool(((values - rest.values).abs() <= ROUNDING * values.abs().max()).all()):
+        return None
+    return values - rest.values
+
+
+def _overtakes(logits: Tensor, values: Tensor, ahead: int, behind: int) -> float:
+    """Radius below which one class stays ahead of another: lead / Σ_h max_e |z_eh,ahead − z_eh,behind|."""
+    apart = (values[:, :, ahead] - values[:, :, behind]).abs()
+    rate = float(apart.amax(0).sum()) if len(apart) else 0.0
+    lead = float(logits[ahead] - logits[behind])
+    if rate > 0:
+        return lead / rate
+    return torch.inf if lead > 0 else 0.0

@@ -1,0 +1,218 @@
+"""Counterfactuals: few neighbours to remove, or to inject, so that the class of a node changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, combinations_with_replacement
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import call_model, evaluating, limits_of, prepared
+from fgai.certificates import certify_injection
+from fgai.errors import CheckpointError
+from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
+from fgai.graph.saved import typical_features
+from fgai.recompute import Recompute
+
+Choice = tuple[int, ...]  # of items by number, ascending
+MOST = 20  # items in a counterfactual
+EXHAUSTIVE = 200  # choices of one size up to which all of them are tried
+PROVED = 5  # new neighbours up to which a bound is computed where no counterfactual was found
+SHORT = 30  # items that each step of the greedy search tries
+COPIES = 2  # existing nodes of each other class that new neighbours may copy
+
+
+@dataclass(frozen=True)
+class Counterfactual:
+    """The smallest change of one kind that a search found.
+
+    Attributes:
+        change: run through the model and seen to change the class; None if none was found.
+        predicted: class afterwards.
+        size: number of removed or injected neighbours.
+        lower_bound: no fewer can change the class; None where no number can.
+        exhausted: every choice was tried and none changes the class.
+    """
+
+    change: ChangeRecord | None
+    predicted: int | None
+    size: int | None
+    lower_bound: int | None
+    exhausted: bool = False
+
+
+def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
+    """Search the neighbours without whose edges to `node`, in both directions, its class is another one.
+
+    All sets of one size are tried, from one neighbour up, as long as there are at most `EXHAUSTIVE`: the next
+    size is a lower bound. Larger sets are found by a greedy search, pruned and exchanged.
+    """
+    adjacency = graph.adjacency
+    sources = adjacency.source[adjacency.destination == node]
+    neighbours = sources[sources != node].tolist()
+
+    def change(chosen: Choice) -> GraphChange:
+        ends = torch.tensor([[node] * len(chosen), [neighbours[i] for i in chosen]], device=graph.device)
+        return GraphChange(removed=ends)
+
+    chosen, tried = _searched(model, graph, node, change, len(neighbours), repeats=False)
+    exhausted = chosen is None and tried == len(neighbours)  # also of no neighbours
+    pairs = [[node, neighbours[i]] for i in chosen or ()]
+    record = ChangeRecord.of(model, graph, node, removed_edges=pairs)
+    return _verified(model, graph, record, len(pairs), None if exhausted else tried + 1, exhausted)
+
+
+def injected_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual | None:
+    """Search new neighbours of `node` alone that change its class; None for a graph without features.
+
+    A new node copies one of the nodes whose logits are most in favour of another class, or the mean of the
+    training nodes of a class. What these cannot do others may: the lower bound is that of
+    `certify_injection`, for any features, of models behind limits.
+    """
+    if graph.features is None:
+        return None
+    new = _candidates(model, graph, node)
+    if not new:
+        return None
+    rows = torch.cat([row for _, row in new])
+
+    def change(chosen: Choice) -> GraphChange:
+        ends = torch.full((len(chosen), 1), node, device=graph.device)
+        return GraphChange(endpoints=ends, features=rows[list(chosen)])
+
+    chosen, _ = _searched(model, graph, node, change, len(new), repeats=True)
+    record = ChangeRecord.of(model, graph, node, injected=[new[i][0] for i in chosen or ()])
+    bound = _proved(model, graph, node, len(chosen or ()) or PROVED)
+    return _verified(model, graph, record, len(chosen or ()), bound)
+
+
+@torch.no_grad()
+def _searched(
+    model: nn.Module,
+    graph: Graph,
+    node: int,
+    change: Callable[[Choice], GraphChange],
+    count: int,
+    *,
+    repeats: bool,
+) -> tuple[Choice | None, int]:
+    """`_smallest` of the lead of the predicted class over the next one after a change of the graph."""
+    graph = prepared(model, graph)
+    index = torch.tensor([node], device=graph.device)
+    with evaluating(model):
+        parts = Recompute(model, graph) if Recompute.fits(model, graph) else None
+        top = call_model(model, graph)[index].argmax(1)
+
+        @cache
+        def lead(chosen: Choice) -> float:
+            changed = change(chosen)
+            if parts is not None:
+                row = parts.logits(changed, index).logits
+            else:
+                row = call_model(model, changed.apply(graph)[0])[index]
+            return float(row[:, top] - row.index_fill(1, top, -torch.inf).amax(1))
+
+        chosen, tried = _smallest(count, lead, repeats=repeats)
+    # Positional encodings are kept in the search, but computed again in a replay: nothing was tried there.
+    return chosen, tried if graph.positional is None else 0
+
+
+def _smallest(count: int, lead: Callable[[Choice], float], *, repeats: bool) -> tuple[Choice | None, int]:
+    """A small choice of items with a negative lead, or None, and the size up to which no choice has one."""
+    tried = 0
+    for size in range(1, (MOST if repeats else min(MOST, count)) + 1):
+        if math.comb(count + (size - 1) * repeats, size) > (EXHAUSTIVE if size > 1 else math.inf):
+            break
+        among = combinations_with_replacement if repeats else combinations
+        best = min(among(range(count), size), key=lead)
+        if lead(best) < 0:
+            return best, tried
+        tried = size
+    else:
+        return None, tried
+    order = sorted(range(count), key=lambda item: lead((item,)))
+    chosen: Choice = ()
+    while len(chosen) < MOST:
+        free = [item for item in order if repeats or item not in chosen][:SHORT]
+        if not free:
+            break
+        chosen = min((_with(chosen, item) for item in free), key=lead)
+        if lead(chosen) < 0:
+            return _shrunk(chosen, order[:SHORT], lead, tried), tried
+    return None, tried
+
+
+def _shrunk(chosen: Choice, items: list[int], lead: Callable[[Choice], float], tried: int) -> Choice:
+    """Drop items, and exchange two for one of `items`, as long as the lead stays negative."""
+    while len(chosen) > tried + 1:
+        pruned = (_without(chosen, i) for i in range(len(chosen)))
+        pairs = combinations(range(len(chosen)), 2)
+        kept = (_without(chosen, *pair) for pair in pairs)
+        exchanged = (_with(rest, item) for rest in kept for item in items if item not in rest)
+        smaller = next((one for one in pruned if lead(one) < 0), None) or next(
+            (one for _, one in zip(range(EXHAUSTIVE), exchanged, strict=False) if lead(one) < 0), None
+        )
+        if smaller is None:
+            break
+        chosen = smaller
+    return chosen
+
+
+def _with(chosen: Choice, item: int) -> Choice:
+    return tuple(sorted((*chosen, item)))
+
+
+def _without(chosen: Choice, *positions: int) -> Choice:
+    return tuple(item for place, item in enumerate(chosen) if place not in positions)
+
+
+def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[InjectedNode, Tensor]]:
+    """New nodes that may change the class, and their features [1, F]."""
+    assert graph.features is not None
+    with evaluating(model), torch.no_grad():
+        logits = call_model(model, prepared(model, graph)).detach()
+    top = int(logits[node].argmax())
+    found: list[tuple[InjectedNode, Tensor]] = []
+    for label in range(logits.shape[1]):
+        if label == top:
+            continue
+        ahead = logits[:, label] - logits[:, top]
+        for copied in ahead.topk(min(COPIES, len(ahead))).indices.tolist():
+            row = graph.features.select(torch.tensor([copied], device=graph.device))
+            found.append((InjectedNode(copy=copied, strength=1.0, edges=[node]), row))
+        try:
+            mean = typical_features(graph, label)
+        except CheckpointError:  # no such training nodes
+            continue
+        found.append((InjectedNode(typical=label, strength=1.0, edges=[node]), mean))
+    return found
+
+
+def _proved(model: nn.Module, graph: Graph, node: int, most: int) -> int:
+    """A lower bound, at most `most`, of the new neighbours with any features that change the class."""
+    for count in range(1, most if limits_of(model) else 1):
+        if not bool(certify_injection(model, graph, neighbours=count, where="direct").holds[node]):
+            return count
+    return most if limits_of(model) else 1
+
+
+def _verified(
+    model: nn.Module,
+    graph: Graph,
+    record: ChangeRecord,
+    size: int,
+    bound: int | None,
+    exhausted: bool = False,
+) -> Counterfactual:
+    """Replay a change as its file would be, and keep it only if the class of the node really changes."""
+    predicted = []
+    for one in (graph, record.apply(model, graph)) if size else ():
+        with evaluating(model), torch.no_grad():
+            predicted.append(int(call_model(model, prepared(model, one))[record.node].argmax()))
+    if not size or predicted[0] == predicted[1]:
+        return Counterfactual(None, None, None, bound, exhausted)
+    return Counterfactual(record, predicted[1], size, bound)

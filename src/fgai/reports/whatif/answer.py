@@ -1,0 +1,244 @@
+"""`WhatIf`: models on one graph, and what a change of the graph does to one node in each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fgai.alone import with_gradients
+from fgai.attacks import MARGIN, Budget, PGDInjection
+from fgai.attention import Layerwise, adapter_of, limits_of, model_name, observe, prepared
+from fgai.attention.interface import originals
+from fgai.certificates import InjectionCertificate, certify_injection
+from fgai.checks import whole
+from fgai.errors import InputError, collected
+from fgai.graph import ChangeRecord, Graph
+from fgai.graph.fingerprint import fingerprint_of
+from fgai.models import as_graph
+from fgai.models.base import body_of
+from fgai.records import weights_hash
+from fgai.reports.whatif.payload import LARGEST, graph_values, in_browser, model_values, typical_classes
+from fgai.sparse import Adjacency
+from fgai.tasks import task_of
+from fgai.typed import typed
+
+NEIGHBOURS = (1, 2, 5)
+"""Numbers of injected neighbours that badges are certified for."""
+STEPS = 40
+"""Gradient steps of the search for the worst node."""
+
+
+class NodeAnswer(NamedTuple):
+    """A model at one node: `logits`, and per layer `neighbours` and their `explanation`."""
+
+    logits: list[float]
+    layers: list[dict[str, Any]]
+
+    def summary(self) -> dict[str, Any]:
+        """Return class, probability, margin, and [neighbour, mean explanation] by falling share."""
+        logits = torch.tensor(self.logits, dtype=torch.float64)
+        first, second = logits.sort(descending=True).values[:2].tolist()
+        total: dict[int, float] = {}
+        for layer in self.layers:
+            for node, share in zip(layer["neighbours"], layer["explanation"], strict=True):
+                total[node] = total.get(node, 0.0) + share / len(self.layers)
+        return {
+            "class": int(logits.argmax()),
+            "probability": float(logits.softmax(0).max()),
+            "margin": first - second,
+            "attention": [[n, total[n]] for n in sorted(total, key=lambda n: (-total[n], n))],
+        }
+
+
+@typed
+class WhatIf:
+    """Models on one graph, and what a change does to one node.
+
+    Args:
+        models: node classifiers by name, or one, called by the name of its class.
+        data: a `Graph` or PyG `Data`.
+        k: neighbours in an explanation.
+
+    Raises:
+        InputError: no models, or not node classification.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> answers = WhatIf(fgai.GAT.for_data(data), data)
+        >>> new = {"copy": 3, "strength": 1.0, "edges": [24]}
+        >>> change = ChangeRecord.of(answers.models["GAT"], data, 24, injected=[new])
+        >>> before, after = answers.view("GAT", change)
+        >>> len(after.layers[0]["neighbours"]) - len(before.layers[0]["neighbours"])
+        1
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module] | nn.Module, data: Any, *, k: int = 5) -> None:
+        named = {model_name(models): models} if isinstance(models, nn.Module) else dict(models)
+        if not named:
+            raise InputError("`models` must hold at least one model, got none")
+        self.models: dict[str, nn.Module] = dict(zip(named, originals(*named.values()), strict=True))
+        self.graph = as_graph(data)
+        self.k = whole(k, "k", 1)
+        if task_of(self.graph).name != "node" or self.graph.features is None:
+            raise InputError(f"{self.graph.name!r} must be a graph with features whose nodes are classified")
+
+    def facts(
+        self, *, node: int | None = None, proven: Mapping[str, Sequence[int]] | None = None
+    ) -> dict[str, Any]:
+        """Return what a page shows, and where it can compute by itself also edges, features and weights.
+
+        Args:
+            node: that the page opens with; the first test node by default.
+            proven: per model and node, injected neighbours that provably leave its class, see `proven`.
+        """
+        graph = self.graph
+        scored = (
+            torch.arange(graph.num_nodes) if graph.test_mask is None else graph.test_mask.nonzero().flatten()
+        )
+        start = int(scored[0]) if node is None else node
+        if not 0 <= start < graph.num_nodes:
+            raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+        alone = all(in_browser(model, graph) for model in self.models.values())
+        values = graph_values(graph) if alone else None
+        packed = {name: model_values(model) if alone else None for name, model in self.models.items()}
+        if len(str(values)) + len(str(packed)) > LARGEST:
+            values, packed = None, dict.fromkeys(packed)
+        other = graph.y is not None and (graph.y != graph.y[start]).nonzero().flatten()
+        return {
+            "data": graph.name,
+            "nodes": graph.num_nodes,
+            "k": self.k,
+            "start": start,
+            "copy": int(other[0]) if isinstance(other, Tensor) and len(other) else 0,
+            "names": None if graph.node_names is None else list(graph.node_names),
+            "classes": None if graph.class_names is None else list(graph.class_names),
+            "labels": None if graph.y is None else graph.y.tolist(),
+            "typical": typical_classes(graph),
+            "hash": fingerprint_of(graph),
+            "graph": values,
+            "models": [
+                {
+                    "name": name,
+                    "hash": weights_hash(model),
+                    "proven": None if proven is None or name not in proven else list(proven[name]),
+                    "layers": packed[name],
+                }
+                for name, model in self.models.items()
+            ],
+        }
+
+    def change(self, name: str, values: Mapping[str, Any]) -> ChangeRecord:
+        """Return the record of a change that a page sent, for one of the models."""
+        own = {"model": weights_hash(self.models[name]), "graph": fingerprint_of(self.graph)}
+        return ChangeRecord.from_dict({**values, "kind": ChangeRecord.KIND, "schema": 1, **own})
+
+    def view(self, name: str, change: ChangeRecord) -> tuple[NodeAnswer, NodeAnswer]:
+        """Return a model's answer at the node of a change, before and after it.
+
+        Raises:
+            CheckpointError: the change is for another model or graph, or cannot be applied.
+        """
+        model = self.models[name]
+        base = self._base(model)
+        changed = change.apply(model, base)
+        return _answer(model, base, change.node), _answer(model, changed, change.node)
+
+    def views(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return `view` of every model as plain values."""
+        pairs = [self.view(name, self.change(name, values)) for name in self.models]
+        return [{"before": before._asdict(), "after": after._asdict()} for before, after in pairs]
+
+    @with_gradients
+    def worst(self, values: Mapping[str, Any]) -> list[float]:
+        """Return features of one more neighbour that lower the first model's margin most."""
+        name, model = next(iter(self.models.items()))
+        change = self.change(name, values)
+        graph, members = _near(model, change.apply(model, self._base(model)), change.node)
+        assert self.graph.features is not None
+        stored = self.graph.features.stored
+        box = (min(0.0, float(stored.min())), float(stored.max()))
+        budget = Budget(nodes=1, edges=1, box=box, steps=STEPS, step_size=0.1)
+        with collected():  # that the search found little is seen on the page
+            result = PGDInjection(budget, MARGIN).run(model, graph.replace(test_mask=members == change.node))
+        features = result.change.features
+        assert features is not None
+        return [float(value) for value in features[0].tolist()]
+
+    def _base(self, model: nn.Module) -> Graph:
+        """The graph as loaded, with the encodings of the graph before the change where a model adds some."""
+        graph = prepared(model, self.graph)
+        if graph.positional is None:
+            return self.graph
+        both = {"positional": graph.positional, "positional_values": graph.positional_values}
+        return self.graph.derived(
+            f"positional {graph.positional.shape[1]}", lambda plain: plain.replace(**both)
+        )
+
+
+@typed
+def proven(model: nn.Module, graph: Graph) -> list[int] | None:
+    """Return `most_proven` of `NEIGHBOURS`; None without limits."""
+    if not limits_of(model):
+        return None
+    return most_proven([certify_injection(model, graph, neighbours=t, where="direct") for t in NEIGHBOURS])
+
+
+def most_proven(certificates: Sequence[InjectionCertificate]) -> list[int] | None:
+    """Return for every node the largest t its class provably holds against, else 0; None if unknown."""
+    direct = [one for one in certificates if one.where == "direct" and one.known]
+    if not direct:
+        return None
+    most = torch.zeros(len(direct[0].holds), dtype=torch.long)
+    for one in sorted(direct, key=lambda each: each.neighbours):
+        most[one.holds] = one.neighbours
+    return [int(value) for value in most.tolist()]
+
+
+def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
+    """The part of the graph that decides a node's output, prepared, and the nodes in it."""
+    ready = prepared(model, graph)
+    stages = adapter_of(model).layerwise() if body_of(model) and ready.edge_weight is None else None
+    if not isinstance(stages, Layerwise):
+        return ready, torch.arange(ready.num_nodes, device=ready.device)
+    members = _receptive_field(ready.adjacency, node, len(stages.stages))
+    return _part(ready, members), members
+
+
+def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
+    part, members = _near(model, graph, node)
+    seen, number = observe(model, part), int((members == node).nonzero())
+    layers = []
+    for layer in seen.attention.layers:
+        row = slice(*layer.rowptr[number : number + 2].tolist())
+        shares = layer.explanation()[row].tolist()
+        layers.append({"neighbours": members[layer.source[row]].tolist(), "explanation": shares})
+    return NodeAnswer(seen.logits[number].tolist(), layers)
+
+
+def _receptive_field(adjacency: Adjacency, node: int, hops: int) -> Tensor:
+    """The nodes from which `node` is reached in so many steps, in order."""
+    inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
+    inside[node] = True
+    for _ in range(hops):
+        inside[adjacency.source[inside[adjacency.destination]]] = True
+    return inside.nonzero().flatten()
+
+
+def _part(graph: Graph, members: Tensor) -> Graph:
+    """The nodes `members` in order with the edges among them; labels are left out."""
+    inside = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device).index_fill(0, members, True)
+    ends = graph.edge_index[:, inside[graph.edge_index].all(0)]
+    source, destination = (inside.cumsum(0) - 1)[ends]
+    encodings = (graph.positional, graph.positional_values)
+    positional, values = (None if one is None else one[members] for one in encodings)
+    return Graph(
+        Adjacency.from_sorted(source, destination, len(members)),
+        None if graph.features is None else graph.features.take(members),
+        positional=positional,
+        positional_values=values,
+        name=graph.name,
+    )

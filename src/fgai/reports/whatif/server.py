@@ -1,0 +1,164 @@
+"""`Server`: the what-if page on this machine alone, with Python behind it."""
+
+from __future__ import annotations
+
+import html
+import json
+import secrets
+from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import Any
+
+from fgai.errors import FgaiError
+from fgai.reports.template import asset, fill
+from fgai.reports.whatif.answer import WhatIf
+from fgai.reports.whatif.scripts import PACKAGE, module, style
+from fgai.typed import typed
+
+LONGEST = 4_000_000
+"""Bytes of a question at most."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@typed
+class Server:
+    """Serves one page on 127.0.0.1 under a random path, reads nothing but questions, and writes nothing.
+
+    Requests without the token in the path, or for another host, get 403.
+
+    Args:
+        answers: the models and the graph.
+        facts: of the page, see `WhatIf.facts`.
+        port: 0 for a free one.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> answers = WhatIf(fgai.GAT.for_data(data), data)
+        >>> with Server(answers, answers.facts()) as server:
+        ...     server.address.startswith("http://127.0.0.1:")
+        True
+    """
+
+    def __init__(self, answers: WhatIf, facts: dict[str, Any], *, port: int = 0) -> None:
+        token = secrets.token_urlsafe(24)
+        title = f"{' and '.join(answers.models)} on {answers.graph.name}"
+        files = {
+            "": ("text/html", fill(asset("page.html", PACKAGE), {"title": html.escape(title)})),
+            "style.css": ("text/css", asset("style.css") + style()),
+            "whatif.js": ("text/javascript", module() + asset("start.js", PACKAGE)),
+            "facts.json": ("application/json", json.dumps(facts)),
+        }
+        questions = {"view": answers.views, "worst": answers.worst}
+        handler = partial(
+            _Handler, f"/{token}/", {name: (kind, text.encode()) for name, (kind, text) in files.items()}
+        )
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(handler, questions, Lock()))
+        self._server.daemon_threads = True
+        self.address: str = f"http://127.0.0.1:{self._server.server_port}/{token}/"
+
+    def serve(self) -> None:
+        """Answer until `close` or Ctrl-C."""
+        self._server.serve_forever(0.2)
+
+    def stop(self) -> None:
+        """End `serve`, from another thread."""
+        self._server.shutdown()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.server_close()
+
+
+Question = Callable[[dict[str, Any]], Any]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60  # seconds of silence
+
+    def __init__(
+        self,
+        path: str,
+        files: dict[str, tuple[str, bytes]],
+        questions: dict[str, Question],
+        lock: Lock,
+        *rest: Any,
+    ) -> None:
+        self.home, self.files, self.questions, self.lock = path, files, questions, lock
+        super().__init__(*rest)
+
+    def do_GET(self) -> None:
+        name = self._name()
+        if name is not None and name in self.files:
+            self._send(200, *self.files[name])
+        elif name is not None:
+            self._refuse(404, "there is no such file")
+
+    def do_POST(self) -> None:
+        name = self._name()
+        if name is None:
+            return
+        size = self.headers.get("Content-Length", "")
+        if name not in self.questions or self.headers.get_content_type() != "application/json":
+            self._refuse(404, "there is no such question")
+        elif not size.isdecimal() or int(size) > LONGEST:
+            self._refuse(413, f"a question has at most {LONGEST} bytes")
+        else:
+            self._answer(self.questions[name], self.rfile.read(int(size)))
+
+    def _answer(self, question: Question, body: bytes) -> None:
+        try:
+            values = json.loads(body)
+            with self.lock:
+                answer = question(values if isinstance(values, dict) else {})
+            self._send(200, "application/json", json.dumps(answer, allow_nan=False).encode())
+        except (FgaiError, ValueError, RecursionError) as error:
+            self._refuse(400, str(error))
+
+    def _name(self) -> str | None:
+        """The name behind the token; None after a refusal."""
+        assert isinstance(self.server, ThreadingHTTPServer)
+        hosts = {f"{host}:{self.server.server_port}" for host in ("127.0.0.1", "localhost")}
+        origin = self.headers.get("Origin")
+        own = self.headers.get("Host") in hosts and (
+            origin is None or origin.removeprefix("http://") in hosts
+        )
+        begins = self.path[: len(self.home)].encode()
+        if own and secrets.compare_digest(begins, self.home.encode()):
+            return self.path[len(self.home) :].partition("?")[0]
+        self._refuse(403, "this page is open to those who have its whole address")
+        return None
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self.close_connection = True  # what is left of the request is not read
+        self._send(status, "application/json", json.dumps({"error": reason}).encode())
+
+    def _send(self, status: int, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def version_string(self) -> str:
+        return "fgai"
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing: addresses hold the token."""
