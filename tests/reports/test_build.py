@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import fgai
 from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_attack
 from fgai.attention import LayerAttention
 from fgai.errors import FgaiError, InputError, MissingExtraError
@@ -54,6 +55,16 @@ def test_an_attack_is_run_again_with_the_size_and_box_of_its_record(monkeypatch:
     monkeypatch.setattr("fgai.reports.build.make_attack", noted)
     make_report(record, models={"FGAI": model}, data=GRAPH)
     assert budgets == [threat.budget]
+
+
+@pytest.mark.filterwarnings("ignore::fgai.errors.ReliabilityWarning")
+def test_features_and_weights_can_be_left_out() -> None:
+    model = fgai.GAT.for_data(GRAPH)
+    record = evaluate(model, GRAPH, "random", nodes=2, edges=3, curves=False, nulls=False)
+    pages = [
+        make_report(record, models={"GAT": model}, data=GRAPH, what_if=what_if) for what_if in (True, False)
+    ]
+    assert [page.whatif is None for page in pages] == [False, True]
 
 
 class Reader(HTMLParser):

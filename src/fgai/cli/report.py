@@ -49,6 +49,12 @@ def report(
     class_names: Annotated[
         Path | None, typer.Option(help="Text file with one name per class, line by line.")
     ] = None,
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if/--no-what-if", help="Put the graph and the weights into the page, to change and try."
+        ),
+    ] = True,
     attacker: options.Attacker,
     own: options.OwnModel,
     out: Output,
@@ -95,6 +101,7 @@ def report(
             seed=attacker.seed,
             node=None if node is None else graph.number_of(node),
             reproduce=[*_reproduce(opened), _line("fgai", "report", *models, flags=vars(attacker))],
+            what_if=what_if,
             on_step=lambda step: None if step == "comparing" else out.say(step),
             **names,
         )
@@ -243,6 +250,7 @@ def audit(
             threat=threat,
             node=opening_node,
             reproduce=[_line("fgai", "audit", *file_of, flags=flags)],
+            what_if=False,  # an audit is handed to others: it holds no features and no weights
         )
         write_report(document, page)
     more: dict[str, Any] = {"metrics": record.to_dict()["metrics"], "card": None}

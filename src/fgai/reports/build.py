@@ -89,6 +89,7 @@ def make_report(
     class_names: Sequence[str] | None = None,
     title: str | None = None,
     reproduce: Sequence[str] = (),
+    what_if: bool = True,
 ) -> Report:
     """Return the document of a page; parts that are not available are left out, and the page says so.
 
@@ -106,6 +107,8 @@ def make_report(
         class_names: by number.
         title: of the page.
         reproduce: commands that give the same report.
+        what_if: put the graph's features and the weights of GAT and GATv2 into the page, whose part
+            "What if?" computes with them.
 
     Raises:
         InputError: no records, models without data, or a node the graph does not have.
@@ -134,9 +137,9 @@ def make_report(
             explorer = _nodes_of_models(parts, graph, views, node, node_names or graph.node_names)
             start = explorer["nodes"]["id"][0]
             fields["subgraph"] = subgraph(views, graph, start)
-            fields["whatif"] = _whatif(
-                models, as_graph(data), injections or {}, start, node_names, class_names
-            )
+            if what_if:
+                entries = injections or {}
+                fields["whatif"] = _whatif(models, as_graph(data), entries, start, node_names, class_names)
     if explorer is None:
         explorer = _nodes_of_records(parts, node)
     if explorer is not None and class_names is not None:

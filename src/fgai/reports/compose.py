@@ -44,6 +44,7 @@ def report(
     class_names: Sequence[str] | None = None,
     title: str | None = None,
     reproduce: Sequence[str] = (),
+    what_if: bool = True,
     on_step: Callable[[str], None] | None = None,
 ) -> Report:
     """Attack, measure and certify models equally, write one page, and return the document it is made of.
@@ -62,6 +63,7 @@ def report(
         class_names: by number.
         title: of the page.
         reproduce: commands that give the same report.
+        what_if: as in `make_report`: the page then holds features and weights.
         on_step: called with a word or two before each long step.
 
     Raises:
@@ -99,6 +101,7 @@ def report(
         class_names=class_names,
         title=title,
         reproduce=reproduce,
+        what_if=what_if,
     )
     if page is not None:
         write_report(document, page)

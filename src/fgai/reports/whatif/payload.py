@@ -36,7 +36,7 @@ def in_browser(model: nn.Module, graph: Graph) -> bool:
     )
 
 
-def pack(values: Tensor | np.ndarray[Any, Any], kind: str) -> dict[str, str]:
+def as_base64(values: Tensor | np.ndarray[Any, Any], kind: str) -> dict[str, str]:
     """Return little-endian numbers of a kind (`f4`, `u1`, `u2`, `u4`) in base64."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     data = np.ascontiguousarray(array.astype(f"<{kind}")).tobytes()
@@ -59,25 +59,30 @@ def _layer(layer: AttentionLayer) -> dict[str, Any]:
         "width": inner if layer.concat else layer.channels,
         "slope": layer.slope,
         "value": _projection(layer.value),
-        "bias": None if layer.bias is None else pack(layer.bias, "f4"),
-        "norm": None if norm is None else {"scale": pack(norm.scale, "f4"), "shift": pack(norm.shift, "f4")},
+        "bias": None if layer.bias is None else as_base64(layer.bias, "f4"),
+        "norm": None
+        if norm is None
+        else {"scale": as_base64(norm.scale, "f4"), "shift": as_base64(norm.shift, "f4")},
         "limits": None
         if layer.limits is None
         else {n: _limits(m) for n, m in layer.limits.items() if isinstance(m, Limits)},
     }
     if dynamic:
-        return values | {"right": _projection(layer.right), "weight": pack(layer.score_weight, "f4")}
+        return values | {"right": _projection(layer.right), "weight": as_base64(layer.score_weight, "f4")}
     ends = {"source": layer.source_weight, "destination": layer.destination_weight}
-    return values | {name: pack(weight, "f4") for name, weight in ends.items()}
+    return values | {name: as_base64(weight, "f4") for name, weight in ends.items()}
 
 
 def _projection(projection: Projection) -> dict[str, Any]:
     bias = projection.bias
-    return {"weight": pack(projection.weight, "f4"), "bias": None if bias is None else pack(bias, "f4")}
+    return {
+        "weight": as_base64(projection.weight, "f4"),
+        "bias": None if bias is None else as_base64(bias, "f4"),
+    }
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    return {name: pack(getattr(limits, name), "f4") for name in ("low", "high", "radius")}
+    return {name: as_base64(getattr(limits, name), "f4") for name in ("low", "high", "radius")}
 
 
 def graph_values(graph: Graph) -> dict[str, Any]:
@@ -91,10 +96,10 @@ def graph_values(graph: Graph) -> dict[str, Any]:
         rows[label] = row[0]
     return {
         "nodes": graph.num_nodes,
-        "rowptr": pack(rowptr, "u4"),
-        "source": pack(source[kept], _index_kind(graph.num_nodes)),
+        "rowptr": as_base64(rowptr, "u4"),
+        "source": as_base64(source[kept], _index_kind(graph.num_nodes)),
         "features": _features(graph),
-        "typical": pack(rows, "f4"),
+        "typical": as_base64(rows, "f4"),
     }
 
 
@@ -142,14 +147,14 @@ def _features(graph: Graph) -> dict[str, Any]:
     form = min(sizes, key=lambda name: sizes[name])
     out: dict[str, Any] = {"kind": form, "columns": width}
     if form == "dense":
-        return out | {"values": pack(graph.features.to_dense(), "f4")}
+        return out | {"values": as_base64(graph.features.to_dense(), "f4")}
     rowptr, columns, values = _entries(graph)
     if form == "bits":
-        return out | {"bits": pack(_bits(rowptr, columns, graph.num_nodes, width), "u1")}
-    stored = None if "bits" in sizes else pack(values, "f4")
+        return out | {"bits": as_base64(_bits(rowptr, columns, graph.num_nodes, width), "u1")}
+    stored = None if "bits" in sizes else as_base64(values, "f4")
     return out | {
-        "rowptr": pack(rowptr, "u4"),
-        "indices": pack(columns, _index_kind(width)),
+        "rowptr": as_base64(rowptr, "u4"),
+        "indices": as_base64(columns, _index_kind(width)),
         "values": stored,
     }
 
