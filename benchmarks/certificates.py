@@ -4,10 +4,12 @@
 share of nodes with more than 5 neighbours whose top-5, and whose class, provably stay at R = .001 to .1,
 beside the share of trivial nodes, the median radii and the sharpness: mean ± standard deviation over seeds.
 Records are those of the grid `certify`; a stopped run goes on where it was. `seconds` certifies barely
-trained models, whose certificates cost the same, after one call that compiles the kernels. Run:
+trained models, whose certificates cost the same, after one call that compiles the kernels. `budget` bounds
+what 20 new nodes with 20 edges each can change of such models behind limits. Run:
 
     python benchmarks/certificates.py shares --datasets amazon-photo --methods vanilla fgai --seeds 0 1
     python benchmarks/certificates.py seconds --datasets coauthor-physics arxiv-tape --models GAT
+    python benchmarks/certificates.py budget --datasets coauthor-physics --models GAT
 """
 
 from __future__ import annotations
@@ -121,11 +123,28 @@ def seconds(args: argparse.Namespace) -> None:
     show(title, ["model", "nodes", "norm", "forward", "in all", "peak memory"], rows)
 
 
+def budget(args: argparse.Namespace) -> None:
+    torch.set_num_threads(args.threads)
+    rows = []
+    for dataset in args.datasets:
+        graph = fgai.load_dataset(dataset)
+        for name in args.models:
+            model = train_method("vanilla", name, graph, progress=False, settings={"epochs": 2})
+            model = fgai.limit(model, graph, 0.0, shrink=0.0)  # looser limits leave the program more to do
+            with PeakMemory("cpu") as memory:
+                record = fgai.certify_budget(model, graph, budgets=[(20, 20)])
+            changed = f"{record.budgets[0]['changed']} of {int(record.counted.sum())}"
+            peak = f"{memory.above / 2**30:.2f} GiB"
+            rows.append([f"{name} {dataset}", f"{graph.num_nodes:,}", changed, f"{record.seconds:.1f}", peak])
+    title = f"Seconds to bound 20 new nodes with 20 edges each, {args.threads} threads"
+    show(title, ["model", "nodes", "can change", "seconds", "peak memory"], rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("shares", "seconds"))
+    parser.add_argument("what", choices=("shares", "seconds", "budget"))
     parser.add_argument("--datasets", nargs="+", default=["coauthor-physics", "arxiv-tape"])
     parser.add_argument("--models", nargs="+", default=["GAT"])
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
@@ -136,7 +155,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--markdown", action="store_true")
     args = parser.parse_args()
-    shares(args) if args.what == "shares" else seconds(args)
+    {"shares": shares, "seconds": seconds, "budget": budget}[args.what](args)
 
 
 if __name__ == "__main__":

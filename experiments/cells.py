@@ -23,7 +23,8 @@ from fgai.files import check_items, regular
 PROTOCOL = 1
 """Raised whenever a change of the protocol alters numbers; records of another version do not match."""
 
-KINDS = ("evaluate", "attack", "search", "certify", "inject", "explainers", "again", "cost", "alone")
+KINDS = ("evaluate", "attack", "search", "certify", "inject", "collective", "vote", "explainers", "again",
+         "cost", "alone")  # fmt: skip
 MOST_CELLS = 100_000
 _FILE_NAME = re.compile(r"(?![.])[^\x00-\x1f/\\]{0,100}")
 TASKS = ("", "link", "graph", "truth")
@@ -37,9 +38,10 @@ class Cell:
     Attributes:
         kind: `evaluate` (test nodes), `attack` (the same without curves and null rows, for strong searches),
             `search` (validation nodes only), `certify` (certificates of attention), `inject` (certificates
-            against injected nodes), `explainers` (explainers side by side on a sample of nodes), `again`
-            (attention beside that of the same training with the next seed), `cost` (seconds and memory of
-            the training alone) or `alone` (a model of features without edges).
+            against injected nodes), `collective` (against budgets of them), `vote` (majorities over groups of
+            neighbours), `explainers` (explainers side by side on a sample of nodes), `again` (attention
+            beside that of the same training with the next seed), `cost` (seconds and memory of the training
+            alone) or `alone` (a model of features without edges).
         model: class name; of `alone` cells `linear` or `MLP`.
         dataset: name for `fgai.load_dataset`.
         method: see `fgai.training.METHODS`.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from experiments.alone import accuracy_without_edges
 from experiments.build import OLDER, about, label, name_of, sheet
 from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
@@ -12,11 +13,11 @@ from experiments.certified import promises
 from experiments.claim_tables import CLAIM, endpoints
 from experiments.fingerprint import is_older
 from experiments.results import Results
-from experiments.run import INJECTED
+from experiments.run import INJECTED, VOTED
 from experiments.sheet import Sheet, estimated
 from experiments.statistics import estimate
 from experiments.store import Store
-from fgai.certificates import INJECTION_PROMISE, TABLE_RADII, WHERE
+from fgai.certificates import BUDGET_PROMISE, BUDGETS, INJECTION_PROMISE, TABLE_RADII, VOTING_PROMISE, WHERE
 from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
@@ -97,6 +98,95 @@ def injection(store: Store) -> list[Sheet | Table]:
         *[f"{hidden} records of other settings than today's are not shown."] * bool(hidden),
     )
     return [Table("Classes no injected neighbour can change", columns, rows, notes), _attacked(store)]
+
+
+def collective(store: Store) -> list[Sheet | Table]:
+    """At how many test nodes a budget of injected nodes can change the class at once; missing cells too."""
+    columns = [Column(name) for name in ("model", "dataset", "method")] + [quantity("f1.clean", "F1").column]
+    columns += [Column(f"{m} × {e}: class stays") for m, e in BUDGETS]
+    columns += [Column(f"{m} × {e}: right") for m, e in BUDGETS]
+    columns += [Column("without edges"), Column("seeds")]
+
+    def cells(held: list[dict[str, Any]]) -> list[list[Cell]]:
+        found = [record["collective"] for record in held]
+        known = [one for one in found if one["known"]]
+        stays: list[Cell] = [
+            _spread([1 - one["budgets"][place]["changed"] / one["nodes"] for one in known], 100.0, ".1f")
+            for place in range(len(BUDGETS))
+        ]
+        right = [
+            _spread([one["budgets"][place]["right"] / one["nodes"] for one in known], 100.0, ".1f")
+            for place in range(len(BUDGETS))
+        ]
+        return [[_f1(held), *stays, *right]]
+
+    notes = (
+        "Shares of the test nodes in %, at least, whose class stays, and is right and stays, when M new nodes"
+        " with E edges each (M × E) are spent to change as many as possible.",
+        BUDGET_PROMISE,
+    )
+    return [_beside(store, "collective", "What a budget can change at once", columns, cells, notes)]
+
+
+def voting(store: Store) -> list[Sheet | Table]:
+    """Majorities over groups of neighbours: right whatever is injected, and what stays of the explanation."""
+    columns = [Column(name) for name in ("model", "dataset", "method")] + [quantity("f1.clean", "F1").column]
+    columns += [Column("groups"), Column("confidence")]
+    columns += [Column(f"right, m = {m}") for m in VOTED] + [Column("top 5 groups, m = 1")]
+    columns += [Column("without edges"), Column("seeds")]
+
+    def cells(held: list[dict[str, Any]]) -> list[list[Cell]]:
+        rows: list[list[Cell]] = []
+        for place, one in enumerate(held[0]["votes"] if held else [{}]):
+            votes = [record["votes"][place] for record in held]
+            right = [_spread([vote["right"][at] for vote in votes], 100.0, ".1f") for at in range(len(VOTED))]
+            kept = _spread([vote["kept"][VOTED.index(1)] for vote in votes], 100.0, ".1f")
+            confidence = f"{one['confidence']:g}" if one else None
+            rows.append([_f1(held), str(one["groups"]) if one else None, confidence, *right, kept])
+        return rows
+
+    notes = (
+        "Share of the test nodes in % whose majority is right and stays whatever m injected nodes are; of the"
+        " groups that explain it, the share that stays, 0 where the class may change. The models were trained"
+        " on whole neighbourhoods. Most of 100 groups hold no neighbour of a node, so its majority is mostly"
+        " the model's answer to the node's own features.",
+        VOTING_PROMISE,
+    )
+    return [_beside(store, "vote", "Majorities over groups of neighbours", columns, cells, notes, "voting")]
+
+
+def _beside(
+    store: Store,
+    kind: str,
+    title: str,
+    columns: Sequence[Column],
+    cells: Callable[[list[dict[str, Any]]], list[list[Cell]]],
+    notes: Sequence[str],
+    grid: str = "",
+) -> Table:
+    """Rows of every model, graph and method of a grid, run or not, beside the best model without edges."""
+    asked = read_grid(grid or kind)
+    held: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for cell in asked:
+        record = store.read(cell)
+        found = held.setdefault((cell.dataset, cell.model, cell.row), [])
+        if record is not None and record["status"] == "done" and not is_older(record):
+            found.append(record)
+    rows: list[Sequence[Cell]] = []
+    for (dataset, model, row), records in held.items():
+        alone = accuracy_without_edges(store, dataset)
+        last: list[Cell] = [None if alone is None else f"{100 * alone.mean:.1f}", str(len(records))]
+        rows += [[model, dataset, name_of(row), *values, *last] for values in cells(records)]
+    counted = sum(map(len, held.values()))
+    beside = (
+        "`without edges`: the better of a linear model and a network of two layers on features alone, tuned"
+        f" (grid `alone`). {counted} of {len(asked)} cells are run; – where none is, or nothing is known."
+    )
+    return Table(title, columns, sorted(rows, key=lambda row: tuple(map(str, row[:3]))), (*notes, beside))
+
+
+def _f1(records: Sequence[dict[str, Any]]) -> str | None:
+    return _spread([record["scores"]["f1"] for record in records], 1.0, ".3f")
 
 
 def _attacked(store: Store) -> Sheet | Table:

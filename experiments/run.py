@@ -32,9 +32,11 @@ from fgai import (
     FgaiWarning,
     Graph,
     certify_attention,
+    certify_budget,
     certify_injection,
     evaluate,
     load_dataset,
+    vote,
 )
 from fgai.attacks import Ledger
 from fgai.attention import observe, prepared
@@ -50,6 +52,10 @@ EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""
 INJECTED = (1, 2, 3, 5)
 """Injected neighbours that `inject` cells certify against."""
+GROUPS, CONFIDENCE = (20, 100), (0.0, 0.5)
+"""Groups that `vote` cells count votes of, and the least probability of a class that gets one."""
+VOTED = (0, 1, 5, 20)
+"""Injected nodes that `vote` cells certify against."""
 RADIUS = 0.01
 """Of the certificates in `certify` cells; curves run over all radii."""
 
@@ -133,6 +139,10 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body |= _certify(model, graph, parent)
     elif cell.kind == "inject":
         body |= _inject(model, graph, cell.seed)
+    elif cell.kind == "collective":
+        body |= _collective(model, graph)
+    elif cell.kind == "vote":
+        body |= _vote(model, graph)
     elif cell.kind == "again":
         assert parent is not None
         body["evaluations"] = compared((model, _next_seed(cell, device, root, cache)), graph, parent)
@@ -224,6 +234,42 @@ def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
         "sharpness": [sharpness(layer.heads(), layer.rowptr) for layer in attention],
         "scores": scores(model, prepared(model, graph), "test_mask"),
     }
+
+
+def _collective(model: nn.Module, graph: Graph) -> dict[str, Any]:
+    """At how many test nodes budgets can change the class at once, and how many stay right."""
+    model, graph = model.to("cpu"), graph.to("cpu")
+    made = certify_budget(model, graph)
+    assert graph.test_mask is not None
+    holds = made.holds[graph.test_mask]
+    return {
+        "collective": {
+            "known": made.known,
+            "nodes": int(graph.test_mask.sum()),
+            "budgets": made.budgets,
+            "harmless": torch.bincount(holds[holds >= 0]).tolist(),
+            "seconds": made.seconds,
+        },
+        "scores": scores(model, prepared(model, graph), "test_mask"),
+    }
+
+
+def _vote(model: nn.Module, graph: Graph) -> dict[str, Any]:
+    """Of the test nodes, those whose majority is right and stays, and the groups of its explanation."""
+    assert graph.y is not None and graph.test_mask is not None
+    scored, found = graph.test_mask.cpu(), []
+    for groups, confidence in itertools.product(GROUPS, CONFIDENCE):
+        made = vote(model, graph, groups=groups, confidence=confidence)
+        found.append(
+            {
+                "groups": groups,
+                "confidence": confidence,
+                "right": [made.certified_accuracy(m, graph.y.cpu(), scored) for m in VOTED],
+                "kept": [made.kept(m, nodes=scored) for m in VOTED],
+                "seconds": made.seconds,
+            }
+        )
+    return {"votes": found, "scores": scores(model, prepared(model, graph), "test_mask")}
 
 
 def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Cell) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from experiments.attack_tables import before, members
 from experiments.batch_tables import batches
 from experiments.build import RATIO, sheet
 from experiments.cells import read_grid
-from experiments.certificate_tables import certificates, injection
+from experiments.certificate_tables import certificates, collective, injection, voting
 from experiments.defence_tables import defences
 from experiments.explainer_tables import explainers
 from experiments.repeated import repeated
@@ -132,6 +132,8 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "defences": defences,
     "certificates": certificates,
     "injection": injection,
+    "collective": collective,
+    "voting": voting,
     "explainers": explainers,
     "link": tasks.link,
     "graphs": tasks.graphs,

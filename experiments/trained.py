@@ -189,7 +189,8 @@ def model_of(
     Evaluations train, because their records hold the training's cost, and leave the model in the cache;
     certificates and explainers take it from there. Searches and costs train, and keep nothing.
     """
-    keeps = cell.kind in ("evaluate", "attack", "certify", "inject", "explainers", "again")
+    kinds = ("evaluate", "attack", "certify", "inject", "collective", "vote", "explainers", "again")
+    keeps = cell.kind in kinds
     if cell.method == "vanilla" and keeps and not cell.settings:
         return vanilla_of(cell, graph, device, cache)
     path = model_path(cache, cell) if keeps else None

@@ -126,8 +126,20 @@ def attention() -> fgai.attention.AttentionMap:
 
 
 def certificate(tolerated: int) -> fgai.certificates.VotingCertificate:
-    votes, one = torch.ones(3, 2, dtype=torch.long), torch.zeros(3, dtype=torch.long)
-    return fgai.certificates.VotingCertificate(5, votes, one, torch.full((3,), tolerated))
+    one = torch.zeros(3, dtype=torch.long)
+    return fgai.certificates.VotingCertificate(
+        groups=5,
+        confidence=0.0,
+        votes=torch.ones(3, 2, dtype=torch.long),
+        classes=one,
+        tolerated=torch.full((3,), tolerated),
+        scores=torch.zeros(3, 5),
+        group=one,
+        model={"class": "GAT"},
+        data={"name": "tiny"},
+        version={},
+        seconds=0.0,
+    )
 
 
 LOGITS, META = torch.rand(5, 3), torch.rand(5, 3, device="meta")

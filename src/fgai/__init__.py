@@ -18,7 +18,7 @@ from fgai.version import __version__
 if TYPE_CHECKING:
     from fgai.attention.calls import wrap
     from fgai.attention.hooks import record
-    from fgai.certificates import certify_attention, certify_injection
+    from fgai.certificates import certify_attention, certify_budget, certify_injection, vote
     from fgai.datasets import load_dataset, load_graph
     from fgai.errors import (
         AttentionError,
@@ -62,6 +62,7 @@ __all__ = [
     "accelerate",
     "card",
     "certify_attention",
+    "certify_budget",
     "certify_injection",
     "compare",
     "evaluate",
@@ -79,12 +80,13 @@ __all__ = [
     "save_model",
     "save_pretrained",
     "train",
+    "vote",
     "wrap",
 ]
 
 _NAMES = {
     "attention": ("record", "wrap"),
-    "certificates": ("certify_attention", "certify_injection"),
+    "certificates": ("certify_attention", "certify_budget", "certify_injection", "vote"),
     "datasets": ("load_dataset", "load_graph"),
     "errors": tuple(name for name in __all__ if name.endswith(("Error", "Warning"))),
     "evaluation": ("compare", "evaluate"),

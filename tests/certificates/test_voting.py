@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch_geometric.utils import degree
 import fgai
 from experiments.defences import GNNSVD
 from fgai.attention import call_model, prepared
-from fgai.certificates import vote
+from fgai.certificates import VotingCertificate, vote
 from fgai.certificates.voting import _counted, _group_of, _sent_by
 from fgai.datasets import planted
 from fgai.errors import InputError
@@ -128,6 +129,89 @@ def test_no_injection_beats_the_certificate(kind: str) -> None:
     assert seen > 0
 
 
+@pytest.mark.parametrize("confidence", [0.0, 0.6])
+def test_no_injection_takes_more_groups_from_an_explanation(confidence: float) -> None:
+    graph, k = cases.tiny_graph(), 3
+    model = cases.trained("gat", "vanilla")
+    found = vote(model, graph, groups=GROUPS, confidence=confidence)
+    stream, old, seen = torch.Generator().manual_seed(2), slice(0, graph.num_nodes), 0
+    before = found.top(k)
+    for injected in (1, 2):
+        held = found.tolerated >= injected
+        for _ in range(4):
+            ends = torch.stack(
+                [torch.randperm(graph.num_nodes, generator=stream)[:12] for _ in range(injected)]
+            )
+            loud = 50 * torch.randn(injected, graph.num_features, generator=stream)
+            after = vote(model, graph.inject(ends, loud)[0], groups=GROUPS, confidence=confidence)
+            assert torch.equal(after.classes[old][held], found.classes[held])
+            stay = (before[:, :, None] == after.top(k)[old, None, :]) & (before >= 0)[:, :, None]
+            least = ((before >= 0).sum(1) - injected).clamp(min=0)
+            assert bool((stay.any(2).sum(1) >= least)[held].all())
+            new = set(after.group[graph.num_nodes :].tolist())
+            others = [group for group in range(GROUPS) if group not in new]
+            moved = (after.scores[old][held][:, others] - found.scores[held][:, others]).nan_to_num()
+            assert float(moved.abs().max()) < 1e-4
+            seen += int((stay.any(2).sum(1) < (before >= 0).sum(1))[held].sum())
+    assert seen > 0  # explanations do lose groups
+
+
+def test_scores_are_what_a_groups_neighbours_do() -> None:
+    graph = cases.tiny_graph()
+    model = cases.trained("gat", "vanilla")
+    found = vote(model, graph, groups=4)
+    alone = call_model(model, prepared(model, _sent_by(graph, found.group < 0))).detach()
+    part = call_model(model, prepared(model, _sent_by(graph, found.group == 2))).detach()
+    node = int(found.scores[:, 2].isfinite().nonzero()[0])
+    own = int(found.classes[node])
+    margins = [
+        float(row[node, own] - row[node].masked_fill(torch.arange(row.shape[1]) == own, -torch.inf).max())
+        for row in (part, alone)
+    ]
+    assert float(found.scores[node, 2]) == pytest.approx(margins[0] - margins[1], abs=1e-5)
+    source, destination = graph.adjacency.source, graph.adjacency.destination
+    near = source[(destination == node) & (source != node)]
+    assert set(found.group[near].tolist()) == set(found.scores[node].isfinite().nonzero().flatten().tolist())
+    assert set(found.top(9)[node].tolist()) - {-1} == set(found.group[near].tolist())
+
+
+def test_the_order_of_groups_by_hand() -> None:
+    nan = float("nan")
+    scores = torch.tensor([[0.1, 0.5, 0.5, -1.0], [nan, 0.2, nan, 0.9], [nan, nan, nan, nan]])
+    zeros = torch.zeros(3, dtype=torch.long)
+    found = VotingCertificate(
+        groups=4,
+        confidence=0.0,
+        votes=torch.ones(3, 2, dtype=torch.long),
+        classes=zeros,
+        tolerated=torch.tensor([1, 2, 4]),
+        scores=scores,
+        group=zeros,
+        model={"class": "GAT"},
+        data={"name": "tiny"},
+        version={},
+        seconds=0.0,
+    )
+    assert found.top(3).tolist() == [[1, 2, 0], [3, 1, -1], [-1, -1, -1]]
+    assert found.kept(0, 3) == 1.0 and found.kept(1, 3) == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert found.kept(2, 3) == 0.0  # the first may change its class, the second has two groups
+    assert found.kept(1, 3, torch.tensor([False, False, True])) is None
+
+
+def test_only_confident_votes_count(tmp_path: Path) -> None:
+    graph = cases.tiny_graph()
+    model = cases.trained("gat", "vanilla")
+    every, sure = vote(model, graph, groups=5), vote(model, graph, groups=5, confidence=0.7)
+    assert bool((sure.votes <= every.votes).all()) and int(sure.votes.sum()) < int(every.votes.sum())
+    none = vote(model, graph, groups=5, confidence=1.0)
+    assert int(none.votes.sum()) == 0 and int(none.tolerated.max()) == 0
+    again = VotingCertificate.load(sure.save(tmp_path / "votes.json"))
+    assert again.to_dict() == sure.to_dict() and torch.equal(again.top(), sure.top())
+    assert "Majority over 5 groups of GAT" in str(sure)
+    with pytest.raises(InputError, match="confidence"):
+        vote(model, graph, confidence=1.5)
+
+
 def test_new_nodes_leave_the_others_in_their_groups() -> None:
     first, more = _group_of(torch.arange(1000), 7, 3), _group_of(torch.arange(1500), 7, 3)
     assert torch.equal(first, more[:1000])
@@ -145,9 +229,9 @@ def test_only_speakers_are_heard() -> None:
 
 def test_margins_and_ties_by_hand() -> None:
     votes = torch.tensor([[5, 2, 2], [4, 4, 1], [1, 4, 4], [2, 7, 0], [0, 0, 9], [3, 6, 0]])
-    found = _counted(votes, 9)
-    assert found.classes.tolist() == [0, 0, 1, 1, 2, 1]
-    assert found.tolerated.tolist() == [1, 0, 0, 2, 4, 1]  # a smaller class takes ties
+    classes, tolerated = _counted(votes, 9)
+    assert classes.tolist() == [0, 0, 1, 1, 2, 1]
+    assert tolerated.tolist() == [1, 0, 0, 2, 4, 1]  # a smaller class takes ties
 
 
 @pytest.mark.parametrize("name", JOINS)

@@ -215,6 +215,20 @@ class TestRun:
         assert made["injection"][0]["status"] == ["invariant", "bound"]
         assert 0.2 < made["alone"] < 1 and len(made["sharpness"]) == 2
 
+    def test_cells_of_budgets_and_votes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("experiments.methods.settings_for", brief)  # of the vanilla parent
+        made = run_cell(cases.tiny(kind="collective", method="limits", settings={}), Store(tmp_path))
+        assert made["status"] == "done", made.get("trace")
+        found = made["collective"]
+        assert found["known"] and [one["nodes"] for one in found["budgets"]] == [1, 5, 20]
+        assert all(0 <= one["right"] <= found["nodes"] for one in found["budgets"])
+        assert sum(found["harmless"]) <= found["nodes"]
+        monkeypatch.setattr("experiments.run.GROUPS", (3,))
+        made = run_cell(cases.tiny(kind="vote"), Store(tmp_path))
+        assert made["status"] == "done", made.get("trace")
+        assert [(one["groups"], one["confidence"]) for one in made["votes"]] == [(3, 0.0), (3, 0.5)]
+        assert all(one["right"] == sorted(one["right"], reverse=True) for one in made["votes"])
+
     def test_a_record_says_what_made_it(self, tmp_path: Path) -> None:
         cell = cases.tiny(threats=("random",))
         made = run_cell(cell, Store(tmp_path))

@@ -14,9 +14,9 @@ from experiments.again import ANOTHER
 from experiments.explained import names_for
 from experiments.fingerprint import fingerprint
 from experiments.results import Results
-from experiments.run import INJECTED
+from experiments.run import CONFIDENCE, GROUPS, INJECTED, VOTED
 from experiments.trained import settings_of
-from fgai.certificates import WHERE
+from fgai.certificates import BUDGETS, WHERE
 
 GOOD = {"vanilla": 0.4, "ln": 0.6, "at": 0.7, "at-limits": 0.88, "fgai": 0.9, "fgai-injection": 0.8}
 """Attacked F1 of seed 0; every further seed adds 0.01."""
@@ -150,6 +150,32 @@ def body_of(cell: Cell) -> dict[str, Any]:
             for count in INJECTED
         ]  # fmt: skip
         body |= {"alone": 0.6, "sharpness": [0.25, 0.5], "scores": {"f1": 0.9}}
+    if cell.kind == "collective":
+        known = cell.method != "vanilla"
+        budgets = [
+            {
+                "nodes": m,
+                "edges": e,
+                "changed": 5 * m if known else None,
+                "right": 90 - 4 * m if known else None,
+            }
+            for m, e in BUDGETS
+        ]
+        counts = {"nodes": 100, "budgets": budgets, "known": known, "harmless": [90, 10] if known else []}
+        body |= {"collective": {**counts, "seconds": 1.0}, "scores": {"f1": 0.9}}
+    if cell.kind == "vote":
+        body["votes"] = [
+            {
+                "groups": groups, "confidence": confidence, "seconds": 1.0,
+                "right": [(0.8 + confidence / 10) / (1 + m) for m in VOTED],
+                "kept": [1 / (1 + m) for m in VOTED],
+            }
+            for groups in GROUPS
+            for confidence in CONFIDENCE
+        ]  # fmt: skip
+        body["scores"] = {"f1": 0.9}
+    if cell.kind == "alone":
+        body["alone"] = {"accuracy": 0.7 + 0.1 * (cell.model == "MLP")}
     if cell.kind == "again":
         shared = 0.5 + 0.2 * (cell.method == "fgai")
         alike = {"overlap": layered(shared), "rank_correlation": layered(shared - 0.1)}

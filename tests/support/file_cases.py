@@ -16,7 +16,7 @@ import torch
 
 import fgai
 from experiments import Cell, Store, read_grid, read_record
-from fgai.certificates import CertificateRecord, InjectionCertificate
+from fgai.certificates import BudgetCertificate, CertificateRecord, InjectionCertificate, VotingCertificate
 from fgai.datasets import fingerprint, load_graph, planted
 from fgai.datasets.own import FIELDS
 from fgai.datasets.readers import (
@@ -38,7 +38,14 @@ from fgai.reports.page import render
 from fgai.training import load_model, save_model, train
 from support import dataset_cases
 from support.graph_cases import small_data
-from support.report_cases import certificates, comparison, injection_certificate, whole_report
+from support.report_cases import (
+    budget_certificate,
+    certificates,
+    comparison,
+    injection_certificate,
+    voting_certificate,
+    whole_report,
+)
 from support.training_cases import GRAPH, fresh
 
 GRID = """
@@ -289,6 +296,8 @@ KINDS: dict[str, Kind] = {
     "comparison": _document(Comparison, comparison),
     "certificate": _document(CertificateRecord, lambda: certificates()["GAT"]),
     "injection": _document(InjectionCertificate, injection_certificate),
+    "budget": _document(BudgetCertificate, budget_certificate),
+    "votes": _document(VotingCertificate, voting_certificate),
     "card": Kind(_written_card, _card, content=str),
     "report": Kind(lambda folder: [whole_report().save(folder / "report.json")], _report, content=str),
     "compared": Kind(lambda folder: [comparison().save(folder / "both.json")], _report, content=str),

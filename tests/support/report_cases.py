@@ -7,7 +7,16 @@ from functools import cache
 from typing import Any
 
 from fgai.attacks import AttackResult, Budget, PGDInjection, Threat
-from fgai.certificates import CertificateRecord, InjectionCertificate, certify_attention, certify_injection
+from fgai.certificates import (
+    BudgetCertificate,
+    CertificateRecord,
+    InjectionCertificate,
+    VotingCertificate,
+    certify_attention,
+    certify_budget,
+    certify_injection,
+    vote,
+)
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, compare
 from fgai.models import AttentionModel
@@ -53,6 +62,16 @@ def certificates() -> dict[str, CertificateRecord]:
 @cache
 def injection_certificate() -> InjectionCertificate:
     return certify_injection(limit(models()["GAT"], GRAPH, 0.0, shrink=0.0), GRAPH, k=K)
+
+
+@cache
+def budget_certificate() -> BudgetCertificate:
+    return certify_budget(limit(models()["GAT"], GRAPH, 0.0, shrink=0.0), GRAPH, budgets=[(1, 2)])
+
+
+@cache
+def voting_certificate() -> VotingCertificate:
+    return vote(models()["GAT"], GRAPH, groups=3)
 
 
 def report(**options: Any) -> Report:

@@ -1,5 +1,6 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
+from fgai.certificates.budget import BUDGET_PROMISE, BUDGETS, BudgetCertificate, certify_budget
 from fgai.certificates.certification import certify_attention
 from fgai.certificates.familiar import KEPT, invariant_layers
 from fgai.certificates.injection import (
@@ -25,6 +26,8 @@ from fgai.certificates.voting import VOTING_PROMISE, VotingCertificate, vote
 __all__ = [
     "ALL_FOUR",
     "ARITHMETIC",
+    "BUDGETS",
+    "BUDGET_PROMISE",
     "EXPLANATION",
     "INJECTION_PROMISE",
     "KEPT",
@@ -34,6 +37,7 @@ __all__ = [
     "TABLE_RADII",
     "VOTING_PROMISE",
     "WHERE",
+    "BudgetCertificate",
     "CertificateRecord",
     "InjectionCertificate",
     "LayerCertificate",
@@ -41,6 +45,7 @@ __all__ = [
     "Prediction",
     "VotingCertificate",
     "certify_attention",
+    "certify_budget",
     "certify_injection",
     "invariant_layers",
     "promised",

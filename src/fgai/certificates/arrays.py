@@ -40,15 +40,20 @@ def unpacked(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _ArrayDocument(TabledDocument):
-    """A record with tensors and `layers`; `ARRAYS` names type and dimensions of each tensor in a file."""
+    """A record with tensors, and with `layers` where there is a `LAYER`.
+
+    `ARRAYS` names type and dimensions of each tensor in a file.
+    """
 
     ARRAYS: ClassVar[dict[str, tuple[str, int]]]
-    LAYER: ClassVar[Any]
-    LAYER_LAYOUT: ClassVar[Any]
+    LAYER: ClassVar[Any] = None
+    LAYER_LAYOUT: ClassVar[Any] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""
-        special: dict[str, Any] = {"layers": [layer.to_dict() for layer in vars(self)["layers"]]}
+        special: dict[str, Any] = {}
+        if self.LAYER is not None:
+            special["layers"] = [layer.to_dict() for layer in vars(self)["layers"]]
         special |= {name: packed(getattr(self, name)) for name in self.ARRAYS}
         names = [f.name for f in dataclasses.fields(self) if f.name not in special]
         fields = {name: plain(getattr(self, name)) for name in names}
@@ -61,11 +66,13 @@ class _ArrayDocument(TabledDocument):
         arrays: dict[str, Any] = {
             name: PackedArray if fields[name] is Tensor else PackedArray | None for name in cls.ARRAYS
         }
-        return {**fields, **arrays, "layers": cls.LAYER_LAYOUT}
+        layers = {} if cls.LAYER is None else {"layers": cls.LAYER_LAYOUT}
+        return {**fields, **arrays, **layers}
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
-        fields["layers"] = tuple(cls.LAYER.from_dict(layer) for layer in fields["layers"])
+        if cls.LAYER is not None:
+            fields["layers"] = tuple(cls.LAYER.from_dict(layer) for layer in fields["layers"])
         for name, shape in cls.ARRAYS.items():
             fields[name] = unpacked(fields.get(name), name, *shape)
         record = cls(**fields)

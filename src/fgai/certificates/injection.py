@@ -25,7 +25,6 @@ float64; nodes for which the model, in its own precision, gives something else a
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -34,25 +33,22 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import call_model, duplicate, evaluating, model_name, observe, prepared
-from fgai.attention.interface import originals
+from fgai.attention import evaluating
 from fgai.bounds.reading import Reading, State, ranges_of
 from fgai.bounds.scores import first_layer, scores_of, source_ends
 from fgai.bounds.steps import affine_map, follow
 from fgai.certificates.arrays import BOOL, _ArrayDocument, packed, unpacked
-from fgai.certificates.chain import Chain, same_as
-from fgai.certificates.familiar import INVARIANT, invariant_layers, unfamiliar
+from fgai.certificates.chain import Chain
+from fgai.certificates.familiar import INVARIANT, invariant_layers
 from fgai.certificates.kernels import _mean_bounds, class_kept, order_kept
+from fgai.certificates.subject import ROUNDING, _subject
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
-from fgai.models import as_graph, body_of
-from fgai.records import Cell, Column, PackedArray, Table, data_frame, provenance
+from fgai.records import Cell, Column, PackedArray, Table, data_frame
 from fgai.topk import topk_mask
 from fgai.typed import typed
-from fgai.version import versions
 
 if TYPE_CHECKING:
     import pandas
@@ -210,9 +206,6 @@ LEADS = 1 << 26
 """Leads of one class over another in memory at a time."""
 PIECES = 8
 """Pieces of the interval of a destination's score."""
-PRECISE = (torch.float32, torch.float64)
-ROUNDING = 1e-5
-"""Of float32 arithmetic, relative to what is summed; a class must stay by more."""
 
 
 @typed
@@ -246,30 +239,19 @@ def certify_injection(
     whole(neighbours, "neighbours", 0)
     one_of(where, "where", WHERE)
     whole(k, "k", 1)
-    (model,) = originals(model)
-    original = as_graph(data)
-    graph = prepared(model, original)
-    with evaluating(model), torch.no_grad():
-        chain = _chain_of(model, graph)
-        orders = _orders(model, graph, chain)
-        if not isinstance(chain, str):
-            classes = call_model(model, graph).argmax(1).cpu()
-            own, chain = duplicate(model).cpu(), copy.deepcopy(chain).cpu()
-    graph = graph.to("cpu")
-    degree = (graph.adjacency if isinstance(chain, str) else chain.adjacency(graph)).degree
+    subject = _subject(model, data)
+    graph, chain, doubt = subject.graph, subject.chain, subject.doubt
+    with evaluating(subject.model), torch.no_grad():
+        orders = _orders(subject.model, subject.prepared, chain)
     with torch.no_grad():
-        doubt = chain if isinstance(chain, str) else _doubt(own, chain, graph)
         if isinstance(chain, str) or doubt is not None:
             holds = torch.zeros(graph.num_nodes, dtype=torch.bool)
             classes, reason = torch.full((graph.num_nodes,), -1), str(doubt)
         else:
-            observation = observe(own, graph)
-            ranks = observation.attention.ranking()
+            ranks = subject.observation.attention.ranking()
             proof = _Proof(copy.deepcopy(chain).double(), graph, neighbours, where)
-            holds, reason = proof.classes(), proof.reason
-            # The model computes in its own precision: where that says something else, nothing is proved.
-            holds &= (classes == proof.logits.argmax(1)) & ~_rounded_away(chain, graph, proof)
-            holds &= ~_apart(observation.logits, proof.logits)
+            classes, reason = subject.classes, proof.reason
+            holds = proof.classes() & ~subject.rounded(proof)
             orders = [
                 order if order.status == "invariant" else proof.order(order.name, index, rank, k)
                 for index, (order, rank) in enumerate(zip(orders, ranks, strict=True))
@@ -280,42 +262,13 @@ def certify_injection(
         k=k,
         holds=holds,
         classes=classes,
-        degree=degree,
+        degree=(graph.adjacency if isinstance(chain, str) else chain.adjacency(graph)).degree,
         reason=reason,
         known=doubt is None,
         layers=tuple(orders),
-        model={"class": model_name(model), "config": getattr(model, "config", None)},
-        data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
-        version=versions(),
         seconds=perf_counter() - began,
-        provenance=provenance(model, fingerprint_of(original), command="fgai.certify_injection"),
+        **subject.about("fgai.certify_injection"),
     )
-
-
-def _chain_of(model: Any, graph: Graph) -> Chain | str:
-    """Return a model in evaluation mode, left as it was, as a chain, or why it is none."""
-    if graph.features is None:
-        return "the graph has no features"
-    if graph.edge_weight is not None or graph.edge_attr is not None or graph.entry_values is not None:
-        return "values on edges, guards and replaced values are not followed"
-    if graph.batch is not None or graph.links is not None:
-        return "only node-level read-outs are followed"
-    if body_of(model) != "layers":
-        if "torch_geometric.nn" not in sys.modules:  # then no layer is PyG's
-            return "only GAT, GATv2 and models of PyG's GATConv and GATv2Conv are followed"
-        from fgai.certificates.traced import trace
-
-        return trace(model, graph)
-    change = unfamiliar(model)
-    if change is not None:
-        return f"{change}; only GAT and GATv2 as they are can be followed"
-    if model.guard is not None:
-        return "weights on edges, guards and replaced values are not followed"
-    if not model.is_rowwise:
-        return "only node-level read-outs are followed"
-    layers = list(model.convs)
-    between: list[list[nn.Module]] = [[nn.ELU()] for _ in layers[1:]]
-    return Chain([f"convs.{index}" for index in range(len(layers))], layers, [[], *between, []])
 
 
 def _orders(model: nn.Module, graph: Graph, chain: Chain | str) -> list[LayerOrder]:
@@ -332,24 +285,6 @@ def _orders(model: nn.Module, graph: Graph, chain: Chain | str) -> list[LayerOrd
     ]
 
 
-def _doubt(model: nn.Module, chain: Chain, graph: Graph) -> str | None:
-    """Why nothing can be certified of a chain; None where it can."""
-    if not all(weight.dtype in PRECISE for weight in model.parameters()):
-        return "weights of less than float32 round too coarsely; use model.float()"
-    fault = chain.fault()
-    if fault is not None:
-        return fault
-    if not bool((chain.adjacency(graph).degree > 0).all()):
-        return "some nodes have no neighbour, not even themselves; add self-loops"
-    if body_of(model) == "layers":  # declared, not traced
-        return None
-    assert graph.features is not None
-    precise = graph.replace(features=graph.features.to("cpu", torch.float64))
-    if not same_as(duplicate(model).double(), copy.deepcopy(chain).double(), precise):
-        return "its layers, put together again, give something else than the model"
-    return None
-
-
 class _Proof:
     """Bounds of what every layer reads; the chain is float64, the graph prepared and on the CPU."""
 
@@ -359,16 +294,26 @@ class _Proof:
         assert graph.features is not None
         self.layers, self.steps = chain.layers, chain.steps
         self.ranges = [ranges_of(layer) for layer in self.layers]
-        self.adjacency, self.neighbours = chain.adjacency(graph), neighbours
+        self.adjacency = chain.adjacency(graph)
         self.direct = where == "direct" and len(self.layers) <= 2
         self.exact: list[Reading] = []
-        self.readings: list[Reading] = []  # behind injections
         clean = graph.features.to("cpu", torch.float64)
-        for index, (layer, x, out) in enumerate(chain.runs(clean, self.adjacency)):
+        for layer, x, out in chain.runs(clean, self.adjacency):
             self.exact.append(Reading.exact(layer, x))
-            self.readings.append(self._reading(index) if index else self.exact[0])
             self.logits = out
         self.logits = chain.finish(self.logits)
+        self._inject(neighbours)
+
+    def _inject(self, neighbours: int) -> None:
+        self.neighbours, self.readings = neighbours, self.exact[:1]  # behind injections
+        for index in range(1, len(self.layers)):
+            self.readings.append(self._reading(index))
+
+    def against(self, neighbours: int) -> _Proof:
+        """Return the same with another number of new neighbours."""
+        other = copy.copy(self)
+        other._inject(neighbours)
+        return other
 
     def _reading(self, index: int) -> Reading:
         """What a further layer may read behind injections before it."""
@@ -450,26 +395,3 @@ def _leads_hold(steps: list[nn.Module], state: State, classes: Tensor) -> Tensor
         kept[:, top] = True
         holds[rows] = kept.all(1)
     return holds
-
-
-def _rounded_away(chain: Chain, graph: Graph, proof: _Proof) -> Tensor:
-    """Nodes, bool [N], that read something the model computes otherwise than float64.
-
-    Features with a large common offset, say, which the weights cancel: the sums are then all rounding.
-    """
-    assert graph.features is not None
-    source, destination = proof.adjacency.source, proof.adjacency.destination
-    lost = torch.zeros(graph.num_nodes, dtype=torch.bool)
-    logits = proof.logits
-    for exact, (layer, x, out) in zip(proof.exact, chain.runs(graph.features, proof.adjacency), strict=True):
-        precise = exact.source[0], exact.destination[0], exact.low
-        for own, other in zip(layer.sides(x), precise, strict=True):
-            lost |= _apart(own, other)
-        lost = lost.index_fill(0, destination[lost[source]], True)
-        logits = out
-    return lost | _apart(chain.finish(logits), proof.logits)
-
-
-def _apart(own: Tensor, exact: Tensor) -> Tensor:
-    """Rows, bool [N], that are further apart than `ROUNDING` of the largest number."""
-    return (own.double() - exact).abs().flatten(1).amax(1) > ROUNDING * exact.abs().max()

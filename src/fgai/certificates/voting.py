@@ -5,7 +5,18 @@ is in g; every node keeps its own features. The model classifies every node T ti
 
 An injected node is in one group, so whatever its features and edges, it changes at most one vote of a node.
 If the leading class of a node is ahead of every other by more than 2 m votes (ties go to the smaller class),
-no m injected nodes change it. Required of the model: nodes affect each other along edges, from source to
+no m injected nodes change it.
+
+Explanation: the score of group g at a node is the margin of its class (over the best other) in the graph of g
+less that without any neighbour, and so what the neighbours in g do by themselves; ranked are the groups that
+hold a neighbour, ties by number. While the class stays, m injected nodes change at most m scores, and at
+least `n − m` of the top n groups stay among the top k, n = min(k, groups with a neighbour): let c of the top
+n and at most m − c others change. An unchanged member that is i-th of the unchanged ones has at most i − 1
+unchanged groups ahead of it, now as before, and at most m changed ones. So it is among the top k if
+i + m ≤ k, and of the n − c unchanged members at least min(n − c, k − m) ≥ n − m are. Neighbours in one group
+share its score, so this holds for groups, not for neighbours one by one.
+
+Required of the model: nodes affect each other along edges, from source to
 destination, and in no other way: no encodings of the graph, no norms or maxima over all nodes, no count of
 nodes or of outgoing edges. To prove it, new nodes without outgoing edges are added and followed through the
 forward pass, operation by operation (`fgai.certificates.locality`); whatever the size of their features, the
@@ -18,25 +29,30 @@ A T-th of every neighbourhood often gives worse classes, at worst those of the f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from fgai.attention import call_model, evaluating, model_name, prepared
-from fgai.attention.interface import uncompiled
+from fgai.attention.interface import originals, uncompiled
+from fgai.certificates.arrays import _ArrayDocument
 from fgai.certificates.injection import _share_of
 from fgai.certificates.locality import _dependence
+from fgai.checks import fraction, whole
 from fgai.checks import seed as check_seed
-from fgai.checks import whole
-from fgai.errors import InputError
+from fgai.errors import CheckpointError, InputError
 from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
-from fgai.records import Column, Table, Tabled, data_frame
+from fgai.records import Cell, Column, Table, data_frame, provenance
 from fgai.tasks import check_logits, task_of
 from fgai.typed import typed
+from fgai.version import versions
 
 if TYPE_CHECKING:
     import pandas
@@ -44,7 +60,7 @@ if TYPE_CHECKING:
 MOST_GROUPS = 100_000
 VOTING_PROMISE = (
     "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
-    " as it is."
+    " as it is, and this share of the groups of neighbours that explain it."
 )
 PROBES = ((1, 1.0), (3, 1e6))
 """New nodes that are tried, and the size of their features."""
@@ -55,21 +71,49 @@ _SAME = 1e-5
 
 
 @typed
-@dataclass(frozen=True, eq=False)
-class VotingCertificate(Tabled):
-    """How many injected nodes the majority over groups of nodes tolerates.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VotingCertificate(_ArrayDocument):
+    """How many injected nodes the majority over groups of nodes tolerates, and what each group does.
 
     Attributes:
         groups: T.
+        confidence: least probability of a class that gets a vote.
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
         tolerated: int64 [N], injected nodes, with any features and edges, that cannot change it.
+        scores: float32 [N, T], what the neighbours in a group do to the margin of that class; NaN where a
+            group holds none.
+        group: int64 [N], of each node.
+        model: class and settings.
+        data: name and sizes.
+        version: of fgai and torch.
+        seconds: it took.
+        promise: what is certified, in a sentence.
+        provenance: see `fgai.records.provenance`.
     """
 
+    KIND: ClassVar[str] = "voting-certificate"
+    ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
+        "votes": ("<i8", 2),
+        "classes": ("<i8", 1),
+        "tolerated": ("<i8", 1),
+        "scores": ("<f4", 2),
+        "group": ("<i8", 1),
+    }
+
     groups: int
+    confidence: float
     votes: Tensor
     classes: Tensor
     tolerated: Tensor
+    scores: Tensor
+    group: Tensor
+    model: dict[str, Any]
+    data: dict[str, Any]
+    version: dict[str, str]
+    seconds: float
+    promise: str = VOTING_PROMISE
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, that tolerate so many injected nodes."""
@@ -81,28 +125,59 @@ class VotingCertificate(Tabled):
         whole(injected, "injected", 0)
         return _share_of((self.tolerated >= injected) & (self.classes == y.to(self.classes.device)), nodes)
 
+    def top(self, k: int = 5) -> Tensor:
+        """Return the groups of each node's explanation, int64 [N, k]: the k largest scores; -1 for none."""
+        whole(k, "k", 1)
+        ranked = self.scores.nan_to_num(nan=-torch.inf).sort(dim=1, descending=True, stable=True)
+        numbers = ranked.indices.masked_fill(ranked.values == -torch.inf, -1)[:, :k]
+        return torch.nn.functional.pad(numbers, (0, k - numbers.shape[1]), value=-1)
+
+    def kept(self, injected: int, k: int = 5, nodes: Tensor | None = None) -> float | None:
+        """Share of the top-k groups that provably stays, mean over nodes with such groups; None of none.
+
+        A node whose class may change counts as 0.
+        """
+        whole(injected, "injected", 0)
+        count = (self.top(k) >= 0).sum(1).double()
+        share = (
+            ((count - injected) / count.clamp(min=1)).clamp(min=0).masked_fill(self.tolerated < injected, 0)
+        )
+        counted = count > 0 if nodes is None else (count > 0) & nodes.to(count.device)
+        return float(share[counted].mean()) if bool(counted.any()) else None
+
     def tables(self) -> list[Table]:
-        """Return the share of nodes that tolerate so many injected nodes, up to the most any tolerates."""
+        """Return what holds for so many injected nodes, up to the most any node tolerates."""
         most = min(int(self.tolerated.max()), self.groups) if len(self.tolerated) else 0
-        rows = [[injected, self.share(injected)] for injected in range(most + 1)]
+        rows: list[list[Cell]] = [[m, self.share(m), self.kept(m)] for m in range(most + 1)]
         columns = [Column("injected nodes", "d"), Column("class stays, share of nodes")]
-        return [Table(f"Majority over {self.groups} groups", columns, rows, (VOTING_PROMISE,))]
+        columns.append(Column("of its top 5 groups, at least"))
+        title = f"Majority over {self.groups} groups of {self.model['class']} on {self.data['name']}"
+        return [Table(title, columns, rows, (self.promise,))]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per node: class, votes for it, injected nodes tolerated."""
-        leading = self.votes.amax(1)
-        values = {"class": self.classes, "votes": leading, "tolerated": self.tolerated}
-        return data_frame({name: tensor.numpy() for name, tensor in values.items()})
+        """Return a `DataFrame` with a row per node: class, votes for it, injected nodes tolerated, group."""
+        values = {"class": self.classes, "votes": self.votes.amax(1), "tolerated": self.tolerated}
+        return data_frame({name: tensor.numpy() for name, tensor in (values | {"group": self.group}).items()})
+
+    def _check_lengths(self) -> None:
+        sizes = {len(getattr(self, name)) for name in self.ARRAYS}
+        if len(sizes) != 1:
+            raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
+        if self.groups < 1 or self.scores.shape[1] != self.groups or self.votes.shape[1] < 1:
+            raise CheckpointError("groups or classes of the record are out of range")
 
 
 @typed
-def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> VotingCertificate:
-    """Classify nodes by a majority over groups of their neighbours, and certify it against injected nodes.
+def vote(
+    model: nn.Module, data: Any, *, groups: int = 20, confidence: float = 0.0, seed: int = 0
+) -> VotingCertificate:
+    """Classify nodes by a majority over groups of their neighbours, explain it and certify both.
 
     Args:
         model: any that classifies nodes; run `groups` times in evaluation mode.
         data: a `Graph` or PyG `Data`.
         groups: T; more groups tolerate more injected nodes and keep less of each neighbourhood.
+        confidence: least probability of a class that gets a vote; others abstain.
         seed: of the hash.
 
     Raises:
@@ -113,26 +188,69 @@ def vote(model: nn.Module, data: Any, *, groups: int = 20, seed: int = 0) -> Vot
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train("GAT", data, epochs=5, progress=False)
-        >>> certificate = vote(model, data, groups=5)
+        >>> certificate = fgai.vote(model, data, groups=5)
         >>> certificate.votes.sum(1).unique().tolist(), certificate.share(3)
         ([5], 0.0)
     """
+    began = perf_counter()
     whole(groups, "groups", 1, MOST_GROUPS)
+    fraction(confidence, "confidence")
     check_seed(seed)
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
         raise InputError(f"voting is for the classes of nodes, {graph.name!r} holds another task")
     group = _group_of(torch.arange(graph.num_nodes), groups, seed)
     largest = int(torch.bincount(group, minlength=groups).argmax())
-    votes = torch.zeros((), dtype=torch.long)
     with evaluating(model), torch.no_grad():
         _require_local(model, graph, group == largest)
-        for one in range(groups):
-            part = prepared(model, _sent_by(graph, group == one))
-            logits = call_model(model, part)
-            check_logits(logits, part)
-            votes = votes + torch.nn.functional.one_hot(logits.argmax(1).cpu(), logits.shape[1])
-    return _counted(votes, groups)
+        each = [_logits(model, graph, group == one) for one in range(groups)]
+        alone = _logits(model, graph, torch.zeros_like(group, dtype=torch.bool))
+    votes = torch.zeros(alone.shape, dtype=torch.long)
+    for logits in each:
+        sure, chosen = logits.double().softmax(1).max(1)
+        votes += one_hot(chosen, logits.shape[1]) * (sure >= confidence)[:, None]
+    classes, tolerated = _counted(votes, groups)
+    scores = torch.stack([_margin(logits, classes) for logits in each], 1) - _margin(alone, classes)[:, None]
+    (own,) = originals(model)
+    return VotingCertificate(
+        groups=groups,
+        confidence=float(confidence),
+        votes=votes,
+        classes=classes,
+        tolerated=tolerated,
+        scores=scores.masked_fill(~_with_neighbours(graph, group, groups), torch.nan).float(),
+        group=group,
+        model={"class": model_name(own), "config": getattr(own, "config", None)},
+        data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
+        version=versions(),
+        seconds=perf_counter() - began,
+        provenance=provenance(own, fingerprint_of(graph), command="fgai.vote"),
+    )
+
+
+def _logits(model: nn.Module, graph: Graph, senders: Tensor) -> Tensor:
+    """Logits [N, C] in the graph of the edges from `senders`, on the CPU."""
+    part = prepared(model, _sent_by(graph, senders))
+    logits = call_model(model, part)
+    check_logits(logits, part)
+    return logits.cpu()
+
+
+def _margin(logits: Tensor, classes: Tensor) -> Tensor:
+    """Logit of each node's class less the largest other one [N]; 0 where there is one class."""
+    if logits.shape[1] == 1:
+        return torch.zeros(len(logits))
+    own = logits.gather(1, classes[:, None])
+    return (own - logits.scatter(1, classes[:, None], -torch.inf).amax(1, keepdim=True))[:, 0]
+
+
+def _with_neighbours(graph: Graph, group: Tensor, groups: int) -> Tensor:
+    """Whether a group holds a neighbour of a node, other than itself, bool [N, T]."""
+    source, destination = graph.adjacency.source.cpu(), graph.adjacency.destination.cpu()
+    other = source != destination
+    out = torch.zeros(graph.num_nodes, groups, dtype=torch.bool)
+    out[destination[other], group[source[other]]] = True
+    return out
 
 
 def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
@@ -211,7 +329,8 @@ def _with_new(graph: Graph, senders: Tensor, added: int, size: float) -> Graph:
     return _sent_by(larger, torch.cat([senders, senders.new_zeros(added)]))
 
 
-def _counted(votes: Tensor, groups: int) -> VotingCertificate:
+def _counted(votes: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the class with most votes [N], and how many injected nodes cannot change it [N]."""
     classes = votes.argmax(1)
     rows = torch.arange(len(votes))
     leading = votes[rows, classes]
@@ -220,5 +339,4 @@ def _counted(votes: Tensor, groups: int) -> VotingCertificate:
     # A smaller class wins ties, so it must stay behind by one vote more.
     smaller = torch.arange(votes.shape[1])[None, :] < classes[:, None]
     ahead = (leading[:, None] - others - smaller.long()).masked_fill(others < 0, 2 * groups + 1)
-    tolerated = ahead.amin(1) // 2
-    return VotingCertificate(groups, votes, classes, tolerated.clamp(max=groups))
+    return classes, (ahead.amin(1) // 2).clamp(max=groups)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from fgai.attacks import make_attack
-from fgai.certificates import certify_attention, certify_injection
+from fgai.certificates import certify_attention, certify_budget, certify_injection, vote
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
@@ -193,6 +193,19 @@ def certify(
     where: Annotated[
         str, typer.Option(help="With --injected: any node gains them, or the certified one alone, direct.")
     ] = "any",
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MxE",
+            help="Instead of a ball: M new nodes with E edges each, e.g. 20x20; may be repeated.",
+        ),
+    ] = None,
+    votes: Annotated[
+        int | None, typer.Option(min=1, help="Instead of a ball: the majority over so many groups.")
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="With --votes: least probability of a class that gets a vote.")
+    ] = 0.0,
     record: options.Record,
     out: Output,
 ) -> None:
@@ -200,23 +213,46 @@ def certify(
 
     Stability is proved while a layer's attention moves by at most --radius; the same explanation and
     prediction are measured against --vanilla. With --injected: which nodes keep class and explanation
-    whatever a few new neighbours are; for models behind limits.
+    whatever a few new neighbours are; with --budget: how many nodes can change their class at once; both for
+    models behind limits. With --votes: how many injected nodes a majority tolerates.
 
     Examples:
     - `fgai certify gat.safetensors --radius 0.01`
     - `fgai certify fgai.safetensors --vanilla gat.safetensors`
     - `fgai certify fgai.safetensors --injected 1 --where direct`
+    - `fgai certify fgai.safetensors --budget 5x20 --budget 20x20`
+    - `fgai certify gat.safetensors --votes 20`
     """
+    if sum(one is not None for one in (injected, budget or None, votes)) > 1:
+        raise InputError(
+            "`--injected`, `--budget` and `--votes` are different certificates; give one of them"
+        )
+    if confidence and votes is None:
+        raise InputError("`--confidence` is of the votes; give `--votes`, too")
+    sizes = [_sizes(text) for text in budget or ()]
     opened = _open_model(source)
     reference = opened.load(vanilla)
     record.check()
     announce(out, f"certifying {opened.path} on {opened.graph!r}", [opened.model], opened.graph, CERTIFICATE)
-    if injected is None:
-        chosen: dict[str, Any] = {"k1": k, "k2": k, **vars(definition)}
-        record.write(out, certify_attention(opened.model, opened.graph, vanilla=reference, **chosen))
+    model, graph = opened.model, opened.graph
+    made: Any
+    if votes is not None:
+        made = vote(model, graph, groups=votes, confidence=confidence)
+    elif sizes:
+        made = certify_budget(model, graph, budgets=sizes)
+    elif injected is not None:
+        made = certify_injection(model, graph, neighbours=injected, where=where, k=k)
     else:
-        places: dict[str, Any] = {"neighbours": injected, "where": where}
-        record.write(out, certify_injection(opened.model, opened.graph, **places, k=k))
+        made = certify_attention(model, graph, vanilla=reference, k1=k, k2=k, **vars(definition))
+    record.write(out, made)
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    """The new nodes and the edges of each that `--budget` names."""
+    nodes, times, edges = text.partition("x")
+    if not (times and nodes.isdecimal() and edges.isdecimal()):
+        raise InputError(f"`--budget` takes new nodes x edges of each, like 20x20, got {text!r}")
+    return int(nodes), int(edges)
 
 
 @dataclass(frozen=True)
@@ -236,6 +272,13 @@ def explain(
     ] = "mean",
     attacker: _OneAttack,
     vanilla: options.VanillaFile = None,
+    breaking_point: Annotated[
+        bool,
+        typer.Option(
+            "--breaking-point",
+            help="Also: how many injected neighbours its class stands, proved and attacked; slower.",
+        ),
+    ] = False,
     counterfactual: Annotated[
         bool,
         typer.Option(
@@ -285,7 +328,7 @@ def explain(
     attack = None
     if threat is not None:
         attack = make_attack(threat, k=attacker.k).run(model, graph, seed=attacker.seed)
-    common |= {"threat": threat, "attack": attack, "vanilla": reference}
+    common |= {"threat": threat, "attack": attack, "vanilla": reference, "breaking_point": breaking_point}
     common |= {"counterfactual": counterfactual or change is not None}
     explanation = explain_node(model, graph, number, **common)
     if replayed is not None:
