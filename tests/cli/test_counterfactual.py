@@ -1,4 +1,4 @@
-"""`fgai explain --counterfactual` and `--save-change`: what is shown, and a file that really changes the class."""
+"""`fgai explain --counterfactual` and `--save-change`: what is shown, and a file that changes the class."""
 
 from __future__ import annotations
 
