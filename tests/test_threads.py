@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch_geometric.nn import GATConv
 
 import fgai
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import evaluating, record
 from fgai.attention.limits import counting
+from fgai.certificates.traced import _Reader, trace
 from fgai.errors import ReliabilityWarning, collected, warn
 from fgai.models import AttentionLayer
 from support import attack_cases as cases
@@ -83,6 +85,36 @@ def test_certificates_wait_for_the_hooks_of_another_thread() -> None:
     certificate = fgai.certify_injection(model, graph, neighbours=0, where="direct")
     assert certificate.known and done.is_set()
     thread.join()
+
+
+class Meanwhile(nn.Module):
+    """A GAT during whose forward pass another thread calls a module of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        graph = cases.tiny_graph()
+        self.conv, self.answers = GATConv(graph.num_features, graph.num_classes), list[Any]()
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        def other() -> None:
+            self.answers.append(nn.Sequential(nn.ELU(), nn.ELU())(torch.ones(2)).tolist())
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        self.answers.append(None)
+        return self.conv(x, edge_index)  # type: ignore[no-any-return]
+
+
+def test_modules_of_other_threads_run_while_a_model_is_traced() -> None:
+    graph, traced = cases.tiny_graph(), Meanwhile()
+    assert not isinstance(trace(traced, graph), str)
+    answers = _Reader(traced).root.model.answers  # of a copy; the passes of `trace` had copies of their own
+    assert answers == traced.answers == []
+    reader = _Reader(traced)
+    reader._traced()
+    assert reader.root.model.answers == [[1.0, 1.0], None]
 
 
 def test_settings_of_limits_wait_for_the_passes_of_another_thread() -> None:

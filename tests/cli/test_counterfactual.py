@@ -1,4 +1,4 @@
-"""`fgai explain --counterfactual` and `--change`: what is shown, and a file that really changes the class."""
+"""`fgai explain --counterfactual` and `--save-change`: what is shown, and a file that changes the class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = ("explain", "planted-gat", "--node", 8, "--threat", "none")
 
 
 def test_the_smaller_change_is_written_and_replayed(tmp_path: Path) -> None:
-    found = answer(*WORDS, "--change", "change.json", cwd=tmp_path)
+    found = answer(*WORDS, "--save-change", "change.json", cwd=tmp_path)
     entries = found["counterfactual"].values()
     least = min(entry["size"] for entry in entries)
     change = ChangeRecord.load(tmp_path / "change.json")
@@ -25,12 +25,12 @@ def test_the_smaller_change_is_written_and_replayed(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = call_model(model.eval(), prepared(model, change.apply(model, data)))
     assert int(logits[8].argmax()) == chosen["predicted"] != found["predicted"]
-    told = refused(*WORDS, "--change", "change.json", cwd=tmp_path)
+    told = refused(*WORDS, "--save-change", "change.json", cwd=tmp_path)
     assert "change.json is there already; add --force" in told
 
 
 def test_shown(tmp_path: Path) -> None:
     shown = " ".join(here(*WORDS, "--counterfactual", cwd=tmp_path).stdout.split())
     assert "without 3 of its neighbours: class 1: 212, 295, 1684; no fewer do" in shown
-    assert "new neighbours: class" in shown and "leads class" in shown and "+2.283" in shown
+    assert "new neighbour" in shown and "leads class" in shown and "+2.283" in shown
     assert "supporting: itself" in shown and "opposing: 1890" in shown

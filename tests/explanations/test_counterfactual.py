@@ -111,7 +111,7 @@ class TestInjected:
             assert changed.num_nodes - GRAPH.num_nodes == len(again.injected)
         assert type(record).from_dict(record.to_dict()) == record
         notes = " ".join(record.tables()[0].notes)
-        assert "of its neighbours: class" in notes and "new neighbours: class" in notes
+        assert "of its neighbours: class" in notes and "new neighbour: class" in notes
 
     def test_the_bound_is_that_of_the_certificate(self, model: AttentionModel) -> None:
         limited = fgai.limit(model, GRAPH, clip_share=0.2, shrink=0.6)
@@ -124,6 +124,16 @@ class TestInjected:
             assert (found.lower_bound > 1) is bool(one[node]) or found.size == 1
             bounds.add(found.lower_bound)
         assert {1} < bounds
+
+    def test_an_attack_finds_what_copies_do_not(
+        self, model: AttentionModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(counterfactual, "_searched", lambda *args, **options: (None, 0))
+        found = injected_neighbours(model, GRAPH, 4)
+        assert found is not None and found.change is not None and found.size == len(found.change.injected)
+        assert all("features" in new for new in found.change.injected)
+        changed = found.change.apply(model, GRAPH)
+        assert class_of(model, changed, 4) == found.predicted != class_of(model, GRAPH, 4)
 
     def test_models_of_pyg(self) -> None:
         class Net(nn.Module):

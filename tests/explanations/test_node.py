@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from fgai.errors import CheckpointError, FgaiWarning, InputError
 from fgai.explanations import NodeExplanation, explain
 from fgai.explanations.node import name_of
 from fgai.models import AttentionModel
-from fgai.training import limit, train, untrained
+from fgai.training import train, untrained
 from support.forward import view_of
 from support.graph_cases import small_data
 
@@ -179,20 +178,3 @@ class TestRecord:
         with pytest.raises(InputError, match="must name every node"):
             name_of(7, ["a", "b"])
         assert name_of(1, ["a", "b"]) == "b" and name_of(7, {1: "b"}) == "7"
-
-
-def test_the_breaking_point_has_two_sides(model: AttentionModel) -> None:
-    """A proof from below and an attack from above; unknown is None, never 0."""
-    limited = limit(model, GRAPH, 0.3, shrink=0.9)
-    with torch.no_grad():
-        limited.convs[-1].bias[0] += 1.0  # type: ignore[index,operator,union-attr]
-    options: dict[str, Any] = {"threat": None, "certificate": False, "breaking_point": True}
-    found = explain(limited, GRAPH, 3, **options).breaking_point
-    assert found is not None and found["harmless"] is not None and found["harmless"] > 0
-    assert found["sufficient"] is None or found["sufficient"] > found["harmless"]
-    record = explain(model, GRAPH, 3, **options)
-    assert record.breaking_point is not None and record.breaking_point["harmless"] is None
-    assert "proved: unknown" in str(record)
-    assert explain(model, GRAPH, 3, threat=None, certificate=False).breaking_point is None
-    again = NodeExplanation.from_dict(record.to_dict())
-    assert again.breaking_point == record.breaking_point

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fgai.errors import InputError
 from fgai.ops import clip, loudness
 
 INFINITE = torch.tensor(torch.inf)
@@ -118,3 +119,9 @@ def test_gradients_are_true_or_pass_straight_through() -> None:
     assert true.tolist() == [0, 1, 2, 3, 0] and straight.tolist() == [0, 1, 2, 3, 4]
     inner = torch.tensor([0.2, 0.7], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda v: clip(v, low, high), inner)
+
+
+def test_a_radius_is_a_scalar() -> None:
+    x = torch.zeros(2, 3)
+    with pytest.raises(InputError, match="`radius` must be a scalar"):
+        clip(x, torch.zeros(3), torch.ones(3), torch.ones(3))

@@ -12,6 +12,8 @@ from __future__ import annotations
 import copy
 import inspect
 import operator
+import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -22,7 +24,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, Linear, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 
-from fgai.alone import seeded
+from fgai.alone import alone, seeded
 from fgai.attention import Limits, duplicate
 from fgai.attention.interface import Wrapped, uncompiled
 from fgai.attention.limits import _ClipOutput
@@ -60,7 +62,21 @@ def trace(model: nn.Module, graph: Graph) -> Chain | str:
 
 
 class _Tracer(fx.Tracer):
-    """Calls attention layers and PyTorch's modules as one operation each."""
+    """Calls attention layers and PyTorch's modules as one operation each.
+
+    While FX traces, the modules of other threads are called through the tracer, too; they just run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         return isinstance(module, MessagePassing | Linear) or super().is_leaf_module(module, path)
@@ -127,7 +143,8 @@ class _Reader:
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             raise _RefusedError("a hook on all modules may change what they return")
         try:
-            return _Tracer().trace(self.root)
+            with alone():  # FX replaces `nn.Module.__call__` meanwhile
+                return _Tracer().trace(self.root)
         except Exception as error:  # whatever the user's code raises when it meets a symbol
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise _RefusedError(

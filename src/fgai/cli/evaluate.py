@@ -272,13 +272,6 @@ def explain(
     ] = "mean",
     attacker: _OneAttack,
     vanilla: options.VanillaFile = None,
-    breaking_point: Annotated[
-        bool,
-        typer.Option(
-            "--breaking-point",
-            help="Also: how many injected neighbours its class stands, proved and attacked; slower.",
-        ),
-    ] = False,
     counterfactual: Annotated[
         bool,
         typer.Option(
@@ -286,9 +279,11 @@ def explain(
             help="Also search for few neighbours to remove, or to inject, so that the class changes.",
         ),
     ] = False,
-    change: Annotated[
+    save_change: Annotated[
         Path | None,
-        typer.Option("--change", help="Write the smaller of both counterfactuals, to be replayed: .json."),
+        typer.Option(
+            "--save-change", help="Write the smaller of both counterfactuals, to be replayed: .json."
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
@@ -306,7 +301,7 @@ def explain(
     - `fgai explain gat.safetensors --node 24`
     - `fgai explain fgai.safetensors --node 24 --vanilla gat.safetensors`
     - `fgai explain gat.safetensors --node 24 --output node-24.png --threat strong`
-    - `fgai explain gat.safetensors --node 24 --counterfactual --change node-24.json`
+    - `fgai explain gat.safetensors --node 24 --counterfactual --save-change node-24.json`
     """
     from fgai.explanations import explain as explain_node
     from fgai.reports import figures  # matplotlib is slow to import, and few commands need it
@@ -320,7 +315,7 @@ def explain(
     opened = _open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)
-    path, replayed = options.checked_output(output, force), options.checked_output(change, force)
+    path, replayed = options.checked_output(output, force), options.checked_output(save_change, force)
     out.say(f"explaining node {node} of {graph!r}" + ("" if threat is None else f", threat {threat.name}"))
     number = graph.number_of(node)
     common: dict[str, Any] = {"k": attacker.k, "layer": shown_layer, "seed": attacker.seed}
@@ -328,8 +323,8 @@ def explain(
     attack = None
     if threat is not None:
         attack = make_attack(threat, k=attacker.k).run(model, graph, seed=attacker.seed)
-    common |= {"threat": threat, "attack": attack, "vanilla": reference, "breaking_point": breaking_point}
-    common |= {"counterfactual": counterfactual or change is not None}
+    common |= {"threat": threat, "attack": attack, "vanilla": reference}
+    common |= {"counterfactual": counterfactual or save_change is not None}
     explanation = explain_node(model, graph, number, **common)
     if replayed is not None:
         searched = filter(None, (explanation.counterfactual or {}).values())

@@ -11,11 +11,14 @@ from itertools import combinations, combinations_with_replacement
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import call_model, evaluating, limits_of, prepared
+from fgai.attacks import Budget, PGDInjection
+from fgai.attention import AttentionMap, call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
-from fgai.errors import CheckpointError
+from fgai.errors import CheckpointError, collected
+from fgai.evaluation.breaking import smallest_below
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
 from fgai.graph.saved import typical_features
+from fgai.objectives import Clean, Objective
 from fgai.recompute import Recompute
 
 Choice = tuple[int, ...]  # of items by number, ascending
@@ -26,6 +29,7 @@ SHORT = 30  # items that each step of the greedy search tries
 ROUNDING = 1e-5  # of logits computed again in part, relative: at smaller leads the model itself runs
 TIE = 1e-30  # lead that a class that loses a tie is behind by
 COPIES = 2  # existing nodes of each other class that new neighbours may copy
+STEPS, RESTARTS = 20, 2  # of the attack on the features of new neighbours
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,12 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
     return _verified(model, graph, record, len(pairs), None if exhausted else tried + 1, exhausted)
 
 
-def injected_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual | None:
+def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0) -> Counterfactual | None:
     """Search new neighbours of `node` alone that change its class; None for a graph without features.
 
     A new node copies one of the nodes whose logits are most in favour of another class, or the mean of the
-    training nodes of a class. What these cannot do others may: the lower bound is that of
-    `certify_injection`, for any features, of models behind limits.
+    training nodes of a class; then an attack climbs the features of fewer new nodes. What these cannot do
+    others may: the lower bound is that of `certify_injection`, for any features, of models behind limits.
     """
     if graph.features is None:
         return None
@@ -87,9 +91,49 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfac
         return GraphChange(endpoints=ends, features=rows[list(chosen)])
 
     chosen, _ = _searched(model, graph, node, change, len(new), repeats=True)
-    record = ChangeRecord.of(model, graph, node, injected=[new[i][0] for i in chosen or ()])
-    bound = _proved(model, graph, node, len(chosen or ()) or PROVED)
-    return _verified(model, graph, record, len(chosen or ()), bound)
+    copies = [new[i][0] for i in chosen or ()]
+    bound = _proved(model, graph, node, len(copies) or PROVED)
+    fewer = range(bound, len(copies) or MOST + 1)
+    for injected in (_attacked(model, graph, node, fewer, seed), copies):
+        record = ChangeRecord.of(model, graph, node, injected=injected)
+        verified = _verified(model, graph, record, len(injected), bound)
+        if verified.change is not None:
+            break
+    return verified
+
+
+def _attacked(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) -> list[InjectedNode]:
+    """New neighbours with features that an attack found to change the class, few of them; or none."""
+    if not sizes:
+        return []
+    mask = torch.arange(graph.num_nodes, device=graph.device) == node
+    one = graph.replace(test_mask=mask, train_mask=None, val_mask=None)
+    with evaluating(model), torch.no_grad():
+        top = call_model(model, prepared(model, graph))[node].argmax()
+
+    def lead(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        row = logits[node]
+        return row.index_fill(0, top, -torch.inf).amax() - row[top]
+
+    objective, features = Objective("lead of one node", lead, reads="logits"), dict[int, Tensor]()
+
+    def kept(count: int) -> float:
+        """1 while the class stays under the attack with so many nodes, else 0."""
+        if count < sizes.start:
+            return 1.0
+        attack = PGDInjection(
+            Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS), objective
+        )
+        with collected():  # a weak search is seen in what it finds
+            result = attack.run(model, one, seed=seed)
+        assert result.change.features is not None
+        features[count] = result.change.features
+        with evaluating(model), torch.no_grad():
+            return float(call_model(model, prepared(model, result.graph))[node].argmax() == top)
+
+    size, _ = smallest_below(kept, 0.5, sizes.stop - 1)
+    rows = [] if size is None else features[size].tolist()
+    return [InjectedNode(features=row, strength=1.0, edges=[node]) for row in rows]
 
 
 @torch.no_grad()

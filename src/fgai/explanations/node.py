@@ -35,7 +35,6 @@ from fgai.certificates import (
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
-from fgai.explanations.breaking import _node_breaking_point
 from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.counterfactual import Counterfactual, injected_neighbours, removed_neighbours
 from fgai.explanations.record import NodeExplanation
@@ -187,7 +186,6 @@ def explain(
     vanilla: nn.Module | None = None,
     attack: AttackResult | None = None,
     names: Names | None = None,
-    breaking_point: bool = False,
     counterfactual: bool = False,
 ) -> NodeExplanation:
     """Return whom a node attends to, whether that survives an attack, and what is proved about it.
@@ -212,8 +210,6 @@ def explain(
         vanilla: the model it was made from, for two of the four properties of Definition 1.
         attack: the result of an attack on this model, instead of running one.
         names: of the nodes, by number; those of the data by default.
-        breaking_point: also say how many injected neighbours provably leave its class, and how many were
-            seen to change it (some attacks on this node alone).
         counterfactual: also search for a few neighbours whose removal, and a few new neighbours whose
             injection, change the class.
 
@@ -237,8 +233,6 @@ def explain(
     names = original.node_names if names is None else names
     if counterfactual and not task_of(graph).row_per_node:
         raise InputError("`counterfactual` is searched for the class of a node; leave it out for other tasks")
-    if breaking_point and not task_of(graph).row_per_node:
-        raise InputError("`breaking_point` is of the class of a node; leave it out for other tasks")
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     before = observe(model, graph, inputs=True)
@@ -266,10 +260,9 @@ def explain(
         neighbours=_neighbours(clean, after, names),
         attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
         certified=certified,
-        breaking_point=_node_breaking_point(model, graph, node, seed) if breaking_point else None,
         class_names=None if clean.class_names is None else list(clean.class_names),
         contributions=_contributions(SignedMargins(model, before), node, names),
-        counterfactual=_counterfactuals(model, original, node, names) if counterfactual else None,
+        counterfactual=_counterfactuals(model, original, node, names, seed) if counterfactual else None,
     )
 
 
@@ -301,10 +294,12 @@ def _contributions(margins: SignedMargins, node: int, names: Names | None) -> di
     }
 
 
-def _counterfactuals(model: nn.Module, graph: Graph, node: int, names: Names | None) -> dict[str, Any]:
+def _counterfactuals(
+    model: nn.Module, graph: Graph, node: int, names: Names | None, seed: int
+) -> dict[str, Any]:
     searched = {
         "removed": removed_neighbours(model, graph, node),
-        "injected": injected_neighbours(model, graph, node),
+        "injected": injected_neighbours(model, graph, node, seed),
     }
     return {
         kind: None if one is None else _counterfactual(one, graph, names) for kind, one in searched.items()
@@ -317,8 +312,12 @@ def _counterfactual(searched: Counterfactual, graph: Graph, names: Names | None)
         items += [name_of(other, names) for _, other in change.removed_edges]
         for new in change.injected:
             label, classes = new.get("typical", -1), graph.class_names or ()
-            mean = f"the mean of class {classes[label] if 0 <= label < len(classes) else label}"
-            items.append(f"a copy of {name_of(new['copy'], names)}" if "copy" in new else mean)
+            if "copy" in new:
+                items.append(f"a copy of {name_of(new['copy'], names)}")
+            elif "typical" in new:
+                items.append(f"the mean of class {classes[label] if 0 <= label < len(classes) else label}")
+            else:
+                items.append("features found by an attack")
     return {**vars(searched), "change": None if change is None else change.to_dict(), "items": items}
 
 

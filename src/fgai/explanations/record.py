@@ -23,7 +23,7 @@ _MOST_ROWS = 10
 _MOST_BLOCKS = 24  # length of the longest bar
 _LEAST_BLOCKS = 4  # bars that would be shorter are left out
 _OTHER_COLUMNS = 65  # characters that everything but the bars takes
-_LATER = dict.fromkeys(("breaking_point", "class_names", "contributions", "counterfactual"))
+_LATER = dict.fromkeys(("class_names", "contributions", "counterfactual"))
 """What older records lack."""
 
 
@@ -51,9 +51,6 @@ class NodeExplanation(TabledDocument):
             each property of Definition 1 at `radius`, `alpha` and `beta`), `compared` (whether there is a
             vanilla model), `promise` and `injection` (layers that injected nodes cannot reorder, the
             `condition`, and whether the class holds); or None.
-        breaking_point: `harmless` (so many injected edges, anywhere, provably leave its class; None if
-            unknown), `sufficient` (so many injected neighbours were seen to change it; None if up to `limit`
-            were not); or None.
         class_names: by number, or None.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
             between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
@@ -79,7 +76,6 @@ class NodeExplanation(TabledDocument):
     neighbours: list[dict[str, Any]]
     attacked: dict[str, Any] | None = None
     certified: dict[str, Any] | None = None
-    breaking_point: dict[str, int | None] | None = None
     class_names: list[str] | None = None
     contributions: dict[str, Any] | None = None
     counterfactual: dict[str, Any] | None = None
@@ -158,7 +154,7 @@ class NodeExplanation(TabledDocument):
     def _sentences(self) -> list[str]:
         """Everything below the table."""
         lines = [*self._contribution_sentences(), *self._counterfactual_sentences()]
-        return [*lines, *self._attack_sentences(), *self._certified_sentences(), *self._breaking_sentences()]
+        return [*lines, *self._attack_sentences(), *self._certified_sentences()]
 
     def _contribution_sentences(self) -> list[str]:
         signed = self.contributions
@@ -202,17 +198,8 @@ class NodeExplanation(TabledDocument):
             return f"{words.format(f'up to {MOST}')}: no other class found{needed}"
         least = "no fewer do" if size == bound else f"perhaps fewer do{needed}"
         changed = f"class {self._class(entry['predicted'])}"
+        words = words.removesuffix("s") if size == 1 and words.startswith("with ") else words
         return f"{words.format(size)}: {changed}: {_counted(entry['items'])}; {least}"
-
-    def _breaking_sentences(self) -> list[str]:
-        if self.breaking_point is None:
-            return []
-        harmless, broken, most = (self.breaking_point[name] for name in ("harmless", "sufficient", "limit"))
-        proved = "unknown" if harmless is None else f"{harmless} injected edges, anywhere, cannot change it"
-        seen = f"up to {most} injected neighbours did not change it in an attack"
-        if broken is not None:
-            seen = f"{broken} injected neighbours changed it in an attack"
-        return [f"class, proved: {proved}; tried: {seen}"]
 
     def _attack_sentences(self) -> list[str]:
         attacked, count = self.attacked, len(self.neighbours)

@@ -41,6 +41,8 @@ def clip(
                 [0.5000, 0.0000, 0.0000]])
     """
     _check_range(x, low, high)
+    if radius is not None and radius.dim():
+        raise InputError(f"`radius` must be a scalar, got {tuple(radius.shape)}")
     if radius is None:
         radius = torch.full((), torch.inf, dtype=x.dtype, device=x.device)
     if torch.is_grad_enabled() and x.requires_grad and not _in_jit_trace():
