@@ -227,3 +227,35 @@ def test_nodes_whose_values_are_lost_in_rounding_are_not_certified() -> None:
         model.convs[0].value.weight.sub_(model.convs[0].value.weight.double().mean(0).float())
     certificate = certify_injection(fgai.limit(model, moved, 0.0, shrink=0.0), moved, neighbours=0)
     assert certificate.known and not certificate.holds.any()
+
+
+def test_logits_with_a_large_common_offset_are_rounded_by_more_than_their_lead() -> None:
+    """Float32 has steps of 1/128 at 100,000: a smaller lead, proved in float64, may be a tie in the model."""
+    generator = torch.Generator().manual_seed(0)
+    features, ring = torch.randn(6, 2, generator=generator), torch.arange(6)
+    edges = torch.cat([torch.stack([ring, ring]), torch.stack([ring, (ring + 1) % 6])], 1)
+    data = Graph.from_edges(torch.unique(torch.cat([edges, edges.flip(0)], 1), dim=1), 6, features)
+    torch.manual_seed(0)
+    model: Any = GAT(2, 2, hidden_channels=2, heads=1, num_layers=1).eval()
+    layer = model.convs[0]
+    with torch.no_grad():  # the mean of the neighbours: the bound is attained
+        layer.source_weight.zero_()
+        layer.destination_weight.zero_()
+    model = fgai.limit(model, data, 0.0, shrink=0.0)
+    limits = model.convs[0].limits["value"]
+    angle = torch.linspace(0, 6.2832, 400)[:, None]
+    points = (limits.radius * torch.cat([angle.cos(), angle.sin()], 1)).clamp(-1, 1)
+    values = (limits.low + limits.high) / 2 + points * (limits.high - limits.low) / 2
+    worst = values[(values[:, 1] - values[:, 0]).argmin()]
+    new = torch.linalg.solve(model.convs[0].value.weight.detach().t(), worst)[None]
+    attacked, _ = data.inject(torch.tensor([[0]]), new)
+    changed = 0
+    for step in range(118, 128):
+        with torch.no_grad():
+            model.convs[0].bias.copy_(1e5 + torch.tensor([0.0, step / 128]))
+            before, after = (int(model(one)[0].argmax()) for one in (data, attacked))
+        changed += before != after
+        certificate = fgai.certify_injection(model, data, neighbours=1, where="direct")
+        budget = fgai.certify_budget(model, data, budgets=[(1, 1)], nodes=torch.arange(6) == 0)
+        assert before == after or not (certificate.holds[0] or budget.holds[0] > 0)
+    assert 0 < changed < 10

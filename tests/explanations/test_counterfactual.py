@@ -36,6 +36,18 @@ def class_of(model: nn.Module, graph: Graph, node: int) -> int:
         return int(call_model(model.eval(), prepared(model, graph))[node].argmax())
 
 
+def test_a_lost_tie_changes_the_class() -> None:
+    """Without its neighbour a node of zeros has equal logits, and class 0."""
+    features = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
+    data = Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2, features)
+    own = fgai.GAT(2, 2, hidden_channels=2, heads=1, num_layers=1).eval()
+    with torch.no_grad():
+        own.convs[0].value.weight.copy_(torch.eye(2))
+    assert class_of(own, data, 0) == 1
+    found = removed_neighbours(own, data, 0)
+    assert found.size == found.lower_bound == 1 and found.predicted == 0 and not found.exhausted
+
+
 def neighbours_of(node: int) -> list[int]:
     source, destination = GRAPH.edge_index
     return [n for n in source[destination == node].tolist() if n != node]

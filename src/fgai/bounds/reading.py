@@ -25,6 +25,9 @@ from fgai.attention.limits import SLACK, largest, ranges
 from fgai.models import AttentionLayer
 from fgai.sparse import Features
 
+ROUNDING = 1e-5
+"""Of float32 arithmetic, relative to what is summed; a class must stay by more."""
+
 
 @dataclass(frozen=True, eq=False)
 class Range:
@@ -78,6 +81,11 @@ class Range:
     def norm(self, apart: Tensor) -> Tensor:
         """[N]: length of rows [N, ...], in units of half the range."""
         return _root((apart * self.unit).flatten(1).square().sum(1))
+
+    @cached_property
+    def largest(self) -> Tensor:
+        """Largest size of each number."""
+        return torch.maximum(self.low.abs(), self.high.abs())
 
     def clip(self, rows: Tensor) -> Tensor:
         """Rows [N, ...] behind these limits."""
@@ -234,13 +242,16 @@ class Reading:
             across, shift = _leads_of(layer, read_out)
             across, shift = across[:, ahead].flatten(1), shift[ahead]
             least = self.low[:, 0] @ across if self.clipped is None else self.clipped.through(across)[0]
-            return least.view(-1, *shift.shape) + shift
+            return least.view(-1, *shift.shape) + shift - self._rounding(layer, read_out)[:, ahead]
         least = self.low[:, 0, ahead, None] - self.high[:, 0, None, :]
         if self.clipped is not None:
             one = torch.eye(layer.channels, dtype=least.dtype, device=least.device)
             across = (one[:, ahead, None] - one[:, None, :]).flatten(1)
             least = _larger(least, self.clipped.through(across)[0].view_as(least))
-        return least + _bias_lead(layer)[ahead]
+        return least + _bias_lead(layer)[ahead] - self._rounding(layer)[:, ahead]
+
+    def _rounding(self, layer: AttentionLayer, read_out: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        return _rounding_of(layer, torch.maximum(self.low.abs(), self.high.abs())[:, 0], read_out)
 
 
 class _Clipped:
@@ -312,6 +323,21 @@ def _leads_of(layer: AttentionLayer, read_out: tuple[Tensor, Tensor]) -> tuple[T
     if layer.bias is not None:
         bias = bias + layer.bias @ weight
     return weight[:, :, None] - weight[:, None, :], bias[:, None] - bias[None, :]
+
+
+def _rounding_of(
+    layer: AttentionLayer, values: Tensor, read_out: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """[..., C, C]: rounding of the lead of class a over b, from the largest `values` [..., C] of a channel.
+
+    Logits are rounded relative to themselves, not to how far they are apart: not with a large common offset.
+    """
+    size = values.detach()
+    if layer.bias is not None:
+        size = size + layer.bias.detach().abs()
+    if read_out is not None:
+        size = size @ read_out[0].abs() + read_out[1].abs()
+    return ROUNDING * (size[..., :, None] + size[..., None, :])
 
 
 def _largest(limits: Range, weight: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from fgai.bounds.reading import (
     _largest,
     _leads_of,
     _root,
+    _rounding_of,
     _smaller,
 )
 from fgai.errors import InputError
@@ -51,6 +52,7 @@ class _Scores:
         """The same with leads behind a linear map, whatever the score of the new neighbour."""
         across, shift = _leads_of(layer, read_out)
         least = -_largest(limits, -across.permute(1, 2, 0)[:, :, None])[..., 0] + shift
+        least = least - _rounding_of(layer, limits.largest[0], read_out)
         return replace(self, new=self.new.amax(2, keepdim=True), new_lead=least[None])
 
 
@@ -154,11 +156,12 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     top = _larger(top, limits.low)
     if layer.heads > 1:
         return top[:, None], top.new_zeros(0, 0, 0)
+    shift = _bias_lead(layer) - _rounding_of(layer, value.largest[0])
     half, middle, weight = value.half[0], value.middle[0], layer.source_weight[0]
     across = half[:, None] + half[None, :]
     if value.radius is None:
         least = middle[:, None] - middle[None, :] - across  # z_a − z_b in the box
-        return top[:, None], (least + _bias_lead(layer))[None]
+        return top[:, None], (least + shift)[None]
     alpha, radius = weight * half, value.radius
     size = _root(alpha.square().sum())
     beta = _root(half[:, None].square() + half[None, :].square())
@@ -172,7 +175,7 @@ def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
     ceilings = _smaller(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(min=limits.low[:, None])
     nearest = (angle - cuts[1:, None, None] - slack).clamp(min=0)
     reach = _smaller(across, radius * beta * nearest.cos())
-    return ceilings, middle[:, None] - middle[None, :] - reach + _bias_lead(layer)
+    return ceilings, middle[:, None] - middle[None, :] - reach + shift
 
 
 def _dynamic(
@@ -200,7 +203,8 @@ def _dynamic_new(layer: AttentionLayer, limits: Range, shown: tuple[Tensor, Tens
         ceiling = _smaller(ceiling, calm + around)
     new_lead = ceiling.new_zeros(0, 0, 0)
     if layer.heads == 1:
-        new_lead = (limits.low[0][:, None] - limits.high[0][None, :] + _bias_lead(layer))[None]
+        shift = _bias_lead(layer) - _rounding_of(layer, limits.largest[0])
+        new_lead = (limits.low[0][:, None] - limits.high[0][None, :] + shift)[None]
     return ceiling[:, :, None], new_lead
 
 

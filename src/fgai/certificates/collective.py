@@ -31,12 +31,11 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from fgai.bounds.reading import Reading
+from fgai.bounds.reading import ROUNDING, Reading
 from fgai.bounds.scores import scores_of
 from fgai.bounds.steps import affine_map
 from fgai.certificates.injection import _Proof
 from fgai.certificates.program import SLACK, _most_covered
-from fgai.certificates.subject import ROUNDING
 from fgai.sparse import Adjacency
 
 OWN = (0, 1, 2, 3, 5)

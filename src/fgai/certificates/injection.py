@@ -34,14 +34,14 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import evaluating
-from fgai.bounds.reading import Reading, State, ranges_of
+from fgai.bounds.reading import ROUNDING, Reading, State, ranges_of
 from fgai.bounds.scores import first_layer, scores_of, source_ends
 from fgai.bounds.steps import affine_map, follow
 from fgai.certificates.arrays import BOOL, _ArrayDocument, packed, unpacked
 from fgai.certificates.chain import Chain
 from fgai.certificates.familiar import INVARIANT, invariant_layers
 from fgai.certificates.kernels import _mean_bounds, class_kept, order_kept
-from fgai.certificates.subject import ROUNDING, _subject
+from fgai.certificates.subject import _subject
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
@@ -389,8 +389,9 @@ def _leads_hold(steps: list[nn.Module], state: State, classes: Tensor) -> Tensor
     for top in torch.unique(classes).tolist():
         rows = (classes == top).nonzero().flatten()
         ahead, shift = weight[:, top, None] - weight, bias[top] - bias
+        sizes = weight[:, top, None].abs() + weight.abs()  # each logit is rounded by itself
         mine = state.rows(rows)
-        size = torch.maximum(mine.low.abs(), mine.high.abs()) @ ahead.abs() + shift.abs()
+        size = torch.maximum(mine.low.abs(), mine.high.abs()) @ sizes + bias[top].abs() + bias.abs()
         kept = mine.through(ahead, shift)[0] > ROUNDING * size
         kept[:, top] = True
         holds[rows] = kept.all(1)

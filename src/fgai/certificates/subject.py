@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fgai.attention import call_model, duplicate, evaluating, model_name, observe, prepared
 from fgai.attention.interface import originals
-from fgai.bounds.reading import Reading
+from fgai.bounds.reading import ROUNDING, Reading
 from fgai.certificates.chain import Chain, same_as
 from fgai.certificates.familiar import unfamiliar
 from fgai.graph import Graph
@@ -23,8 +23,6 @@ from fgai.sparse import Adjacency
 from fgai.version import versions
 
 PRECISE = (torch.float32, torch.float64)
-ROUNDING = 1e-5
-"""Of float32 arithmetic, relative to what is summed; a class must stay by more."""
 
 
 class _Clean(Protocol):

@@ -26,6 +26,8 @@ MOST = 20  # items in a counterfactual
 EXHAUSTIVE = 200  # choices of one size up to which all of them are tried
 PROVED = 5  # new neighbours up to which a bound is computed where no counterfactual was found
 SHORT = 30  # items that each step of the greedy search tries
+ROUNDING = 1e-5  # of logits computed again in part, relative: at smaller leads the model itself runs
+TIE = 1e-30  # lead that a class that loses a tie is behind by
 COPIES = 2  # existing nodes of each other class that new neighbours may copy
 STEPS, RESTARTS = 20, 2  # of the attack on the features of new neighbours
 
@@ -151,14 +153,17 @@ def _searched(
         parts = Recompute(model, graph) if Recompute.fits(model, graph) else None
         top = call_model(model, graph)[index].argmax(1)
 
+        def ahead(row: Tensor) -> float:
+            return float(row[:, top] - row.index_fill(1, top, -torch.inf).amax(1))
+
         @cache
         def lead(chosen: Choice) -> float:
             changed = change(chosen)
-            if parts is not None:
-                row = parts.logits(changed, index).logits
-            else:
+            row = None if parts is None else parts.logits(changed, index).logits
+            if row is None or abs(ahead(row)) <= ROUNDING * float(row.abs().max()):
                 row = call_model(model, changed.apply(graph)[0])[index]
-            return float(row[:, top] - row.index_fill(1, top, -torch.inf).amax(1))
+            # The smaller class wins ties.
+            return ahead(row) if int(row.argmax()) == int(top) else min(ahead(row), -TIE)
 
         chosen, tried = _smallest(count, lead, repeats=repeats)
     # Positional encodings are kept in the search, but computed again in a replay: nothing was tried there.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NotRequired, Self, TypedDict
@@ -133,7 +133,7 @@ class ChangeRecord(Document):
             nodes += [*new["edges"], *([new["copy"]] if "copy" in new else [])]
             if not new["edges"] or len(set(new["edges"])) < len(new["edges"]):
                 raise CheckpointError(f"an injected node must have distinct edges, got {new['edges'][:10]}")
-            if not math.isfinite(new["strength"]):
+            if not abs(new["strength"]) <= sys.float_info.max:
                 raise CheckpointError(f"`strength` of an injected node must be finite, got {new['strength']}")
         if unknown := [node for node in nodes if not 0 <= node < graph.num_nodes]:
             raise CheckpointError(
@@ -154,7 +154,7 @@ def typical_features(graph: Graph, label: int) -> Tensor:
     Raises:
         CheckpointError: the graph has no such nodes, or no features.
     """
-    chosen = None if graph.y is None else graph.y == label
+    chosen = None if graph.y is None or not 0 <= label < graph.num_classes else graph.y == label
     if chosen is not None and graph.train_mask is not None:
         chosen = chosen & graph.train_mask
     if chosen is None or graph.features is None or not bool(chosen.any()):
@@ -171,12 +171,19 @@ def _features(new: InjectedNode, graph: Graph) -> Tensor:
     elif "typical" in new:
         rows = typical_features(graph, new["typical"])
     else:
-        rows = torch.tensor([new["features"]], dtype=graph.features.dtype, device=graph.device)
-        if rows.shape[1] != graph.num_features or not bool(rows.isfinite().all()):
+        values = new["features"]
+        if len(values) != graph.num_features or not all(abs(x) <= sys.float_info.max for x in values):
             raise CheckpointError(
-                f"an injected node must have {graph.num_features} finite features, got {rows.shape[1]}"
+                f"an injected node must have {graph.num_features} finite features, got {len(values)}"
             )
-    return rows * new["strength"]
+        rows = torch.tensor([values], dtype=graph.features.dtype, device=graph.device)
+    rows = rows * new["strength"]
+    if not bool(rows.isfinite().all()):
+        raise CheckpointError(
+            f"features of an injected node times `strength` {new['strength']:.3g} must be finite in"
+            f" {graph.features.dtype}"
+        )
+    return rows
 
 
 def _pairs(pairs: Sequence[Sequence[int]], graph: Graph) -> Tensor:
