@@ -11,12 +11,15 @@ import torch
 from rich.console import Console
 
 from fgai.attacks import Budget, PGDInjection, Threat
+from fgai.attention import observe
 from fgai.certificates import PROPERTIES, certify_attention
 from fgai.errors import CheckpointError, FgaiWarning, InputError
 from fgai.explanations import NodeExplanation, explain
 from fgai.explanations.node import name_of
 from fgai.models import AttentionModel
+from fgai.tasks import task_of
 from fgai.training import train, untrained
+from support import task_cases
 from support.forward import view_of
 from support.graph_cases import small_data
 
@@ -178,3 +181,25 @@ class TestRecord:
         with pytest.raises(InputError, match="must name every node"):
             name_of(7, ["a", "b"])
         assert name_of(1, ["a", "b"]) == "b" and name_of(7, {1: "b"}) == "7"
+
+
+class TestOtherTasks:
+    def test_class_is_that_of_the_graph_or_of_a_pair(self) -> None:
+        for task in ("link", "graph"):
+            data, model = task_cases.data(task), task_cases.trained(task)
+            node = data.num_nodes - 1 if data.batch is not None else int(data.links.pairs[0, 5])  # type: ignore[union-attr]
+            row = int(task_of(data).row_of(data)[node])
+            assert row not in (-1, node)
+            chances = observe(model, data).logits.double().softmax(1)[row]
+            explained = explain(model, data, node, threat=None, certificate=False)
+            assert explained.predicted == int(chances.argmax())
+            assert explained.confidence == pytest.approx(float(chances.max()))
+
+    def test_nodes_of_small_graphs_keep_their_numbers_under_attack(self) -> None:
+        data, model = task_cases.data("graph"), task_cases.trained("graph")
+        for node in (0, data.num_nodes - 1):
+            explained = explain(model, data, node, nodes=1, edges=3, certificate=False)
+            assert explained.attacked is not None
+            assert all(entry["attacked"] is not None for entry in explained.neighbours)
+            changed = {entry["attacked"] == entry["attention"] for entry in explained.neighbours}
+            assert changed == {False}

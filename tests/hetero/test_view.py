@@ -10,6 +10,7 @@ import fgai
 from fgai.attention import AttentionMap, LayerAttention, hop_rows, observe, touched_rows
 from fgai.errors import AttentionError, InputError
 from fgai.hetero import HeteroView
+from fgai.metrics.removal import _edge_ranking, _predict_without
 from support.hetero_cases import AUTHORS, CITES, KINDS, PAPERS, WIDTHS, WRITES, hetero_data, hetero_model
 
 DATA = hetero_data()
@@ -132,6 +133,17 @@ class TestMaps:
             found.of_type(("a", "b", "c"))
         plain = LayerAttention.from_edges(torch.ones(2, 1), [0, 1], [1, 2], num_nodes=3)
         assert AttentionMap((plain, plain)).depths == [0, 1]
+
+    @pytest.mark.parametrize("scope", ["node", "graph"])
+    def test_edges_of_every_type_are_removed(self, scope):
+        view = HeteroView(DATA)
+        wrapped = view.wrap(hetero_model("gat", DATA))
+        before = observe(wrapped, view.graph)
+        ranking = _edge_ranking(before.attention, scope)
+        assert torch.equal(ranking.keys, view.graph.keys)
+        logits = _predict_without(wrapped, before, ranking.keys)
+        papers = logits[view.number("paper", 0) :][:PAPERS]
+        assert torch.allclose(papers, papers[:1].expand_as(papers))
 
     @pytest.mark.parametrize("kind", ["gat", "hgt"])
     def test_no_row_out_of_reach_moves(self, kind):

@@ -239,7 +239,7 @@ def explain(
     clean = GraphView.of(before, layer=layer).node(node)
     after = None
     if attack is None and threat is not None:
-        attack = make_attack(threat_of(threat).sized(nodes, edges), k=k).run(model, graph, seed=seed)
+        attack = _attack(model, graph, threat_of(threat).sized(nodes, edges), k, seed)
     if attack is not None:
         attacked_pass = observe(model, prepared(model, attack.graph))
         warn_coupled(model, before, attacked_pass, attack.change.rows)
@@ -264,6 +264,14 @@ def explain(
         contributions=_contributions(SignedMargins(model, before), node, names),
         counterfactual=_counterfactuals(model, original, node, names, seed) if counterfactual else None,
     )
+
+
+def _attack(model: nn.Module, graph: Graph, threat: Threat, k: int, seed: int) -> AttackResult:
+    """Attack test nodes or links, or every small graph of a batch, so that nodes keep their numbers."""
+    task = task_of(graph)
+    if task.row_per_graph:
+        graph = graph.replace(train_mask=None, val_mask=None, test_mask=None)
+    return make_attack(threat, k=k, task=task.name).run(model, graph, seed=seed)
 
 
 def _contributions(margins: SignedMargins, node: int, names: Names | None) -> dict[str, Any]:

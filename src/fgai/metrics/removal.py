@@ -76,8 +76,7 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 def combined(attention: AttentionMap) -> LayerAttention:
     """Mean of a head-averaged map over its layers, types of edges joined, on the edges all layers have."""
-    if any(layer.edge_type is not None for layer in attention.layers):
-        attention = attention.joined()
+    attention = _one_type(attention)
     first = attention.layers[0]
     if not all(first.same_edges(layer) for layer in attention.layers[1:]):
         shared = first.keys
@@ -87,12 +86,18 @@ def combined(attention: AttentionMap) -> LayerAttention:
     return attention.over_layers("mean")
 
 
+def _one_type(attention: AttentionMap) -> AttentionMap:
+    """The map with one entry a layer, types of edges joined."""
+    typed = any(layer.edge_type is not None for layer in attention.layers)
+    return attention.joined() if typed else attention
+
+
 def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
     """The values edges are ranked by: of the last layer in scope `graph`, the layers' mean in scope `node`.
 
     Heads are reduced by their geometric mean, see `LayerAttention.heads`.
     """
-    shown = attention.heads("log")
+    shown = _one_type(attention.heads("log"))
     return shown.last if scope == "graph" else combined(shown)
 
 
