@@ -138,7 +138,7 @@ def test_what_needs_no_wrapping_is_refused() -> None:
     bare.edge_attr = None
     with pytest.raises(InputError, match="`call` must be a function"):
         fgai.wrap(odd_model(), None)
-    with pytest.raises(InputError, match="GAT needs no wrapping"):
+    with pytest.raises(InputError, match="GAT needs no `wrap`"):
         fgai.wrap(fgai.GAT.for_data(bare), odd_call)
-    with pytest.raises(InputError, match="Wrapped needs no wrapping"):
+    with pytest.raises(InputError, match="Wrapped needs no `wrap`"):
         fgai.wrap(fgai.wrap(odd_model(), odd_call), odd_call)

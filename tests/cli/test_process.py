@@ -30,6 +30,7 @@ Words = tuple[str, ...]
 GOOD: dict[str, Words | None] = {
     "demo": None,
     "explain": ("gat.safetensors", "--node", "24", "-t", "none"),
+    "explore": None,
     "report": ("both.json", "--force"),
     "audit": None,
     "train": ("--epochs", "1", "-o", "new.safetensors", "--force"),
@@ -56,11 +57,12 @@ GOOD: dict[str, Words | None] = {
     "data convert": ("planted", "stored", "--force"),
     "doctor": None,
 }
-SLOW = ("demo", "audit", "doctor", "train", "faithful", "harden", "bench run")
+SLOW = ("demo", "explore", "audit", "doctor", "train", "faithful", "harden", "bench run")
 # Command → words with one bad value, and a part of what is said.
 BAD: dict[str, tuple[Words, str]] = {
     "demo": (("--model", "GCM"), "`--model` must be one of"),
     "explain": (("gat.safetensors", "--node", "x"), "has no node 'x'"),
+    "explore": (("gat.safetensors", "--node", "x"), "has no node 'x'"),
     "report": (("gat.safetensors", "-t", "weird"), "`--threat` must be one of"),
     "audit": (("-m", "a:b", "--data", "a.npz", "-t", "weird"), "`--threat` must be one of"),
     "train": (("--epochs", "0"), "--epochs"),
@@ -91,6 +93,7 @@ BAD: dict[str, tuple[Words, str]] = {
 MISSING: dict[str, tuple[Words, str]] = {
     "demo": (("-d", "cora", "--root", "nowhere"), "not a folder"),
     "explain": (("nowhere", "--node", "1"), "no checkpoint at nowhere"),
+    "explore": (("nowhere",), "no checkpoint at nowhere"),
     "report": (("nowhere.json", "--force"), "there is no record at nowhere.json"),
     "audit": (("-m", "a:b", "--data", "nowhere.npz"), "there is no file nowhere.npz"),
     "train": (("-d", "cora", "--root", "nowhere"), "not a folder"),

@@ -139,7 +139,12 @@ def _holed(values: np.ndarray) -> np.ndarray:
 REFUSED: dict[str, tuple[str, Callable[[Path], None] | None, type[FgaiError], str]] = {
     "no file": ("a.npz", None, DataError, "there is no file"),
     "an archive whose list is cut": ("a.npz", _shortened, DataError, "damaged"),
-    "a label for a number": ("a.csv", _text("source,destination\n0,299999999\n"), DataError, "only 1 edges"),
+    "a label for a number": (
+        "a.csv",
+        _text("source,destination\n0,299999999\n"),
+        DataError,
+        "too large for 1 edges",
+    ),
     "another kind": ("a.gml", _text("graph"), DataError, "must be a graph as .npz, .pt or .csv"),
     "a raw pickle": (
         "a.pt",

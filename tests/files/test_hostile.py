@@ -209,7 +209,7 @@ class TestNewerAndOdd:
     def test_a_part_that_is_missing_is_not_made_up(self, make: Callable[[], Document]) -> None:
         record = make()
         values = record.to_dict()
-        optional = {"summary", "provenance", "explanation", "class_names"}
+        optional = {"summary", "provenance", "explanation", "class_names", "contributions", "counterfactual"}
         for name in record.layout().keys() & values.keys() - optional:
             with pytest.raises(CheckpointError, match=f"lacks {name}"):
                 type(record).from_dict({key: value for key, value in values.items() if key != name})

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from typer.models import ArgumentInfo
 
-from fgai.errors import DivergenceError, FgaiError, FgaiWarning, InputError
+from fgai.errors import CheckpointError, DataError, DivergenceError, FgaiError, FgaiWarning
 from fgai.progress import shown
 from fgai.version import stating
 
@@ -118,7 +118,7 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
             _fail(output, str(error), type(error).__name__, FAILURE)
         except FgaiError as error:
             text = str(error)
-            if isinstance(error, InputError):  # the names in other errors are of files: columns, fields
+            if not isinstance(error, DataError | CheckpointError):  # their names are columns and fields
                 text = re.sub(r"`(\w+)`", lambda name: f"`{flags.get(name[1], name[1])}`", text)
             _fail(output, text, type(error).__name__, BAD_INPUT)
         except BrokenPipeError:

@@ -139,6 +139,8 @@ class NodeExplanation(TabledDocument):
         """The strongest neighbours for a terminal, with bars of attention of up to `longest` blocks."""
         (table,) = self.tables()
         headings = [column.title for column in table.columns]
+        shown = [at for at, name in enumerate(headings) if longest >= 0 or name != "contribution"]
+        headings = [headings[at] for at in shown]
         bars = longest >= _LEAST_BLOCKS
         drawn = RichTable(box=None, padding=(0, 1))
         for heading in [*headings[:2], *[""] * bars, *headings[2:]]:
@@ -147,7 +149,7 @@ class NodeExplanation(TabledDocument):
         most = max(entry["attention"] for entry in self.neighbours) or 1.0
         for rank, cells in enumerate(table.texts()[: max(self.k, _MOST_ROWS)]):
             bar = "█" * max(1, round(longest * self.neighbours[rank]["attention"] / most))
-            name, *rest = map(escape, cells)
+            name, *rest = (escape(cells[at]) for at in shown)
             drawn.add_row(name, rest[0], *[bar] * bars, *rest[1:], style="" if rank < self.k else "dim")
         return drawn
 
