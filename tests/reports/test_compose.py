@@ -13,6 +13,7 @@ import fgai
 from fgai.errors import FgaiWarning, InputError
 from fgai.reports import Report, make_report
 from fgai.reports.parts import certify_injections
+from support import task_cases
 from support.report_cases import GRAPH, THREAT, K, attacks, comparison, models
 
 
@@ -68,3 +69,15 @@ class TestOneCall:
             fgai.report({}, GRAPH)
         with pytest.raises(InputError, match=r"`node` must be in 0\.\.39, got 40"):
             self.made(node=40, on_step=lambda step: pytest.fail(step))
+
+
+@pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")
+@pytest.mark.parametrize("task", ["graph", "link"])
+def test_pages_of_other_tasks_hold_no_certificate_of_other_rows(task: str) -> None:
+    """Classes of links and graphs are not those of nodes; nodes of graphs under attack have new numbers."""
+    data, model = task_cases.data(task), task_cases.trained(task)
+    page = fgai.report({"GAT": model}, data, threat="random", nodes=1, edges=3, k=2)
+    assert page.explorer is not None
+    radii = page.explorer["models"][0]["radii"] or []
+    assert all(layer["class"] is None for layer in radii)
+    assert bool(radii) is (task == "link") and ("left out" in " ".join(page.notes)) is (task == "graph")

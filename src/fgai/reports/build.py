@@ -120,9 +120,6 @@ def make_report(
         raise InputError("`data` must be given with `models`: the graph they were evaluated on")
     reference = records.reference if isinstance(records, Comparison) else rows[0].name
     notes: list[str] = []
-    proofs = {name: record.to_dict() for name, record in (certificates or {}).items()}
-    parts = _parts_of([record.to_dict() for record in rows], proofs, notes, injections)
-    fields: dict[str, Any] = {"reproduce": list(reproduce)}
     explorer, scored, graph = None, None, None
     if data is not None:
         whole = as_graph(data)
@@ -131,6 +128,12 @@ def make_report(
             raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
         scored = graph.test_mask
         class_names = graph.class_names if class_names is None else class_names
+        if graph.num_nodes != whole.num_nodes and (certificates or injections):
+            notes.append("Certificates are of all graphs, the page of those under attack: left out.")
+            certificates, injections = None, None
+    proofs = {name: record.to_dict() for name, record in (certificates or {}).items()}
+    parts = _parts_of([record.to_dict() for record in rows], proofs, notes, injections)
+    fields: dict[str, Any] = {"reproduce": list(reproduce)}
     if models and graph is not None:
         fields["histories"] = _histories(models)
         if views := _attacked_views(parts, models, graph, attacks or {}, threat, notes):

@@ -151,6 +151,9 @@ def _parts_of(
         for layer in (proof or {}).get("layers") or []:
             unpacked = _unpacked(layer.get("per_node"), f"the certificate of {name}", notes)
             words = {"name": layer.get("name", ""), "class_status": layer.get("class_status", "unknown")}
+            if layer.get("rows_are") in ("links", "graphs"):  # the page is about nodes
+                unpacked.pop("class_radius", None)
+                words["class_status"] = "unknown"
             layers.append({**words, **unpacked})
         kept = {key: value for key, value in record.items() if key != "per_node"}
         against = (injections or {}).get(name, ())
