@@ -128,7 +128,7 @@ class TestInjected:
     def test_an_attack_finds_what_copies_do_not(
         self, model: AttentionModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(counterfactual, "_searched", lambda *args, **options: (None, 0))
+        monkeypatch.setattr(counterfactual, "_search", lambda *args, **options: (None, 0))
         found = injected_neighbours(model, GRAPH, 4)
         assert found is not None and found.change is not None and found.size == len(found.change.injected)
         assert all("features" in new for new in found.change.injected)

@@ -11,14 +11,13 @@ from itertools import combinations, combinations_with_replacement
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks import Budget, PGDInjection
-from fgai.attention import AttentionMap, call_model, evaluating, limits_of, prepared
+from fgai.attacks import MARGIN, Budget, PGDInjection
+from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
 from fgai.errors import CheckpointError, collected
 from fgai.evaluation.breaking import smallest_below
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
 from fgai.graph.saved import typical_features
-from fgai.objectives import Clean, Objective
 from fgai.recompute import Recompute
 
 Choice = tuple[int, ...]  # of items by number, ascending
@@ -65,11 +64,11 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
         ends = torch.tensor([[node] * len(chosen), [neighbours[i] for i in chosen]], device=graph.device)
         return GraphChange(removed=ends)
 
-    chosen, tried = _searched(model, graph, node, change, len(neighbours), repeats=False)
+    chosen, tried = _search(model, graph, node, change, len(neighbours), repeats=False)
     exhausted = chosen is None and tried == len(neighbours)  # also of no neighbours
     pairs = [[node, neighbours[i]] for i in chosen or ()]
     record = ChangeRecord.of(model, graph, node, removed_edges=pairs)
-    return _verified(model, graph, record, len(pairs), None if exhausted else tried + 1, exhausted)
+    return _replay(model, graph, record, len(pairs), None if exhausted else tried + 1, exhausted)
 
 
 def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0) -> Counterfactual | None:
@@ -90,54 +89,47 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0
         ends = torch.full((len(chosen), 1), node, device=graph.device)
         return GraphChange(endpoints=ends, features=rows[list(chosen)])
 
-    chosen, _ = _searched(model, graph, node, change, len(new), repeats=True)
+    chosen, _ = _search(model, graph, node, change, len(new), repeats=True)
     copies = [new[i][0] for i in chosen or ()]
-    bound = _proved(model, graph, node, len(copies) or PROVED)
+    bound = _lower_bound(model, graph, node, len(copies) or PROVED)
     fewer = range(bound, len(copies) or MOST + 1)
-    for injected in (_attacked(model, graph, node, fewer, seed), copies):
+    for injected in (_attack(model, graph, node, fewer, seed), copies):
         record = ChangeRecord.of(model, graph, node, injected=injected)
-        verified = _verified(model, graph, record, len(injected), bound)
+        verified = _replay(model, graph, record, len(injected), bound)
         if verified.change is not None:
             break
     return verified
 
 
-def _attacked(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) -> list[InjectedNode]:
+def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) -> list[InjectedNode]:
     """New neighbours with features that an attack found to change the class, few of them; or none."""
     if not sizes:
         return []
     mask = torch.arange(graph.num_nodes, device=graph.device) == node
     one = graph.replace(test_mask=mask, train_mask=None, val_mask=None)
+    features = dict[int, Tensor]()
     with evaluating(model), torch.no_grad():
         top = call_model(model, prepared(model, graph))[node].argmax()
 
-    def lead(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        row = logits[node]
-        return row.index_fill(0, top, -torch.inf).amax() - row[top]
-
-    objective, features = Objective("lead of one node", lead, reads="logits"), dict[int, Tensor]()
-
-    def kept(count: int) -> float:
+    def unchanged(count: int) -> float:
         """1 while the class stays under the attack with so many nodes, else 0."""
         if count < sizes.start:
             return 1.0
-        attack = PGDInjection(
-            Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS), objective
-        )
+        budget = Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS)
         with collected():  # a weak search is seen in what it finds
-            result = attack.run(model, one, seed=seed)
+            result = PGDInjection(budget, MARGIN).run(model, one, seed=seed)
         assert result.change.features is not None
         features[count] = result.change.features
         with evaluating(model), torch.no_grad():
             return float(call_model(model, prepared(model, result.graph))[node].argmax() == top)
 
-    size, _ = smallest_below(kept, 0.5, sizes.stop - 1)
+    size, _ = smallest_below(unchanged, 0.5, sizes.stop - 1)
     rows = [] if size is None else features[size].tolist()
     return [InjectedNode(features=row, strength=1.0, edges=[node]) for row in rows]
 
 
 @torch.no_grad()
-def _searched(
+def _search(
     model: nn.Module,
     graph: Graph,
     node: int,
@@ -241,7 +233,7 @@ def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[Injecte
     return found
 
 
-def _proved(model: nn.Module, graph: Graph, node: int, most: int) -> int:
+def _lower_bound(model: nn.Module, graph: Graph, node: int, most: int) -> int:
     """A lower bound, at most `most`, of the new neighbours with any features that change the class."""
     for count in range(1, most if limits_of(model) else 1):
         if not bool(certify_injection(model, graph, neighbours=count, where="direct").holds[node]):
@@ -249,7 +241,7 @@ def _proved(model: nn.Module, graph: Graph, node: int, most: int) -> int:
     return most if limits_of(model) else 1
 
 
-def _verified(
+def _replay(
     model: nn.Module,
     graph: Graph,
     record: ChangeRecord,

@@ -181,7 +181,7 @@ def _plain(value: Any) -> str:
 
 LIMIT = 9_500_000  # bytes of a page; nodes are dropped from the explorer until it fits
 FEWEST = 50
-SCRIPTS = ("base", "charts", "network", "explorer", "node", "main")
+SCRIPTS = ("elements", "base", "charts", "network", "explorer", "node", "main")
 
 
 @typed

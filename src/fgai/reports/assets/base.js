@@ -1,20 +1,9 @@
-// Small helpers: the data, elements made without markup, colours of the theme, one look for all plots.
+// Small helpers: the data, colours of the theme, one look for all plots.
 const doc = JSON.parse(document.getElementById("data").textContent);
 const records = doc.records || [];
 const names = records.map((record) => String(record.name ?? "model"));
 const coarse = window.matchMedia("(pointer: coarse)").matches;
 const byId = (id) => document.getElementById(id);
-
-// Text goes in as text: names from data can never become markup.
-function el(tag, attributes, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (name === "on") Object.entries(value).forEach(([event, act]) => made.addEventListener(event, act));
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
-}
 
 // Plotly reads a little markup in its texts; this makes it show them as they are.
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");

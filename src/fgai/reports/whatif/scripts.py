@@ -9,7 +9,7 @@ PACKAGE = "fgai.reports.whatif"
 
 def module() -> str:
     """Return the script, an ES module: `mount`, and `default.render` for notebooks."""
-    return asset("recompute.js", PACKAGE) + asset("whatif.js", PACKAGE)
+    return asset("elements.js") + asset("recompute.js", PACKAGE) + asset("whatif.js", PACKAGE)
 
 
 def style() -> str:

@@ -3,17 +3,6 @@ const SHOWN = 14; // neighbours in the table
 const CLASSES = 5;
 const UNDO = 100;
 
-// Elements made without markup: names from data are text and nothing else.
-function el(tag, attributes, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes || {})) {
-    if (name === "on") Object.entries(value).forEach(([event, act]) => made.addEventListener(event, act));
-    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
-  return made;
-}
-
 const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share > 0.0995 ? 0 : 1)} %`);
 const signed = (value) => value.toFixed(2).replace("-", "−");
 const pairOf = (one, two) => [Math.min(one, two), Math.max(one, two)];
