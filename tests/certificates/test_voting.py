@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import fgai
 from experiments.defences import GNNSVD
 from fgai.attention import call_model, prepared
 from fgai.certificates import VotingCertificate, vote
+from fgai.certificates.locality import _passed_on
 from fgai.certificates.voting import _counted, _group_of, _sent_by
 from fgai.datasets import planted
 from fgai.errors import InputError
@@ -331,3 +333,11 @@ def test_features_alone_see_no_edge() -> None:
     scores = [features_alone(graph, epochs=4, progress=False) for graph in (data, other)]
     assert scores[0] == scores[1] and 0.1 < scores[0] < 1
     assert prepared(GAT.for_data(data), data).num_edges > 0
+
+
+def test_activations_without_a_tag_pass_marks_on_number_by_number() -> None:
+    leaky_relu = torch.ops.aten.leaky_relu.default
+    untagged = SimpleNamespace(overloadpacket=leaky_relu.overloadpacket, namespace="aten", tags=[])
+    marked = torch.tensor([True, False, True])
+    passed = _passed_on(untagged, (torch.randn(3),), {}, lambda tensor: marked)
+    assert passed is not None and passed.equal(marked)

@@ -32,6 +32,10 @@ Marks = Callable[[Tensor], Tensor]
 Named = dict[str, Any]
 
 _COPIES = ("clone", "_to_copy", "contiguous", "masked_fill", "lift_fresh", "nan_to_num", "dropout")
+_HARD = "hardshrink hardsigmoid hardswish hardtanh relu relu6 threshold"
+_SMOOTH = "celu elu gelu leaky_relu mish selu sigmoid silu softplus softshrink tanh"
+_ACTIVATIONS = frozenset(f"{_HARD} {_SMOOTH}".split())
+"""Functions of single numbers; PyTorch before 2.13 does not tag all of them as pointwise."""
 _SMALLER = "sum mean amax amin max min any all prod logsumexp var std var_mean std_mean argmax argmin"
 _REDUCTIONS = frozenset(f"{_SMALLER} nansum norm linalg_vector_norm median".split())
 _ALONG = ("_softmax", "_log_softmax", "sort", "topk", "argsort", "cumprod")
@@ -48,7 +52,7 @@ def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) ->
     tensors = _tensors(args, kwargs)
     if name == "copy":
         return marks(args[1])
-    if torch.Tag.pointwise in func.tags or name in _COPIES:
+    if torch.Tag.pointwise in func.tags or name in _ACTIVATIONS or name in _COPIES:
         return reduce(torch.logical_or, [marks(one) for one in tensors])
     if name in _PRODUCTS:
         return _product(args, _PRODUCTS[name], marks)
