@@ -42,17 +42,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestReport:
     def test_from_models(self, folder: Path) -> None:
         words = ("report", "GAT=gat.safetensors", "FGAI=faithful.safetensors", "-t", "random", "--node", 24)
+        words += ("--counterfactual",)
         found = answer(*words, "--class-names", "classes.txt", "-o", "page", cwd=folder)
         assert found["output"] == "page.html" and found["models"] == ["GAT", "FGAI"]
         assert found["missing"] == [] and found["nodes"] == 2000 and found["bytes"] < 10_000_000
         made = Report.load(folder / found["document"])
         assert made.subgraph is not None and made.subgraph["centre"] == 24
         assert made.explorer is not None and made.explorer["classes"][4] == "<e>"
+        for shown in made.explorer["models"]:
+            without, injected = shown["changes"]
+            assert without.startswith("without ") and "new neighbour" in injected
         assert made.reproduce == [
             "fgai train --data planted --model GAT --method vanilla --seed 0 --epochs 2"
             " --output gat.safetensors",
             "fgai faithful gat.safetensors --seed 0 --set nodes=2 --output faithful.safetensors",
-            "fgai report GAT=gat.safetensors FGAI=faithful.safetensors --threat random --k 5 --seed 0",
+            "fgai report GAT=gat.safetensors FGAI=faithful.safetensors --threat random --k 5 --seed 0"
+            " --counterfactual",
         ]
 
     def test_missing_extras_are_told_before_anything_is_read(
@@ -88,6 +93,7 @@ class TestReport:
             (("both.json", "gat.safetensors"), "models or records, not both"),
             (("certificate-gat.json",), "no evaluation in these files"),
             (("both.json", "--class-names", "classes.txt"), "names of nodes and classes need models"),
+            (("both.json", "--counterfactual"), "needs models"),
             (("both.json", "a=both.json", "a=whole.json"), "two files are called"),
             (("gat.safetensors", "--node", "2000"), "its nodes are 0 to 1999"),
             (("gat.safetensors", "--node-names", "nowhere.txt"), "nowhere.txt must be a readable text file"),

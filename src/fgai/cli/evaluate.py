@@ -272,13 +272,7 @@ def explain(
     ] = "mean",
     attacker: _OneAttack,
     vanilla: options.VanillaFile = None,
-    counterfactual: Annotated[
-        bool,
-        typer.Option(
-            "--counterfactual",
-            help="Also search for few neighbours to remove, or to inject, so that the class changes.",
-        ),
-    ] = False,
+    counterfactual: options.Counterfactual = False,
     save_change: Annotated[
         Path | None,
         typer.Option(

@@ -52,6 +52,13 @@ Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
 PageNode = Annotated[
     str | None, typer.Option("--node", "-n", help="Node the page opens with: its number or name.")
 ]
+Counterfactual = Annotated[
+    bool,
+    typer.Option(
+        "--counterfactual",
+        help="Also search for few neighbours to remove, or to inject, so that the class of the node changes.",
+    ),
+]
 Epochs = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Training epochs; the default of the method otherwise.")
 ]

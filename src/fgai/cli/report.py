@@ -20,6 +20,7 @@ from fgai.cli.files import UNTRAINED, _open_model, _open_models, _Opened
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
+from fgai.explanations.node import check_counterfactual
 from fgai.files import regular
 from fgai.version import stating
 
@@ -43,6 +44,7 @@ def report(
     force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
+    counterfactual: options.Counterfactual = False,
     node_names: Annotated[
         Path | None, typer.Option(help="Text file with one name per node, line by line.")
     ] = None,
@@ -92,6 +94,7 @@ def report(
         passes = evaluation_passes(threat, graph) + CERTIFICATE
         begins = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
         announce(out, begins, networks.values(), graph, passes)
+        flags = {**vars(attacker), "counterfactual": counterfactual}
         document = make_page(
             networks,
             graph,
@@ -100,12 +103,17 @@ def report(
             k=attacker.k,
             seed=attacker.seed,
             node=None if node is None else graph.number_of(node),
-            reproduce=[*_reproduce(opened), _line("fgai", "report", *models, flags=vars(attacker))],
+            reproduce=[*_reproduce(opened), _line("fgai", "report", *models, flags=flags)],
             what_if=what_if,
+            counterfactual=counterfactual,
             on_step=lambda step: None if step == "comparing" else out.say(step),
             **names,
         )
     else:
+        if counterfactual:
+            raise InputError(
+                "`--counterfactual` is a search, which needs models; give models instead of records"
+            )
         if node_names is not None or class_names is not None:
             raise InputError("names of nodes and classes need models; give models instead of records")
         if node is not None and not node.isdecimal():
@@ -140,7 +148,8 @@ def _reproduce(opened: dict[str, _Opened]) -> list[str]:
 
 def _line(*words: str, flags: dict[str, Any]) -> str:
     """A command with its words and the flags that have a value."""
-    pairs = [(f"--{name}", str(value)) for name, value in flags.items() if value is not None]
+    given = {f"--{key}": value for key, value in flags.items() if value is not None and value is not False}
+    pairs = ([name] if value is True else [name, str(value)] for name, value in given.items())
     return shlex.join([*words, *(word for pair in pairs for word in pair)])
 
 
@@ -201,6 +210,7 @@ def audit(
     force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
+    counterfactual: options.Counterfactual = False,
     attacker: options.Attacker,
     all_: options.All = False,
     out: Output,
@@ -229,11 +239,12 @@ def audit(
     opened = _open_model(source)
     graph, name = opened.graph, opened.kind
     opening_node = None if node is None else graph.number_of(node)
+    check_counterfactual(graph, counterfactual)
     models = {name: opened.model}
     passes = evaluation_passes(threat, graph) + CERTIFICATE
     announce(out, f"auditing {name} on {graph!r}, threat {threat.name}", [opened.model], graph, passes)
     flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
-    flags |= {**vars(attacker), "node": node, "output": page}
+    flags |= {**vars(attacker), "node": node, "counterfactual": counterfactual, "output": page}
     file_of = [] if source.model is None else [str(source.model)]
     with stating(**({"note": UNTRAINED} if opened.untrained else {})):
         record = evaluate(opened.model, graph, threat, seed=attacker.seed, name=name, k=k, per_node=True)
@@ -250,6 +261,7 @@ def audit(
             threat=threat,
             node=opening_node,
             reproduce=[_line("fgai", "audit", *file_of, flags=flags)],
+            counterfactual=counterfactual,
             what_if=False,  # an audit is handed to others: it holds no features and no weights
         )
         write_report(document, page)

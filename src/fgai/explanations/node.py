@@ -231,8 +231,7 @@ def explain(
     original = as_graph(data)
     graph = prepared(model, original)
     names = original.node_names if names is None else names
-    if counterfactual and not task_of(graph).row_per_node:
-        raise InputError("`counterfactual` is searched for the class of a node; leave it out for other tasks")
+    check_counterfactual(graph, counterfactual)
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     before = observe(model, graph, inputs=True)
@@ -264,6 +263,12 @@ def explain(
         contributions=_contributions(SignedMargins(model, before), node, names),
         counterfactual=_counterfactuals(model, original, node, names, seed) if counterfactual else None,
     )
+
+
+def check_counterfactual(graph: Graph, wanted: bool) -> None:
+    """Raise `InputError` if counterfactuals are wanted of links or graphs."""
+    if wanted and not task_of(graph).row_per_node:
+        raise InputError("`counterfactual` is searched for the class of a node; leave it out for other tasks")
 
 
 def _attack(model: nn.Module, graph: Graph, threat: Threat, k: int, seed: int) -> AttackResult:

@@ -155,7 +155,7 @@ class NodeExplanation(TabledDocument):
 
     def _sentences(self) -> list[str]:
         """Everything below the table."""
-        lines = [*self._contribution_sentences(), *self._counterfactual_sentences()]
+        lines = [*self._contribution_sentences(), *self.counterfactual_sentences()]
         return [*lines, *self._attack_sentences(), *self._certified_sentences()]
 
     def _contribution_sentences(self) -> list[str]:
@@ -186,7 +186,8 @@ class NodeExplanation(TabledDocument):
         ]
         return ", ".join(shown) + (f" and {len(side) - self.k} others" if len(side) > self.k else "")
 
-    def _counterfactual_sentences(self) -> list[str]:
+    def counterfactual_sentences(self) -> list[str]:
+        """Which few neighbours, removed or injected, change the class, as far as was searched and proved."""
         searched = self.counterfactual or {}
         words = {"removed": "without {} of its neighbours", "injected": "with {} new neighbours"}
         return [self._counterfactual(words[name], entry) for name, entry in searched.items() if entry]

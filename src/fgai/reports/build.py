@@ -14,6 +14,7 @@ from fgai.attacks import THREATS, AttackResult, Threat, make_attack, threat_of
 from fgai.certificates import CertificateRecord
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
+from fgai.explanations import explain
 from fgai.explanations.node import Names, name_of
 from fgai.files import Schema, check
 from fgai.graph import Graph
@@ -90,6 +91,7 @@ def make_report(
     title: str | None = None,
     reproduce: Sequence[str] = (),
     what_if: bool = True,
+    counterfactual: bool = False,
 ) -> Report:
     """Return the document of a page; parts that are not available are left out, and the page says so.
 
@@ -109,6 +111,8 @@ def make_report(
         reproduce: commands that give the same report.
         what_if: put the graph's features and the weights of GAT and GATv2 into the page, whose part
             "What if?" computes with them.
+        counterfactual: also say how few neighbours of the node the page opens with change its class, found
+            and proved, as `fgai.explain`: seconds to minutes for each model.
 
     Raises:
         InputError: no records, models without data, or a node the graph does not have.
@@ -116,8 +120,7 @@ def make_report(
     rows = [records] if isinstance(records, EvaluationRecord) else list(records)
     if not rows:
         raise InputError("`records` must hold at least one evaluation, got none")
-    if models and data is None:
-        raise InputError("`data` must be given with `models`: the graph they were evaluated on")
+    _require_models(models, data, counterfactual)
     reference = records.reference if isinstance(records, Comparison) else rows[0].name
     notes: list[str] = []
     explorer, scored, graph = None, None, None
@@ -140,6 +143,7 @@ def make_report(
             explorer = _nodes_of_models(parts, graph, views, node, node_names or graph.node_names)
             start = explorer["nodes"]["id"][0]
             fields["subgraph"] = subgraph(views, graph, start)
+            _say_changes(explorer, models if counterfactual else {}, as_graph(data), node_names, class_names)
             if what_if:
                 entries = injections or {}
                 fields["whatif"] = _whatif(models, as_graph(data), entries, start, node_names, class_names)
@@ -150,6 +154,31 @@ def make_report(
     if title:
         fields["title"] = title
     return _assemble(parts, reference, notes, explorer, scored, **fields)
+
+
+def _require_models(models: Mapping[str, nn.Module] | None, data: Any, counterfactual: bool) -> None:
+    if models and data is None:
+        raise InputError("`data` must be given with `models`: the graph they were evaluated on")
+    if counterfactual and not models:
+        raise InputError("`counterfactual` is a search, which needs `models` and `data`")
+
+
+def _say_changes(
+    explorer: dict[str, Any],
+    models: Mapping[str, nn.Module],
+    graph: Graph,
+    node_names: Names | None,
+    class_names: Sequence[str] | None,
+) -> None:
+    """Add to each model which few neighbours of the first node change its class, in words."""
+    if not models:
+        return
+    graph = graph.replace(class_names=None if class_names is None else tuple(class_names))
+    options: dict[str, Any] = {"names": node_names, "counterfactual": True}
+    for shown in explorer["models"]:
+        node, model = explorer["nodes"]["id"][0], models[shown["name"]]
+        found = explain(model, graph, node, threat=None, certificate=False, **options)
+        shown["changes"] = found.counterfactual_sentences()
 
 
 def _whatif(

@@ -15,7 +15,7 @@ from fgai.attention.interface import originals
 from fgai.certificates import CertificateRecord, certify_attention
 from fgai.errors import InputError
 from fgai.evaluation import Comparison, compare
-from fgai.explanations.node import Names
+from fgai.explanations.node import Names, check_counterfactual
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.reports.build import Report, make_report
@@ -45,6 +45,7 @@ def report(
     title: str | None = None,
     reproduce: Sequence[str] = (),
     what_if: bool = True,
+    counterfactual: bool = False,
     on_step: Callable[[str], None] | None = None,
 ) -> Report:
     """Attack, measure and certify models equally, write one page, and return the document it is made of.
@@ -64,6 +65,7 @@ def report(
         title: of the page.
         reproduce: commands that give the same report.
         what_if: as in `make_report`: the page then holds features and weights.
+        counterfactual: as in `make_report`: also search for small changes of the class of one node.
         on_step: called with a word or two before each long step.
 
     Raises:
@@ -83,6 +85,7 @@ def report(
         models = dict(zip(models, originals(*models.values()), strict=True))
     if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
         raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    check_counterfactual(graph, counterfactual)
     page = None if path is None else checked_page(path)
     say = (lambda step: None) if on_step is None else on_step
     comparison, certificates = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
@@ -102,6 +105,7 @@ def report(
         title=title,
         reproduce=reproduce,
         what_if=what_if,
+        counterfactual=counterfactual,
     )
     if page is not None:
         write_report(document, page)

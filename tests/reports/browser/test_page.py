@@ -388,6 +388,20 @@ def test_data_can_be_saved(desk: Any, tmp_path: Path) -> None:
     desk.check()
 
 
+def test_smallest_changes_are_said_of_the_node_that_was_searched(visit: Visit, tmp_path: Path) -> None:
+    report = shown_report()
+    explorer = {
+        **report.explorer,
+        "models": [{**one, "changes": [EVIL]} for one in report.explorer["models"]],
+    }
+    opened = visit(write_report(dataclasses.replace(report, explorer=explorer), tmp_path / "page.html"))
+    said = opened.page.locator("dt", has_text="Smallest change")
+    assert said.count() == len(report.names) and EVIL in opened.page.locator("#node").inner_text()
+    opened.page.click("#next")
+    assert said.count() == 0
+    opened.check()
+
+
 def test_what_if_is_computed_in_the_page(visit: Visit, report_page: Path) -> None:
     """Injected nodes move the tables, and names from data stay text there, too."""
     opened = visit(report_page)

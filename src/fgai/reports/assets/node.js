@@ -83,6 +83,7 @@ function side(model, index, at) {
   const proofs = model.radii || [];
   proofs.forEach((layer, n) => row(proofs.length > 1 ? `Proved, layer ${n + 1}` : "Proved", proved(model, layer, at)));
   if (model.injections?.length) row("Injected nodes", againstInjected(model.injections, at));
+  if (at === 0) (model.changes || []).forEach((found) => row("Smallest change", found));
   const box = el("div", { class: "side" }, el("h4", {}, el("i", { class: `swatch m${names.indexOf(model.name) % 7}` }), model.name), el("dl", {}, ...rows));
   if (model.before) {
     const stars = el("div", { class: "stars" });
