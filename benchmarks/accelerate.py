@@ -12,16 +12,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from common import (
-    Measured,
-    PeakMemory,
-    each_way,
-    mebibytes,
-    median_seconds,
-    milliseconds,
-    show,
-    way_arguments,
-)
+from common import Measured, PeakMemory, median_seconds, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
@@ -74,17 +65,7 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
 
 def main() -> None:
     given = way_arguments(__doc__, WAYS, ["arxiv-tape"]).parse_args()
-    rows = []
-    for dataset, measured in each_way(given, measure):
-        base = measured[given.ways[0]]
-        for way, value in measured.items():
-            speed = f"{value['seconds'] / base['seconds']:.1f}×"
-            memory = f"{value['bytes'] / max(1, base['bytes']):.1f}×"
-            name = f"{given.model} {dataset}, {way}"
-            rows.append([name, milliseconds(value["seconds"]), speed, mebibytes(value["bytes"]), memory])
-    columns = ["way", "median step", "time ÷ accelerated", "peak memory", "memory ÷ accelerated"]
-    if rows:
-        show(f"Training step of a PyG model, {given.device}, {given.threads} threads", columns, rows)
+    show_ways(f"Training step of {given.model}, three layers of PyG", given, measure)
 
 
 if __name__ == "__main__":

@@ -170,6 +170,24 @@ def each_way(
         yield dataset, found
 
 
+def show_ways(
+    title: str, given: argparse.Namespace, measure: Callable[[argparse.Namespace, str, str], Measured]
+) -> None:
+    """Measure every way on every dataset; print time and memory, and their ratios to the first way."""
+    rows = []
+    for dataset, found in each_way(given, measure):
+        base = found[given.ways[0]]
+        for way, value in found.items():
+            ratios = (value[name] / max(base[name], 1e-9) for name in ("seconds", "bytes"))
+            speed, memory = (f"{ratio:.1f}×" for ratio in ratios)
+            took, peak = milliseconds(value["seconds"]), mebibytes(value["bytes"])
+            rows.append([f"{dataset} {way}", took, speed, peak, memory])
+    first = given.ways[0]
+    columns = ["way", "median step", f"time ÷ {first}", "peak memory above baseline", f"memory ÷ {first}"]
+    if rows:
+        show(f"{title}, {given.device}, {given.threads} threads", columns, rows)
+
+
 def milliseconds(seconds: float) -> str:
     """Write a time."""
     return f"{seconds * 1e3:.3f} ms"

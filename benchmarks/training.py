@@ -13,16 +13,7 @@ import argparse
 import statistics
 
 import torch
-from common import (
-    Measured,
-    PeakMemory,
-    each_way,
-    mebibytes,
-    median_seconds,
-    milliseconds,
-    show,
-    way_arguments,
-)
+from common import Measured, PeakMemory, median_seconds, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, elu
 from torch_geometric.nn import GATConv
@@ -92,23 +83,8 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
 
 
 def main() -> None:
-    given = way_arguments(__doc__, WAYS, ["amazon-photo", "coauthor-physics"]).parse_args()
-    rows = []
-    for dataset, found in each_way(given, measure):
-        base = found[given.ways[0]]
-        for way, value in found.items():
-            rows.append(
-                [
-                    f"{dataset} {way}",
-                    milliseconds(value["seconds"]),
-                    f"{value['seconds'] / base['seconds']:.1f}×",
-                    mebibytes(value["bytes"]),
-                    f"{value['bytes'] / max(1, base['bytes']):.1f}×",
-                ]
-            )
-    columns = ["way", "median epoch", "time ÷ fgai", "peak memory above baseline", "memory ÷ fgai"]
-    if rows:
-        show(f"Vanilla GAT training step, {given.device}, {given.threads} threads", columns, rows)
+    parser = way_arguments(__doc__, WAYS, ["amazon-photo", "coauthor-physics"])
+    show_ways("Vanilla GAT training step", parser.parse_args(), measure)
 
 
 if __name__ == "__main__":
