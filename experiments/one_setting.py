@@ -99,10 +99,10 @@ def methods(store: Store) -> list[Sheet | Table]:
     note = (
         f"{' or '.join(map(str, sorted(seeds)))} seeds each; {read.progress} cells of the grid `methods` are"
         " run. `ensemble`: 20 × 20 at four endpoint rules; `ensemble-strong`: 60 × 40 at three. All four:"
-        " share of nodes that satisfy Definition 1 in the output layer at R = 0.01 (grid `definition`). Top 5 kept: output layer,"
-        " explanation attack, `cover` endpoints. Settings were chosen on validation nodes of five graphs"
-        " (grid `search-one`); AT has settings for each graph, and three endpoint rules. Cost: whole calls on"
-        " two CPU threads, graphs on which every method is timed (table `whole`)."
+        " share of nodes that satisfy Definition 1 in the output layer at R = 0.01 (grid `definition`)."
+        " Top 5 kept: output layer, explanation attack, `cover` endpoints. Settings were chosen on validation"
+        " nodes of five graphs (grid `search-one`); AT has settings for each graph, and three endpoint rules."
+        " Cost: whole calls on two CPU threads, graphs on which every method is timed (table `whole`)."
     )
     titles = ("clean F1", "F1, `ensemble`", "F1, `ensemble-strong`", "all four", "top 5 kept", "same top 5")
     columns = [Column("method"), *(Column(title, ".3f") for title in titles)]
