@@ -50,6 +50,8 @@ def _shown(output: Any, page: Path, number: int) -> str:
     if output.output_type == "stream":
         return _text(output.text) if output.name == "stdout" else ""  # warnings stand below the tables, too
     data = output.data
+    if "application/vnd.jupyter.widget-view+json" in data:
+        return ""  # a widget needs the kernel; the notebook shows a picture of it
     if "image/png" in data:
         picture = page.with_name(f"{page.stem}-{number}.png")
         picture.write_bytes(base64.b64decode(data["image/png"]))
