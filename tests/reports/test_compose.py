@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fgai
+from fgai.attacks import Attack, AttackResult
 from fgai.errors import FgaiWarning, InputError
 from fgai.reports import Report, make_report
 from fgai.reports.parts import certify_injections
@@ -59,6 +60,17 @@ class TestOneCall:
             assert all(f"<li>{text}</li>" in page for text in proof.sentences())
             share = f"{100 * wanted['all_four']:.1f} %"
             assert f'<span class="bar-name">{name}</span><span class="bar-value">{share}</span>' in page
+
+    def test_it_shows_the_attacks_it_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runs, run = [], Attack.run
+
+        def counted(attack: Attack, *args: Any, **options: Any) -> AttackResult:
+            runs.append(attack.objective.name)
+            return run(attack, *args, **options)
+
+        monkeypatch.setattr(Attack, "run", counted)
+        self.made()
+        assert sorted(runs) == ["explanation", "explanation", "prediction", "prediction"]
 
     def test_without_a_path_nothing_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
