@@ -93,3 +93,14 @@ def test_pages_of_other_tasks_hold_no_certificate_of_other_rows(task: str) -> No
     radii = page.explorer["models"][0]["radii"] or []
     assert all(layer["class"] is None for layer in radii)
     assert bool(radii) is (task == "link") and ("left out" in " ".join(page.notes)) is (task == "graph")
+    nodes = page.explorer["nodes"]
+    assert page.explorer["classes"] == (["no link", "link"] if task == "link" else None)
+    if task == "link":
+        assert data.links is not None
+        pairs = list(zip(*data.links.pairs.tolist(), data.links.y.tolist(), strict=True))
+        for node, label in zip(nodes["id"], nodes["label"], strict=True):
+            assert label in {y for a, b, y in pairs if node in (a, b)} or label == -1
+        assert set(nodes["label"]) >= {0, 1}
+    else:
+        assert data.graph_y is not None and data.batch is not None
+        assert len(nodes["id"]) == len(nodes["label"]) and set(nodes["label"]) == {0, 1}
