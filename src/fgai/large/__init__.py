@@ -3,16 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fgai.large.convert import convert
+from fgai.large.observation import StoredObservation
+from fgai.large.processes import joined
+from fgai.large.size import GraphSize, PassSize, graph_size, pass_size
+from fgai.large.stored import StoredGraph, open_store
+from fgai.large.write import write_store
+
 if TYPE_CHECKING:
-    from fgai.large.convert import convert
     from fgai.large.evaluate import StoredEvaluation, evaluate_store
-    from fgai.large.observation import StoredObservation
-    from fgai.large.processes import joined
     from fgai.large.sampling import Batches, MiniBatch, NeighbourSampler, Sample, mini_batch
-    from fgai.large.size import GraphSize, PassSize, graph_size, pass_size
-    from fgai.large.stored import StoredGraph, open_store
     from fgai.large.streaming import check_streamed, measure_store, observe_store
-    from fgai.large.write import write_store
 
 __all__ = [
     "Batches",
@@ -39,18 +40,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a module when a name of it is first asked for: the sampler needs PyG, which takes seconds."""
+    """Import what needs PyG's samplers and layers, which takes seconds, when it is first asked for."""
     if name in __all__:
-        for module in (
-            "stored",
-            "processes",
-            "size",
-            "write",
-            "convert",
-            "sampling",
-            "streaming",
-            "evaluate",
-        ):
+        for module in ("sampling", "streaming", "evaluate"):
             if hasattr(imported := import_module(f"{__name__}.{module}"), name):
                 return getattr(imported, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
