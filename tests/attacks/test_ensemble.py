@@ -37,6 +37,7 @@ from fgai.objectives import Clean, explanation
 from fgai.recompute import Recompute
 from fgai.topk.swaps import rivals
 from support import attack_cases as cases
+from support.rival_cases import compare_rivals
 
 TINY = Budget(nodes=3, edges=4, steps=4)
 ALONE = tuple(
@@ -319,6 +320,11 @@ class TestPieces:
     def test_an_ensemble_needs_members(self) -> None:
         with pytest.raises(InputError, match="must not be empty"):
             EnsembleInjection(TINY, members=())
+
+
+@pytest.mark.parametrize("long", [17, 200])
+def test_pairs_of_the_kernel_are_those_of_the_reference(long: int) -> None:
+    compare_rivals("cpu", long, rivals)
 
 
 def test_a_member_whose_edge_is_gone_is_compared_with_no_other() -> None:

@@ -31,15 +31,24 @@ COMPUTING = (
 )
 
 
-@pytest.mark.parametrize("word", ["--version", "--help"])
-def test_nothing_heavy_is_imported(word: str, tmp_path: Path) -> None:
+def imported_by(*words: str, cwd: Path) -> set[str]:
+    """The packages that a command imports."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "fgai", word],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True,
+        [sys.executable, "-X", "importtime", "-m", "fgai", *words],
+        cwd=cwd, env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "fgai.cli.app" in imported and done.stdout
-    assert {name.partition(".")[0] for name in imported} & HEAVY == set()
+    return {name.partition(".")[0] for name in imported}
+
+
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_nothing_heavy_is_imported(word: str, tmp_path: Path) -> None:
+    assert imported_by(word, cwd=tmp_path) & HEAVY == set()
+
+
+def test_the_demo_starts_without_pyg(tmp_path: Path) -> None:
+    assert imported_by("demo", "--help", cwd=tmp_path) & HEAVY == {"torch", "numpy", "numba"}
 
 
 def test_help_lists_every_command_by_its_own_first_sentence() -> None:

@@ -218,7 +218,7 @@ def interpret() -> None:
 
     top.SHORT, top.LONG = 4, 8
     compare_top("cpu", 17)
-    compare_rivals("cpu", 17)
+    compare_rivals("cpu", 17, top.compare_rivals)
     from fgai.ops import backend, functional, gpu
 
     functional._kernels_for = lambda values: reference if backend._backend.get() == "reference" else gpu  # type: ignore[attr-defined]
@@ -275,7 +275,9 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("long", [17, 64, 65, 3000])
     def test_top_of_rows(self, long: int) -> None:
         compare_top("cuda", long)
-        compare_rivals("cuda", long)
+        from fgai.topk.gpu import compare_rivals as compare
+
+        compare_rivals("cuda", long, compare)
 
     def test_top_of_the_graph(self) -> None:
         generator = torch.Generator().manual_seed(3)

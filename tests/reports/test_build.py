@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import re
@@ -286,6 +287,16 @@ class TestPage:
         assert "fingerprint " + comparison()["GAT"].data["fingerprint"] in text
         for entry in comparison()["GAT"].warnings:
             assert entry["message"] in text
+
+    def test_warnings_show_code_and_nothing_of_theirs_is_markup(self, whole: Report) -> None:
+        said = "no `<b>_mask` & `k`; give `--seeds` or --top-k, a--b, <i>x</i> and one ` more"
+        records = [{**record, "warnings": [{"code": "x", "message": said}]} for record in whole.records]
+        made = render(dataclasses.replace(whole, records=records, notes=["see `fgai.limit`"]), LIBRARY)
+        assert (
+            "no <code>&lt;b&gt;_mask</code> &amp; <code>k</code>; give <code>--seeds</code> or"
+            " <code>--top-k</code>, a--b, &lt;i&gt;x&lt;/i&gt; and one ` more</li>"
+        ) in made
+        assert "<li>see <code>fgai.limit</code></li>" in made
 
     def test_what_is_not_measured_is_said_and_has_no_bar(self, whole: Report) -> None:
         """The certificates of `whole` have no vanilla model."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fgai
+from fgai.attacks import Attack, AttackResult
 from fgai.errors import FgaiWarning, InputError
 from fgai.reports import Report, make_report
 from fgai.reports.parts import certify_injections
@@ -60,6 +61,17 @@ class TestOneCall:
             share = f"{100 * wanted['all_four']:.1f} %"
             assert f'<span class="bar-name">{name}</span><span class="bar-value">{share}</span>' in page
 
+    def test_it_shows_the_attacks_it_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        runs, run = [], Attack.run
+
+        def counted(attack: Attack, *args: Any, **options: Any) -> AttackResult:
+            runs.append(attack.objective.name)
+            return run(attack, *args, **options)
+
+        monkeypatch.setattr(Attack, "run", counted)
+        self.made()
+        assert sorted(runs) == ["explanation", "explanation", "prediction", "prediction"]
+
     def test_without_a_path_nothing_is_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         assert self.made().names == ["GAT", "FGAI"] and not list(tmp_path.iterdir())
@@ -81,3 +93,14 @@ def test_pages_of_other_tasks_hold_no_certificate_of_other_rows(task: str) -> No
     radii = page.explorer["models"][0]["radii"] or []
     assert all(layer["class"] is None for layer in radii)
     assert bool(radii) is (task == "link") and ("left out" in " ".join(page.notes)) is (task == "graph")
+    nodes = page.explorer["nodes"]
+    assert page.explorer["classes"] == (["no link", "link"] if task == "link" else None)
+    if task == "link":
+        assert data.links is not None
+        pairs = list(zip(*data.links.pairs.tolist(), data.links.y.tolist(), strict=True))
+        for node, label in zip(nodes["id"], nodes["label"], strict=True):
+            assert label in {y for a, b, y in pairs if node in (a, b)} or label == -1
+        assert set(nodes["label"]) >= {0, 1}
+    else:
+        assert data.graph_y is not None and data.batch is not None
+        assert len(nodes["id"]) == len(nodes["label"]) and set(nodes["label"]) == {0, 1}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from unittest import mock
+
 import torch
 from torch import Tensor
 
-from fgai.topk import topk_mask
-from fgai.topk.swaps import rivals
+from fgai.topk import swaps, topk_mask
 
 
 def scene(long: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -22,19 +25,22 @@ def scene(long: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor
     return now, there, rowptr, torch.tensor([9, 0, 5, 3, 7, 4, 2]), before
 
 
-def compare_rivals(device: str, long: int) -> None:
-    """Differences, pairs and gradients on `device` by its kernel, against the reference on the CPU."""
-    from fgai.topk.gpu import compare_rivals as compare
-
+def compare_rivals(device: str, long: int, compare: Callable[..., tuple[Tensor, Tensor]]) -> None:
+    """Differences, pairs and gradients on `device` by a kernel, against the reference on the CPU."""
     for dtype in (torch.float32, torch.float64):
         now, there, rowptr, rows, before = scene(long, dtype)
         for k in (1, 2, 5):
             members = topk_mask(before, rowptr, k)
             found = []
-            for where, work in (("cpu", rivals), (device, compare)):
+            for where, work in (("cpu", None), (device, compare)):
                 moving = now.to(where).requires_grad_()
                 kept, top, ends, those = (each.to(where) for each in (there, members, rowptr, rows))
-                gaps, real = work(moving, kept, top, ends, those, k)
+                with (
+                    mock.patch.object(swaps, "_row_kernels", lambda _: None)
+                    if work is None
+                    else nullcontext()
+                ):
+                    gaps, real = (work or swaps.rivals)(moving, kept, top, ends, those, k)
                 (slope,) = torch.autograd.grad((torch.sigmoid(gaps) * real).sum(), moving)
                 found.append((gaps.detach().cpu(), real.cpu(), slope.cpu()))
             (gaps, real, slope), made = found

@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import nn
 
 from fgai import datasets
-from fgai.attacks import make_attack
 from fgai.certificates import ALL_FOUR, PROMISE
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
@@ -94,12 +93,10 @@ def demo(
             models[name] = train_method(method, model, graph, vanilla=vanilla, checkpoint=state, **common)
             paths[name] = _write_model(models[name], path, graph, {**about, "method": method})
     out.say("3/4  attacking both with the same budget, measuring and certifying")
-    comparison, certificates = measure(models, graph, k=K, seed=seed)
+    comparison, certificates, attacks = measure(models, graph, k=K, seed=seed)
     out.say("4/4  drawing")
     again = ["fgai", "demo", "--data", data, "--model", model, "--seed", str(seed)]
     again += [] if epochs is None else ["--epochs", str(epochs)]
-    attack = make_attack("standard", "prediction")
-    attacks = {name: attack.run(entry, graph, seed=seed) for name, entry in models.items()}
     report = make_report(
         comparison,
         models=models,
@@ -115,17 +112,11 @@ def demo(
         record.save(folder / f"certificate-{name.lower()}.json")
     if page is not None:
         write_report(report, page)
-    histories: Any = {name: entry.history for name, entry in models.items()}
     cases = [figures.Case(name, entry, attacks[name]) for name, entry in models.items()]
     drawn = {
-        "before-after": figures.node_before_after(cases, graph, node),
-        "attention": figures.node_attention(models[model], graph, node),
-        "top-neighbours": figures.top_neighbours(cases, graph, node, k=K),
         "subgraph": figures.subgraph_attention(cases, graph, node),
+        "top-neighbours": figures.top_neighbours(cases, graph, node, k=K),
         "four-properties": figures.four_properties(comparison),
-        "f-curves": figures.f_curves(comparison),
-        "certified": figures.certified_curves(certificates),
-        "losses": figures.loss_curves(histories),
     }
     pictures = [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]
     changes = changes_in(report)

@@ -25,6 +25,7 @@ from fgai.files import regular
 from fgai.version import stating
 
 if TYPE_CHECKING:
+    from fgai.attacks import AttackResult
     from fgai.reports import Report
 
 
@@ -246,8 +247,18 @@ def audit(
     flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
     flags |= {**vars(attacker), "node": node, "counterfactual": counterfactual, "output": page}
     file_of = [] if source.model is None else [str(source.model)]
+    attacks: dict[str, AttackResult] = {}
     with stating(**({"note": UNTRAINED} if opened.untrained else {})):
-        record = evaluate(opened.model, graph, threat, seed=attacker.seed, name=name, k=k, per_node=True)
+        record = evaluate(
+            opened.model,
+            graph,
+            threat,
+            seed=attacker.seed,
+            name=name,
+            k=k,
+            per_node=True,
+            on_attack=lambda name, results: attacks.update({name: results["prediction"]}),
+        )
         out.say("certifying")
         proof = certify_attention(opened.model, graph, radius=RADIUS, k1=k, k2=k)
         injections = certify_injections(models, graph, k)
@@ -258,7 +269,7 @@ def audit(
             data=graph,
             certificates={name: proof},
             injections=injections,
-            threat=threat,
+            attacks=attacks,
             node=opening_node,
             reproduce=[_line("fgai", "audit", *file_of, flags=flags)],
             counterfactual=counterfactual,

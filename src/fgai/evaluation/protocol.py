@@ -10,7 +10,7 @@ from torch import nn
 
 from fgai import checks
 from fgai.alone import with_gradients
-from fgai.attacks import DEFAULT, Threat, threat_of
+from fgai.attacks import DEFAULT, AttackResult, Threat, threat_of
 from fgai.attention import model_name, prepared
 from fgai.attention.calls import device_of
 from fgai.attention.interface import originals
@@ -49,6 +49,7 @@ def evaluate(
     nulls: bool = True,
     per_node: bool = False,
     on_step: Callable[[str], None] | None = None,
+    on_attack: Callable[[str, dict[str, AttackResult]], None] | None = None,
 ) -> EvaluationRecord:
     """Attack a model and measure how its predictions and its attention hold, on original nodes and edges.
 
@@ -73,6 +74,7 @@ def evaluate(
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
         per_node: keep values of every node in the record.
         on_step: called with a few words before each long step of an attack.
+        on_attack: called with the name of the row and the result of each attack by its objective.
 
     Raises:
         InputError: a model for another task, no features, or the outputs do not fit the labels.
@@ -102,11 +104,14 @@ def evaluate(
     with collected() as notes:
         run = _Run(model, original, graph, vanilla, k, seed, targets, on_step)
         body = run.measure(threat, explanation_attack, curves, nulls, per_node, meter)
+    name = name or model_name(model)
+    if on_attack is not None:
+        on_attack(name, run.results)
     for note in notes:
         warn(note)
     about, config = describe(data), getattr(model, "config", None)
     return EvaluationRecord(
-        name=name or model_name(model),
+        name=name,
         model={
             "class": model_name(model),
             "config": plain(config) if isinstance(config, dict) else {},

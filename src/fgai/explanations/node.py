@@ -60,7 +60,7 @@ class NodeView:
         weights: of the explanation, summing to one (not with `max` over layers).
         predicted: class with the largest logit.
         confidence: its probability.
-        label: true class, -1 if unknown.
+        label: true class, as `predicted` of the node, a pair or its graph; -1 if unknown.
         informative: per neighbour, whether the edge belongs to the true explanation, or None.
         num_original: nodes from this number on were injected.
         class_names: by number, or None.
@@ -156,16 +156,18 @@ class GraphView:
         weights = self.attention.values[first:last, 0]
         order = torch.argsort(self.attention.ranking()[first:last], descending=True, stable=True)
         truth = self.graph.edge_truth if self.attention.num_edges == self.graph.num_edges else None
+        task = task_of(self.graph)
+        labels = task.node_labels(self.graph)
         return NodeView(
             node=node,
             neighbours=tuple(sources[order].tolist()),
             weights=tuple(weights[order].tolist()),
             predicted=int(self.predicted[node]),
             confidence=float(self.confidence[node]),
-            label=-1 if self.graph.y is None else int(self.graph.y[node]),
+            label=-1 if labels is None else int(labels[node]),
             informative=None if truth is None else tuple(truth[first:last][order].tolist()),
             num_original=self.num_original,
-            class_names=self.graph.class_names,
+            class_names=task.class_names or self.graph.class_names,
         )
 
 

@@ -1,6 +1,7 @@
 """Attention models: GAT, GATv2 and the graph transformer from one attention layer, and GCN."""
 
-from fgai.models.accelerated import accelerate
+from typing import TYPE_CHECKING, Any
+
 from fgai.models.base import (
     MODELS,
     AttentionModel,
@@ -14,6 +15,9 @@ from fgai.models.gat import GAT, GATv2
 from fgai.models.gcn import GCN, GCNLayer
 from fgai.models.gt import GT
 from fgai.models.layer import AttentionLayer
+
+if TYPE_CHECKING:
+    from fgai.models.accelerated import accelerate
 
 __all__ = [
     "GAT",
@@ -31,3 +35,12 @@ __all__ = [
     "capabilities_of",
     "register_model",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import PyG's layers, which takes seconds, when they are first asked for."""
+    if name == "accelerate":
+        from fgai.models.accelerated import accelerate
+
+        return accelerate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

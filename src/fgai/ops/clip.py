@@ -66,10 +66,12 @@ def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _check_range(x: Tensor, low: Tensor, high: Tensor) -> None:
-    try:
-        wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        wide = None
+    wide: Any = x.shape
+    if not low.shape == high.shape == x.shape[1:]:
+        try:
+            wide = torch.broadcast_shapes(x.shape, low.shape, high.shape)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            wide = None
     if wide != x.shape or not x.dtype == low.dtype == high.dtype or not x.is_floating_point():
         got = ", ".join(f"{part.dtype} {tuple(part.shape)}" for part in (x, low, high))
         raise InputError(f"`low` and `high` must broadcast against `x`, floating-point all three, got {got}")

@@ -28,7 +28,6 @@ class PackedArray(TypedDict):
     data: str
 
 
-@typed
 def plain(value: Any) -> Any:
     """Return nested values as JSON holds them: tuples as lists, numbers that are not finite as None."""
     if isinstance(value, Mapping):

@@ -126,11 +126,12 @@ def make_report(
     explorer, scored, graph = None, None, None
     if data is not None:
         whole = as_graph(data)
-        graph = task_of(whole).view(whole, str(rows[0].config.get("targets", "test"))).to("cpu")
+        task = task_of(whole)
+        graph = task.view(whole, str(rows[0].config.get("targets", "test"))).to("cpu")
         if node is not None and not 0 <= node < graph.num_nodes:
             raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
         scored = graph.test_mask
-        class_names = graph.class_names if class_names is None else class_names
+        class_names = (task.class_names or graph.class_names) if class_names is None else class_names
         if graph.num_nodes != whole.num_nodes and (certificates or injections):
             notes.append("Certificates are of all graphs, the page of those under attack: left out.")
             certificates, injections = None, None

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fgai.alone import with_gradients
-from fgai.attacks import DEFAULT, Threat, threat_of
+from fgai.attacks import DEFAULT, AttackResult, Threat, threat_of
 from fgai.attention import model_name
 from fgai.attention.interface import originals
 from fgai.certificates import CertificateRecord, certify_attention
@@ -88,7 +88,7 @@ def report(
     check_counterfactual(graph, counterfactual)
     page = None if path is None else checked_page(path)
     say = (lambda step: None) if on_step is None else on_step
-    comparison, certificates = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
+    comparison, certificates, attacks = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
     say("certifying against injection")
     injections = certify_injections(models, graph, k)
     say("making the page")
@@ -98,7 +98,7 @@ def report(
         data=graph,
         certificates=certificates,
         injections=injections,
-        threat=threat,
+        attacks=attacks,
         node=node,
         node_names=node_names,
         class_names=class_names,
@@ -120,15 +120,20 @@ def measure(
     k: int = 5,
     seed: int = 0,
     on_step: Callable[[str], None] | None = None,
-) -> tuple[Comparison, dict[str, CertificateRecord]]:
-    """Return the comparison of models and certificates with the first of them as the vanilla model."""
+) -> tuple[Comparison, dict[str, CertificateRecord], dict[str, AttackResult]]:
+    """Compare and certify models, the first as the vanilla one; also return the attacks on predictions."""
     say = (lambda step: None) if on_step is None else on_step
+    attacks: dict[str, AttackResult] = {}
+
+    def keep(name: str, results: dict[str, AttackResult]) -> None:
+        attacks[name] = results["prediction"]
+
     say("comparing")
-    comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True)
+    comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True, on_attack=keep)
     say("certifying")
     first = next(iter(models.values()))
     certificates = {
         name: certify_attention(model, graph, vanilla=first, radius=RADIUS, k1=k, k2=k)
         for name, model in models.items()
     }
-    return comparison, certificates
+    return comparison, certificates, attacks

@@ -18,6 +18,7 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.reports.layout import _between, _spring, _surroundings
 from fgai.reports.parts import _of_nodes, _over_layers, _Part
+from fgai.tasks import task_of
 from fgai.typed import typed
 
 UNIT = 1e-6  # attention is carried as whole multiples of this
@@ -169,12 +170,19 @@ def _facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str,
     index = np.asarray(nodes, dtype=np.int64)
     source, destination = graph.adjacency.source.cpu().numpy(), graph.adjacency.destination.cpu().numpy()
     degree = np.bincount(destination[source != destination], minlength=graph.num_nodes)
+    label = _labels(graph)
     return {
         "id": list(nodes),
         "name": None if names is None else [_clipped(name_of(node, names)) for node in nodes],
-        "label": None if graph.y is None else graph.y.cpu().numpy()[index].tolist(),
+        "label": None if label is None else label[index].tolist(),
         "degree": degree[index].tolist(),
     }
+
+
+def _labels(graph: Graph) -> Ints | None:
+    """[N] the class of each node, of a pair it is an end of, or of its graph; -1 where unknown."""
+    labels = task_of(graph).node_labels(graph)
+    return None if labels is None else labels.cpu().numpy()
 
 
 def _clipped(text: str) -> str:
@@ -293,9 +301,9 @@ def subgraph(
     if new:
         anchors = [[a for a, b in edges if b == count + i and a < count] for i in range(len(new))]
         points = np.concatenate([points, _between(points, anchors)])
-    columns = []
+    columns, label = [], _labels(graph)
     for model, (before, after) in zip(models, weights, strict=True):
-        truth = (model.clean.predicted if graph.y is None else graph.y.cpu().numpy())[members]
+        truth = (model.clean.predicted if label is None else label)[members]
         wrong, wrong_after = (
             ((view.predicted[members] != truth) & (truth >= 0)).astype(int).tolist()
             for view in (model.clean, model.attacked)
@@ -350,7 +358,7 @@ def _nodes_of_models(
     """The nodes the page carries, with their neighbourhoods; the one it opens with comes first."""
     k = parts[0].k
     degree = graph.adjacency.degree.numpy()
-    label = None if graph.y is None else graph.y.numpy()
+    label = _labels(graph)
     mask = graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
     centre = _telling_node(models, degree, label, scored, k) if node is None else node
@@ -386,6 +394,8 @@ def _nodes_of_models(
         "joined": [int(n in joined) for n in nodes],
     }
     explorer = _explorer(k, choice, graph.num_nodes, facts, columns)
+    if task_of(graph).needs_links:
+        explorer["words"] += " Prediction and truth at a node are those of one pair it is an end of."
     return {**explorer, "around": {key: mentioned[key] for key in ("id", "name", "label")}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -30,6 +31,15 @@ _NOTE = (
 def _esc(value: object) -> str:
     """Text escaped for HTML."""
     return html.escape(str(value), quote=True)
+
+
+def _code(text: object) -> str:
+    """Text escaped for HTML, `code` between backticks and options such as --threat as `<code>`."""
+    parts = re.split(r"(`[^`\n]+`|(?<![\w-])--[a-z][a-z-]*)", str(text))
+    marked = (
+        f"<code>{_esc(part.strip('`'))}</code>" if at % 2 else _esc(part) for at, part in enumerate(parts)
+    )
+    return "".join(marked)
 
 
 def _number_table(report: Report) -> str:

@@ -25,7 +25,7 @@ from fgai.evaluation.summary import (
 from fgai.files import write_atomic
 from fgai.records import provenance_line
 from fgai.reports.build import Report, make_report
-from fgai.reports.numbers import _esc, _number_table
+from fgai.reports.numbers import _code, _esc, _number_table
 from fgai.reports.template import asset, fill
 from fgai.reports.whatif import module, style
 from fgai.reports.words import (
@@ -85,13 +85,13 @@ def _risks(report: Report) -> str:
 
 def _steps(report: Report) -> str:
     """Of one model: what to do next."""
-    listed = "".join(f"<li>{_esc(step)}</li>" for step in next_steps(report.records[0]))
+    listed = "".join(f"<li>{_code(step)}</li>" for step in next_steps(report.records[0]))
     return f"<p><strong>What to do next</strong></p><ol>{listed}</ol>"
 
 
 def _missing_box(report: Report) -> str:
     """What the page cannot show, folded unless something is odd."""
-    listed = "".join(f"<li>{_esc(line)}</li>" for line in missing(report))
+    listed = "".join(f"<li>{_code(line)}</li>" for line in missing(report))
     opened = " open" if report.notes else ""
     return listed and (
         f'<details class="notice" id="missing"{opened}><summary>What this page cannot show</summary>'
@@ -106,7 +106,7 @@ def _warnings_box(records: Sequence[Record]) -> str:
         for entry in record.get("warnings") or []:
             message = str(entry.get("message", "")) if isinstance(entry, Mapping) else str(entry)
             models.setdefault(message, []).append(str(record.get("name")))
-    listed = "".join(f"<li>{_esc(', '.join(who))}: {_esc(what)}</li>" for what, who in models.items())
+    listed = "".join(f"<li>{_esc(', '.join(who))}: {_code(what)}</li>" for what, who in models.items())
     return listed and (
         f'<div class="notice"><p><strong>Read these numbers with care.</strong></p><ul>{listed}</ul></div>'
     )

@@ -42,6 +42,7 @@ class Task(ABC):
         checks_stability: faithful training attacks the validation rows before and after, and compares.
         training: defaults of `FaithfulSettings` and `HardenSettings` in which the task differs.
         split_function: what makes a split, for error messages.
+        class_names: by number, where the task decides what the classes are.
     """
 
     name: ClassVar[str]
@@ -56,6 +57,7 @@ class Task(ABC):
     checks_stability: ClassVar[bool] = False
     training: ClassVar[Mapping[str, Any]] = {}
     split_function: ClassVar[str] = "fgai.datasets.random_split"
+    class_names: ClassVar[tuple[str, ...] | None] = None
 
     @property
     def headline(self) -> str:
@@ -104,6 +106,11 @@ class Task(ABC):
     @abstractmethod
     def row_of(self, graph: Graph) -> Tensor:
         """[N] the row that stands for each node, -1 where there is none."""
+
+    def node_labels(self, graph: Graph) -> Tensor | None:
+        """[N] classes of the rows that stand for the nodes, -1 where unknown, or None."""
+        labels, row = self.labels(graph), self.row_of(graph)
+        return None if labels is None else torch.where(row >= 0, labels[row], -1)
 
     def has_part(self, graph: Graph, targets: str) -> bool:
         """Whether the graph has this part of the split."""

@@ -37,6 +37,7 @@ class LinkTask(Task):
     needs_links: ClassVar[bool] = True
     linear_read_out: ClassVar[str] = "product"
     split_function: ClassVar[str] = "fgai.datasets.link_split"
+    class_names: ClassVar[tuple[str, ...] | None] = ("no link", "link")
 
     def fits(self, graph: Graph) -> bool:
         """A graph with links to predict."""

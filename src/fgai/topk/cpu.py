@@ -105,6 +105,24 @@ def margins(_: None, values: Tensor, rowptr: Tensor, k: int, radius: float) -> t
     return values.new_tensor(sums.sum() * scale), torch.from_numpy(slope), scale
 
 
+@compiled(inline="always")
+def _insert(value, e, filled, best, leading):
+    """Put an edge into the list of the largest of its row, of which `filled` are known; returns how many."""
+    if filled < len(best):
+        filled += 1
+    elif not value > best[filled - 1]:
+        return filled
+    slot = filled - 1
+    # Strictly larger only: an equal value that came earlier stays ahead.
+    while slot > 0 and value > best[slot - 1]:
+        best[slot] = best[slot - 1]
+        leading[slot] = leading[slot - 1]
+        slot -= 1
+    best[slot] = value
+    leading[slot] = e
+    return filled
+
+
 @compiled
 def _lead_rows(values, rowptr, positions):
     rows, count = positions.shape
@@ -112,19 +130,24 @@ def _lead_rows(values, rowptr, positions):
     for i in range(rows):
         filled = 0
         for e in range(rowptr[i], rowptr[i + 1]):
-            value = values[e]
-            if filled < count:
-                filled += 1
-            elif not value > best[count - 1]:
-                continue
-            slot = filled - 1
-            # Strictly larger only: an equal value that came earlier stays ahead.
-            while slot > 0 and value > best[slot - 1]:
-                best[slot] = best[slot - 1]
-                positions[i, slot] = positions[i, slot - 1]
-                slot -= 1
-            best[slot] = value
-            positions[i, slot] = e
+            filled = _insert(values[e], e, filled, best, positions[i])
+
+
+@compiled
+def _pair_rows(values, there, members, rowptr, rows, strong, weak):
+    """See `pick_rivals`; lists too short go on with edges that do not count, which are no pair."""
+    k = strong.shape[1]
+    high, low = np.empty(k, values.dtype), np.empty(k, values.dtype)
+    for r in range(len(rows)):
+        filled, also = 0, 0
+        for e in range(rowptr[rows[r]], rowptr[rows[r] + 1]):
+            outside, inside = there[e] and not members[e], there[e] and members[e]
+            filled = _insert(values[e] if outside else -np.inf, e, filled, high, strong[r])
+            also = _insert(-values[e] if inside else -np.inf, e, also, low, weak[r])
+        for s in range(k):
+            far, near = strong[r, s], weak[r, s]
+            if s >= filled or not (there[far] and not members[far] and there[near] and members[near]):
+                strong[r, s] = weak[r, s] = -1
 
 
 def pick_leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
@@ -132,6 +155,16 @@ def pick_leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     positions = np.full((rowptr.numel() - 1, count), -1, dtype=np.int64)
     _lead_rows(values.numpy(), rowptr.numpy(), positions)
     return torch.from_numpy(positions)
+
+
+def pick_rivals(
+    values: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor, k: int
+) -> tuple[Tensor, Tensor]:
+    """Positions [R, k] of strong outsiders and weak members, -1 where there is no pair; see `rivals`."""
+    strong, weak = (np.full((len(rows), k), -1, np.int64) for _ in range(2))
+    sides = (_array(each) for each in (values, there, members, rowptr, rows))
+    _pair_rows(*sides, strong, weak)
+    return torch.from_numpy(strong), torch.from_numpy(weak)
 
 
 def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_order
+from fgai.topk import cpu
 from fgai.topk.sets import FEW, LARGEST_TABLE, _row_kernels, _with_slope, check_k, leaders
 from fgai.typed import typed
 
@@ -208,16 +209,18 @@ def rivals(
     Of the scores `now` [E] those of the edges `there` (bool [E]) count; `members` (bool [E]) is the top-k.
     Returns the differences [R, k], 0 where there is no such pair, and bool [R, k] where there is one.
     """
-    if now.is_cuda and k <= FEW and _row_kernels(now) is not None:
-        from fgai.topk.gpu import compare_rivals
-
-        return compare_rivals(now, there, members, rowptr, rows, k)
-    fixed = now.detach()
-    outside = leaders(fixed.masked_fill(members | ~there, float("-inf")), rowptr, k)[rows]
-    inside = leaders((-fixed).masked_fill(~(members & there), float("-inf")), rowptr, k)[rows]
-    real = (outside >= 0) & (inside >= 0)
-    strong, weak = outside.clamp(min=0), inside.clamp(min=0)
-    real &= ~members[strong] & there[strong] & members[weak] & there[weak]
+    kernels, fixed = _row_kernels(now) if k <= FEW else None, now.detach()
+    if now.is_cuda and kernels is not None:
+        gaps: tuple[Tensor, Tensor] = kernels.compare_rivals(now, there, members, rowptr, rows, k)
+        return gaps
+    if kernels is not None:
+        strong, weak = cpu.pick_rivals(fixed, there, members, rowptr, rows, k)
+    else:
+        strong = leaders(fixed.masked_fill(members | ~there, float("-inf")), rowptr, k)[rows]
+        weak = leaders((-fixed).masked_fill(~(members & there), float("-inf")), rowptr, k)[rows]
+        weak = weak.where(~members[strong] & there[strong] & members[weak] & there[weak], -1)
+    real = (strong >= 0) & (weak >= 0)
+    strong, weak = strong.clamp(min=0), weak.clamp(min=0)
     return torch.where(real, at(now, strong) - at(now, weak), 0.0), real
 
 

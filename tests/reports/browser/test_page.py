@@ -218,6 +218,7 @@ def test_search_by_number_and_by_name_with_the_keyboard(desk: Any) -> None:
     page.keyboard.type("paper 1")
     options = page.locator("#found li")
     assert options.count() > 3
+    assert max(one.bounding_box()["height"] for one in options.all()[1:4]) < 45  # one line each
     page.keyboard.press("ArrowDown")
     assert options.nth(1).get_attribute("aria-selected") == "true"
     wanted = options.nth(1).inner_text().split(" node")[0]

@@ -10,6 +10,7 @@ from torch import Tensor, from_numpy
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fgai.compiled import compiled
 from fgai.ops.cpu.lanes import (
     LANES,
     TILE,
@@ -53,7 +54,7 @@ from fgai.ops.cpu.rows import (
     _piece,
     _weighted_sum,
 )
-from fgai.ops.reference import Bounds, Clipped, _ball, _odds
+from fgai.ops.reference import Bounds, Clipped, _odds
 from fgai.sparse import Adjacency, SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -327,15 +328,39 @@ def _clip_back(
                 out[at + k] = out[at + k] if inside[at + k] else 0.0
 
 
+@compiled
+def _ball(low, high):
+    """See `fgai.ops.reference._ball`; without fast mathematics, which knows no infinity."""
+    middle, inverse = np.zeros_like(low), np.zeros_like(low)
+    for k in range(low.size):
+        half = (high[k] - low[k]) / 2
+        if np.isfinite(half):
+            middle[k] = (low[k] + high[k]) / 2
+            inverse[k] = 1 / half if half > 0 else 0.0
+    return middle, inverse
+
+
 def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
     """See `fgai.ops.reference.clip_rows`; the result is in `out`, maybe `x` itself."""
     rows, blocks = x.shape[0], -(-x.shape[0] // _ROWS)
     counts = np.zeros((max(1, blocks), 2), np.int64)
     inside = torch.empty(x.shape if masked else (1,), dtype=torch.bool)
     scale = torch.empty(rows, dtype=x.dtype)
-    low, high, radius = bounds
-    arrays = (_flat(t) for t in (x, low, high, *_ball(low, high), radius, out, inside))
-    _launch(_clip, blocks, rows, low.numel(), *arrays, masked, scale.numpy(), counts)
+    low, high, radius = (_flat(t) for t in bounds)
+    ends = low, high, *_ball(low, high), radius
+    _launch(
+        _clip,
+        blocks,
+        rows,
+        len(low),
+        _flat(x),
+        *ends,
+        _flat(out),
+        _flat(inside),
+        masked,
+        scale.numpy(),
+        counts,
+    )
     clipped, shrunk = counts.sum(0)
     return out, inside if masked and clipped else None, scale if shrunk else None
 
@@ -347,10 +372,10 @@ def clip_rows_back(
     out, rows = torch.empty(result.shape, dtype=result.dtype), result.shape[0]
     marks = torch.empty(1, dtype=torch.bool) if inside is None else inside
     factors = result.new_empty(1) if scale is None else scale
-    low, high, radius = bounds
+    low, high, radius = (_flat(t) for t in bounds)
     options = _flat(marks), inside is not None, _flat(factors), scale is not None, _flat(result)
-    arrays = (_flat(t) for t in (*_ball(low, high), radius, out))
-    _launch(_clip_back, -(-rows // _ROWS), rows, low.numel(), _flat(gradient), *options, *arrays)
+    ball = *_ball(low, high), radius
+    _launch(_clip_back, -(-rows // _ROWS), rows, len(low), _flat(gradient), *options, *ball, _flat(out))
     return out
 
 
