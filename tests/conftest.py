@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_configure(config: pytest.Config) -> None:
     """Draw few examples of a property where slow tests are left out, and many where they run."""
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked `many`, keep every third case where slow tests are left out."""
+    if config.option.markexpr == "not slow":
+        cases: Counter[str] = Counter()
+        for item in items:
+            if item.get_closest_marker("many"):
+                name = item.nodeid.partition("[")[0]
+                if cases[name] % 3:
+                    item.add_marker(pytest.mark.slow)
+                cases[name] += 1
 
 
 def pytest_collection_finish() -> None:

@@ -282,9 +282,10 @@ def site(short_notebooks: None) -> Path:
     return tool.SITE
 
 
-NOTEBOOKS = ("audit-your-gat", "quick-tour", "what-if")
+NOTEBOOKS = ("quick-tour", "audit-your-gat", "what-if")
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("short_notebooks")
 @pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")  # models this raw are rightly doubted
 @pytest.mark.parametrize("name", NOTEBOOKS)

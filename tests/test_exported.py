@@ -55,6 +55,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.filterwarnings("ignore:.*(flat-attention|weak-attention|chance-level)")
 @pytest.mark.parametrize("name", CALLS)
 def test_of_a_compiled_model_the_original_is_used_with_one_note(name: str) -> None:
@@ -99,6 +100,7 @@ EXPORTS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("how", EXPORTS)
 @pytest.mark.parametrize(("conv", "grad"), [(GATConv, True), (GATv2Conv, False)])

@@ -56,6 +56,7 @@ NEEDS: dict[str, Callable[[fgai.GAT, Graph], Any]] = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", NEEDS)

@@ -82,6 +82,7 @@ CALLS = {
 """The line a door's warning points at, where that is not the door's own."""
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", DOORS)
 def test_warnings_point_at_the_caller(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry, "MIN_AGREEMENT", 1.1)  # no model agrees so much

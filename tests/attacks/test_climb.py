@@ -20,6 +20,7 @@ from support import attack_cases as cases
 BOX = Box.of(-1.0, 1.0, torch.zeros(6))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("objective", ["prediction", "explanation"])
 @pytest.mark.parametrize("name", ["gat", "gatv2", "gt", "pyg"])
 def test_members_side_by_side_find_what_each_finds_alone(name: str, objective: str) -> None:

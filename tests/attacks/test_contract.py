@@ -170,6 +170,7 @@ def some_combinations() -> list[tuple[type[Attack], str, str, str]]:
     return rows
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("kind", "model", "recipe", "objective"), some_combinations(), ids=label)
 def test_contract(kind: type[Attack], model: str, recipe: str, objective: str) -> None:
     run_contract(kind, model, recipe, objective)
@@ -285,6 +286,7 @@ def test_the_random_threat_stays_in_the_range_of_the_data() -> None:
     assert features.unique().numel() == features.numel()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "kind"),
     cases.first(5, cases.rotated(cases.MODELS, [NaturalInjection, PGDInjection, cases.SmallEnsemble])),

@@ -32,6 +32,7 @@ DTYPES = (torch.float32, torch.float64)
 KINDS = list(cases.BUDGETS)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("kind", "model"), cases.first(len(KINDS), cases.rotated(KINDS, ("gat", "pyg"))))
 def test_attacks_draw_the_same(kind: type[Attack], model: str) -> None:
     trained, graph = cases.trained(model, "vanilla"), cases.tiny_graph()

@@ -64,6 +64,7 @@ def wrong(model: nn.Module, graph: Graph, attacked: Graph) -> float:
     return 1 - f1(logits[graph.test_mask], graph.y[graph.test_mask])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "recipe"),
     cases.first(2, [("gat", "faithful"), *((name, "vanilla") for name in cases.MODELS[::-1])]),
@@ -88,6 +89,7 @@ def test_contract(name: str, recipe: str) -> None:
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "objective"),
     cases.first(
@@ -191,6 +193,7 @@ def masked(kind: str) -> nn.Module:
 MASKED = {"masked-gradients", "zero-gradient", "saturated-attention"}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ["saturated", "quantised", "clamped"])
 def test_masked_gradients_are_caught(kind: str) -> None:
     graph, codes = cases.tiny_graph(), set()

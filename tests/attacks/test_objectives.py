@@ -72,6 +72,7 @@ class FirstClass:
 KINDS = (EnsembleInjection, ValueInjection, NaturalInjection, PGDInjection)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("kind", "reads"), cases.first(4, cases.rotated(KINDS, ("logits", "heads"))))
 def test_a_users_objective_is_climbed_and_judged(kind: type, reads: str) -> None:
     graph, model = cases.tiny_graph(), cases.trained("gat", "vanilla")

@@ -101,6 +101,7 @@ def run(name: str, model: nn.Module, graph: Graph) -> tuple[float, Any]:
     return score(model, graph, result.graph), result
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", list(attacks()))
 def test_attacks_do_not_depend_on_the_unit(name: str) -> None:
     before, one = run(name, *plain())
@@ -118,6 +119,7 @@ def test_attacks_do_not_depend_on_the_unit(name: str) -> None:
         torch.testing.assert_close(two.change.delta, scale * one.change.delta, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", cases.first(3, list(attacks())))
 def test_nor_in_single_precision(name: str) -> None:
     one, zero = torch.ones(WIDTH, dtype=torch.float64), torch.zeros(WIDTH, dtype=torch.float64)
@@ -189,6 +191,7 @@ def test_a_search_does_more_than_noise_whatever_the_unit(unit: str) -> None:
     assert found["standard"].noise == pytest.approx(found["random"].value, rel=1e-6)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", [PGDInjection, EnsembleInjection])
 def test_noise_in_the_range_of_the_data_is_a_candidate(kind: type[Attack]) -> None:
     model, graph = changed(*units(0))

@@ -21,6 +21,7 @@ from support import attack_cases as cases
 BUDGET = Budget(nodes=2, edges=3, steps=6)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "objective"),
     cases.first(

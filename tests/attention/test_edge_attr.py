@@ -67,6 +67,7 @@ def test_attributes_count_in_outputs_and_attention(conv: str) -> None:
         assert float((layer.values - other.values).abs().max()) > 0.01
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", [1, 2])
 def test_another_order_of_edges_changes_nothing(seed: int) -> None:
     model, data = own.own_model(), own.own_data()
@@ -119,6 +120,7 @@ def test_a_search_over_partial_edges_leaves_the_users_weights_alone() -> None:
         assert not torch.allclose(doubled, call_model(model, graph))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("conv", own.CONVS)
 def test_certificates_of_such_models_hold(conv: str) -> None:
     model, data = own.own_model(conv), own.own_data()

@@ -184,6 +184,7 @@ def test_ranges_of_two_runs_hold_the_rows_of_both(
     assert int((limits(two.clone()) != two).any(1).sum()) <= shrink * rows
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", CONVS)
 def test_layers_of_pyg(kind) -> None:
     torch.manual_seed(0)

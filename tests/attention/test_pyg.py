@@ -194,6 +194,7 @@ def test_autocast(kind):
         assert torch.equal(model(x, EDGES), plain)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("how", ["wrapped", "in place", "inside", "around"])
 def test_compiled_models_run_uncompiled_inside(how):
     model = make_model("gat")

@@ -161,6 +161,7 @@ def injected(graph: Graph, seed: int, new: int, ends: int, size: float) -> Graph
     return GraphChange(endpoints=torch.stack(drawn), features=features.to(dtype)).apply(graph)[0]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("limited", [False, True])
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT])

@@ -75,6 +75,7 @@ def test_touched_rows_hold_every_row_that_moved(kind: str) -> None:
         assert counts[1] == 150
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_evaluate_and_explain_say_so(kind: str) -> None:
     model, data = coupled_model(kind), ring_data()

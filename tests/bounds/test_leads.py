@@ -35,6 +35,7 @@ def precise(model: torch.nn.Module, graph: Graph) -> Graph:
     return prepared(model, graph.replace(features=graph.features.to("cpu", torch.float64)))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", [GAT, GATv2])
 @pytest.mark.parametrize(("clip_share", "shrink"), [(0.0, 0.0), (0.05, 0.4), (0.3, 0.9)])
 def test_what_is_certified_leads(kind: type, clip_share: float, shrink: float, planted: Graph) -> None:

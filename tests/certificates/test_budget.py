@@ -99,6 +99,7 @@ def changed(model: nn.Module, graph: Graph, copies: Graph, nodes: int, size: int
     return after != clean
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_allocation_of_the_edges_changes_more(kind: type[Any]) -> None:
     """Brute force: every allocation of B edges, with several features each."""
@@ -213,6 +214,7 @@ def optimum(weights: sp.csr_matrix, most: int, edges: int) -> float:
     return -float(solved.fun)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("size", [(6, 5), (300, 200)])
 def test_the_bound_is_the_optimum_of_the_program(size: tuple[int, int]) -> None:
     generator = np.random.default_rng(0)

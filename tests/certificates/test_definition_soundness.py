@@ -248,6 +248,7 @@ def certified(model: fgai.GAT, vanilla: fgai.GAT, data: Graph, **settings: objec
     return found
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("seed", [0, 3, *(pytest.param(seed, marks=SLOW) for seed in range(4, 36))])
 def test_no_corner_of_a_tiny_graph_breaks_a_certificate(seed: int) -> None:
     data, pair = tiny(seed)

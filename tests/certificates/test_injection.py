@@ -73,6 +73,7 @@ def injections(graph: Graph, model: nn.Module, t: int, node: int | None, seed: i
     return attacked
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("where", ["any", "direct"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("kind", MODELS)

@@ -196,6 +196,7 @@ def test_limits_in_use_elsewhere_are_refused() -> None:
     assert fgai.certify_injection(model, graph(), neighbours=1, where="direct").known
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("offset", [1e3, 1e5, 1e6, 1e7])
 @pytest.mark.parametrize("kind", [GAT, GATv2])
 def test_certified_classes_are_those_of_the_model_itself(kind: type[Any], offset: float) -> None:

@@ -158,6 +158,7 @@ def test_swaps_meet_the_certified_overlap_of_the_explanation(name: str, norm: st
         assert float(kept.min()) < 1
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", LINEAR)
 def test_exact_class_radii_are_attained_at_every_node(name: str, norm: str) -> None:

@@ -16,6 +16,7 @@ def test_there_are_thirty() -> None:
     assert len(ORDINARY) == 30 and len(NOT_LINEAR) == 4
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -72,6 +72,7 @@ def top(weights: Tensor) -> set[int]:
     return set(torch.argsort(weights, descending=True, stable=True)[:K].tolist())
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize("kind", ["gat", "pyg"])
@@ -121,6 +122,7 @@ def test_the_shown_weights_are_the_normalised_geometric_mean(kind: str, layer: i
         assert nodes == tuple(heads.source[row][order].tolist())  # the order that metrics use
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ["gat", "pyg"])
 def test_one_explanation_shows_and_certifies_the_same_set(kind: str) -> None:
     model, data = trained(kind)

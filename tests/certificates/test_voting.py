@@ -106,6 +106,7 @@ JOINS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", ["gat", "gatv2", "gcn", "pyg"])
 def test_no_injection_beats_the_certificate(kind: str) -> None:
     torch.manual_seed(0)
@@ -131,6 +132,7 @@ def test_no_injection_beats_the_certificate(kind: str) -> None:
     assert seen > 0
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("confidence", [0.0, 0.6])
 def test_no_injection_takes_more_groups_from_an_explanation(confidence: float) -> None:
     graph, k = cases.tiny_graph(), 3
@@ -279,6 +281,7 @@ def test_what_reads_neighbours_alone_is_accepted(name: str) -> None:
     assert vote(Joined(graph.num_features, LOCAL[name]).eval(), graph, groups=3).groups == 3
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", ORDINARY)
 def test_ordinary_models_are_accepted(name: str) -> None:
     model, graph = ordinary(name)

@@ -95,6 +95,7 @@ class TestTheSameAsInPython:
         steps = THREATS[DEFAULT].budget.steps
         assert (budget["nodes"], budget["edges"], budget["steps"], budget["box"]) == (2, 3, steps, None)
 
+    @pytest.mark.many
     @pytest.mark.parametrize("words", [("--box", "-3,4"), ("--box=-3,4",)])
     def test_a_box(self, club: Path, words: tuple[str, ...]) -> None:
         assert run("attack", *SIZES, *words, cwd=club)["budget"]["box"] == [-3.0, 4.0]

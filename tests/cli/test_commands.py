@@ -102,6 +102,7 @@ class TestSameAsPython:
         yield
         torch.set_num_threads(threads)
 
+    @pytest.mark.many
     @pytest.mark.parametrize(
         ("model", "task"),
         [

@@ -81,6 +81,7 @@ def test_tables_are_whole_on_narrow_terminals(
     assert "…" not in shown
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", commands())
 def test_help_shows_flags_as_flags(name: str) -> None:
     text = CliRunner().invoke(app, [*name.split(), "--help"], env={"COLUMNS": "100"}).output

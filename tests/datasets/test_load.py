@@ -175,6 +175,7 @@ def test_fingerprint_depends_on_content_not_on_form() -> None:
 # The real files
 
 
+@pytest.mark.many
 @pytest.mark.data
 @pytest.mark.parametrize("name", [n for n in datasets.names() if n not in ("planted", "ogbn-arxiv")])
 def test_real_datasets_load(data_root: Path, name: str) -> None:

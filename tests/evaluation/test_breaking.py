@@ -120,6 +120,7 @@ def test_evaluate_runs_an_attack_with_its_own_objective_once() -> None:
     assert 0 <= record.value("same_class.prediction.changed.all") <= 1
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "model"), [("flips", "gat"), ("dice", "gt"), ("dice", "pyg")])
 def test_evaluate_where_edges_go(name: str, model: str) -> None:
     with cases.quiet():

@@ -27,6 +27,7 @@ def certified(model: Any, radius: float, **options: Any) -> fgai.certificates.Ce
         return fgai.certify_attention(model, cases.tiny_graph(), radius=radius, **sizes, **options)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("model", ["gat", "gt", "pyg"])
 @pytest.mark.parametrize("radius", RADII)
 def test_shares_are_those_of_certify_attention(model: str, radius: str) -> None:

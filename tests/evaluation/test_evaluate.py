@@ -124,6 +124,7 @@ def test_a_parent_of_another_depth_is_told() -> None:
     assert record.get("similarity") is None
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("model", "kind"), [*((m, "inject") for m in cases.ATTENTION), *(("gat", k) for k in KINDS)]
 )

@@ -191,6 +191,7 @@ def test_by_name_on_every_model(kind: str) -> None:
     assert not any(".limits." in name for name in made.state_dict())
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("after", [0, 2, 3])
 def test_killed_and_resumed_is_bit_equal(after: int, tmp_path: Path) -> None:
     class KilledError(Exception):

@@ -79,6 +79,7 @@ CASES = [
 """Names of bars with the number they read, a good and a bad value."""
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("name", "path", "good", "bad", "dataset"), CASES)
 def test_bars_of_a_pair(tmp_path: Path, name: str, path: str, good: float, bad: float, dataset: str) -> None:
     for value, met in ((good, True), (bad, False)):
@@ -99,6 +100,7 @@ def test_a_flat_layer_is_left_out(tmp_path: Path) -> None:
     assert found.met is True and found.found == "0.950"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "row", "path", "good", "bad"),
     [

@@ -59,6 +59,7 @@ class TestMethod:
         terms = model.history.terms
         assert terms[-1]["cross_entropy"] < terms[0]["cross_entropy"]
 
+    @pytest.mark.many
     def test_every_metric_is_measured(self, method: str) -> None:
         model = trained(method, "GAT", heads=2)
         threat = Threat("few", PGDInjection, Budget(nodes=2, edges=3, steps=2, step_size=0.3), "a test")

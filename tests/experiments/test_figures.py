@@ -70,6 +70,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 class TestFromModels:
+    @pytest.mark.many
     @pytest.mark.parametrize("name", ["attention-subgraph", "topk-neighbours", "instability", "certified"])
     def test_drawn(self, tmp_path: Path, source: Source, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Two vanilla models: making one faithful takes its time and is tested elsewhere."""

@@ -295,6 +295,7 @@ class TestRun:
         body["training"]["defaults"]["lean"] = 1.0
         assert "lean" in str(change_of(body, cell))
 
+    @pytest.mark.many
     @pytest.mark.parametrize("method", ["vanilla", "ln"])
     def test_certificates_take_the_models_of_evaluations(
         self, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ from support import task_cases as cases
 OWN = (*VARIANTS, *DEFENCES)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("method", "settings", "terms"),
     [

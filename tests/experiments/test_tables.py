@@ -104,6 +104,7 @@ class TestTables:
         ]
         assert found == pytest.approx([0.62, 0.6, -0.02, 0])
 
+    @pytest.mark.many
     @pytest.mark.parametrize("name", TABLES)
     def test_every_form_of_every_table(self, whole: Store, name: str) -> None:
         parts = table(name, whole)

@@ -45,6 +45,7 @@ def test_grids_cover_what_was_promised(name: str, task: str, count: int) -> None
     assert {cell.method for cell in cells} == {"vanilla", "fgai"}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("task", "kind"), [("link", "evaluate"), ("graph", "evaluate"), ("graph", "search")])
 def test_a_cell_of_every_task_runs(
     task: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -84,6 +85,7 @@ def numbers(cell: Cell) -> dict[str, Any]:
     }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("name", "shown"),
     [("link", "AUC standard"), ("graphs", "accuracy ensemble"), ("truth", "precision attacked")],

@@ -123,6 +123,7 @@ def damage(name: str, seed: int) -> None:
             )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", sorted(KINDS))
 def test_good_files_are_read(name: str, tmp_path: Path) -> None:
     assert KINDS[name].write(tmp_path) and KINDS[name].read(tmp_path) is not None
@@ -132,6 +133,7 @@ SEEDS = st.integers(0, 2**32)
 QUICK: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "database": None}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", sorted(KINDS))
 @given(seed=SEEDS)
 @settings(max_examples=FEW // len(KINDS), derandomize=True, **QUICK)

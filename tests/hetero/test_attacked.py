@@ -40,6 +40,7 @@ def logits_of(model, data):
     return (found["paper"] if isinstance(found, dict) else found).detach()
 
 
+@pytest.mark.many
 @QUIET
 @pytest.mark.parametrize(
     ("kind", "edge_type"),

@@ -66,6 +66,7 @@ class TestToHeteroGAT:
         assert bool((said <= hidden.limits["value"].high + 1e-4).all())
 
 
+@pytest.mark.many
 @QUIET
 @pytest.mark.parametrize("kind", ["heteroconv", "hgt"])
 def test_other_models_run(kind):

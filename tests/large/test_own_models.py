@@ -145,6 +145,7 @@ def graph_of(name: str, **options: Any) -> Graph:
 
 
 class TestExactPass:
+    @pytest.mark.many
     @pytest.mark.parametrize("name", ALL)
     def test_gives_what_the_whole_graph_gives(self, name: str, tmp_path: Path) -> None:
         graph, model = graph_of(name), own_net(name)
@@ -160,6 +161,7 @@ class TestExactPass:
             torch.testing.assert_close(mine.values, layer.values, atol=1e-5, rtol=0)
             torch.testing.assert_close(mine.ranking(), layer.ranking(), atol=1e-5, rtol=0)
 
+    @pytest.mark.many
     @pytest.mark.parametrize(
         ("name", "shares"),
         [
@@ -208,6 +210,7 @@ class TestExactPass:
 
 
 class TestBatches:
+    @pytest.mark.many
     @pytest.mark.parametrize("dtype", [torch.float32, *slow((torch.float64,))])
     @pytest.mark.parametrize("name", ALL)
     def test_all_neighbours_give_the_whole_graphs_logits(self, name: str, dtype: torch.dtype) -> None:

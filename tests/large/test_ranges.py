@@ -36,6 +36,7 @@ def in_memory(model: Any, graph: Graph, clip_share: float, shrink: float, sample
         call_model(model, prepared(model, graph))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("clip_share", "shrink"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.2), (0.05, 0.3)])
 @pytest.mark.parametrize(
     ("name", "sampled"),

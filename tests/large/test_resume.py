@@ -121,6 +121,7 @@ def refuse_to_read(*_: Any) -> None:
     raise AssertionError("edges are read again")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_goes_on_to_the_same_bytes(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare, stages = MOMENTS[moment]

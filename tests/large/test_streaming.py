@@ -65,6 +65,7 @@ def same(
             close(found.states(number - 1), seen.runs[number].inputs[0], atol)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("block_edges", [7, 1 << 18, *slow((1,))])
 @pytest.mark.parametrize("name", MODELS)
 def test_is_the_pass_in_memory(name: str, block_edges: int, tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ def test_is_the_pass_in_memory(name: str, block_edges: int, tmp_path: Path) -> N
     assert {path.stem for path in (tmp_path / "seen").glob("*.npy")} == kept  # and nothing in between
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("block_edges", [5, 1000])
 @pytest.mark.parametrize("name", ["GAT", "GATv2", "GT"])
 def test_weights_and_averaged_heads(name: str, block_edges: int, tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ class TestGradients:
         close({key: value / count for key, value in sums.items()}, wanted)
         assert loss / count == pytest.approx(terms["total"], abs=1e-5)
 
+    @pytest.mark.many
     @pytest.mark.parametrize(
         ("name", "settings"),
         [
@@ -223,6 +224,7 @@ class TestTraining:
 
 
 class TestResume:
+    @pytest.mark.many
     @pytest.mark.parametrize(
         ("kind", "after"), [("train", 0), ("train", 2), ("faithful", 2), *slow(("faithful", 0))]
     )

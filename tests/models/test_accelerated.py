@@ -35,6 +35,7 @@ def outcomes(layer, x, edge_index):
     return [out, again, edges, attention, *gradients, *on_attention]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", LAYERS)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), count=st.integers(1, 60), hub=st.booleans())

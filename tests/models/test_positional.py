@@ -90,6 +90,7 @@ def test_dense_solver_against_numpy(name: str, size: int) -> None:
     check_against_dense(SYMMETRIC[name], size)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", ["ring", "torus", "cube", "tree"])
 @pytest.mark.parametrize("seed", [0, 5])
 def test_lanczos_equals_dense_whatever_the_start(

@@ -51,6 +51,7 @@ def compare(
     assert_same(ours, theirs, TOLERANCE[dtype])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("heads", "channels", "dtype"), CASES)
 @pytest.mark.parametrize("name", INPUTS)
 def test_kernels_equal_the_reference_on_a_skewed_graph(

@@ -88,6 +88,7 @@ class TestNewerAndBroken:
             if part not in ("warnings", "per_node"):
                 assert part in " ".join(found.notes) and part in made, part
 
+    @pytest.mark.many
     @pytest.mark.parametrize("part", list(Report().to_dict()))
     def test_any_part_of_a_document_may_be_missing_or_odd(self, folder: Path, part: str) -> None:
         if part in ("kind", "records"):
@@ -100,6 +101,7 @@ class TestNewerAndBroken:
             assert any("is left out" in note for note in odd.notes)
             render(odd, LIBRARY)
 
+    @pytest.mark.many
     @pytest.mark.parametrize(
         "value", [None, {"layers": [1]}, *(pytest.param(odd, marks=pytest.mark.slow) for odd in ("x", [1]))]
     )
@@ -120,6 +122,7 @@ class TestNewerAndBroken:
             record["threat"]["budget"] = budget
         render(read_report(written(folder / "odd.json", values)), LIBRARY)
 
+    @pytest.mark.many
     @pytest.mark.parametrize(
         "odd",
         [("x", {"layers": []}), pytest.param((None, [1]), marks=pytest.mark.slow)],

@@ -171,6 +171,7 @@ class TestAdjacency:
             Graph.from_edges(EDGES, 3).inject(torch.tensor([[0]]), trusted=True)  # type: ignore[call-arg]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", [name for name in INPUTS if name != "node_scores"])
 def test_every_operation_refuses_what_is_too_short(name: str) -> None:
     adjacency, letters = Adjacency.build(EDGES, 3)[0], INPUTS[name]

@@ -106,6 +106,7 @@ def test_threats_have_a_budget_small_graphs_can_meet(name: str) -> None:
     assert make_attack(name, task="link").budget == make_attack(name).budget
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("recipe", ["vanilla", "adversarial", "faithful"])
 @pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 def test_every_recipe_runs_and_is_seeded(task: str, recipe: str) -> None:
@@ -118,6 +119,7 @@ def test_every_recipe_runs_and_is_seeded(task: str, recipe: str) -> None:
         torch.testing.assert_close(value, model.state_dict()[name], rtol=0, atol=0)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("task", ["link", "graph"])
 @pytest.mark.parametrize("model", ["gatv2", "gt", "mine"])
 def test_every_model_learns_every_task(task: str, model: str) -> None:
@@ -199,6 +201,7 @@ def whole(task: str) -> EvaluationRecord:
         )
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 def test_every_metric_stays_in_its_range(task: str) -> None:
     record = whole(task)
@@ -284,6 +287,7 @@ def test_models_of_another_task_are_refused(task: str) -> None:
         evaluate(cases.trained("node"), cases.data(task), TINY)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("task", OTHER_TASKS_FIRST)
 def test_models_are_compared_in_tables_of_the_task(task: str) -> None:
     models = {"GAT": cases.trained(task), "FGAI": cases.trained(task, "faithful")}
@@ -313,6 +317,7 @@ def test_the_explanations_are_certified_for_every_task(task: str) -> None:
     assert record.shares()["all_four"] is not None
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("task", ["link", "graph"])
 def test_reports_are_made_for_every_task(task: str) -> None:
     models = {"GAT": cases.trained(task), "FGAI": cases.trained(task, "faithful")}

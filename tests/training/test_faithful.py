@@ -61,6 +61,7 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT, Mine])
 def test_returns_another_model_and_leaves_the_vanilla_one(kind: type[nn.Module], graph: Graph) -> None:
     torch.manual_seed(0)

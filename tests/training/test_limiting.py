@@ -182,6 +182,7 @@ def test_a_limited_model_of_another_width_is_refused(model: GAT, data: Graph) ->
         other.load_state_dict(state)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT, Mine])
 def test_faithful_models_have_the_ranges_of_their_own_weights(kind: Any, data: Graph) -> None:
     torch.manual_seed(0)

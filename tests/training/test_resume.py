@@ -65,6 +65,7 @@ SLOW = [pytest.param(after, marks=pytest.mark.slow) for after in (0, 1, 4)]
 class TestResume:
     CONFIG = TrainConfig(epochs=6, validate_every=2, lr=0.02)
 
+    @pytest.mark.many
     @pytest.mark.parametrize("after", [2, 3, 5, *SLOW])
     @pytest.mark.parametrize("kind", ["vanilla", "adversarial", "faithful"])
     def test_killed_after_any_epoch_gives_the_same_weights(

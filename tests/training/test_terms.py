@@ -179,6 +179,7 @@ def explanation_stability(context: StepContext) -> Tensor:
 class TestOwnTerms:
     QUICK: ClassVar[dict[str, Any]] = {"epochs": 3, "nodes": 3, "edges": 4, "progress": False}
 
+    @pytest.mark.many
     @pytest.mark.parametrize("batches", [{}, {"batch_size": 20, "fan_out": 3}])
     def test_they_train(self, batches: dict[str, Any]) -> None:
         model = fresh().eval()
