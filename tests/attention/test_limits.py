@@ -32,7 +32,7 @@ from fgai.attention import (
 from fgai.attention.limits import ranges
 from fgai.errors import AttentionError, InputError
 from fgai.models import AttentionModel
-from fgai.ops import clip, loudness, use_backend
+from fgai.ops import clip, range_norm, use_backend
 from support.graph_cases import small_data
 
 MODELS = (GAT, GATv2, GT, GCN)
@@ -149,10 +149,10 @@ def test_no_more_than_asked_are_softened_and_a_larger_share_is_never_louder(
     inside = clip(x, softer.low, softer.high)
     moved = (softer(x.clone()) != inside).flatten(1).any(1)
     assert int(moved.sum()) <= max(one, two) * rows
-    assert bool((loudness(softer(x.clone()), softer.low, softer.high) <= softer.radius * (1 + 1e-5)).all())
+    assert bool((range_norm(softer(x.clone()), softer.low, softer.high) <= softer.radius * (1 + 1e-5)).all())
 
 
-def test_what_is_derived_has_no_loudness_and_a_layer_that_ran_twice_that_of_both_runs() -> None:
+def test_what_is_derived_has_no_range_norm_and_a_layer_that_ran_twice_that_of_both_runs() -> None:
     derived, own = Limits(2, derived=True), Limits(2)
     rows = torch.randn(9, 2)
     derived.measure(rows, shrink=0.3)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.ops import clip, loudness
+from fgai.ops import clip, range_norm
 
 INFINITE = torch.tensor(torch.inf)
 
@@ -85,16 +85,16 @@ def test_no_input_leaves_range_or_radius(numbers: list[float], size: float) -> N
     low, high = torch.tensor([-1.0, 0.5, 2.0]), torch.tensor([1.0, 4.0, 2.0])
     out = clip(x, low, high, radius)
     assert bool(((out >= low) & (out <= high)).all())
-    assert bool((loudness(out, low, high) <= size * (1 + 1e-5)).all())
+    assert bool((range_norm(out, low, high) <= size * (1 + 1e-5)).all())
 
 
 def test_rows_inside_keep_their_bits() -> None:
     x, low, high, _ = case((90, 4, 4), torch.float32, 1.0)
     inside = clip(x, low, high)
-    loud = loudness(inside, low, high)
-    radius = loud.sort().values[44:46].mean()
-    out, quiet = clip(inside, low, high, radius), loud < radius
-    assert torch.equal(out[quiet], inside[quiet]) and not bool((out == inside)[~quiet].all(1).any())
+    norm = range_norm(inside, low, high)
+    radius = norm.sort().values[44:46].mean()
+    out, within = clip(inside, low, high, radius), norm < radius
+    assert torch.equal(out[within], inside[within]) and not bool((out == inside)[~within].all(1).any())
     assert torch.equal(clip(inside, low, high, INFINITE), inside)
 
 

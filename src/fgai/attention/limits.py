@@ -21,7 +21,7 @@ from fgai.alone import alone
 from fgai.attention.hooks import find_layers, nearest
 from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
 from fgai.errors import AttentionError, InputError
-from fgai.ops import clip, loudness
+from fgai.ops import clip, range_norm
 from fgai.typed import typed
 
 R = TypeVar("R")
@@ -128,8 +128,8 @@ class Limits(nn.Module):
         self.high.copy_(high)
         if not self.derived:
             counted = rows[::every].contiguous() if shrink else rows
-            radii = [largest(loudness(clip(counted, *own), low, high), shrink)]
-            radii += [loudness(one.reshape(-1, *low.shape), low, high).max() for one in earlier]
+            radii = [largest(range_norm(clip(counted, *own), low, high), shrink)]
+            radii += [range_norm(one.reshape(-1, *low.shape), low, high).max() for one in earlier]
             self.radius.copy_(torch.stack(radii).max() * (1 + SLACK))
         if usual:
             moved = clip(rows, self.low, self.high, self.radius) != rows

@@ -14,7 +14,7 @@ from fgai.attention import Limits, collecting, limits_of
 from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError
 from fgai.large.arrays import Array, _ArrayFiles, map_array
-from fgai.ops import clip, loudness
+from fgai.ops import clip, range_norm
 
 NUMBERS = 1 << 22
 """Numbers that are in memory together; the order statistics of one channel take all its rows."""
@@ -77,7 +77,7 @@ def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
     radius = limits.radius
     if not limits.derived:
         counted = rows[::every] if shrink else rows
-        norms = [loudness(clip(block, low, high), low, high) for block in _blocks(counted)]
+        norms = [range_norm(clip(block, low, high), low, high) for block in _blocks(counted)]
         radius = largest(torch.cat(norms), shrink) * (1 + SLACK)
     usual = limits.usual
     if every == 1:

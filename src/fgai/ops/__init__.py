@@ -2,7 +2,7 @@
 
 from fgai.ops.attach import attach
 from fgai.ops.backend import use_backend
-from fgai.ops.clip import clip, loudness
+from fgai.ops.clip import clip, range_norm
 from fgai.ops.functional import (
     aggregate,
     attend_additive,
@@ -30,9 +30,9 @@ __all__ = [
     "dropout",
     "edge_cosine",
     "edge_softmax",
-    "loudness",
     "node_scores",
     "project",
+    "range_norm",
     "row_sum",
     "score_additive",
     "score_dot",

@@ -52,11 +52,11 @@ def clip(
 
 
 @typed
-def loudness(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def range_norm(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Distance of each row [N, ...] from the middle of a range, in units of half the range: [N].
 
     Example:
-        >>> loudness(torch.tensor([[3.0, 4.0]]), torch.tensor([-5.0, -5.0]), torch.tensor([5.0, 5.0]))
+        >>> range_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([-5.0, -5.0]), torch.tensor([5.0, 5.0]))
         tensor([1.])
     """
     _check_range(x, low, high)
