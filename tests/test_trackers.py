@@ -163,9 +163,12 @@ class TestWork:
         heard = Heard()
         model = fgai.train("GAT", GRAPH, epochs=2, progress=False, tracker=heard)
         fgai.make_faithful(model, GRAPH, epochs=2, nodes=2, edges=2, progress=False, tracker=heard)
-        told = [call[:2] for call in heard.calls]
-        one = [("start", "{}"), ("epoch", "{}"), ("epoch", "{}"), ("end", "{}")]
-        assert told == [(kind, run) for run in ("vanilla", "fgai") for kind, _ in one]
+        quick = {"epochs": 2, "nodes": 2, "edges": 2, "progress": False, "tracker": heard}
+        fgai.harden(model, GRAPH, **quick)
+        fgai.harden(model, GRAPH, limits=False, **quick)
+        runs = ("vanilla", "fgai", "harden", "at")
+        kinds = ("start", "epoch", "epoch", "end")
+        assert [call[:2] for call in heard.calls] == [(kind, run) for run in runs for kind in kinds]
 
     def test_attacks_tell_every_value_judged(self) -> None:
         heard, model = Heard(), fresh()

@@ -200,6 +200,13 @@ class TestOwnTerms:
         weights = weighted_terms(FaithfulSettings(similarity=7.0), [similarity]).weights
         assert weights[similarity] == 7.0 and len(weights) == len(BUILT_IN)
 
+    def test_a_setting_that_is_no_weight_is_not_one(self) -> None:
+        @term(on="clean", weight=0.25)
+        def epochs(context: StepContext) -> Tensor:
+            return context.logits.square().mean()
+
+        assert weighted_terms(FaithfulSettings(), [epochs]).weights[epochs] == 0.25
+
     def test_attention_under_attack_is_recorded_only_if_needed(self) -> None:
         assert not weighted_terms(FaithfulSettings()).needs("needs_attention")
         assert weighted_terms(FaithfulSettings(), [explanation_stability]).needs("needs_attention")

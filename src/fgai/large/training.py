@@ -278,10 +278,9 @@ class _HardenBatches(_VanillaBatches):
     One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds alone.
     """
 
-    name = Adversarial.name
-
     def __init__(self, model: nn.Module, source: _StoredSource, settings: HardenSettings) -> None:
         super().__init__(source)
+        self.name = settings.method
         self.settings, self.weight, self.seed = settings, settings.attack_weight, 0
         nodes = source.nodes.to(device_of(model, source.nodes))
         self.adversary = InjectionAdversary(nodes, settings.budget, source.feature_range)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from fgai.attention import adapter_of
 from fgai.errors import FgaiWarning, warn
@@ -101,7 +102,7 @@ class _Replays:
         self.inputs: dict[str, Drawn] = {}
         self.staging: dict[str, dict[str, Tensor]] = {}
         self.runs: dict[str, int] = {}
-        self.ring = torch.zeros(RING, 16, device=self.device, dtype=torch.float64)
+        self.ring = torch.zeros(RING, 0, device=self.device, dtype=torch.float64)
         self.waiting: list[tuple[int, list[str]]] = []
         self.since = 0.0
         self.failed = False
@@ -114,6 +115,8 @@ class _Replays:
             self.since = perf_counter()
         inputs = self._stage(drawn)
         names, terms = self._compute(drawn.kind, inputs, self.seed_of(epoch))
+        if len(names) > self.ring.shape[1]:
+            self.ring = pad(self.ring, (0, len(names) - self.ring.shape[1]))
         self.ring[len(self.waiting), : len(names)].copy_(terms)
         self.waiting.append((epoch, names))
         return True

@@ -42,11 +42,11 @@ class Adversarial(Vanilla):
         settings: see `HardenSettings`.
     """
 
-    name = "at"
     capturable = True
 
     def __init__(self, graph: Graph, settings: HardenSettings) -> None:
         super().__init__(graph)
+        self.name = settings.method
         self.settings, self.weight = settings, settings.attack_weight
         self.shares = settings.clip_share, settings.shrink
         self.adversary = InjectionAdversary(graph, settings.budget)
@@ -153,7 +153,7 @@ def harden(
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
-        tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `at-2`.
+        tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `harden-2`.
         batch_size: training nodes of a mini-batch; None trains on the whole graph. For the models of
             `fgai.large.observe_store`.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.

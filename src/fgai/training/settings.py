@@ -193,6 +193,11 @@ class HardenSettings(_FineTuning):
         at_least(self.weight_decay, "weight_decay", 0.0)
         super().__post_init__()
 
+    @property
+    def method(self) -> str:
+        """`harden`, or `at` without limits."""
+        return "harden" if self.limits else "at"
+
     def tightened(self, report: StabilityReport) -> HardenSettings:
         """Return the settings of a second attempt: half of the clean weight goes to the attack."""
         del report

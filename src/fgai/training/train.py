@@ -147,6 +147,8 @@ def _built(
     model: nn.Module | str, graph: Graph, config: TrainConfig | None, seed: int, settings: dict[str, Any]
 ) -> tuple[nn.Module, TrainConfig]:
     """Return the model, made here if it was named, and how it is trained."""
+    if isinstance(model, str):
+        model = one_of(model, "model", tuple(MODELS), any_case=True)
     name = model if isinstance(model, str) else type(unwrapped(model)).__name__
     check_names(settings, setting_names("vanilla", model) if isinstance(model, str) else TRAIN_FIELDS)
     fields = {name: value for name, value in settings.items() if name in TRAIN_FIELDS}

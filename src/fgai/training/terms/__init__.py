@@ -31,7 +31,11 @@ def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> We
     if len(set(names)) < len(names):
         raise InputError(f"`terms` must have different names, got {', '.join(names)}")
     terms = {each.name: each for each in (*BUILT_IN, *extra)}
-    weights = {each: getattr(settings, each.name, each.weight) for each in terms.values()}
+    settable = {each.name for each in BUILT_IN}
+    weights = {
+        each: getattr(settings, each.name) if each.name in settable else each.weight
+        for each in terms.values()
+    }
     active = {each: weight for each, weight in weights.items() if weight > 0}
     if not active:
         raise InputError(

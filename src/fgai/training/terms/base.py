@@ -85,10 +85,10 @@ class Term(NamedTuple):
     """A loss term.
 
     Attributes:
-        name: of the function; a setting of the same name is its weight.
+        name: of the function; the weight of a built-in term is the setting of its name.
         loss: the function.
         on: `clean` or `attacked`, the graph that it is computed on.
-        weight: where there is no setting of its name.
+        weight: of a term that is not built in and replaces none.
         needs_attention: an attacked term reads the attention under attack.
         needs_explanation: a clean term reads the explanation vectors.
         own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
@@ -134,7 +134,7 @@ def term(
 
     Args:
         on: `clean`, or `attacked` for the graph with injected nodes.
-        weight: of the term, unless `FaithfulSettings` has a field of its name.
+        weight: of the term; one that replaces a built-in term has the weight of the setting.
         needs_attention: an attacked term reads `context.attacked_attention`.
         needs_explanation: a clean term reads `context.explanations`.
         own_pass: a clean term that runs the model itself.
