@@ -53,6 +53,15 @@ class TestBoth:
         x = matrix().abs()
         assert torch.equal(wrap(x).range()[0], x.amin(0))
 
+    def test_the_range_is_that_of_the_values_of_now(self, wrap: type) -> None:
+        features = wrap(matrix().clone())
+        before = features.range()
+        assert features.range()[1] is before[1] and not torch.equal(features.range((0, 1))[1], before[1])
+        features.stored.mul_(3)
+        torch.testing.assert_close(features.range()[1], 3 * before[1])
+        with torch.inference_mode():
+            torch.testing.assert_close(wrap(matrix().clone()).range()[1], before[1])
+
     def test_projection_with_rows_appended_and_changed(self, wrap: type) -> None:
         x, weight = matrix(), randn(F, D, seed=1)
         extra, delta, rows = randn(3, F, seed=2), randn(2, F, seed=3), torch.tensor([6, 1])

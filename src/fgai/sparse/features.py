@@ -219,7 +219,15 @@ class Features:
             raise InputError(f"`{name}` must be {dtype} {shape} on {device}, as the features are, got {got}")
 
     def range(self, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Least and largest value of each column of base rows first..last-1 (all), zeros counted: [F]."""
+        """Least and largest value of each column of base rows first..last-1 (all), zeros counted: [F].
+
+        Kept until the values change.
+        """
+        if self.stored.is_inference():
+            return self._range(rows)
+        return cached_on(self, ("range", rows, self.stored._version), lambda: self._range(rows))
+
+    def _range(self, rows: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
         first, last = rows or (0, self.num_base_rows)
         zeros = self.stored.detach().new_zeros(self.num_columns)
         if first == last:
