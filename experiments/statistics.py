@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 LEVEL = 0.95
 LEAST = 3
@@ -22,12 +22,16 @@ class Estimate(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A mean difference with the ends of its confidence interval over the `seeds` both have."""
+    """A mean difference with the ends of its confidence interval over the `seeds` both have.
+
+    `p` is that of the two-sided paired t-test that the difference is zero.
+    """
 
     mean: float
     low: float
     high: float
     seeds: int
+    p: float
 
     @property
     def excludes_zero(self) -> bool:
@@ -70,5 +74,24 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval |
     if differences is None or differences.seeds < LEAST:
         return None
     mean, std, count = differences
-    reach = float(stdtrit(count - 1, 0.5 + LEVEL / 2)) * std / math.sqrt(count)
-    return Interval(mean, mean - reach, mean + reach, count)
+    error = std / math.sqrt(count)
+    reach = float(stdtrit(count - 1, 0.5 + LEVEL / 2)) * error
+    p = 2 * float(stdtr(count - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return Interval(mean, mean - reach, mean + reach, count, p)
+
+
+def holm(p: Sequence[float]) -> list[bool]:
+    """Return which of several hypotheses are rejected at 5 % for all together, by Holm's method.
+
+    In ascending order each p of m is compared with 0.05 / m, 0.05 / (m − 1), … up to the first that is larger.
+
+    Example:
+        >>> holm([0.04, 0.001, 0.03])
+        [False, True, False]
+    """
+    rejected = [False] * len(p)
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        if p[index] > (1 - LEVEL) / (len(p) - rank):
+            break
+        rejected[index] = True
+    return rejected

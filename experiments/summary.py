@@ -9,17 +9,18 @@ from experiments import bars
 from experiments.build import name_of
 from experiments.claim_tables import BESIDE, CLAIM
 from experiments.results import Results
+from experiments.statistics import holm
 from experiments.store import Store
 from fgai.metrics import quantity
 
 
 class Wins(NamedTuple):
-    """On how many pairs of model and graph a row is better or worse than another, beyond doubt.
+    """On how many pairs of model and graph a row is better or worse than another, see `wins`.
 
     Attributes:
-        better: pairs whose 95 % interval lies on the better side of zero.
-        worse: on the other side.
-        pairs: with enough seeds in common for an interval.
+        better: pairs that differ in the better direction.
+        worse: pairs that differ in the other one.
+        pairs: with enough seeds in common for a test.
     """
 
     better: int
@@ -28,16 +29,21 @@ class Wins(NamedTuple):
 
 
 def wins(results: Results, row: str, base: str, path: str, threat: str = CLAIM) -> Wins:
-    """Count the pairs on which the paired interval of `row − base` excludes zero."""
-    sign, better, worse, pairs = quantity(path).sign, 0, 0, 0
-    for model in results.models():
-        for dataset in results.datasets(model):
-            found = results.interval(model, dataset, row, path, threat, base)
-            if found is not None:
-                pairs += 1
-                better += min(sign * found.low, sign * found.high) > 0
-                worse += max(sign * found.low, sign * found.high) < 0
-    return Wins(better, worse, pairs)
+    """Count the pairs on which a row differs from `base` by a paired t-test, corrected by Holm's method."""
+    sign = quantity(path).sign
+    every = [
+        results.interval(model, dataset, row, path, threat, base)
+        for model in results.models()
+        for dataset in results.datasets(model)
+    ]
+    tests = [interval for interval in every if interval is not None]
+    differences = [
+        sign * test.mean
+        for test, differs in zip(tests, holm([test.p for test in tests]), strict=True)
+        if differs
+    ]
+    better = sum(difference > 0 for difference in differences)
+    return Wins(better, len(differences) - better, len(tests))
 
 
 def summary(store: Store) -> str:

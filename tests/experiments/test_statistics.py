@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiments.paper import Published, published, source
-from experiments.statistics import Estimate, estimate, paired
+from experiments.statistics import Estimate, estimate, holm, paired
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=7)
 
@@ -31,9 +31,17 @@ class TestStatistics:
         if np.ptp(differences) < 1e-9:
             assert found.low == pytest.approx(found.high, abs=1e-6)
             return
-        low, high = stats.ttest_rel(*zip(*pairs, strict=True)).confidence_interval(0.95)
+        test = stats.ttest_rel(*zip(*pairs, strict=True))
+        low, high = test.confidence_interval(0.95)
+        assert found.p == pytest.approx(test.pvalue, abs=1e-6)
         assert (found.low, found.high) == pytest.approx((low, high), abs=1e-6)
         assert found.excludes_zero == (low > 0 or high < 0)
+
+    @given(st.lists(st.floats(0, 0.1), max_size=7))
+    def test_holm_compares_adjusted_values(self, p: list[float]) -> None:
+        ordered = sorted(p)
+        adjusted = [max(value * (len(p) - i) for i, value in enumerate(ordered) if value <= one) for one in p]
+        assert holm(p) == [value <= 0.05 for value in adjusted]
 
     def test_too_few(self) -> None:
         assert estimate([]) is None and estimate([3.0]) == Estimate(3.0, 0.0, 1)
