@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import with_gradients
-from fgai.attacks import MARGIN, Budget, PGDInjection
-from fgai.attention import Layerwise, adapter_of, limits_of, model_name, observe, prepared
+from fgai.attacks import Budget, Objective, PGDInjection
+from fgai.attention import AttentionMap, Layerwise, adapter_of, limits_of, model_name, observe, prepared
 from fgai.attention.interface import originals
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.checks import whole
@@ -19,6 +19,7 @@ from fgai.graph import ChangeRecord, Graph
 from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
 from fgai.models.base import body_of
+from fgai.objectives import Clean
 from fgai.records import weights_hash
 from fgai.reports.whatif.payload import LARGEST, graph_values, in_browser, model_values, typical_classes
 from fgai.sparse import Adjacency
@@ -94,6 +95,7 @@ class WhatIf:
         Args:
             node: that the page opens with; the first test node by default.
             proven: per model and node, injected neighbours that provably leave its class, see `proven`.
+                Models that are not in it are shown as not certified.
         """
         graph = self.graph
         scored = (
@@ -154,16 +156,26 @@ class WhatIf:
 
     @with_gradients
     def worst(self, values: Mapping[str, Any]) -> list[float]:
-        """Return features of one more neighbour that lower the first model's margin most."""
+        """Return features of one more neighbour that move the first model most from its class before."""
         name, model = next(iter(self.models.items()))
-        change = self.change(name, values)
-        graph, members = _near(model, change.apply(model, self._base(model)), change.node)
+        change, base = self.change(name, values), self._base(model)
+        logits = torch.tensor(_answer(model, base, change.node).logits)
+        own = torch.arange(len(logits), device=self.graph.device) == logits.argmax()
+
+        def away(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+            rows = logits[clean.nodes]
+            return (rows[:, ~own].amax(1) - rows[:, own].squeeze(1)).mean()
+
+        graph, members = _near(model, change.apply(model, base), change.node)
         assert self.graph.features is not None
         stored = self.graph.features.stored
         box = (min(0.0, float(stored.min())), float(stored.max()))
         budget = Budget(nodes=1, edges=1, box=box, steps=STEPS, step_size=0.1)
         with collected():  # that the search found little is seen on the page
-            result = PGDInjection(budget, MARGIN).run(model, graph.replace(test_mask=members == change.node))
+            objective = Objective("class before", away, reads="logits", node_mean=True)
+            result = PGDInjection(budget, objective).run(
+                model, graph.replace(test_mask=members == change.node)
+            )
         features = result.change.features
         assert features is not None
         return [float(value) for value in features[0].tolist()]

@@ -3,7 +3,8 @@ const SHOWN = 14; // neighbours in the table
 const CLASSES = 5;
 const UNDO = 100;
 
-const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share > 0.0995 ? 0 : 1)} %`);
+const percent = (share) => (share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(1)} %`);
+const injectedWords = (count) => `${count} injected neighbour${count === 1 ? "" : "s"}`;
 const signed = (value) => value.toFixed(2).replace("-", "−");
 const pairOf = (one, two) => [Math.min(one, two), Math.max(one, two)];
 const same = (one) => (two) => pairOf(...one).join() === pairOf(...two).join();
@@ -54,13 +55,15 @@ function attentionRows(views, layer) {
   return rows.sort((one, two) => most(two) - most(one) || one.id - two.id);
 }
 
-// The top k of the old neighbours before, and how many of them are in the top k after.
+// The top k of the old neighbours before, how many of them are in it after, and how many new ones rank in the top k of all.
 function kept(rows, model, k) {
   const old = rows.filter((row) => row.cells[model].before !== undefined);
-  const top = (when) => new Set(old.filter((row) => row.cells[model][when] !== undefined)
+  const top = (from, when) => new Set(from.filter((row) => row.cells[model][when] !== undefined)
     .sort((one, two) => two.cells[model][when] - one.cells[model][when] || one.id - two.id).slice(0, k).map((row) => row.id));
-  const [before, after] = [top("before"), top("after")];
-  return [[...before].filter((id) => after.has(id)).length, before.size];
+  const [before, after] = [top(old, "before"), top(old, "after")];
+  const ids = new Set(old.map((row) => row.id));
+  const intruders = [...top(rows, "after")].filter((id) => !ids.has(id)).length;
+  return { stay: [...before].filter((id) => after.has(id)).length, all: before.size, intruders };
 }
 
 // Probabilities, the class, and the margin of `label`: its logit less the largest other one.
@@ -88,6 +91,7 @@ export function mount(place, facts, ask = null, linked = true) {
   let asked = 0;
   let sliding = false;
   const past = [];
+  const enough = facts.models.map(() => new Map()); // per model: the fewest injected neighbours seen to change a node's class
 
   const status = el("p", { class: "status", role: "status", "aria-live": "polite" });
   const result = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Attention and class before and after" });
@@ -117,7 +121,7 @@ export function mount(place, facts, ask = null, linked = true) {
     past.splice(0, past.length - UNDO);
     say("");
     drawChanges();
-    if (listed) undo.focus();
+    if (listed) (undo.disabled ? picker : undo).focus();
     keep();
   }
   function act(edit) {
@@ -170,6 +174,10 @@ export function mount(place, facts, ask = null, linked = true) {
       const first = outcome(before);
       return [first, outcome(after, first.first)];
     });
+    const own = state.injected.filter(({ edges }) => edges.length === 1 && edges[0] === state.node).length;
+    if (own && own === state.injected.length && !state.removed_edges.length && !state.added_edges.length) {
+      ends.forEach(([a, b], m) => { if (a.first !== b.first) enough[m].set(state.node, Math.min(own, enough[m].get(state.node) ?? own)); });
+    }
     neighboursNow = new Set(views[0].before.layers.flatMap(({ neighbours }) => neighbours));
     const focused = place.getRootNode().activeElement?.dataset?.key;
     const head = (text, more) => el("tr", {}, el("th", { scope: "colgroup", colspan: 1 + views.length, class: "group" }, text, ...(more || [])));
@@ -178,9 +186,18 @@ export function mount(place, facts, ask = null, linked = true) {
     const truth = facts.labels?.[state.node] ?? -1;
     const summary = [
       line("Class", ends.map(([a, b]) => moved(className(a.first), className(b.first), a.first !== b.first))),
-      line("Margin", ends.map(([a, b]) => moved(signed(a.margin), signed(b.margin), b.margin < 0))),
-      line(`Top ${facts.k}`, views.map((_, m) => { const [stay, all] = kept(rows, m, facts.k); return all ? el("span", { class: stay < all ? "flag" : "" }, `${stay} of ${all} stay`) : "–"; })),
-      line("Proven class", facts.models.map((model) => { const most = model.proven?.[state.node]; return most > 0 ? el("span", { class: "badge" }, `for t ≤ ${most}`) : "–"; })),
+      line("Margin of the class before", ends.map(([a, b]) => moved(signed(a.margin), signed(b.margin), b.margin < 0))),
+      line(`Top ${facts.k} before`, views.map((_, m) => {
+        const { stay, all, intruders } = kept(rows, m, facts.k);
+        if (!all) return "–";
+        return el("span", { class: stay < all || intruders ? "flag" : "" }, `${stay} of ${all} stay${intruders ? `, ${intruders} new in the top ${facts.k}` : ""}`);
+      })),
+      line("Class proven for", facts.models.map((model) => {
+        if (!model.proven) return "not certified";
+        const most = model.proven[state.node];
+        return most > 0 ? el("span", { class: "badge" }, `≤ ${injectedWords(most)}`) : "no injected neighbour";
+      })),
+      line("Class changed by", enough.map((found) => (found.has(state.node) ? el("span", { class: "flag" }, `${injectedWords(found.get(state.node))} (found here)`) : "none found yet"))),
     ];
     const labels = [...new Set(ends.flatMap(([a, b]) => [...b.order.slice(0, 3), a.first]))].slice(0, CLASSES);
     const classes = labels.map((label) => el("tr", {}, el("th", { scope: "row" }, className(label)),
@@ -197,13 +214,13 @@ export function mount(place, facts, ask = null, linked = true) {
     const count = views[0].before.layers.length;
     const choice = el("select", { "aria-label": "Layers whose attention is shown", "data-key": "layer", on: { change: attempt(() => { layer = Number(choice.value); return show(); }) } },
       ...["mean over layers", ...Array.from({ length: count }, (_, at) => `layer ${at + 1}`)].map((text, at) => el("option", { value: at - 1, selected: at - 1 === layer }, text)));
-    const promise = facts.models.some((model) => model.proven) ? " Proven for t: no t injected neighbours of the unchanged node change its class, whatever their features." : "";
+    const promise = facts.models.some((model) => model.proven) ? " Proven: so many injected neighbours of the unchanged node do not change its class, whatever their features." : "";
     const rest = rows.length - shown.length;
     result.replaceChildren(el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, nameOf(state.node), truth < 0 ? null : el("small", {}, `truth: ${className(truth)}`)), ...facts.models.map((model, m) => el("th", { scope: "col" }, el("i", { class: `swatch m${m}` }), model.name)))),
       el("tbody", {}, ...summary), el("tbody", {}, head("Probability"), ...classes),
       el("tbody", {}, head("Attention, ", [choice]), ...neighbours)),
-    el("p", { class: "caption" }, `Bars: now. Ticks: before the change.${promise}${rest > 0 ? ` ${rest} weaker neighbours are not listed.` : ""}`));
+    el("p", { class: "caption" }, `Bars: now. Ticks: before the change. Margin: the logit of that class less the largest other one.${promise}${rest > 0 ? ` ${rest} weaker neighbours are not listed.` : ""}`));
     if (focused) result.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
@@ -216,17 +233,20 @@ export function mount(place, facts, ask = null, linked = true) {
       const number = el("output", {}, one.strength.toFixed(2));
       const slide = attempt(async () => {
         if (!sliding) past.push(structuredClone(state)); // one step until the slider is left
+        undo.disabled = false;
         sliding = true;
         state.injected[at].strength = Number(slider.value);
         number.textContent = state.injected[at].strength.toFixed(2);
         await show();
       });
-      const slider = el("input", { type: "range", min: 0, max: 5, step: 0.05, value: one.strength, "aria-label": `Strength of injected ${at + 1}`, on: { input: slide, change: keep, blur: () => { sliding = false; } } });
+      const slider = el("input", { type: "range", min: 0, max: 5, step: 0.05, value: one.strength, "aria-label": `Strength of injected ${at + 1}`, title: "Its features are multiplied by this", on: { input: slide, change: keep, blur: () => { sliding = false; } } });
       slider.value = one.strength;
       return el("li", {}, el("span", { class: "new" }, `injected ${at + 1}`), el("span", {}, `${kind}, joined to ${one.edges.map(nameOf).join(", ")}`),
         el("label", {}, "strength ", slider, number), button("×", () => act((change) => change.injected.splice(at, 1)), { class: "small", "aria-label": `Take back injected ${at + 1}` }));
     });
     list.replaceChildren(...edges, ...injected);
+    undo.disabled = !past.length;
+    reset.disabled = !edges.length && !injected.length;
   }
 
   const picker = field("Node, by number or name", { value: facts.names?.[facts.start] ?? String(facts.start), "data-key": "picker" }, () => look(numberOf(picker.value)));
@@ -234,7 +254,7 @@ export function mount(place, facts, ask = null, linked = true) {
     el("option", { value: "copy" }, "copy of node"), ...facts.typical.map((label) => el("option", { value: `typical ${label}` }, `typical of ${className(label)}`)),
     ask ? el("option", { value: "worst" }, `worst for ${facts.models[0].name}, by an attack`) : null);
   const copied = field("Node whose features are copied", { value: facts.names?.[facts.copy] ?? String(facts.copy) }, () => inject());
-  const other = field("Other end of the edge", { placeholder: facts.names ? "name" : "number" }, () => edge());
+  const other = field("Edge to node", { placeholder: facts.names ? "name" : "number" }, () => edge());
   async function inject() {
     const edges = [state.node];
     const [word, label] = kind.value.split(" ");
@@ -248,26 +268,25 @@ export function mount(place, facts, ask = null, linked = true) {
     if (end === state.node) throw new Error("An edge must join two nodes.");
     await act((change) => flip(change, state.node, end));
   }
-  const undo = button("Undo", async () => {
-    if (!past.length) throw new Error("There is nothing to undo.");
-    await turnTo(past.pop());
-  });
+  const undo = button("Undo", () => turnTo(past.pop()));
   const reset = button("Reset", () => act((change) => Object.assign(change, empty(change.node))));
   const copy = button("Copy link", async () => { keep(); await navigator.clipboard.writeText(window.location.href.split("#")[0] + address()); say("The link is on the clipboard."); });
   // The file that `fgai evaluate MODEL --change FILE` replays.
   const saves = facts.models.map((model) => button(facts.models.length > 1 ? `Save for ${model.name}` : "Save change", () => {
     const record = { kind: "change", schema: 1, model: model.hash, graph: facts.hash, ...state };
-    const link = el("a", { href: URL.createObjectURL(new Blob([JSON.stringify(record)], { type: "application/json" })), download: `change-${state.node}.json` });
+    const file = `change-${state.node}${facts.models.length > 1 ? `-${model.name.replace(/[^\w.-]+/g, "_")}` : ""}.json`;
+    const link = el("a", { href: URL.createObjectURL(new Blob([JSON.stringify(record)], { type: "application/json" })), download: file });
     link.click();
     URL.revokeObjectURL(link.href);
-  }, { title: "A file for: fgai evaluate MODEL --change FILE" }));
+    say(`Saved ${file}. To replay it: fgai evaluate MODEL --change ${file}, with the file of ${model.name} for MODEL.`);
+  }, { title: "A file that fgai evaluate replays" }));
 
   place.classList.add("whatif");
   place.replaceChildren(
     el("div", { class: "controls" }, el("label", {}, "Node ", picker), button("Show", () => look(numberOf(picker.value))), button("Random", () => look(Math.floor(Math.random() * facts.nodes))),
       el("span", { class: "space" }), undo, reset, linked ? copy : null, ...saves),
     el("div", { class: "controls" }, el("label", {}, "Inject a node: ", kind), copied, button("Inject", inject),
-      el("span", { class: "space" }), el("label", {}, "Edge to ", other), button("Add or remove", edge)),
+      el("span", { class: "space" }), el("label", {}, "Edge to node ", other), button("Add or remove", edge)),
     list, status, result);
   window.addEventListener("hashchange", attempt(async () => { if (await open()) place.scrollIntoView({ block: "start" }); }));
   return attempt(async () => { drawChanges(); if (!(await open().catch((error) => { say(`The link holds no change of this graph: ${error.message}`); return false; }))) await show(); })();
