@@ -3,12 +3,11 @@
 from experiments.cells import PROTOCOL, Cell, grid_names, read_grid
 from experiments.grid import Status, only, run_grid, sample, shard, status
 from experiments.run import run_cell
-from experiments.store import Packed, Store, read_record
+from experiments.store import Store, read_record
 
 __all__ = [
     "PROTOCOL",
     "Cell",
-    "Packed",
     "Status",
     "Store",
     "grid_names",

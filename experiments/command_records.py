@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 
 from experiments import Store
-from experiments.cells import KINDS
 from experiments.tables import FORMATS, TABLES, render
 from experiments.tables import table as parts_of
 from fgai.checks import one_of
@@ -178,22 +177,16 @@ def choose(
 def pack(
     *,
     results: Results = Here,
-    kind: Annotated[str, typer.Option("--kind", help=f"Of the records to pack: {listed(KINDS)}.")] = "search",
     out: Output,
 ) -> None:
-    """Put the records of a finished search into one compressed file, and write all others compactly.
+    """Put the records of finished cells into one file for each kind, without the curves of searches.
 
-    No value changes. New records are again files of their own; packing again adds them. Not while a grid is
-    running in the same folder.
+    Numbers of evaluations keep nine digits. New records are again files of their own; packing again adds
+    them. Not while a grid is running in the same folder.
     """
-    one_of(kind, "--kind", KINDS)
-    done = opened_store(results).pack(kind)
-
-    def show(console: Console) -> None:
-        sizes = f"{done.before / 2**20:.1f} MiB before, {done.after / 2**20:.1f} MiB now"
-        console.print(f"{done.packed} records packed, {done.rewritten} rewritten: {sizes}")
-
-    out.result({"command": "bench pack", "kind": kind, **dataclasses.asdict(done)}, show)
+    count = opened_store(results).pack()
+    values = {"command": "bench pack", "packed": count}
+    out.result(values, lambda console: console.print(f"{count} records packed"))
 
 
 @command

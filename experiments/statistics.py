@@ -83,7 +83,7 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval |
 def holm(p: Sequence[float]) -> list[bool]:
     """Return which of several hypotheses are rejected at 5 % for all together, by Holm's method.
 
-    In ascending order each p of m is compared with 0.05 / m, 0.05 / (m − 1), … up to the first that is larger.
+    In ascending order the m values are compared with 0.05 / m, 0.05 / (m − 1), … up to the first larger one.
 
     Example:
         >>> holm([0.04, 0.001, 0.03])

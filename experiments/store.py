@@ -1,19 +1,17 @@
-"""The results folder: one JSON record per cell, whole or not there; old searches packed into one file."""
+"""The results folder: one JSON record per cell, whole or not there, or packed with those of its kind."""
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from time import time
 from typing import Any, TypeVar
 
 from experiments.cells import PROTOCOL, Cell
 from fgai.errors import CheckpointError, InputError
-from fgai.files import Schema, check, check_items, gunzip, parse_json, regular, write_atomic
+from fgai.files import Schema, check, check_items, parse_json, regular, write_atomic
 from fgai.records import to_text
 
 T = TypeVar("T")
@@ -25,32 +23,17 @@ RENAMED = {"fgai-paper": "fgai-injection"}
 FIELDS: Schema = {"protocol": int, "key": str, "cell": dict[str, Any], "status": str, "seconds": float}
 """What every record holds; the rest depends on its kind."""
 STALE_SECONDS = 600.0
-PACK = ".jsonl.gz"
+PACK = ".jsonl"
 """Ending of a file that holds many records, one to a line, in the order of their paths."""
-
-
-@dataclass(frozen=True)
-class Packed:
-    """What packing did.
-
-    Attributes:
-        packed: records that were put into the pack.
-        rewritten: records that were written anew, smaller.
-        before: bytes of all records before.
-        after: and now.
-    """
-
-    packed: int
-    rewritten: int
-    before: int
-    after: int
+DIGITS = 9
+"""Significant digits of the numbers of packed evaluations: those of a float32."""
 
 
 class Store:
     """Records under one folder.
 
-    New records are files of their own. `pack` puts those of a search into one compressed file, from where
-    they are read like the others; a file wins over a packed record of the same cell.
+    New records are files of their own. `pack` puts those of a kind into one file, from where they are read
+    like the others; a file wins over a packed record of the same cell.
 
     Args:
         root: the folder; made when the first record is written.
@@ -73,7 +56,7 @@ class Store:
             CheckpointError: if the file is damaged, from a newer fgai, or of another cell under this name.
         """
         path = self.path(cell)
-        record = read_record(path) if path.exists() else self._packed(cell.folder).get(path)
+        record = read_record(path) if path.exists() else self._packed(self._pack_of(cell.folder)).get(path)
         if record is not None and (record["key"] != cell.key or record["cell"] != cell.to_dict()):
             raise CheckpointError(
                 f"{path} holds another cell under this name; move it away, nothing was overwritten"
@@ -100,7 +83,8 @@ class Store:
     def records(self, kind: str = "evaluate") -> Iterator[dict[str, Any]]:
         """Yield every good record of a kind, in a fixed order; failed cells are left out."""
         files = dict.fromkeys((self.root / kind).rglob("*.json"))
-        packed = {path: r for path, r in self._packed(kind).items() if path.is_relative_to(self.root / kind)}
+        held = self._packed(self._pack_of(kind))
+        packed = {path: record for path, record in held.items() if path.is_relative_to(self.root / kind)}
         for path in sorted({**packed, **files}):
             record = self._record(path) if path in files else packed[path]
             if record["status"] == "done" and record["protocol"] == PROTOCOL:
@@ -119,46 +103,33 @@ class Store:
         found: T = known[1]
         return found
 
-    def pack(self, kind: str = "search") -> Packed:
-        """Put every good record of a kind, whatever its task, into one file, and write the others compactly.
+    def pack(self) -> int:
+        """Put every good record into the file of its kind, as small as `slim` makes it; return how many.
 
-        Nothing but white space changes in a record. Equal records give equal bytes. A kill leaves every
-        record in a file, in the pack, or in both.
-
-        Args:
-            kind: of the cells to pack; its folders are `kind` and `kind-task`.
+        Equal records give equal bytes. A kill leaves every record in a file, in the pack, or in both.
 
         Raises:
-            CheckpointError: a record is damaged; nothing was changed.
+            CheckpointError: a record or a pack is damaged; nothing was changed.
         """
-        pack = self.root / f"{kind}{PACK}"
-        files = {path: read_record(path) for path in sorted(self.root.rglob("*.json"))}
-        before = sum(path.stat().st_size for path in (*files, *([pack] if pack.exists() else [])))
-        chosen = {
-            path: record
-            for path, record in files.items()
-            if path.relative_to(self.root).parts[0].partition("-")[0] == kind and record["status"] == "done"
-        }
-        if chosen:
-            held = sorted({**self._packed(kind), **chosen}.items())
-            lines = [json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for _, record in held]
-            write_atomic(pack, gzip.compress("".join(lines).encode(), 9, mtime=0))
-            self._packs.clear()
-            self._derived.clear()
+        packs: dict[Path, dict[Path, dict[str, Any]]] = {}
+        for path in sorted(self.root.rglob("*.json")):
+            record = read_record(path)
+            cell = Cell.from_dict(record["cell"])
+            if record["status"] == "done" and self.path(cell) == path:  # no record of a folder within
+                packs.setdefault(self._pack_of(cell.folder), {})[path] = record
+        held = {pack: {**self._packed(pack), **chosen} for pack, chosen in packs.items()}
+        for pack, chosen in packs.items():
+            records = [slim(record) for _, record in sorted(held[pack].items())]
+            lines = [json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records]
+            write_atomic(pack, "".join(lines))
             for path in chosen:
                 path.unlink()
                 with suppress(OSError):  # not empty yet
                     path.parent.rmdir()
                     path.parent.parent.rmdir()
-        rewritten = 0
-        for path in files.keys() - chosen.keys():
-            held_text = path.read_text(encoding="utf-8")
-            text = to_text(parse_json(held_text), sort_keys=True) + "\n"  # as it is, not as it is read today
-            if text != held_text:
-                write_atomic(path, text)
-                rewritten += 1
-        kept = (*(files.keys() - chosen.keys()), *([pack] if pack.exists() else []))
-        return Packed(len(chosen), rewritten, before, sum(path.stat().st_size for path in kept))
+        self._packs.clear()
+        self._derived.clear()
+        return sum(map(len, packs.values()))
 
     def _record(self, path: Path) -> dict[str, Any]:
         """The record of a file, parsed once until the file changes: every table reads the same ones."""
@@ -168,23 +139,80 @@ class Store:
             self._held[path] = known = (written, read_record(path))
         return known[1]
 
-    def _packed(self, folder: str) -> dict[Path, dict[str, Any]]:
-        """The packed records of a folder's kind, by the paths their files would have."""
-        pack = self.root / f"{folder.partition('-')[0]}{PACK}"
+    def _pack_of(self, folder: str) -> Path:
+        """The file that packs a folder's records, those of other tasks included."""
+        return self.root / f"{folder.partition('-')[0]}{PACK}"
+
+    def _packed(self, pack: Path) -> dict[Path, dict[str, Any]]:
+        """The records of a pack, by the paths their files would have."""
         if pack not in self._packs:
             self._packs[pack] = self._unpack(pack) if pack.exists() else {}
         return self._packs[pack]
 
     def _unpack(self, pack: Path) -> dict[Path, dict[str, Any]]:
         try:
-            lines = gunzip(regular(pack).read_bytes()).decode().splitlines()
+            lines = regular(pack).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
-        records = [parsed(line, f"{pack}, line {number}") for number, line in enumerate(lines, 1)]
+        records = [_with_rows(parsed(line, f"{pack}, line {number}")) for number, line in enumerate(lines, 1)]
         try:
             return {self.path(Cell.from_dict(record["cell"])): record for record in records}
         except InputError as error:
             raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
+
+
+def slim(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record without curves of searches, and of trainings whose losses the figure `loss` leaves out.
+
+    Of the members of an ensemble it has names and endpoints, as columns. Evaluations have nine digits.
+    """
+    cell, training = record["cell"], dict(record.get("training", {}))
+    if (cell["kind"], cell["method"], cell["seed"]) != ("evaluate", "fgai", 0):
+        training.pop("curve", None)
+    found = {**record, "training": training} if training else dict(record)
+    if "evaluations" in record:
+        found["evaluations"] = _rounded(_changed_ledgers(record["evaluations"], _as_columns))
+    return found
+
+
+def _changed_ledgers(
+    evaluations: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    return {
+        name: {**one, "ledgers": {what: change(ledger) for what, ledger in one["ledgers"].items()}}
+        if "ledgers" in one
+        else one
+        for name, one in evaluations.items()
+    }
+
+
+def _as_columns(ledger: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in ledger.items() if name != "curve"}
+    if isinstance(rows := ledger.get("members"), list) and rows:
+        kept["members"] = {
+            name: [row[name] for row in rows] for name in ("endpoints", "member") if name in rows[0]
+        }
+    return kept
+
+
+def _with_rows(record: dict[str, Any]) -> dict[str, Any]:
+    def as_rows(ledger: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(columns := ledger.get("members"), dict):
+            return ledger
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        return {**ledger, "members": rows}
+
+    if "evaluations" not in record:
+        return record
+    return {**record, "evaluations": _changed_ledgers(record["evaluations"], as_rows)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list) else value
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -49,8 +49,9 @@ def test_differences_are_of_the_same_cell_and_threat(store: Store) -> None:
     assert all(one.size == 0 for one in found if one.name == "clean score")
     (trial,) = (one for one in found if one.cell.kind == "search" and one.name == "attacked score")
     assert trial.spread is None, "one seed has no spread"
-    Store(store.root / REPEATED).pack("attack")
-    assert list(differences(store, Store(store.root / REPEATED))) == found, "packed ones are read, too"
+    Store(store.root / REPEATED).pack()
+    again = list(differences(store, Store(store.root / REPEATED)))
+    assert [one.size for one in again] == pytest.approx([one.size for one in found], abs=1e-8)
 
 
 def test_the_table_has_a_row_for_each_number_of_a_kind(store: Store) -> None:
