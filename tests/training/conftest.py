@@ -10,4 +10,4 @@ from fgai.training import faithful, hardening, loss
 @pytest.fixture(autouse=True)
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (faithful, hardening, loss):
-        monkeypatch.setattr(module, "PROBE", 2)
+        monkeypatch.setattr(module, "SCORE_STEPS", 2)

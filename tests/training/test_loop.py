@@ -19,12 +19,12 @@ class Scripted(Recipe):
 
     name = "scripted"
 
-    def __init__(self, scores: list[float], losses: list[float] | None = None) -> None:
-        self.scores, self.losses, self.asked = scores, losses, 0
+    def __init__(self, scores: list[float], factors: list[float] | None = None) -> None:
+        self.scores, self.factors, self.asked = scores, factors, 0
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         size = sum(p.sum() for p in model.parameters())
-        factor = 1.0 if self.losses is None else self.losses[epoch]
+        factor = 1.0 if self.factors is None else self.factors[epoch]
         yield {"pull": size * factor, "total": size * factor}
 
     def score(self, model: nn.Module) -> float:

@@ -21,16 +21,15 @@ from fgai.graph import Graph
 from fgai.sparse import EdgeMap
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.limiting import _range_pass
-from fgai.training.loop import PROBE
+from fgai.training.loop import SCORE_STEPS
 from fgai.training.settings import FaithfulSettings
 from fgai.training.targets import Reach, Targets
-from fgai.training.terms import StepContext, WeightedTerms
-from fgai.training.terms.base import first_rows
+from fgai.training.terms import StepContext, WeightedTerms, first_rows
 
 
 @dataclass(frozen=True, eq=False)
 class InjectedNodes:
-    """An adversary's nodes at endpoints [M, e] on the graph's device.
+    """Nodes of an adversary at endpoints [M, e] on the graph's device.
 
     `subset` [M] are those that join a mini-batch; None is all of them, on the adversary's own graph.
     """
@@ -40,15 +39,15 @@ class InjectedNodes:
     reach: Reach
     subset: Tensor | None = None
 
-    def join(self, graph: Graph) -> tuple[Graph, EdgeMap]:
-        """Return the graph with the nodes, after their pending step."""
+    def inject(self, graph: Graph) -> tuple[Graph, EdgeMap]:
+        """Return the graph with the nodes, after the ascent step that is due."""
         if self.subset is None:
-            return self.adversary.joined(self.endpoints)
-        return self.adversary.joined_to(graph, self.endpoints, self.subset)
+            return self.adversary.inject(self.endpoints)
+        return self.adversary.inject_into(graph, self.endpoints, self.subset)
 
-    def values(self) -> AbstractContextManager[None]:
-        """A block in which every second node sends a point of value space."""
-        return self.adversary.sending_values(self.subset)
+    def using_points(self) -> AbstractContextManager[None]:
+        """A block in which every second node has the values of its points."""
+        return self.adversary.using_points(self.subset)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +55,7 @@ class FaithfulLoss:
     """The loss of one step on the whole graph or a mini-batch, prepared for the model.
 
     Only the seeds of a mini-batch have targets. They are its first nodes and edges are sorted by destination,
-    so their rows and edges come first everywhere. With `measures` limits take their ranges from the clean
+    so their rows and edges come first everywhere. With `sets_ranges` limits take their ranges from the clean
     passes; in a mini-batch they stay as they are.
     """
 
@@ -64,83 +63,96 @@ class FaithfulLoss:
     targets: Targets
     settings: FaithfulSettings
     terms: WeightedTerms
-    measures: bool = True
+    sets_ranges: bool = True
 
-    def parts(
-        self, model: nn.Module, due: str, attacks: Sequence[InjectedNodes], ramp: Tensor
+    def losses(
+        self, model: nn.Module, on: str, attacks: Sequence[InjectedNodes], ramp: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the clean terms, then the attacked terms, whose clean side is constant.
+        """Yield the clean terms, then the attacked terms, whose clean side is constant; see `Recipe.losses`.
 
-        `due` is `clean`, `attacked` or `both`. There is an attack for each ascent step, the last of which is
-        trained on. Dropout is off and the statistics of batch norms stay the vanilla model's.
+        Dropout is off and the statistics of batch norms stay the vanilla model's.
+
+        Args:
+            model: in training.
+            on: `clean`, `attacked` or `both`, the graphs whose terms are computed.
+            attacks: one for each ascent step; the terms are computed under the last.
+            ramp: factor of the attacked terms.
         """
         model.eval()
         clean = self.vanilla_context(model)
-        if due != "attacked":
+        if on != "attacked":
             clean = replace(self.clean_context(model, sampled=True), ramp=ramp)
             yield self.terms.loss(self.terms.select("clean"), clean)
             for term in self.terms.select("clean", own_pass=True):
                 yield self.terms.loss([term], clean)
             layers = tuple(layer.detach() for layer in clean.layers)
             clean = replace(clean, logits=clean.logits.detach(), layers=layers)
-        if due == "clean":
+        if on == "clean":
             return
         *earlier, last = attacks
         for attack in earlier:
-            self.ascend(model, attack, clean)
-        values = self.attacked(model, last, clean)
+            self.collect_gradient(model, attack, clean)
+        values = self.attacked_terms(model, last, clean)
         yield {**values, "total": values["total"] * ramp}
 
-    def ascend(self, model: nn.Module, attack: InjectedNodes, clean: StepContext | None = None) -> None:
+    def collect_gradient(
+        self, model: nn.Module, attack: InjectedNodes, clean: StepContext | None = None
+    ) -> None:
         """Give an adversary a gradient against the model; the clean side is vanilla's by default."""
         with evaluating(model, freeze=True):
-            total = self.attacked(model, attack, clean or self.vanilla_context(model))["total"]
+            total = self.attacked_terms(model, attack, clean or self.vanilla_context(model))["total"]
             total.backward()  # type: ignore[no-untyped-call]
-        attack.adversary.add_up()
+        attack.adversary.sum_gradients()
 
-    def score(self, model: nn.Module, probe: InjectedNodes | None) -> Tensor:
-        """Return minus the total under an attack that begins here; nothing waits for the device."""
+    def score(self, model: nn.Module, attack: InjectedNodes | None) -> Tensor:
+        """Return minus the total under an attack that starts anew; nothing waits for the device."""
         with evaluating(model, freeze=True):
             with torch.no_grad():
                 clean = self.clean_context(model)
-                both = [self.terms.select("clean", own_pass=own) for own in (False, True)]
-                total = self.terms.loss([*both[0], *both[1]], clean)["total"]
-            if probe is None:
+                terms = [*self.terms.select("clean"), *self.terms.select("clean", own_pass=True)]
+                total = self.terms.loss(terms, clean)["total"]
+            if attack is None:
                 return -total
-            probe.adversary.restart()
-            for step in range(PROBE + 1):
-                attacked = self.attacked(model, probe, clean)["total"]
-                if step < PROBE:
+            attack.adversary.restart()
+            for step in range(SCORE_STEPS + 1):
+                attacked = self.attacked_terms(model, attack, clean)["total"]
+                if step < SCORE_STEPS:
                     attacked.backward()  # type: ignore[no-untyped-call]
             return -(total + attacked).detach()
 
     def clean_context(self, model: nn.Module, *, sampled: bool = False) -> StepContext:
         """Run the model on the clean graph; limits take their ranges from the same pass."""
-        settings, ranked = self.settings, self.terms.needs("needs_explanation")
+        settings, ranked = self.settings, self.terms.need_explanation
         ranges: AbstractContextManager[None] = nullcontext()
-        if self.measures:
+        if self.sets_ranges:
             ranges = _range_pass(model, settings.clip_share, settings.shrink, sampled=sampled)
         with ranges, straight_through(model):
             observation = observe(model, self.graph, heads="mean", grad=True, ranked=ranked)
-        logits = first_rows(observation.logits, self.targets.logits)
-        return replace(self.vanilla_context(model), logits=logits, layers=observation.attention.layers)
+        return replace(
+            self.vanilla_context(model),
+            logits=first_rows(observation.logits, self.targets.logits),
+            layers=observation.attention.layers,
+            has_explanations=ranked,
+        )
 
     def vanilla_context(self, model: nn.Module) -> StepContext:
         """Return a context whose clean side is the vanilla model's."""
         targets = self.targets
         return StepContext(model, self.graph, targets, self.settings, targets.logits, targets.layers)
 
-    def attacked(self, model: nn.Module, attack: InjectedNodes, clean: StepContext) -> dict[str, Tensor]:
+    def attacked_terms(
+        self, model: nn.Module, attack: InjectedNodes, clean: StepContext
+    ) -> dict[str, Tensor]:
         """Return the attacked terms and their total."""
-        joined, edge_map = attack.join(self.graph)
+        graph, edge_map = attack.inject(self.graph)
         attention = None
-        with attack.values(), straight_through(model):
-            if self.terms.needs("needs_attention"):
-                observation = observe(model, joined, heads="mean", grad=True, ranked=False)
+        with attack.using_points(), straight_through(model):
+            if self.terms.need_attention:
+                observation = observe(model, graph, heads="mean", grad=True, ranked=False)
                 logits = observation.logits
-                attention = self._on_clean_edges(clean.layers, observation.attention, joined, edge_map)
+                attention = self._on_clean_edges(clean.layers, observation.attention, graph, edge_map)
             else:
-                logits = call_model(model, joined)
+                logits = call_model(model, graph)
         logits = logits[: len(self.targets.logits)]
         context = replace(clean, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
         return self.terms.loss(self.terms.select("attacked"), context)
