@@ -230,7 +230,7 @@ class TestRetry:
     def test_a_retry_that_diverges_leaves_the_first(self) -> None:
         with pytest.warns(ReliabilityWarning, match="not-steadier"):
             model, models, _ = self.run(MOVED, None)
-        assert models == [model]
+        assert models == [model] and history_of(model).attempts == 2
 
     def test_without_a_check_only_divergence_repeats(self) -> None:
         assert len(self.run(LOST, check=False)[2]) == 1 and len(self.run(None, LOST, check=False)[2]) == 2

@@ -97,6 +97,18 @@ class TestMerging:
         made = train_method("limits", "GAT", GRAPH, vanilla=vanilla, settings={"shrink": 0.1})
         assert limits_of(made) and not limits_of(vanilla) and history_of(made) == history_of(vanilla)
 
+    def test_limits_take_a_model_without_history(self) -> None:
+        assert not hasattr(train_method("limits", "GAT", GRAPH, vanilla=fresh().eval()), "history")
+
+    def test_layer_norm_is_no_setting_of_ln(self) -> None:
+        with pytest.raises(InputError, match=r"`settings` must be one of .* got 'norm'"):
+            train_method("ln", "GAT", GRAPH, settings={"norm": "layer"})
+        assert "norm" in setting_names("vanilla", "GAT")
+
+    def test_an_unknown_method_has_no_settings(self) -> None:
+        with pytest.raises(InputError, match=r"`method` must be one of .* did you mean 'harden'"):
+            setting_names("hardn", "GAT")
+
     @pytest.mark.parametrize("method", [method for method in METHODS if method != "limits"])
     def test_methods_refuse_what_they_do_not_take(self, method: str) -> None:
         assert {"epochs", "lr"} <= set(setting_names(method, "GAT"))
