@@ -150,7 +150,10 @@ def test_the_adversary_of_a_training_does_not_depend_on_the_unit(seed: int) -> N
         other, endpoints = adversary.validation_attack(draws)
         rows = graph.train_mask.nonzero().flatten()  # type: ignore[union-attr]
         for _ in range(4):
-            for attacked in (adversary.inject(adversary.draw(draws))[0], other.inject(endpoints)[0]):
+            for attacked in (
+                adversary.inject(ready, adversary.draw(draws))[0],
+                other.inject(ready, endpoints)[0],
+            ):
                 logits = model(attacked.features.to_dense(), attacked.edge_index)
                 cross_entropy(logits[rows], graph.y[rows]).backward()  # type: ignore[index]
         adversary.ascend()

@@ -63,7 +63,7 @@ def test_weights_of_another_program_are_read_into_what_the_factory_makes(tmp_pat
     path.write_bytes(pack_tensors(dict(own.own_model().state_dict())))
     assert torch.equal(logits(fgai.load_model(path, factory=own.own_net)), logits(own.own_model()))
     assert type(fgai.load_model(path, expect="OwnNet", factory=own.own_net)) is own.OwnNet
-    with pytest.raises(CheckpointError, match="returned a OwnNet for .*, expected GAT"):
+    with pytest.raises(CheckpointError, match=r"returned a OwnNet for .*, expected GAT"):
         fgai.load_model(path, expect="GAT", factory=own.own_net)
     with pytest.raises(
         CheckpointError, match=r"no fgai model.*give its class or function, `load_model\(path, factory"

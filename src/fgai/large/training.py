@@ -28,10 +28,9 @@ from fgai.models import as_graph
 from fgai.sparse import Adjacency
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.faithful import FaithfulBase
+from fgai.training.faithful import FaithfulBase, FaithfulLoss, InjectedNodes
 from fgai.training.hardening import STREAM
 from fgai.training.loop import SCORE_STEPS
-from fgai.training.loss import FaithfulLoss, InjectedNodes
 from fgai.training.recipes import Recipe, Step, VanillaRecipe, epoch_generator, labelled_rows, supervised_loss
 from fgai.training.settings import FaithfulSettings, HardenSettings
 from fgai.training.targets import Reach, Targets, contrast, layer_sharpness, relative_contrasts, spread
@@ -232,7 +231,9 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         for part in parts:
             attack = _injected(adversary, part, pool, Reach([], 1.0), generator)
             if attack is not None:
-                reach = self.targets.of(part).reach(part.graph, attack.inject(part.graph)[0])
+                reach = self.targets.of(part).reach(
+                    part.graph, adversary.inject(part.graph, attack.endpoints, attack.subset)[0]
+                )
                 layers += part.seeds * torch.tensor(reach.layers)
                 predictions += part.seeds * reach.predictions
             seeds += part.seeds
@@ -349,7 +350,7 @@ def _attacked(
     adversary: InjectionAdversary, model: nn.Module, graph: Graph, ends: tuple[Tensor, Tensor]
 ) -> Tensor:
     """The logits of a batch that some nodes of an adversary join, see `_borrowed`."""
-    attacked = adversary.inject_into(graph, *ends)[0]
+    attacked = adversary.inject(graph, *ends)[0]
     with adversary.using_points(ends[1]), straight_through(model):
         return call_model(model, attacked)
 

@@ -90,11 +90,7 @@ class InjectionAdversary:
             self.points[limits] = uniform.to(features).requires_grad_()
 
     def using_points(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
-        """Return a block in which every second new node has the values of its points.
-
-        Args:
-            subset: [m] the new nodes that the graph has; all by default.
-        """
+        """A block in which every second new node has its points' values; `subset` [m] as in `inject`."""
         if not self.points:
             return nullcontext()
         if subset is None:
@@ -108,21 +104,22 @@ class InjectionAdversary:
         edges = min(self.budget.edges, int(pool.numel()))
         return draw_endpoints(pool, self.budget.nodes, edges, generator, self.batch)
 
-    def inject(self, endpoints: Tensor) -> tuple[Graph, EdgeMap]:
-        """Take the step that is due; return the graph with the new nodes at `endpoints` [M, e] of `draw`.
+    def inject(self, graph: Graph, endpoints: Tensor, subset: Tensor | None = None) -> tuple[Graph, EdgeMap]:
+        """Take the ascent step that is due, and return a graph with new nodes.
 
-        Endpoints must be on the graph's device. New nodes without endpoints are dropped, the last ones first.
+        Args:
+            graph: the adversary's own, or a mini-batch of it.
+            endpoints: [m, e] of the new nodes, on the graph's device.
+            subset: [m] which new nodes join; by default all. Those without endpoints are dropped for good,
+                the last ones first.
         """
         self.ascend()
+        if subset is not None:
+            return graph._inject(endpoints, self.features.index_select(0, subset))
         if (count := len(endpoints)) < len(self.features):
             self._assign([values.detach()[:count].clone() for values in self._variables])
             self.moves_points = self.moves_points[:count]
-        return self.graph._inject(endpoints, self.features)
-
-    def inject_into(self, graph: Graph, endpoints: Tensor, subset: Tensor) -> tuple[Graph, EdgeMap]:
-        """As `inject`, but into another graph and only the new nodes `subset` [m], at `endpoints` [m, e]."""
-        self.ascend()
-        return graph._inject(endpoints, self.features.index_select(0, subset))
+        return graph._inject(endpoints, self.features)
 
     def _assign(self, values: Sequence[Tensor]) -> None:
         """Replace features and points by other tensors."""

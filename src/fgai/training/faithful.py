@@ -1,33 +1,45 @@
-"""`make_faithful`: from a trained attention model to one whose attention and predictions are stable."""
+"""`make_faithful`, with its loss and recipe: from a trained attention model to a stable one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fgai.alone import with_gradients
-from fgai.attention import can_be_limited, entry_limits, evaluating, model_name
+from fgai.attention import (
+    AttentionMap,
+    LayerAttention,
+    call_model,
+    can_be_limited,
+    entry_limits,
+    evaluating,
+    model_name,
+    observe,
+    straight_through,
+)
 from fgai.attention.interface import originals
 from fgai.bounds.scores import check_followed
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.progress import shown
+from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.fine_tuning import _fine_tune
-from fgai.training.limiting import set_ranges
+from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
-from fgai.training.loss import FaithfulLoss, InjectedNodes
 from fgai.training.recipes import Draws, Recipe, epoch_generator
 from fgai.training.settings import FaithfulSettings, _resolve
 from fgai.training.source import _open_source
-from fgai.training.targets import Targets
-from fgai.training.terms import Term, certified, weighted_terms
+from fgai.training.targets import Reach, Targets
+from fgai.training.terms import StepContext, Term, WeightedTerms, certified, first_rows, weighted_terms
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -138,6 +150,135 @@ def _settings(
     return settings
 
 
+class InjectedNodes(NamedTuple):
+    """Nodes of an adversary, see `InjectionAdversary.inject`, and the shares of the graph that they reach."""
+
+    adversary: InjectionAdversary
+    endpoints: Tensor
+    reach: Reach
+    subset: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FaithfulLoss:
+    """The loss of one step on the whole graph or a mini-batch, prepared for the model.
+
+    Only the seeds of a mini-batch have targets. They are its first nodes and edges are sorted by destination,
+    so their rows and edges come first everywhere. With `sets_ranges` limits take their ranges from the clean
+    passes; in a mini-batch they stay as they are.
+    """
+
+    graph: Graph
+    targets: Targets
+    settings: FaithfulSettings
+    terms: WeightedTerms
+    sets_ranges: bool = True
+
+    def losses(
+        self, model: nn.Module, on: str, attacks: Sequence[InjectedNodes], ramp: Tensor
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the clean terms, then the attacked terms, whose clean side is constant; see `Recipe.losses`.
+
+        Dropout is off and the statistics of batch norms stay the vanilla model's.
+
+        Args:
+            model: in training.
+            on: `clean`, `attacked` or `both`, the graphs whose terms are computed.
+            attacks: one for each ascent step; the terms are computed under the last.
+            ramp: factor of the attacked terms.
+        """
+        model.eval()
+        clean = self.vanilla_context(model)
+        if on != "attacked":
+            clean = replace(self.clean_context(model, sampled=True), ramp=ramp)
+            yield self.terms.loss(self.terms.select("clean"), clean)
+            for term in self.terms.select("clean", own_pass=True):
+                yield self.terms.loss([term], clean)
+            layers = tuple(layer.detach() for layer in clean.layers)
+            clean = replace(clean, logits=clean.logits.detach(), layers=layers)
+        if on == "clean":
+            return
+        *earlier, last = attacks
+        for attack in earlier:
+            self.collect_gradient(model, attack, clean)
+        values = self.attacked_terms(model, last, clean)
+        yield {**values, "total": values["total"] * ramp}
+
+    def collect_gradient(
+        self, model: nn.Module, attack: InjectedNodes, clean: StepContext | None = None
+    ) -> None:
+        """Give an adversary a gradient against the model; the clean side is vanilla's by default."""
+        with evaluating(model, freeze=True):
+            total = self.attacked_terms(model, attack, clean or self.vanilla_context(model))["total"]
+            total.backward()  # type: ignore[no-untyped-call]
+        attack.adversary.sum_gradients()
+
+    def score(self, model: nn.Module, attack: InjectedNodes | None) -> Tensor:
+        """Return minus the total under an attack that starts anew; nothing waits for the device."""
+        with evaluating(model, freeze=True):
+            with torch.no_grad():
+                clean = self.clean_context(model)
+                terms = [*self.terms.select("clean"), *self.terms.select("clean", own_pass=True)]
+                total = self.terms.loss(terms, clean)["total"]
+            if attack is None:
+                return -total
+            attack.adversary.restart()
+            for step in range(SCORE_STEPS + 1):
+                attacked = self.attacked_terms(model, attack, clean)["total"]
+                if step < SCORE_STEPS:
+                    attacked.backward()  # type: ignore[no-untyped-call]
+            return -(total + attacked).detach()
+
+    def clean_context(self, model: nn.Module, *, sampled: bool = False) -> StepContext:
+        """Run the model on the clean graph; limits take their ranges from the same pass."""
+        settings, ranked = self.settings, self.terms.need_explanation
+        ranges: AbstractContextManager[None] = nullcontext()
+        if self.sets_ranges:
+            ranges = _range_pass(model, settings.clip_share, settings.shrink, sampled=sampled)
+        with ranges, straight_through(model):
+            observation = observe(model, self.graph, heads="mean", grad=True, ranked=ranked)
+        return replace(
+            self.vanilla_context(model),
+            logits=first_rows(observation.logits, self.targets.logits),
+            layers=observation.attention.layers,
+            has_explanations=ranked,
+        )
+
+    def vanilla_context(self, model: nn.Module) -> StepContext:
+        """Return a context whose clean side is the vanilla model's."""
+        targets = self.targets
+        return StepContext(model, self.graph, targets, self.settings, targets.logits, targets.layers)
+
+    def attacked_terms(
+        self, model: nn.Module, attack: InjectedNodes, clean: StepContext
+    ) -> dict[str, Tensor]:
+        """Return the attacked terms and their total."""
+        graph, edge_map = attack.adversary.inject(self.graph, attack.endpoints, attack.subset)
+        attention = None
+        with attack.adversary.using_points(attack.subset), straight_through(model):
+            if self.terms.need_attention:
+                observation = observe(model, graph, heads="mean", grad=True, ranked=False)
+                logits = observation.logits
+                attention = self._on_clean_edges(clean.layers, observation.attention, graph, edge_map)
+            else:
+                logits = call_model(model, graph)
+        logits = logits[: len(self.targets.logits)]
+        context = replace(clean, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
+        return self.terms.loss(self.terms.select("attacked"), context)
+
+    def _on_clean_edges(
+        self, before: Sequence[LayerAttention], after: AttentionMap, attacked: Graph, edge_map: EdgeMap
+    ) -> list[Tensor]:
+        """Head-averaged attention under attack on the clean edges with targets, per layer."""
+        values = []
+        for one, two, target in zip(before, after, self.targets.attention, strict=True):
+            same = one.adjacency is self.graph.adjacency and two.adjacency is attacked.adjacency
+            index = edge_map.after if same else torch.searchsorted(two.keys, one.keys)
+            # `index_select` rather than brackets: its backward pass does not sort.
+            values.append(first_rows(two.heads().index_select(0, index), target))
+        return values
+
+
 @typed
 class FaithfulBase(Recipe):
     """Adversary and schedule of faithful training, on the whole graph or in mini-batches.
@@ -216,11 +357,11 @@ class FaithfulRecipe(FaithfulBase):
         if settings.limits:
             set_ranges(model, graph, settings.clip_share, settings.shrink)
         adversary.start(generator, entry_limits(model))
-        self.reach = targets.reach(graph, adversary.inject(self._endpoints(generator))[0])
+        self.reach = targets.reach(graph, adversary.inject(graph, self._endpoints(generator))[0])
         other, endpoints = adversary.validation_attack(self._generator(-2))
         reach = self.reach
         if graph.batch is not None:  # this attack joins the validation graphs alone
-            reach = targets.reach(graph, other.inject(endpoints)[0])
+            reach = targets.reach(graph, other.inject(graph, endpoints)[0])
         self.validation = InjectedNodes(other, endpoints, reach)
         for _ in range(SCORE_STEPS):
             attack = InjectedNodes(adversary, self._endpoints(generator), self.reach)

@@ -29,7 +29,7 @@ def _fine_tune(
     source: Any,
     recipe_for: Callable[[S], Recipe],
     settings: S,
-    *described: object,
+    *identity: object,
     check: bool,
     seed: int,
     checkpoint: Path | str | None,
@@ -37,16 +37,8 @@ def _fine_tune(
 ) -> M:
     """Train a copy of a model, and once more if training diverges or the check fails, see `retry`.
 
-    Args:
-        model: trained.
-        source: of graphs, prepared for the model, see `fgai.training.source`.
-        recipe_for: makes the recipe of an attempt from its settings.
-        settings: of the first attempt.
-        *described: what else the training depends on, for the fingerprint of its checkpoint.
-        check: attack the result, if it was trained for some epochs; needs a source of whole graphs.
-        seed: of the first attempt; the second one has its own, and its own folder and name.
-        checkpoint: folder of the saved training.
-        **options: further ones of `fit`.
+    `source` is prepared for the model; `identity` is what else the training depends on, for the fingerprint
+    of its checkpoint; `options` are arguments of `fit`. A second attempt has its own seed, folder and name.
     """
 
     def attempt(settings: S, count: int) -> M:
@@ -55,9 +47,9 @@ def _fine_tune(
         folder, run = checkpoint, recipe.name
         if count > 1:
             folder, run = checkpoint and Path(checkpoint) / f"attempt-{count}", f"{run}-{count}"
-        identity = recipe.name, settings, *described, own_seed
-        source.check_processes(model, *identity)
-        fingerprint = source.fingerprint(model, *identity, weights=True) if checkpoint else ""
+        parts = recipe.name, settings, *identity, own_seed
+        source.check_processes(model, *parts)
+        fingerprint = source.fingerprint(model, *parts, weights=True) if checkpoint else ""
         if settings.limits:
             add_limits(trained)
         names: dict[str, Any] = {"checkpoint": folder, "run": run, "fingerprint": fingerprint}

@@ -83,7 +83,7 @@ class AdversarialRecipe(VanillaRecipe):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": (1 - self.weight) * clean}
         del clean
-        attacked_graph = self.adversary.inject(endpoints)[0].replace(links=graph.links)
+        attacked_graph = self.adversary.inject(self.graph, endpoints)[0].replace(links=graph.links)
         with self.adversary.using_points(), straight_through(model):
             attacked = cross_entropy(call_model(model, attacked_graph).index_select(0, rows), labels)
         yield {"attacked": attacked, "total": self.weight * attacked}
@@ -95,7 +95,7 @@ class AdversarialRecipe(VanillaRecipe):
             clean = super().score_tensor(model)
         with evaluating(model, freeze=True):
             for step in range(SCORE_STEPS + 1):
-                attacked, _ = self.validation.inject(self.validation_endpoints)
+                attacked, _ = self.validation.inject(self.graph, self.validation_endpoints)
                 with self.validation.using_points(), straight_through(model):
                     logits = call_model(model, attacked)
                 if step < SCORE_STEPS:

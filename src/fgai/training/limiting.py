@@ -117,12 +117,14 @@ def limit(
     rows = _row_indices(nodes, graph)
     if isinstance(clip_share, str):
         clip_share = _largest_share(limited, graph, shrink, rows)
-    _measure(limited, graph, clip_share, shrink, rows)
+    set_ranges(limited, graph, clip_share, shrink, rows)
+    if not all(bool(end.isfinite().all()) for each in limits_of(limited) for end in (each.low, each.high)):
+        raise InputError("the model's values on this graph are not finite, so they have no range")
     return limited
 
 
 def _range_pass(
-    model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
+    model: nn.Module, clip_share: float, shrink: float, nodes: Tensor | None = None, *, sampled: bool = False
 ) -> AbstractContextManager[Any]:
     """A block in which forward passes set the ranges of a model's limits, if it has some.
 
@@ -130,13 +132,15 @@ def _range_pass(
     """
     if not limits_of(model):
         return nullcontext()
-    return measuring(model, clip_share, shrink=shrink, sampled=sampled)
+    return measuring(model, clip_share, nodes, shrink=shrink, sampled=sampled)
 
 
-def set_ranges(model: nn.Module, graph: Graph, clip_share: float, shrink: float) -> None:
-    """Set the ranges of a model's limits from a graph that was prepared for it."""
-    with evaluating(model, freeze=True), _range_pass(model, clip_share, shrink):
-        call_model(model, graph)
+def set_ranges(
+    model: nn.Module, graph: Graph, clip_share: float, shrink: float, nodes: Tensor | None = None
+) -> Tensor:
+    """Set the ranges of a model's limits from a graph that was prepared for it; return the logits."""
+    with evaluating(model), torch.no_grad(), _range_pass(model, clip_share, shrink, nodes):
+        return call_model(model, graph)
 
 
 @typed
@@ -172,24 +176,12 @@ def _row_indices(nodes: Tensor | None, graph: Graph) -> Tensor | None:
     return rows.to(graph.device)
 
 
-def _measure(
-    model: nn.Module, graph: Graph, clip_share: float, shrink: float, nodes: Tensor | None
-) -> Tensor:
-    """Set the ranges and return the logits of the same pass."""
-    with evaluating(model), torch.no_grad(), measuring(model, clip_share, nodes, shrink=shrink):
-        logits = call_model(model, graph)
-    ends = [end for limits in limits_of(model) for end in (limits.low, limits.high)]
-    if not all(bool(end.isfinite().all()) for end in ends):
-        raise InputError("the model's values on this graph are not finite, so they have no range")
-    return logits
-
-
 def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:
     """Return the largest share that costs almost no accuracy on validation rows."""
     rows, labels = labelled_rows(graph, "val_mask")
 
     def accuracy(share: float) -> float:
-        logits = _measure(model, graph, share, shrink, nodes)[rows]
+        logits = set_ranges(model, graph, share, shrink, nodes)[rows]
         return float((logits.argmax(1) == labels).double().mean())
 
     *shares, none = CLIP_SHARES

@@ -113,10 +113,10 @@ def save_model(
     factory: Factory | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model to one safetensors file with its architecture inside; an earlier file is replaced at once.
+    """Write a model to a safetensors file with its architecture inside; an earlier file is replaced at once.
 
-    Of a model of your own the file holds the weights, the name of its factory and the factory's arguments, but
-    no code; of a wrapped model also the name of the function given to `fgai.wrap`.
+    Of a model of your own the file holds the weights, the name of its factory and the factory's arguments; no
+    code. Of a wrapped model it also holds the name of the function given to `fgai.wrap`.
 
     Args:
         model: of fgai or a registered class; with a `factory` any other model, wrapped or not.
@@ -234,8 +234,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     A model of your own needs its factory: nothing that a file names is imported unless you name it yourself.
     With a factory, files of any program that writes safetensors are read, and `.pt` files that hold a
     `state_dict`, by PyTorch's restricted loader. A model that was wrapped when it was saved is wrapped again
-    if the function given to `fgai.wrap` is in the factory's module; if not, let the factory return the wrapped
-    model.
+    if the function given to `fgai.wrap` is in the factory's module; if not, the factory must wrap it.
 
     Args:
         path: the file, or the name of a model that comes with fgai, see `pretrained_names`.
@@ -244,8 +243,8 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             Called with the arguments the file has for it.
 
     Raises:
-        CheckpointError: as `read_header`; a class or weights that do not fit, limits that are no ranges, or no
-            factory where one is needed.
+        CheckpointError: as `read_header`; a class or weights that do not fit, limits that are no ranges, or a
+            missing factory.
         InputError: the factory cannot be imported, fails or returns no model.
     """
     path = _bundled(path)

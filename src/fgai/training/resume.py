@@ -178,22 +178,17 @@ class _TrainingState:
             raise CheckpointError("the saved training is of a model with other weights")
         if _shapes(groups["recipe"]) != _shapes(self.recipe.state()):
             raise CheckpointError("the saved training is of another recipe")
-        options = self.optimizer.state_dict()["param_groups"]
-        state = {}
-        for index, parameter in enumerate(self.optimizer.param_groups[0]["params"]):
-            prefix = f"{index}."
-            entry = {
-                name.removeprefix(prefix): value
-                for name, value in groups["optimizer"].items()
-                if name.startswith(prefix)
-            }
-            if any(value.shape != parameter.shape for name, value in entry.items() if name != "step"):
-                raise CheckpointError("the saved training is of an optimiser of other weights")
-            state[index] = {k: v if k == "step" else v.to(parameter.device) for k, v in entry.items()}
+        parameters = dict(enumerate(self.optimizer.param_groups[0]["params"]))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in groups["optimizer"].items():
+            index, _, entry = name.partition(".")
+            parameter = parameters.get(int(index) if index.isdecimal() else -1)
+            if parameter is None or (entry != "step" and value.shape != parameter.shape):
+                raise CheckpointError("the saved training is of an optimizer of other weights")
+            state.setdefault(int(index), {})[entry] = value if entry == "step" else value.to(parameter.device)
         self.model.load_state_dict(groups["model"])
-        self.optimizer.load_state_dict(
-            {"state": state if groups["optimizer"] else {}, "param_groups": options}
-        )
+        options = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": options})
         self.recipe.load_state(groups["recipe"])
         device = next(self.model.parameters()).device
         self.best = {name: value.to(device) for name, value in groups["best"].items()}

@@ -117,11 +117,9 @@ class _FineTuningSettings:
         if self.lr is not None:
             above(self.lr, "lr", 0.0)
         if self.box is not None:
-            pair = isinstance(self.box, tuple | list) and len(self.box) == 2
-            if not pair or not all(isinstance(end, int | float) for end in self.box):
-                raise InputError(f"`box` must be two numbers (low, high), got {type(self.box).__name__}")
-            if not -math.inf < self.box[0] < self.box[1] < math.inf:
-                raise InputError(f"`box` must be (low, high) with low < high, got {self.box}")
+            numbers = isinstance(self.box, tuple | list) and all(isinstance(x, int | float) for x in self.box)
+            if not numbers or len(self.box) != 2 or not -math.inf < self.box[0] < self.box[1] < math.inf:
+                raise InputError(f"`box` must be two numbers (low, high) with low < high, got {self.box}")
 
     @classmethod
     def names(cls) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -306,7 +306,7 @@ class WeightedTerms:
         weights: by term, in the order of computation.
     """
 
-    weights: dict[Term, float] = field(default_factory=dict)
+    weights: dict[Term, float]
 
     def select(self, on: str, *, own_pass: bool = False) -> list[Term]:
         """Return the terms of one graph."""
