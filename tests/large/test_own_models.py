@@ -238,20 +238,20 @@ class TestBatches:
         graph, model = graph_of(name), own_net(name)
         wanted, terms = gradients(model, VanillaRecipe(prepared(model, graph)).losses(model, 0))
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 1000, -1)
+            whole.prepare(model, 1000, -1)
             (step,) = _VanillaBatches(whole).steps(model, 0)
             found, same = gradients(model, step.losses)
             close(found, wanted)
             assert same["total"] == pytest.approx(terms["total"], abs=1e-5)
-            whole.batched_for(model, 4, -1)
+            whole.prepare(model, 4, -1)
             assert _VanillaBatches(whole).score(model) == pytest.approx(
                 VanillaRecipe(prepared(model, graph)).score(model), abs=1e-5
             )
             sums, count = {}, 0
             for step in _VanillaBatches(whole).steps(model, 3):
                 found, _ = gradients(model, step.losses)
-                sums = {key: sums.get(key, 0) + step.size * value for key, value in found.items()}
-                count += step.size
+                sums = {key: sums.get(key, 0) + step.weight * value for key, value in found.items()}
+                count += step.weight
         close({key: value / count for key, value in sums.items()}, wanted)
 
     @pytest.mark.parametrize(
@@ -273,10 +273,10 @@ class TestBatches:
         full = FaithfulRecipe(vanilla, prepared(vanilla, graph), config)
         full.start(on_whole, 3)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 1000, -1)
+            whole.prepare(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config)
             batched.start(in_batches, 3)
-            assert batched.targets.scale == pytest.approx(full.loss.targets.scale, rel=1e-5)
+            assert batched.targets.logit_spread == pytest.approx(full.loss.targets.logit_spread, rel=1e-5)
             assert batched.targets.contrasts == pytest.approx(full.loss.targets.contrasts, rel=1e-4)
             assert batched.targets.sharpness == pytest.approx(full.loss.targets.sharpness, abs=1e-5)
             torch.testing.assert_close(batched.reach.layers, full.reach.layers)
@@ -300,7 +300,7 @@ class TestBatches:
         full.adversary.targets = full.train_rows
         full.start(on_whole, 3)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 1000, -1)
+            whole.prepare(vanilla, 1000, -1)
             batched = _HardenBatches(vanilla, whole, config)
             batched.fit = graph.train_mask
             batched.start(in_batches, 3)

@@ -65,7 +65,7 @@ class TestGradients:
         wanted, terms = gradients(model, VanillaRecipe(prepared(model, graph)).losses(model, 0))
         assert max(float(value.abs().max()) for value in wanted.values()) > 1e-3
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 1000, -1)
+            whole.prepare(model, 1000, -1)
             (step,) = _VanillaBatches(whole).steps(model, 0)
             found, same = gradients(model, step.losses)
         close(found, wanted)
@@ -77,11 +77,11 @@ class TestGradients:
         recipe = VanillaRecipe(prepared(model, graph))
         wanted, terms = gradients(model, recipe.losses(model, 0))
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 4, [-1] * 2)
+            whole.prepare(model, 4, [-1] * 2)
             batches, sums, count, loss = _VanillaBatches(whole), {}, 0, 0.0
             for step in batches.steps(model, 3):
                 found, same = gradients(model, step.losses)
-                sums = {key: sums.get(key, 0) + step.size * value for key, value in found.items()}
+                sums = {key: sums.get(key, 0) + step.weight * value for key, value in found.items()}
                 count, loss = count + step.weight, loss + step.weight * same["total"]
         assert count == len(recipe.train_rows) > 8  # several batches, each node once
         close({key: value / count for key, value in sums.items()}, wanted)
@@ -108,7 +108,7 @@ class TestGradients:
         full = FaithfulRecipe(vanilla, prepared(vanilla, graph), config, own)
         full.start(on_whole, 3)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 1000, -1)
+            whole.prepare(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config, own)
             batched.start(in_batches, 3)
             torch.testing.assert_close(batched.reach.layers, full.reach.layers)
@@ -130,7 +130,7 @@ class TestGradients:
         vanilla = train(made("GAT", graph), graph, epochs=5, progress=False)
         seen = fgai.attention.observe(vanilla, prepared(vanilla, graph), heads="mean")
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 16, 2)
+            whole.prepare(vanilla, 16, 2)
             recipe = _FaithfulBatches(vanilla, whole, FaithfulSettings(nodes=3, edges=4))
             recipe.start(nudged(vanilla, recipe.settings), 0)
             for part in whole.parts(vanilla, None, 1):
@@ -170,7 +170,7 @@ class TestTraining:
     def test_score_with_all_neighbours_is_that_of_the_whole_graph(self, graph: Graph) -> None:
         model = made("GATv2", graph)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 5, -1)
+            whole.prepare(model, 5, -1)
             found = _VanillaBatches(whole).score(model)
         assert found == pytest.approx(VanillaRecipe(prepared(model, graph)).score(model), abs=1e-5)
 
@@ -186,7 +186,7 @@ class TestTraining:
     def test_an_epoch_of_some_nodes_draws_others_every_time(self, graph: Graph) -> None:
         model, taken = made("GAT", graph), list[Tensor]()
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 8, 2, 20)
+            whole.prepare(model, 8, 2, 20)
             recipe = _FaithfulBatches(model, whole, FaithfulSettings(nodes=3, edges=4))
             assert recipe.steps_per_epoch == 3
             for epoch in range(2):
@@ -195,9 +195,9 @@ class TestTraining:
                 taken.append(torch.cat([part.nodes[: part.seeds] for part in parts]))
             assert len(set(taken[0].tolist()) | set(taken[1].tolist())) > 25
             assert len(list(whole.parts(model, recipe.val_nodes, 0))) == -(-len(recipe.val_nodes) // 8)
-            label = whole.label(model)
-            whole.batched_for(model, 8, 2)
-            assert whole.label(model) != label
+            fingerprint = whole.fingerprint(model)
+            whole.prepare(model, 8, 2)
+            assert whole.fingerprint(model) != fingerprint
         settled = make_faithful(model, graph, batch_size=8, fan_out=2, epoch_size=20, **QUICK)
         assert len(settled.history.terms) == 3
 
