@@ -18,8 +18,8 @@ from common import Measured, PeakMemory, each_way, mebibytes, milliseconds, show
 
 import fgai
 from fgai.attention import add_limits, prepared
-from fgai.training import FaithfulSettings, TrainConfig, Vanilla, fit, untrained
-from fgai.training.faithful import Faithful
+from fgai.training import FaithfulSettings, TrainConfig, VanillaRecipe, fit, untrained_model
+from fgai.training.faithful import FaithfulRecipe
 
 WAYS = ("vanilla", "fgai")
 TRAINED = 20
@@ -30,14 +30,14 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
     model, device = given.model, given.device
     graph = fgai.load_dataset(dataset)
     if way == "vanilla":
-        network = untrained(model, graph).to(device)
+        network = untrained_model(model, graph).to(device)
         graph = prepared(network, graph)
-        recipe: object = Vanilla(graph)
+        recipe: object = VanillaRecipe(graph)
     else:
         graph = graph.to(device)
         vanilla = fgai.train(model, graph, epochs=TRAINED, progress=False).eval()
         graph = prepared(vanilla, graph)
-        recipe = Faithful(vanilla, graph, FaithfulSettings())
+        recipe = FaithfulRecipe(vanilla, graph, FaithfulSettings())
         network = copy.deepcopy(vanilla)
         if recipe.settings.limits:
             add_limits(network)

@@ -26,8 +26,8 @@ from fgai.models import GAT
 from fgai.reports.figures import style
 from fgai.sparse import Adjacency, Features, edge_keys
 from fgai.trackers import Tracker
-from fgai.training import FaithfulSettings, TrainConfig, Vanilla, fit
-from fgai.training.faithful import Faithful
+from fgai.training import FaithfulSettings, TrainConfig, VanillaRecipe, fit
+from fgai.training.faithful import FaithfulRecipe
 
 WAYS = ("vanilla", "fgai")
 DEGREE, WIDTH, CLASSES = 16, 64, 8
@@ -57,9 +57,9 @@ def synthetic(edges: int, device: str) -> Graph:
 def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float]:
     torch.manual_seed(0)
     model = GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device)
-    recipe: object = Vanilla(graph)
+    recipe: object = VanillaRecipe(graph)
     if way == "fgai":
-        recipe = Faithful(
+        recipe = FaithfulRecipe(
             GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device).eval(), graph, FaithfulSettings()
         )
     # Captured epochs are read 32 at a time; on large graphs after each one, which costs nothing there.

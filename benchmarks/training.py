@@ -22,7 +22,7 @@ import fgai
 from fgai.attention import prepared
 from fgai.models.layer import Projection
 from fgai.ops import dropout as sparse_dropout
-from fgai.training import TrainConfig, Vanilla, fit
+from fgai.training import TrainConfig, VanillaRecipe, fit
 
 WAYS = ("fgai", "pyg-dense", "pyg-sparse")
 
@@ -47,7 +47,7 @@ class PyGAT(nn.Module):
 
 def measure_fgai(graph: fgai.Graph, epochs: int, device: str) -> Measured:
     model = fgai.GAT.for_data(graph, hidden_channels=8, heads=8, num_layers=2).to(device)
-    recipe = Vanilla(prepared(model, graph))
+    recipe = VanillaRecipe(prepared(model, graph))
     fit(model, recipe, TrainConfig(epochs=3, validate_every=99), progress=False)  # compiles
     with PeakMemory(device) as memory:
         # On the GPU the first 32 epochs, with the capture among them, are read in one go.

@@ -2,8 +2,8 @@
 
 The usual way, written afresh here: PyG's layers on dense features; every epoch two attacks from a cold start,
 one on the predictions and one on the attention, each of ten full forward and backward passes on the graph
-with the injected nodes; then one loss over the clean and both attacked graphs. fgai: `Faithful` with its
-preset. Both inject as many nodes with as many edges; each way runs in a process of its own. Run:
+with the injected nodes; then one loss over the clean and both attacked graphs. fgai: `FaithfulRecipe` with
+its preset. Both inject as many nodes with as many edges; each way runs in a process of its own. Run:
 
     python benchmarks/usual.py --datasets amazon-photo --epochs 3
     python benchmarks/usual.py --datasets coauthor-physics --epochs 1
@@ -25,8 +25,8 @@ import fgai
 from fgai.attacks import draw_endpoints
 from fgai.attention import prepared
 from fgai.graph import Graph
-from fgai.training import FaithfulSettings, TrainConfig, fit, untrained
-from fgai.training.faithful import Faithful
+from fgai.training import FaithfulSettings, TrainConfig, fit, untrained_model
+from fgai.training.faithful import FaithfulRecipe
 
 WAYS = ("usual", "fgai")
 STEPS, STEP_SIZE, TOP = 10, 0.1, 5
@@ -114,7 +114,7 @@ def overlap(one: Tensor, two: Tensor) -> Tensor:
 
 def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
     graph = fgai.load_dataset(dataset)
-    model = untrained(given.model, graph)
+    model = untrained_model(given.model, graph)
     graph = prepared(model, graph)
     config = FaithfulSettings()
     if way == "usual":
@@ -126,7 +126,7 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
                 training.epoch(number)
                 times.append(perf_counter() - began)
         return {"seconds": statistics.median(times), "bytes": memory.above}
-    recipe, faithful = Faithful(model.eval(), graph, config), untrained(given.model, graph)
+    recipe, faithful = FaithfulRecipe(model.eval(), graph, config), untrained_model(given.model, graph)
     short = TrainConfig(epochs=2, validate_every=1000, lr=0.003)
     fit(faithful, recipe, short, progress=False)  # compiles and derives once
     with PeakMemory("cpu") as memory:

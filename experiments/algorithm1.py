@@ -16,7 +16,7 @@ from fgai.checks import above, one_of, whole
 from fgai.ops import row_sum
 from fgai.tasks import task_of
 from fgai.topk import ranks_in_rows, topk_l1, topk_mask
-from fgai.training import Drawn, Recipe, Targets, TrainConfig, epoch_seed
+from fgai.training import Draws, Recipe, Targets, TrainConfig, epoch_seed
 
 OVERSHOOT = 2.5
 """All steps together, in radii: enough to cross a ball from a random point and to turn on its surface."""
@@ -112,32 +112,32 @@ class Ascent(Recipe):
         self.rowptrs, self.first = self.targets.rowptrs[-1:], len(attention) - 1
         self.same = torch.tensor(self._stream(-2), device=self.graph.device)
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then both stability terms at the ends of the ascents."""
-        return self.replayed(model, self._drawn(epoch).to(self.graph.device))
+        return self.losses_from(model, self._draw(epoch).to(self.graph.device))
 
-    def draw(self, epoch: int) -> Drawn | None:
+    def draw(self, epoch: int) -> Draws | None:
         """Return the seed of the random points."""
-        return self._drawn(epoch) if task_of(self.graph).steady else None
+        return self._draw(epoch) if task_of(self.graph).steady else None
 
-    def _drawn(self, epoch: int) -> Drawn:
-        return Drawn("step", {"seed": torch.tensor(self._stream(epoch))})
+    def _draw(self, epoch: int) -> Draws:
+        return Draws("step", {"seed": torch.tensor(self._stream(epoch))})
 
     def _stream(self, epoch: int) -> int:
         return epoch_seed(self.seed, epoch) ^ 0x5DEECE66D
 
-    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
+    def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
         """Yield the same from draws on the device."""
         model.eval()
         yield self._weighted(self.clean(model))
-        delta, rho = self.climbed(model, Hashed(drawn.tensors["seed"]))
+        delta, rho = self.climbed(model, Hashed(draws.tensors["seed"]))
         yield self._weighted(self.stability(model, delta, rho))
 
     def score(self, model: nn.Module) -> float:
         """Return minus the total, its ascents from points that are the same in every epoch."""
-        return float(self.measure(model))
+        return float(self.score_tensor(model))
 
-    def measure(self, model: nn.Module) -> Tensor:
+    def score_tensor(self, model: nn.Module) -> Tensor:
         """Return the score as a tensor."""
         delta, rho = self.climbed(model, Hashed(self.same))
         with evaluating(model), torch.no_grad():
@@ -205,7 +205,7 @@ class Ascent(Recipe):
         return observe(model, self.graph, heads="mean", grad=True, ranked=False, perturb=perturb).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
-        return prediction_distance(clean, perturbed, self.settings.divergence, self.targets.scale)
+        return prediction_distance(clean, perturbed, self.settings.divergence, self.targets.logit_spread)
 
     def _reordered(
         self, attention: Sequence[Tensor], rho: Sequence[Tensor], known: Sequence[Tensor | None]

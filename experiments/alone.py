@@ -11,9 +11,9 @@ from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from experiments.validation import scores
 from fgai import GCN, Graph, train
+from fgai.alone import seeded
 from fgai.attention import prepared
 from fgai.checks import one_of
-from fgai.training import seeded
 
 LAYERS = {"linear": 1, "MLP": 2}
 """Of a GCN on the graph without edges: one is a linear model, two are an MLP."""

@@ -23,7 +23,7 @@ from fgai.errors import InputError
 from fgai.models import MODELS, AttentionModel, Capabilities, as_graph
 from fgai.ops import edge_cosine, row_sum, score_dot
 from fgai.sparse import Adjacency, Features, match_edges
-from fgai.training import Vanilla
+from fgai.training import VanillaRecipe
 
 
 class Defended(AttentionModel):
@@ -340,7 +340,7 @@ DEFENCES: dict[str, type[Defended]] = {"gnnguard": GNNGuard, "gnn-svd": GNNSVD, 
 """Defences by the name of the training method."""
 
 
-class Regularised(Vanilla):
+class Regularised(VanillaRecipe):
     """The recipe of defences: cross-entropy plus `Defended.terms`; scored like plain training.
 
     Args:
@@ -349,7 +349,7 @@ class Regularised(Vanilla):
 
     name = "defence"
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy and the terms in one part."""
         graph, rows, labels = self.batch(epoch)
         terms = {"cross_entropy": cross_entropy(call_model(model, graph).index_select(0, rows), labels)}

@@ -19,11 +19,12 @@ from experiments.algorithm1 import Ascent, AscentSettings
 from experiments.defences import DEFENCES, Regularised
 from experiments.terms import paper_terms
 from fgai import Graph, make_faithful, train, training
+from fgai.alone import seeded
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.models import MODELS
 from fgai.tasks import task_of
-from fgai.training import CERTIFIED, FaithfulSettings, HardenSettings, TrainConfig, epoch_seed, seeded
+from fgai.training import CERTIFIED_SETTINGS, FaithfulSettings, HardenSettings, TrainConfig, epoch_seed
 
 VARIANTS = ("fgai-paper", "fgai-injection")
 """Variants of faithful training: Algorithm 1 as printed, and the released code's."""
@@ -39,7 +40,7 @@ RELEASED: dict[str, Any] = {
 RELEASED_TERMS: dict[str, Any] = {"divergence": "log", "explanation_stability": 1.0}
 """Its settings of terms that the package does not have."""
 METHODS = (*training.METHODS, "at-limits", *VARIANTS, *DEFENCES)
-ALONE = (*training.ALONE, *DEFENCES)
+FROM_SCRATCH = (*training.FROM_SCRATCH, *DEFENCES)
 """Methods that train from new weights and need no trained vanilla model."""
 BELOW = {"at-limits": "at", **dict.fromkeys(DEFENCES, "vanilla")}
 """The method whose tables a method's own are laid over."""
@@ -97,7 +98,7 @@ def setting_names(method: str, model: str) -> list[str]:
 
 def defaults(method: str) -> dict[str, Any]:
     """Return a method's settings where neither a table nor the caller gives any."""
-    if method in ALONE:
+    if method in FROM_SCRATCH:
         own = DEFENCES[method].defaults() if method in DEFENCES else {}
         return {**dataclasses.asdict(TrainConfig()), **own}
     if method == "limits":
@@ -106,7 +107,7 @@ def defaults(method: str) -> dict[str, Any]:
         return dataclasses.asdict(AscentSettings())
     if method in ("at", "at-limits", "harden"):
         return dataclasses.asdict(HardenSettings(limits=method != "at"))
-    special = {"fgai-injection": {**RELEASED, **RELEASED_TERMS}, "fgai-certified": CERTIFIED}
+    special = {"fgai-injection": {**RELEASED, **RELEASED_TERMS}, "fgai-certified": CERTIFIED_SETTINGS}
     return {**dataclasses.asdict(FaithfulSettings()), **special.get(method, {})}
 
 
@@ -145,7 +146,7 @@ def train_method(
     task = task_of(graph).name if isinstance(graph, Graph) else "node"
     chosen = {**settings_for(method, model, graph.name, task), **(settings or {})}
     common: dict[str, Any] = {"seed": seed, "progress": progress, **options}
-    if vanilla is None and method not in ALONE:
+    if vanilla is None and method not in FROM_SCRATCH:
         vanilla = train_method("vanilla", model, graph, seed=seed, device=device, progress=progress)
     if method not in (*DEFENCES, *VARIANTS):
         name = "harden" if method == "at-limits" else method

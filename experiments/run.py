@@ -22,7 +22,7 @@ from experiments.cells import Cell
 from experiments.explained import explained
 from experiments.fingerprint import change_of, fingerprint
 from experiments.memory import PeakMemory
-from experiments.methods import ALONE
+from experiments.methods import FROM_SCRATCH
 from experiments.store import Store
 from experiments.threats import grid_threat
 from experiments.trained import model_of, settings_of, vanilla_of
@@ -46,7 +46,7 @@ from fgai.evaluation import definition_shares, describe
 from fgai.metrics import sharpness
 from fgai.records import plain
 from fgai.tasks import task_of
-from fgai.training import features_alone, history_of
+from fgai.training import accuracy_without_edges, history_of
 
 EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""
@@ -118,7 +118,7 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
     graph = _graph(cell, device, root)
     if cell.kind == "alone":
         return {"data": describe(graph), "alone": without_edges(graph, cell.model, cell.seed)}
-    vanilla = None if cell.method in ALONE else vanilla_of(cell, graph, device, cache)[0]
+    vanilla = None if cell.method in FROM_SCRATCH else vanilla_of(cell, graph, device, cache)[0]
     with PeakMemory(device) as memory:
         model, is_new = model_of(cell, graph, vanilla, device, cache)
     body: dict[str, Any] = {
@@ -158,7 +158,7 @@ def _next_seed(cell: Cell, device: str, root: Path | str | None, cache: Path | N
     """Return the model of a cell trained with the next seed."""
     after = replace(cell, seed=cell.seed + 1)
     graph = _graph(after, device, root)
-    vanilla = None if cell.method in ALONE else vanilla_of(after, graph, device, cache)[0]
+    vanilla = None if cell.method in FROM_SCRATCH else vanilla_of(after, graph, device, cache)[0]
     return model_of(after, graph, vanilla, device, cache)[0]
 
 
@@ -207,7 +207,7 @@ def _certify(model: nn.Module, graph: Graph, parent: nn.Module | None) -> dict[s
 
 def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
     """Of the test nodes, those whose class, and whose class and truth, no injection can change."""
-    alone = features_alone(graph, seed=seed, progress=False)
+    alone = accuracy_without_edges(graph, seed=seed, progress=False)
     graph = graph.to("cpu")
     assert graph.y is not None and graph.test_mask is not None
     scored, found = graph.test_mask, list[dict[str, Any]]()

@@ -50,7 +50,7 @@ def paper_terms(k: int, divergence: str, weight: float, form: str = "tv") -> lis
     @term(on="clean")
     def closeness(context: StepContext) -> Tensor:
         targets = context.targets
-        return prediction_distance(targets.logits, context.logits, "relative", targets.scale)
+        return prediction_distance(targets.logits, context.logits, "relative", targets.logit_spread)
 
     @term(on="clean")
     def similarity(context: StepContext) -> Tensor:
@@ -60,7 +60,7 @@ def paper_terms(k: int, divergence: str, weight: float, form: str = "tv") -> lis
     @term(on="attacked")
     def prediction_stability(context: StepContext) -> Tensor:
         assert context.attacked_logits is not None and context.reach is not None
-        sizes = context.targets.scale, context.reach.predictions
+        sizes = context.targets.logit_spread, context.reach.predictions
         return prediction_distance(context.logits, context.attacked_logits, divergence, *sizes)
 
     @term(on="attacked", weight=weight, needs_attention=True)

@@ -24,7 +24,7 @@ import fgai
 from experiments import methods
 from experiments.cells import Cell, current_names
 from experiments.defences import DEFENCES
-from experiments.methods import ALONE, preset, setting_names, settings_for, train_method
+from experiments.methods import FROM_SCRATCH, preset, setting_names, settings_for, train_method
 from experiments.threats import BOX
 from fgai import Graph
 from fgai.records import plain
@@ -42,7 +42,7 @@ def settings_of(cell: Cell) -> dict[str, Any]:
     """Everything a training depends on beside the code: own settings, the parent's, and the defaults."""
     chosen = _chosen(cell)
     rest = {name: value for name, value in _defaults(cell.method).items() if name not in chosen}
-    parent = {} if cell.method in ALONE else preset("vanilla", cell.model, cell.dataset, cell.predicts)
+    parent = {} if cell.method in FROM_SCRATCH else preset("vanilla", cell.model, cell.dataset, cell.predicts)
     values = {"settings": chosen, "parent": parent, "defaults": rest}
     return {name: plain(part) for name, part in values.items()}
 

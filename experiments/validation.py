@@ -15,7 +15,7 @@ from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.evaluation import definition_shares
 from fgai.metrics import NOTHING, overlap, sharpness, task_scores
 from fgai.tasks import task_of
-from fgai.training import labelled
+from fgai.training import labelled_rows
 
 STEPS = 100
 """Of each member of the short ensemble."""
@@ -73,7 +73,7 @@ def validate(model: nn.Module, graph: Graph, vanilla: nn.Module | None, seed: in
 
 def scores(model: nn.Module, seen: Graph, mask: str, attacked: Graph | None = None) -> dict[str, float]:
     """Return the scores of the rows of `seen` under a mask, predicted on it or on its attacked version."""
-    rows, labels = labelled(seen, mask)
+    rows, labels = labelled_rows(seen, mask)
     with evaluating(model), torch.no_grad():
         logits = call_model(model, seen if attacked is None else attacked)[rows]
     return task_scores(task_of(seen).name, logits, labels)

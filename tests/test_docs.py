@@ -103,8 +103,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(fgai.training, "train_method", shortened(method, options))
     hetero = shortened(fgai.hetero.make_hetero_faithful, SHORT["make_faithful"])
     monkeypatch.setattr(fgai.hetero, "make_hetero_faithful", hetero)
-    alone = shortened(fgai.training.features_alone, SHORT["train"])
-    monkeypatch.setattr(fgai.training, "features_alone", alone)
+    alone = shortened(fgai.training.accuracy_without_edges, SHORT["train"])
+    monkeypatch.setattr(fgai.training, "accuracy_without_edges", alone)
     monkeypatch.setattr(fgai, "load_dataset", small)
     shorten_threats(monkeypatch)
     registries: list[dict[str, Any]] = [THREATS, MODELS, TASKS, spec._registry]

@@ -13,7 +13,7 @@ import fgai
 from fgai.attacks import Budget, PGDInjection
 from fgai.errors import CheckpointError, FgaiError, InputError
 from fgai.trackers import LogFile, Tracker
-from fgai.training import TrainConfig, Vanilla, fit
+from fgai.training import TrainConfig, VanillaRecipe, fit
 from fgai.training.resume import FILE
 from support.training_cases import GRAPH, fresh
 
@@ -35,7 +35,7 @@ def training(tracker: Tracker | None, checkpoint: Path | None = None, every: int
     model = fresh()
     return fit(
         model,
-        Vanilla(GRAPH),
+        VanillaRecipe(GRAPH),
         CONFIG,
         seed=3,
         progress=False,

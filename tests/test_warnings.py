@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 import fgai
 from fgai.attacks import Attack, Budget, EnsembleInjection, PGDInjection, Threat
 from fgai.errors import FgaiWarning
-from fgai.training import retry
+from fgai.training import stability
 from support import attack_cases
 from support.graph_cases import small_data
 
@@ -85,7 +85,7 @@ CALLS = {
 @pytest.mark.many
 @pytest.mark.parametrize("name", DOORS)
 def test_warnings_point_at_the_caller(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "MIN_AGREEMENT", 1.1)  # no model agrees so much
+    monkeypatch.setattr(stability, "MIN_AGREEMENT", 1.1)  # no model agrees so much
     message, call = DOORS[name]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FgaiWarning)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fgai import load_dataset, make_faithful, save_model, train
 from fgai.graph.fingerprint import fingerprint_of
-from fgai.training.checkpoint import PRETRAINED
+from fgai.training.model_file import PRETRAINED
 
 DATASETS = ("planted", "cora")
 

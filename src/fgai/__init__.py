@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from fgai.hub import from_pretrained, save_pretrained
     from fgai.models import GAT, GCN, GT, GATv2, accelerate
     from fgai.reports import card, explore, report
-    from fgai.training import harden, limit, load_model, make_faithful, save_model
-    from fgai.training.train import train
+    from fgai.training import harden, limit, load_model, make_faithful, save_model, train
 
 __all__ = [
     "GAT",

@@ -147,15 +147,18 @@ def test_the_adversary_of_a_training_does_not_depend_on_the_unit(seed: int) -> N
         ready, draws = prepared(model, graph), torch.Generator().manual_seed(7)
         adversary = InjectionAdversary(ready, budget)
         adversary.start(draws)
-        probe, endpoints = adversary.probe(draws)
+        other, endpoints = adversary.validation_attack(draws)
         rows = graph.train_mask.nonzero().flatten()  # type: ignore[union-attr]
         for _ in range(4):
-            for attacked in (adversary.attacked(draws)[0], probe.joined(endpoints)[0]):
+            for attacked in (
+                adversary.inject(ready, adversary.draw(draws))[0],
+                other.inject(ready, endpoints)[0],
+            ):
                 logits = model(attacked.features.to_dense(), attacked.edge_index)
                 cross_entropy(logits[rows], graph.y[rows]).backward()  # type: ignore[index]
-        adversary.climb()
-        probe.climb()
-        ends.append((adversary.features.detach(), probe.features.detach()))
+        adversary.ascend()
+        other.ascend()
+        ends.append((adversary.features.detach(), other.features.detach()))
     for one, two in zip(*ends, strict=True):
         assert not torch.equal(one, one[:1].expand_as(one))
         torch.testing.assert_close(two, scale * one + shift, rtol=1e-8, atol=1e-8)

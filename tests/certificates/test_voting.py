@@ -24,7 +24,7 @@ from fgai.datasets import planted
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT, GT
-from fgai.training import features_alone
+from fgai.training import accuracy_without_edges
 from support import attack_cases as cases
 from support.ordinary_cases import ORDINARY, ordinary
 
@@ -333,7 +333,7 @@ def test_features_alone_see_no_edge() -> None:
         val_mask=data.val_mask,
         test_mask=data.test_mask,
     )
-    scores = [features_alone(graph, epochs=4, progress=False) for graph in (data, other)]
+    scores = [accuracy_without_edges(graph, epochs=4, progress=False) for graph in (data, other)]
     assert scores[0] == scores[1] and 0.1 < scores[0] < 1
     assert prepared(GAT.for_data(data), data).num_edges > 0
 

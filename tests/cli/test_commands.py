@@ -26,7 +26,7 @@ from fgai.errors import InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.models import MODELS
 from fgai.objectives import OBJECTIVES
-from fgai.training import METHODS, load_model, read_header, untrained
+from fgai.training import METHODS, load_model, read_header, untrained_model
 from support.cli_cases import answer, commands, fgai, here, processes, refused
 
 SLOW = pytest.mark.slow
@@ -145,7 +145,7 @@ class TestSameAsPython:
 
     def test_an_existing_model_trains_alike(self, workshop: Path) -> None:
         data = root.load_dataset("planted")
-        model = root.train(untrained("GAT", data), data, epochs=3, progress=False)
+        model = root.train(untrained_model("GAT", data), data, epochs=3, progress=False)
         assert_same(load_model(workshop / "gat.safetensors"), model)
 
     def test_settings_a_method_does_not_take(self, tmp_path: Path) -> None:

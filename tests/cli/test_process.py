@@ -16,7 +16,7 @@ from experiments import Cell, Store
 from fgai import card, datasets
 from fgai.cli import app
 from fgai.cli.files import _write_model
-from fgai.training import untrained
+from fgai.training import untrained_model
 from support.bench_cases import fill
 from support.cli_cases import commands, here, processes
 from support.cli_process import Done
@@ -178,7 +178,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = datasets.load_dataset("planted", seed=0)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {}}
     for seed, (name, method) in enumerate((("gat", "vanilla"), ("faithful", "fgai"))):
-        model = untrained("GAT", graph, seed=seed, hidden_channels=2, heads=2)
+        model = untrained_model("GAT", graph, seed=seed, hidden_channels=2, heads=2)
         _write_model(model, folder / f"{name}.safetensors", graph, {**about, "method": method})
     comparison().save(folder / "both.json")
     card(comparison(), name="GAT").save(folder / "cards" / "gat.json")

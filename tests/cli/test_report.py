@@ -15,7 +15,7 @@ from fgai.cli import app
 from fgai.cli.files import _write_model
 from fgai.records import read_json
 from fgai.reports import Report
-from fgai.training import make_faithful, train, untrained
+from fgai.training import make_faithful, train, untrained_model
 from support.cli_cases import answer, fgai, refused
 from support.report_cases import certificates, comparison, whole_report
 
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of the built-in graph, and records of a tiny one."""
     place = tmp_path_factory.mktemp("report")
     graph = datasets.load_dataset("planted", seed=0)
-    model = train(untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False)
+    model = train(untrained_model("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False)
     faithful = make_faithful(model, graph, epochs=1, nodes=2, edges=3, progress=False)
     about: dict[str, Any] = {"dataset": "planted", "split_seed": 0, "seed": 0, "settings": {"epochs": 2}}
     _write_model(model, place / "gat.safetensors", graph, {**about, "method": "vanilla"})

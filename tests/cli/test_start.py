@@ -13,7 +13,7 @@ from typer.main import get_command
 from fgai import datasets
 from fgai.cli import app
 from fgai.cli.files import _write_model
-from fgai.training import untrained
+from fgai.training import untrained_model
 from support.cli_cases import commands, environment, here, refused
 
 HEAVY = {"torch", "torch_geometric", "numpy", "numba", "matplotlib", "plotly", "experiments"}
@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("start")
     graph = datasets.load_dataset("planted", seed=0)
     about = {"dataset": "planted", "split_seed": 0, "seed": 0, "method": "vanilla", "settings": {}}
-    _write_model(untrained("GAT", graph), folder / "gat.safetensors", graph, about)
+    _write_model(untrained_model("GAT", graph), folder / "gat.safetensors", graph, about)
     return folder
 
 

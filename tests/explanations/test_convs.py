@@ -11,7 +11,7 @@ import fgai
 from fgai.errors import InputError
 from fgai.explanations import AsPyG, GATConvs
 from fgai.models import GAT
-from fgai.training import untrained
+from fgai.training import untrained_model
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -22,7 +22,7 @@ DATA = GRAPH.to_data()
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("split", [False, True])
 def test_same_logits_and_masks(name: str, layers: int, split: bool) -> None:
-    model = untrained(name, GRAPH, hidden_channels=2, heads=3, num_layers=layers).eval()
+    model = untrained_model(name, GRAPH, hidden_channels=2, heads=3, num_layers=layers).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
@@ -41,7 +41,7 @@ def test_same_logits_and_masks(name: str, layers: int, split: bool) -> None:
 
 
 def test_another_type() -> None:
-    model = untrained("GATv2", GRAPH, hidden_channels=2, heads=3).double().eval()
+    model = untrained_model("GATv2", GRAPH, hidden_channels=2, heads=3).double().eval()
     x = DATA.x.double()
     told, wanted = GATConvs(model)(x, DATA.edge_index), AsPyG(model)(x, DATA.edge_index)
     assert told.dtype == torch.float64
@@ -49,17 +49,17 @@ def test_another_type() -> None:
 
 
 def test_the_model_is_left_alone() -> None:
-    model = untrained("GAT", GRAPH, hidden_channels=2, heads=3).train()
+    model = untrained_model("GAT", GRAPH, hidden_channels=2, heads=3).train()
     told = GATConvs(model)
     assert model.training and all(parameter.requires_grad for parameter in model.parameters())
     assert not told.training and not any(parameter.requires_grad for parameter in told.parameters())
 
 
 def test_refusals() -> None:
-    plain = untrained("GAT", GRAPH, hidden_channels=2, heads=2)
+    plain = untrained_model("GAT", GRAPH, hidden_channels=2, heads=2)
     others = [
-        untrained("GAT", GRAPH, hidden_channels=2, heads=2, norm="layer"),
-        untrained("GT", GRAPH, hidden_channels=8, heads=(2, 1)),
+        untrained_model("GAT", GRAPH, hidden_channels=2, heads=2, norm="layer"),
+        untrained_model("GT", GRAPH, hidden_channels=8, heads=(2, 1)),
         GAT(6, 4, task="link"),
         fgai.limit(plain, GRAPH, 0.0, shrink=0.0),
         type("Mine", (GAT,), {})(6, 3),

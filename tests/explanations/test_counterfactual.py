@@ -20,7 +20,7 @@ from fgai.explanations import counterfactual, explain
 from fgai.explanations.counterfactual import injected_neighbours, removed_neighbours
 from fgai.graph import ChangeRecord, Graph
 from fgai.models import AttentionModel
-from fgai.training import train, untrained
+from fgai.training import train, untrained_model
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -28,7 +28,7 @@ GRAPH = small_data()
 
 @pytest.fixture(scope="module")
 def model() -> AttentionModel:
-    return train(untrained("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=30, progress=False)
+    return train(untrained_model("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=30, progress=False)
 
 
 def class_of(model: nn.Module, graph: Graph, node: int) -> int:

@@ -18,7 +18,7 @@ from fgai.explanations import NodeExplanation, explain
 from fgai.explanations.node import name_of
 from fgai.models import AttentionModel
 from fgai.tasks import task_of
-from fgai.training import train, untrained
+from fgai.training import train, untrained_model
 from support import task_cases
 from support.forward import view_of
 from support.graph_cases import small_data
@@ -29,7 +29,7 @@ THREAT = Threat("few", PGDInjection, Budget(nodes=3, edges=4, steps=2, step_size
 
 @pytest.fixture(scope="module")
 def model() -> AttentionModel:
-    return train(untrained("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
+    return train(untrained_model("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ class TestRecord:
             assert mine["class_radius"] == pytest.approx(float(layer.prediction.class_radius[3]))
 
     def test_the_four_properties_are_those_of_certify(self, model: AttentionModel) -> None:
-        other = untrained("GAT", GRAPH, hidden_channels=2, heads=3)
+        other = untrained_model("GAT", GRAPH, hidden_channels=2, heads=3)
         wanted = certify_attention(model, GRAPH, vanilla=other, radius=0.01, k1=2, k2=2)
         for node in range(0, 40, 7):
             found = explain(model, GRAPH, node, k=2, threat=None, vanilla=other).certified
@@ -108,7 +108,7 @@ class TestRecord:
             f"{last['layer']}, Definition 1 at radius 0.01: same explanation: not measured; stable"
             f" explanation: {words[0]}; same prediction: not measured; stable prediction: {words[1]}"
         ) in text_of(found, 400)
-        transformer = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
+        transformer = untrained_model("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FgaiWarning)
             doubted = explain(transformer, GRAPH, 3, threat=None, vanilla=transformer)
@@ -121,7 +121,7 @@ class TestRecord:
         assert [entry["itself"] for entry in found.neighbours] == [True]
         assert found.certified is not None and found.certified["layers"][0]["topk_radius"] is None
         assert "no other neighbour to swap in" in text_of(found)
-        transformer = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
+        transformer = untrained_model("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FgaiWarning)
             bare = explain(transformer, GRAPH, 39, threat=THREAT)

@@ -26,7 +26,7 @@ from fgai.graph import Graph
 from fgai.metrics import overlap, overlap_chance
 from fgai.models import AttentionModel
 from fgai.sparse import edge_keys, key_ends
-from fgai.training import train, untrained
+from fgai.training import train, untrained_model
 from support.graph_cases import build, small_data
 
 GRAPH = small_data()
@@ -37,7 +37,7 @@ NODES = [11, 4]
 
 @pytest.fixture(scope="module")
 def model() -> AttentionModel:
-    return train(untrained("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
+    return train(untrained_model("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
 
 
 def injected(graph: Graph) -> Graph:
@@ -121,7 +121,7 @@ class TestEveryExplainer:
             def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
                 return self.second(self.first(x, edge_index).relu(), edge_index)
 
-        for given in (untrained("GT", GRAPH, hidden_channels=8, heads=(2, 1)), Net()):
+        for given in (untrained_model("GT", GRAPH, hidden_channels=8, heads=(2, 1)), Net()):
             (found,) = edge_explainer(name, given, DATA, epochs=2)(DATA, torch.tensor([4]))
             assert set(pairs(found.keys)) == field_by_loop(GRAPH, 4, 2)
 
@@ -259,7 +259,7 @@ class TestDoor:
 
     def test_explainers_that_do_not_run_say_which(self) -> None:
         """GraphMask and PyG's attention look for PyG's layers."""
-        given = untrained("GAT", GRAPH, hidden_channels=2, heads=2, norm="layer")
+        given = untrained_model("GAT", GRAPH, hidden_channels=2, heads=2, norm="layer")
         for name, called in (("graph-mask", "GraphMaskExplainer"), ("pyg-attention", "AttentionExplainer")):
             with pytest.raises(InputError, match=f"{called} does not run on this GAT"):
                 edge_explainer(name, given, GRAPH, epochs=1)(GRAPH, [4])

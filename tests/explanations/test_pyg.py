@@ -17,7 +17,7 @@ from fgai.explanations import AsPyG, FaithfulAttention
 from fgai.explanations.pyg import _looked_up
 from fgai.graph import Graph
 from fgai.models import GAT, GT, AttentionModel
-from fgai.training import train, untrained
+from fgai.training import train, untrained_model
 from support.forward import seen_by
 from support.graph_cases import small_data
 
@@ -154,7 +154,7 @@ class TestDoor:
 
 @pytest.fixture(scope="module")
 def model() -> AttentionModel:
-    return train(untrained("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
+    return train(untrained_model("GAT", GRAPH, hidden_channels=2, heads=3), GRAPH, epochs=8, progress=False)
 
 
 class TestFgaiModels:
@@ -213,7 +213,7 @@ class TestFgaiModels:
         pooled = AsPyG(GAT(6, 2, task="graph", hidden_channels=2, heads=3).eval())
         found = explainer(pooled, "graph")(graph.to_data().x, graph.edge_index, batch=graph.batch)
         assert found.validate() and found.prediction.shape == (2, 2)
-        transformer = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
+        transformer = untrained_model("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         assert isinstance(transformer, GT)
         assert explainer(AsPyG(transformer))(DATA.x, DATA.edge_index, index=2).validate()
 

@@ -13,11 +13,11 @@ import torch
 from fgai.errors import CheckpointError
 from fgai.graph import ChangeRecord, InjectedNode
 from fgai.models import AttentionModel
-from fgai.training import untrained
+from fgai.training import untrained_model
 from support.graph_cases import listed, small_data
 
 GRAPH = small_data()
-MODEL: AttentionModel = untrained("GAT", GRAPH, hidden_channels=2, heads=3)
+MODEL: AttentionModel = untrained_model("GAT", GRAPH, hidden_channels=2, heads=3)
 FIRST = next(edge for edge in listed(GRAPH) if edge[0] != edge[1])
 ABSENT = next((0, n) for n in range(1, 40) if (0, n) not in listed(GRAPH) and (n, 0) not in listed(GRAPH))
 
@@ -111,6 +111,6 @@ def test_nothing_foreign_or_damaged_is_replayed(edit: Callable[[dict[str, Any]],
 
 
 def test_another_models_weights_are_refused() -> None:
-    other = untrained("GAT", GRAPH, hidden_channels=2, heads=3, seed=1)
+    other = untrained_model("GAT", GRAPH, hidden_channels=2, heads=3, seed=1)
     with pytest.raises(CheckpointError, match="another model"):
         whole_change().apply(other, GRAPH)

@@ -36,15 +36,15 @@ from fgai.large import (
 )
 from fgai.large.training import _FaithfulBatches, _HardenBatches, _VanillaBatches, stored_source
 from fgai.training import (
-    Adversarial,
-    Faithful,
+    AdversarialRecipe,
+    FaithfulRecipe,
     FaithfulSettings,
     HardenSettings,
-    Vanilla,
+    VanillaRecipe,
     harden,
     make_faithful,
     train,
-    untrained,
+    untrained_model,
 )
 from support.graph_cases import small_data
 from support.store_cases import slow
@@ -236,22 +236,22 @@ class TestBatches:
     @pytest.mark.parametrize("name", EDGES)
     def test_one_batch_of_all_is_a_step_on_the_whole_graph(self, name: str) -> None:
         graph, model = graph_of(name), own_net(name)
-        wanted, terms = gradients(model, Vanilla(prepared(model, graph)).parts(model, 0))
+        wanted, terms = gradients(model, VanillaRecipe(prepared(model, graph)).losses(model, 0))
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 1000, -1)
+            whole.prepare(model, 1000, -1)
             (step,) = _VanillaBatches(whole).steps(model, 0)
-            found, same = gradients(model, step.parts)
+            found, same = gradients(model, step.losses)
             close(found, wanted)
             assert same["total"] == pytest.approx(terms["total"], abs=1e-5)
-            whole.batched_for(model, 4, -1)
+            whole.prepare(model, 4, -1)
             assert _VanillaBatches(whole).score(model) == pytest.approx(
-                Vanilla(prepared(model, graph)).score(model), abs=1e-5
+                VanillaRecipe(prepared(model, graph)).score(model), abs=1e-5
             )
             sums, count = {}, 0
             for step in _VanillaBatches(whole).steps(model, 3):
-                found, _ = gradients(model, step.parts)
-                sums = {key: sums.get(key, 0) + step.size * value for key, value in found.items()}
-                count += step.size
+                found, _ = gradients(model, step.losses)
+                sums = {key: sums.get(key, 0) + step.weight * value for key, value in found.items()}
+                count += step.weight
         close({key: value / count for key, value in sums.items()}, wanted)
 
     @pytest.mark.parametrize(
@@ -270,20 +270,20 @@ class TestBatches:
         config = FaithfulSettings(**{"nodes": 12, "edges": 21, "steps": 1, **settings})
         vanilla = own_net(name)
         on_whole, in_batches = (nudged(vanilla, config) for _ in range(2))
-        full = Faithful(vanilla, prepared(vanilla, graph), config)
+        full = FaithfulRecipe(vanilla, prepared(vanilla, graph), config)
         full.start(on_whole, 3)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 1000, -1)
+            whole.prepare(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config)
             batched.start(in_batches, 3)
-            assert batched.targets.scale == pytest.approx(full.loss.targets.scale, rel=1e-5)
+            assert batched.targets.logit_spread == pytest.approx(full.loss.targets.logit_spread, rel=1e-5)
             assert batched.targets.contrasts == pytest.approx(full.loss.targets.contrasts, rel=1e-4)
             assert batched.targets.sharpness == pytest.approx(full.loss.targets.sharpness, abs=1e-5)
             torch.testing.assert_close(batched.reach.layers, full.reach.layers)
             batched.adversary.load_state(full.adversary.state())
-            wanted, terms = gradients(on_whole, full.parts(on_whole, 0))
+            wanted, terms = gradients(on_whole, full.losses(on_whole, 0))
             (step,) = batched.steps(in_batches, 0)
-            found, same = gradients(in_batches, step.parts)
+            found, same = gradients(in_batches, step.losses)
         assert same.keys() == terms.keys() and {"closeness", "prediction_stability"} <= terms.keys()
         for key, value in terms.items():
             assert same[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
@@ -293,21 +293,21 @@ class TestBatches:
     def test_hardening_at_the_same_endpoints(self, name: str) -> None:
         graph = small_data(nodes=90, width=WIDTH) if name == "GAT" else graph_of(name)
         sizes = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
-        vanilla = untrained("GAT", graph, **sizes) if name == "GAT" else own_net(name)
+        vanilla = untrained_model("GAT", graph, **sizes) if name == "GAT" else own_net(name)
         config = HardenSettings(nodes=6, edges=4, clip_share=0.0, shrink=0.0)
         on_whole, in_batches = (nudged(vanilla, config) for _ in range(2))
-        full = Adversarial(prepared(vanilla, graph), config)
-        full.adversary.nodes = full.train_nodes
+        full = AdversarialRecipe(prepared(vanilla, graph), config)
+        full.adversary.targets = full.train_rows
         full.start(on_whole, 3)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 1000, -1)
+            whole.prepare(vanilla, 1000, -1)
             batched = _HardenBatches(vanilla, whole, config)
             batched.fit = graph.train_mask
             batched.start(in_batches, 3)
             torch.testing.assert_close(batched.adversary.features, full.adversary.features)
-            wanted, terms = gradients(on_whole, full.parts(on_whole, 0))
+            wanted, terms = gradients(on_whole, full.losses(on_whole, 0))
             (step,) = batched.steps(in_batches, 0)
-            found, same = gradients(in_batches, step.parts)
+            found, same = gradients(in_batches, step.losses)
             torch.testing.assert_close(
                 batched.adversary.features.grad, full.adversary.features.grad, atol=1e-5, rtol=1e-3
             )
@@ -345,7 +345,7 @@ class TestTraining:
     @pytest.mark.parametrize("own", [False, *slow((True,))])
     def test_hardening_resumes_bit_by_bit(self, own: bool, tmp_path: Path) -> None:
         graph = small_data(nodes=90, width=WIDTH) if own else directed()
-        model = untrained("GAT", graph, hidden_channels=2, heads=2) if own else own_net("GATConv")
+        model = untrained_model("GAT", graph, hidden_channels=2, heads=2) if own else own_net("GATConv")
 
         class KilledError(Exception):
             pass
@@ -367,7 +367,9 @@ class TestTraining:
 
     def test_hardening_in_batches_keeps_predictions(self) -> None:
         graph = small_data(nodes=90, width=WIDTH)
-        model = train(untrained("GAT", graph, hidden_channels=4, heads=2), graph, epochs=30, progress=False)
+        model = train(
+            untrained_model("GAT", graph, hidden_channels=4, heads=2), graph, epochs=30, progress=False
+        )
         options: dict[str, Any] = {"batch_size": 6, "fan_out": -1, "nodes": 6, "edges": 4, "progress": False}
         plain = harden(model, graph, epochs=20, limits=False, **options)
         assert not limits_of(plain)

@@ -20,7 +20,15 @@ from fgai.large import StoredGraph, write_store
 from fgai.large.source import _StoredSource
 from fgai.large.training import _FaithfulBatches, _VanillaBatches, stored_source
 from fgai.progress import current_stage
-from fgai.training import Faithful, FaithfulSettings, Vanilla, certified, make_faithful, train, untrained
+from fgai.training import (
+    FaithfulRecipe,
+    FaithfulSettings,
+    VanillaRecipe,
+    certified,
+    make_faithful,
+    train,
+    untrained_model,
+)
 from fgai.training.limiting import set_ranges
 from support.graph_cases import small_data
 from support.store_cases import slow
@@ -47,35 +55,35 @@ def graph() -> Graph:
 
 
 def made(name: str, graph: Graph, seed: int = 0) -> nn.Module:
-    return untrained(name, graph, seed=seed, **SIZES[name])
+    return untrained_model(name, graph, seed=seed, **SIZES[name])
 
 
 class TestGradients:
     @pytest.mark.parametrize("name", SIZES)
     def test_one_batch_of_all_is_a_step_on_the_whole_graph(self, name: str, graph: Graph) -> None:
         model = made(name, graph)
-        wanted, terms = gradients(model, Vanilla(prepared(model, graph)).parts(model, 0))
+        wanted, terms = gradients(model, VanillaRecipe(prepared(model, graph)).losses(model, 0))
         assert max(float(value.abs().max()) for value in wanted.values()) > 1e-3
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 1000, -1)
+            whole.prepare(model, 1000, -1)
             (step,) = _VanillaBatches(whole).steps(model, 0)
-            found, same = gradients(model, step.parts)
+            found, same = gradients(model, step.losses)
         close(found, wanted)
         assert same["total"] == pytest.approx(terms["total"], abs=1e-5)
 
     @pytest.mark.parametrize("name", SIZES)
     def test_several_batches_add_up(self, name: str, graph: Graph) -> None:
         model = made(name, graph)
-        recipe = Vanilla(prepared(model, graph))
-        wanted, terms = gradients(model, recipe.parts(model, 0))
+        recipe = VanillaRecipe(prepared(model, graph))
+        wanted, terms = gradients(model, recipe.losses(model, 0))
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 4, [-1] * 2)
+            whole.prepare(model, 4, [-1] * 2)
             batches, sums, count, loss = _VanillaBatches(whole), {}, 0, 0.0
             for step in batches.steps(model, 3):
-                found, same = gradients(model, step.parts)
-                sums = {key: sums.get(key, 0) + step.size * value for key, value in found.items()}
-                count, loss = count + step.size, loss + step.size * same["total"]
-        assert count == len(recipe.train_nodes) > 8  # several batches, each node once
+                found, same = gradients(model, step.losses)
+                sums = {key: sums.get(key, 0) + step.weight * value for key, value in found.items()}
+                count, loss = count + step.weight, loss + step.weight * same["total"]
+        assert count == len(recipe.train_rows) > 8  # several batches, each node once
         close({key: value / count for key, value in sums.items()}, wanted)
         assert loss / count == pytest.approx(terms["total"], abs=1e-5)
 
@@ -97,19 +105,19 @@ class TestGradients:
         config = FaithfulSettings(**{"nodes": 12, "edges": 21, "clip_share": 0.0, "shrink": 0.0, **given})
         vanilla = train(made(name, graph), graph, epochs=30, progress=False)
         on_whole, in_batches = (nudged(vanilla, config) for _ in range(2))
-        full = Faithful(vanilla, prepared(vanilla, graph), config, own)
+        full = FaithfulRecipe(vanilla, prepared(vanilla, graph), config, own)
         full.start(on_whole, 3)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 1000, -1)
+            whole.prepare(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config, own)
             batched.start(in_batches, 3)
             torch.testing.assert_close(batched.reach.layers, full.reach.layers)
             # It climbs by signs, and those of gradients near zero are up to rounding.
             torch.testing.assert_close(batched.adversary.features, full.adversary.features, atol=0.5, rtol=0)
             batched.adversary.load_state(full.adversary.state())
-            wanted, terms = gradients(on_whole, full.parts(on_whole, 0))
+            wanted, terms = gradients(on_whole, full.losses(on_whole, 0))
             (step,) = batched.steps(in_batches, 0)
-            found, same = gradients(in_batches, step.parts)
+            found, same = gradients(in_batches, step.losses)
         assert same.keys() == terms.keys() and {"closeness", "prediction_stability"} <= terms.keys()
         # Ascent steps before the last move points by signs, too.
         loose = bool(config.clip_share) or config.steps > 2
@@ -122,7 +130,7 @@ class TestGradients:
         vanilla = train(made("GAT", graph), graph, epochs=5, progress=False)
         seen = fgai.attention.observe(vanilla, prepared(vanilla, graph), heads="mean")
         with stored_source(graph, 0) as whole:
-            whole.batched_for(vanilla, 16, 2)
+            whole.prepare(vanilla, 16, 2)
             recipe = _FaithfulBatches(vanilla, whole, FaithfulSettings(nodes=3, edges=4))
             recipe.start(nudged(vanilla, recipe.settings), 0)
             for part in whole.parts(vanilla, None, 1):
@@ -162,9 +170,9 @@ class TestTraining:
     def test_score_with_all_neighbours_is_that_of_the_whole_graph(self, graph: Graph) -> None:
         model = made("GATv2", graph)
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 5, -1)
+            whole.prepare(model, 5, -1)
             found = _VanillaBatches(whole).score(model)
-        assert found == pytest.approx(Vanilla(prepared(model, graph)).score(model), abs=1e-5)
+        assert found == pytest.approx(VanillaRecipe(prepared(model, graph)).score(model), abs=1e-5)
 
     def test_a_stored_graph_is_never_loaded(
         self, graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +186,7 @@ class TestTraining:
     def test_an_epoch_of_some_nodes_draws_others_every_time(self, graph: Graph) -> None:
         model, taken = made("GAT", graph), list[Tensor]()
         with stored_source(graph, 0) as whole:
-            whole.batched_for(model, 8, 2, 20)
+            whole.prepare(model, 8, 2, 20)
             recipe = _FaithfulBatches(model, whole, FaithfulSettings(nodes=3, edges=4))
             assert recipe.steps_per_epoch == 3
             for epoch in range(2):
@@ -187,9 +195,9 @@ class TestTraining:
                 taken.append(torch.cat([part.nodes[: part.seeds] for part in parts]))
             assert len(set(taken[0].tolist()) | set(taken[1].tolist())) > 25
             assert len(list(whole.parts(model, recipe.val_nodes, 0))) == -(-len(recipe.val_nodes) // 8)
-            label = whole.label(model)
-            whole.batched_for(model, 8, 2)
-            assert whole.label(model) != label
+            fingerprint = whole.fingerprint(model)
+            whole.prepare(model, 8, 2)
+            assert whole.fingerprint(model) != fingerprint
         settled = make_faithful(model, graph, batch_size=8, fan_out=2, epoch_size=20, **QUICK)
         assert len(settled.history.terms) == 3
 
@@ -229,7 +237,9 @@ class TestResume:
         ("kind", "after"), [("train", 0), ("train", 2), ("faithful", 2), *slow(("faithful", 0))]
     )
     def test_resumes_bit_by_bit(self, kind: str, after: int, graph: Graph, tmp_path: Path) -> None:
-        vanilla = train(untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False)
+        vanilla = train(
+            untrained_model("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, progress=False
+        )
 
         class KilledError(Exception):
             pass
@@ -302,7 +312,7 @@ class TestRefusals:
             make_faithful(made("GAT", graph), graph, batch_size=8, epoch_size=0, **QUICK)
 
     def test_models_that_see_the_whole_graph(self, graph: Graph) -> None:
-        for model in (untrained("GCN", graph), untrained("GT", graph, encodings=3)):
+        for model in (untrained_model("GCN", graph), untrained_model("GT", graph, encodings=3)):
             with pytest.raises(InputError, match=r"row by row|encodings=0"):
                 train(model, graph, epochs=1, batch_size=8, progress=False)
 
@@ -322,13 +332,13 @@ class TestRefusals:
         with pytest.raises(fgai.errors.DataError, match="no stored graph"):
             train(made("GAT", graph), tmp_path / "nothing", batch_size=8)
         with pytest.raises(InputError, match="recipe"):
-            recipe = Vanilla(prepared(made("GAT", graph), graph))
+            recipe = VanillaRecipe(prepared(made("GAT", graph), graph))
             train(made("GAT", graph), graph, recipe=recipe, batch_size=8)
 
     def test_isolated_seeds_and_batches_without_endpoints(self) -> None:
         lonely = small_data(nodes=60, width=5)
         cut = lonely.remove((lonely.adjacency.destination % 3 == 0) | (lonely.adjacency.source % 3 == 0))[0]
-        fresh = untrained("GAT", cut, hidden_channels=2, heads=2)
+        fresh = untrained_model("GAT", cut, hidden_channels=2, heads=2)
         model = train(fresh, cut, epochs=2, batch_size=1, progress=False)
         found = make_faithful(model, cut, batch_size=2, fan_out=1, **{**QUICK, "epochs": 1})
         assert all(bool(torch.isfinite(value).all()) for value in found.parameters())

@@ -14,7 +14,7 @@ from fgai.cli.options import Training
 from fgai.cli.train import _settings
 from fgai.errors import CheckpointError, InputError
 from fgai.models import GAT, MODELS, register_model
-from fgai.training import train_method, untrained
+from fgai.training import train_method, untrained_model
 from support import attack_cases as cases
 
 
@@ -40,7 +40,7 @@ def test_fgais_own_are_there() -> None:
 
 def test_built_trained_saved_and_loaded_by_name(narrow: str, tmp_path: Path) -> None:
     graph = cases.tiny_graph()
-    fresh = untrained(narrow, graph, seed=3)
+    fresh = untrained_model(narrow, graph, seed=3)
     assert type(fresh) is Narrow and fresh.config["hidden_channels"] == 3
     trained = train_method("vanilla", narrow, graph, settings={"epochs": 3}, progress=False)
     back = fgai.load_model(fgai.save_model(trained, tmp_path / "narrow"))
@@ -58,7 +58,7 @@ def test_unregistered_classes_are_not_saved(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="register_model"):
         fgai.save_model(Narrow.for_data(graph), tmp_path / "narrow")
     with pytest.raises(InputError, match="Narrow"):
-        untrained("Narrow", graph)
+        untrained_model("Narrow", graph)
 
 
 def test_a_name_belongs_to_one_class() -> None:

@@ -18,7 +18,7 @@ from fgai.datasets import planted
 from fgai.errors import FgaiWarning, MissingExtraError
 from fgai.graph import Graph
 from fgai.records import Column, Table, Tabled
-from fgai.training import untrained
+from fgai.training import untrained_model
 
 EVIL = "<script>alert('x')</script> & \"co\""
 SIZES = {"hidden_channels": 3, "heads": 2}
@@ -58,7 +58,10 @@ def results(graph: Graph) -> dict[str, Tabled]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FgaiWarning)  # of untrained models and small budgets
         torch.manual_seed(0)
-        models = {EVIL: untrained("GAT", graph, **SIZES), "other": untrained("GATv2", graph, **SIZES)}
+        models = {
+            EVIL: untrained_model("GAT", graph, **SIZES),
+            "other": untrained_model("GATv2", graph, **SIZES),
+        }
         model = models[EVIL]
         quick: dict[str, Any] = {"curves": False, "nodes": 2, "edges": 3, "k": 2}
         compared = fgai.compare(models, graph, "random", **quick)
@@ -136,7 +139,7 @@ class TestPandas:
 
     def test_certificates_of_links_say_nothing_of_single_nodes(self, graph: Graph) -> None:
         links = fgai.datasets.link_split(graph, seed=0)
-        model = untrained("GAT", links, **SIZES)
+        model = untrained_model("GAT", links, **SIZES)
         frame = fgai.certify_attention(model, links, radius=0.01).to_pandas()
         assert frame["class_radius"].isna().all() and frame["topk_radius"].notna().all()
 

@@ -18,7 +18,7 @@ from fgai.evaluation import evaluate
 from fgai.records import look_up
 from fgai.reports.cards import Card, card, card_from_files, check_card
 from fgai.sparse import Features
-from fgai.training import train, untrained
+from fgai.training import train, untrained_model
 from support.graph_cases import small_data
 from support.report_cases import EVIL, K, certificates, comparison, injection_certificate
 
@@ -86,7 +86,11 @@ class TestContent:
         graph = small_data()
         one, two = (
             train(
-                untrained("GAT", graph, hidden_channels=2, heads=2), graph, epochs=2, seed=s, progress=False
+                untrained_model("GAT", graph, hidden_channels=2, heads=2),
+                graph,
+                epochs=2,
+                seed=s,
+                progress=False,
             )
             for s in (0, 1)
         )

@@ -19,7 +19,7 @@ from fgai.evaluation import Comparison, compare
 from fgai.reports import figures
 from fgai.reports.figures import Case, style
 from fgai.reports.layout import _around, _between, _spring, _surroundings
-from fgai.training import History, train, untrained
+from fgai.training import History, train, untrained_model
 from support.forward import seen_by, view_of
 from support.graph_cases import build, small_data
 
@@ -31,7 +31,9 @@ def cases() -> list[Case]:
     attack = PGDInjection(Budget(nodes=3, edges=4, steps=2, step_size=0.5))
     out = []
     for name in ("GAT", "GATv2"):
-        model = train(untrained(name, GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False)
+        model = train(
+            untrained_model(name, GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False
+        )
         out.append(Case(name, model, attack.run(model, GRAPH)))
     return out
 
@@ -132,7 +134,7 @@ class TestFigures:
         assert f"before: class {name}" in words(figures.top_neighbours(cases, graph, 3))
 
     def test_isolated_node_of_a_transformer(self) -> None:
-        model = untrained("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
+        model = untrained_model("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         with pytest.raises(InputError, match="attends to nothing"):
             figures.node_attention(model, GRAPH, 39)
 

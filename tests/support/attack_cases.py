@@ -40,7 +40,7 @@ from fgai.attention import prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, GATv2
-from fgai.training import Adversarial, HardenSettings, make_faithful, train
+from fgai.training import AdversarialRecipe, HardenSettings, make_faithful, train
 from support.graph_cases import small_data
 
 K = 2
@@ -157,7 +157,7 @@ def trained(model: str, recipe: str) -> nn.Module:
     if recipe == "faithful":
         mild = {"clip_share": 0.005, "shrink": 0.2}
         return make_faithful(vanilla, graph, nodes=3, edges=4, epochs=2, progress=False, **mild)
-    against = Adversarial(prepared(vanilla, graph), HardenSettings(nodes=3, edges=4, attack_weight=0.5))
+    against = AdversarialRecipe(prepared(vanilla, graph), HardenSettings(nodes=3, edges=4, attack_weight=0.5))
     return train(vanilla, graph, recipe=against, epochs=2, progress=False)
 
 

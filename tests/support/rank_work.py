@@ -32,8 +32,8 @@ from fgai.errors import FgaiError
 from fgai.large import StoredGraph, evaluate_store, joined, observe_store, open_store
 from fgai.processes import ProcessGroup, current
 from fgai.trackers import Tracker
-from fgai.training import load_model, untrained
-from fgai.training.capture import _run_parts
+from fgai.training import load_model, untrained_model
+from fgai.training.capture import _backward
 from fgai.training.loop import fit
 
 MODEL: dict[str, Any] = {"hidden_channels": 3, "heads": 2, "dropout": 0.0, "attention_dropout": 0.0}
@@ -79,7 +79,7 @@ def passes(stored: StoredGraph, folder: Path, ranks: ProcessGroup) -> None:
     """Exact passes of all kinds of models, each into a folder of its name."""
     graph = stored.load()
     for name, settings in MODELS.items():
-        model = untrained(name, graph, seed=3, **settings).eval()
+        model = untrained_model(name, graph, seed=3, **settings).eval()
         observe_store(model, stored, folder / name, ranked=True, block_edges=40, ranks=ranks)
 
 
@@ -158,11 +158,11 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
         if (rank, steps) == (fatal, number):
             kill = Timer(later, os.kill, (os.getpid(), signal.SIGKILL))
             kill.start() if later else kill.function(*kill.args)
-        return _run_parts(parts)
+        return _backward(parts)
 
     with (
-        patch("fgai.training.loop._run_parts", mortal),
-        patch.object(sys.modules["fgai.training.train"], "fit", partial(fit, checkpoint_every=5)),
+        patch("fgai.training.loop._backward", mortal),
+        patch.object(sys.modules["fgai.training.methods"], "fit", partial(fit, checkpoint_every=5)),
         joined(timeout=60) as ranks,
     ):
         try:
@@ -186,7 +186,7 @@ def single(graph: Path, folder: Path) -> None:
 def commands(graph: Path, folder: Path) -> None:
     """`fgai evaluate` and `fgai train` as every rank runs them; a file for each with what was printed."""
     path = folder / f"{os.environ['RANK']}.safetensors"
-    fgai.save_model(untrained("GAT", open_store(graph).load(), **MODELS["GAT"]), path)
+    fgai.save_model(untrained_model("GAT", open_store(graph).load(), **MODELS["GAT"]), path)
     words = ["evaluate", str(path), "--data", str(graph), "--json"]
     stored, attack = (CliRunner().invoke(app, [*words, *more]) for more in (["--stored"], []))
     assert (stored.exit_code, attack.exit_code) == (0, 2), stored.output

@@ -21,7 +21,7 @@ from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, compare
 from fgai.models import AttentionModel
 from fgai.reports import Report, make_report
-from fgai.training import limit, train, untrained
+from fgai.training import limit, train, untrained_model
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -35,7 +35,7 @@ CLASSES = ["<i>first</i>", "second", "third"]
 @cache
 def models() -> dict[str, AttentionModel]:
     return {
-        name: train(untrained(kind, GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False)
+        name: train(untrained_model(kind, GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False)
         for name, kind in (("GAT", "GAT"), ("FGAI", "GATv2"))
     }
 

@@ -14,7 +14,7 @@ from fgai.datasets import fold_split, link_split
 from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.tasks import task_of
-from fgai.training import Adversarial, HardenSettings, make_faithful, train
+from fgai.training import AdversarialRecipe, HardenSettings, make_faithful, train
 from support import attack_cases as cases
 from support.graph_cases import small_data
 
@@ -97,5 +97,5 @@ def trained(task: str, recipe: str = "vanilla", model: str = "gat") -> nn.Module
     if recipe == "faithful":
         return make_faithful(vanilla, graph, nodes=2, edges=3, epochs=3, progress=False)
     settings = HardenSettings(nodes=2, edges=3, attack_weight=0.5)
-    against = Adversarial(prepared(vanilla, task_of(graph).view(graph, "fit")), settings)
+    against = AdversarialRecipe(prepared(vanilla, task_of(graph).view(graph, "fit")), settings)
     return train(vanilla, graph, recipe=against, epochs=3, progress=False)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fgai.attention import add_limits
 from fgai.trackers import Tracker
-from fgai.training import FaithfulSettings, HardenSettings, untrained
-from fgai.training.capture import _run_parts, _summed
-from fgai.training.resume import copied
+from fgai.training import FaithfulSettings, HardenSettings, untrained_model
+from fgai.training.capture import _backward, _sum_by_name
+from fgai.training.resume import copy_model
 from support.graph_cases import small_data
 
 GRAPH = small_data()
@@ -26,7 +26,7 @@ def fresh(name: str = "GAT", seed: int = 0, **changes: Any) -> nn.Module:
     sizes = {"GT": {"hidden_channels": 16, "heads": (4, 1)}, "GCN": {"hidden_channels": 6}}.get(
         name, {"hidden_channels": 2, "heads": 3}
     )
-    return untrained(name, GRAPH, seed=seed, **{**sizes, **changes})
+    return untrained_model(name, GRAPH, seed=seed, **{**sizes, **changes})
 
 
 def assert_same_weights(first: nn.Module, second: nn.Module) -> None:
@@ -58,9 +58,9 @@ def gradients(
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    names, terms = _run_parts(parts)
+    names, terms = _backward(parts)
     found = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-    return found, _summed(names, terms.tolist())
+    return found, _sum_by_name(names, terms.tolist())
 
 
 def close(one: dict[str, Tensor], two: dict[str, Tensor], most: float = 1e-5) -> None:
@@ -72,7 +72,7 @@ def close(one: dict[str, Tensor], two: dict[str, Tensor], most: float = 1e-5) ->
 
 def nudged(vanilla: nn.Module, config: FaithfulSettings | HardenSettings) -> Any:
     """A copy whose weights differ a little, so that no term is at its minimum."""
-    other, generator = copied(vanilla), torch.Generator().manual_seed(5)
+    other, generator = copy_model(vanilla), torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))

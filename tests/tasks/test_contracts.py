@@ -35,7 +35,7 @@ from fgai.reports.build import make_report
 from fgai.reports.page import render
 from fgai.tasks import TASKS, task_of
 from fgai.training import TrainConfig, fit, make_faithful, train, train_method
-from fgai.training.recipes import Vanilla
+from fgai.training.recipes import VanillaRecipe
 from support import attack_cases
 from support import task_cases as cases
 from support.forward import seen_by
@@ -145,7 +145,7 @@ def test_killed_and_resumed_is_bit_equal(task: str, tmp_path: Any) -> None:
 
         fit(
             model,
-            Vanilla(seen),
+            VanillaRecipe(seen),
             config,
             seed=2,
             checkpoint=folder,

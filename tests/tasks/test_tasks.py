@@ -21,8 +21,8 @@ from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.sparse import edge_keys
 from fgai.tasks import TASKS, link_logits, negative_pairs, take_graphs, task_of
-from fgai.training import FaithfulSettings, labelled
-from fgai.training.faithful import Faithful
+from fgai.training import FaithfulSettings, labelled_rows
+from fgai.training.faithful import FaithfulRecipe
 from support import task_cases as cases
 from support.graph_cases import small_data
 
@@ -101,7 +101,7 @@ class TestLinkTask:
         drawn = []
         for seed in (0, 0, 1):
             epoch = TASKS["link"].epoch(graph, torch.Generator().manual_seed(seed))
-            rows, labels = labelled(epoch, "train_mask")
+            rows, labels = labelled_rows(epoch, "train_mask")
             assert epoch.links is not None
             assert int(labels.sum()) * 2 == labels.numel()
             pairs = epoch.links.pairs[:, rows[labels == 0]]
@@ -292,14 +292,14 @@ def test_score_of_faithful_training_counts_the_attacked_graphs_alone() -> None:
     settings = FaithfulSettings(
         nodes=1, edges=2, closeness=0.0, similarity=0.0, prediction_stability=1.0, margin=0.0, sharpness=0.0
     )
-    recipe = Faithful(vanilla, graph, settings)
+    recipe = FaithfulRecipe(vanilla, graph, settings)
     recipe.start(vanilla, 3)
     rows = task_of(graph).rows(graph, "val")
     assert 1 < rows.numel() < graph.num_graphs == task_of(graph).rows(graph, "fit").numel()
     assert recipe.reach.predictions == 1.0
-    assert recipe.probe.reach.predictions == pytest.approx(rows.numel() / graph.num_graphs)
+    assert recipe.validation.reach.predictions == pytest.approx(rows.numel() / graph.num_graphs)
     score = recipe.score(vanilla)
-    attacked, _ = graph.inject(recipe.probe.endpoints, recipe.probe.adversary.features.detach())
+    attacked, _ = graph.inject(recipe.validation.endpoints, recipe.validation.adversary.features.detach())
     with evaluating(vanilla), torch.no_grad():
         before, after = (call_model(vanilla, where).log_softmax(1) for where in (graph, attacked))
     moved = (before.exp() * (before - after)).sum(1)
@@ -313,6 +313,6 @@ def test_score_of_faithful_training_on_nodes_and_links_is_measured_as_its_terms(
     for task in ("node", "link"):
         vanilla, data = cases.untrained(task), cases.data(task)
         graph = prepared(vanilla, task_of(data).view(data, "fit"))
-        recipe = Faithful(vanilla, graph, FaithfulSettings(nodes=2, edges=3))
+        recipe = FaithfulRecipe(vanilla, graph, FaithfulSettings(nodes=2, edges=3))
         recipe.start(vanilla, 3)
-        assert recipe.probe.reach == recipe.reach
+        assert recipe.validation.reach == recipe.reach

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from fgai.training import faithful, hardening, loss
+from fgai.training import faithful, hardening
 
 
 @pytest.fixture(autouse=True)
 def short_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (faithful, hardening, loss):
-        monkeypatch.setattr(module, "PROBE", 2)
+    for module in (faithful, hardening):
+        monkeypatch.setattr(module, "SCORE_STEPS", 2)

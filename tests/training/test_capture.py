@@ -19,19 +19,19 @@ from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.ops.capture import Replay
 from fgai.training import (
-    Adversarial,
+    AdversarialRecipe,
     FaithfulSettings,
     HardenSettings,
     StepContext,
     TrainConfig,
-    Vanilla,
+    VanillaRecipe,
     fit,
     term,
 )
 from fgai.training import loop as loop_module
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import RING, _summed, can_replay
-from fgai.training.faithful import Faithful
+from fgai.training.capture import MAX_UNREAD, _sum_by_name, can_capture
+from fgai.training.faithful import FaithfulRecipe
 from support.graph_cases import small_data
 from support.task_cases import batch_of_graphs
 
@@ -48,15 +48,15 @@ def moved(context: StepContext) -> Tensor:
 
 def recipe_for(kind: str, model: nn.Module, graph: Graph) -> Any:
     if kind == "vanilla":
-        return Vanilla(graph)
+        return VanillaRecipe(graph)
     if kind == "adversarial":
-        return Adversarial(graph, HardenSettings(nodes=3, edges=4))
+        return AdversarialRecipe(graph, HardenSettings(nodes=3, edges=4))
     torch.manual_seed(5)
     vanilla = type(model)(**model.config).to(graph.device).eval()
     if kind == "ascent":
         return Ascent(vanilla, graph, AscentSettings(steps=2, epochs=40, k=60))
     settings = FaithfulSettings(nodes=3, edges=4, steps=2, epochs=40)
-    return Faithful(vanilla, graph, settings, [moved] if kind == "own term" else [])
+    return FaithfulRecipe(vanilla, graph, settings, [moved] if kind == "own term" else [])
 
 
 def model_for(cls: type[nn.Module], graph: Graph) -> nn.Module:
@@ -110,22 +110,22 @@ def test_features_climb_in_place_along_the_sign() -> None:
     adversary = InjectionAdversary(graph, BUDGET)
     adversary.start(torch.Generator().manual_seed(0))
     where, before = adversary.features.data_ptr(), adversary.features.detach().clone()
-    attacked, _ = adversary.attacked(torch.Generator().manual_seed(1))
+    attacked, _ = adversary.inject(graph, adversary.draw(torch.Generator().manual_seed(1)))
     assert attacked.features is not None and attacked.features.appended is not None
     push = torch.linspace(-1, 1, before.numel()).reshape(before.shape)
     (attacked.features.appended * push).sum().backward()
-    adversary.climb()
+    adversary.ascend()
     assert adversary.features.data_ptr() == where
     low, high = BUDGET.feature_box(graph)
     after = (before + 0.1 * (high - low) / 2 * push.sign()).clamp(low, high)
     torch.testing.assert_close(adversary.features.detach(), after)
-    adversary.climb()  # nothing collected since
+    adversary.ascend()  # nothing collected since
     torch.testing.assert_close(adversary.features.detach(), after)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("many", [False, True], ids=["one graph", "small graphs"])
-def test_drawn_and_replayed_are_the_parts(many: bool, kind: str) -> None:
+def test_losses_from_draws_are_the_losses(many: bool, kind: str) -> None:
     graph = batch_of_graphs() if many else small_data()
     found = []
     for drawn_first in (True, False):
@@ -138,37 +138,41 @@ def test_drawn_and_replayed_are_the_parts(many: bool, kind: str) -> None:
             torch.manual_seed(epoch)
             model.train()
             draws = recipe.draw(epoch)
-            parts = recipe.replayed(model, draws) if drawn_first else recipe.parts(model, epoch)
-            for part in parts:
-                part["total"].backward()
-                seen += [float(value.detach()) for value in part.values()]
+            losses = recipe.losses_from(model, draws) if drawn_first else recipe.losses(model, epoch)
+            for loss in losses:
+                loss["total"].backward()
+                seen += [float(value.detach()) for value in loss.values()]
         found.append(seen)
     assert found[0] == found[1] and found[0]
 
 
 def test_only_recipes_that_declare_it_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Longer(Vanilla):
+    class Longer(VanillaRecipe):
         """Changes a step, inherits `draw`, and does not say that it can be captured."""
 
-        def parts(self, model: nn.Module, epoch: int) -> Any:
-            for part in super().parts(model, epoch):
-                yield {**part, "total": 2 * part["total"]}
+        def losses(self, model: nn.Module, epoch: int) -> Any:
+            for loss in super().losses(model, epoch):
+                yield {**loss, "total": 2 * loss["total"]}
 
     graph = small_data()
     model = model_for(GAT, graph)
     graph = prepared(model, graph)
-    assert not can_replay(Vanilla(graph), model)  # on the CPU nothing is captured
+    assert not can_capture(VanillaRecipe(graph), model)  # on the CPU nothing is captured
     monkeypatch.setattr(nn.Parameter, "is_cuda", True)
-    assert can_replay(Vanilla(graph), model) and not can_replay(Longer(graph), model)
-    for declares in (Vanilla, Adversarial, Faithful):
+    assert can_capture(VanillaRecipe(graph), model) and not can_capture(Longer(graph), model)
+    for declares in (VanillaRecipe, AdversarialRecipe, FaithfulRecipe):
         assert vars(declares)["capturable"] is True
     assert "capturable" not in vars(Regularised)
     Longer.capturable = True
-    assert can_replay(Longer(graph), model)
+    assert can_capture(Longer(graph), model)
 
 
-def test_terms_of_several_parts_add_up() -> None:
-    assert _summed(["a", "total", "b", "total"], [1.0, 2.0, 3.0, 4.0]) == {"a": 1.0, "b": 3.0, "total": 6.0}
+def test_terms_of_several_losses_add_up() -> None:
+    assert _sum_by_name(["a", "total", "b", "total"], [1.0, 2.0, 3.0, 4.0]) == {
+        "a": 1.0,
+        "b": 3.0,
+        "total": 6.0,
+    }
 
 
 @pytest.mark.gpu
@@ -187,10 +191,10 @@ class TestOnTheDevice:
         graph = small_data(nodes=90) if graph is None else graph
         model = model_for(cls, graph).to("cuda")
         graph = prepared(model, graph)
-        config = TrainConfig(epochs=RING + 8, validate_every=7, patience=99, decay=0.5, clip=1.0)
+        config = TrainConfig(epochs=MAX_UNREAD + 8, validate_every=7, patience=99, decay=0.5, clip=1.0)
         with monkeypatch.context() as patch:
             if not captured:
-                patch.setattr(loop_module, "can_replay", lambda *_: False)
+                patch.setattr(loop_module, "can_capture", lambda *_: False)
             history = fit(model, recipe_for(kind, model, graph), config, seed=2, progress=False)
         return history, model
 
@@ -203,7 +207,7 @@ class TestOnTheDevice:
         graph = batch_of_graphs() if many else None
         ours, first = self.run(kind, cls, monkeypatch, True, graph)
         theirs, second = self.run(kind, cls, monkeypatch, False, graph)
-        assert len(ours.terms) == len(theirs.terms) == RING + 8
+        assert len(ours.terms) == len(theirs.terms) == MAX_UNREAD + 8
         for one, two in zip(ours.terms, theirs.terms, strict=True):
             assert one == pytest.approx(two, rel=1e-5, abs=1e-7)
         assert [e for e, _ in ours.scores] == [e for e, _ in theirs.scores]
@@ -237,10 +241,10 @@ class TestOnTheDevice:
     def test_draws_differ_from_epoch_to_epoch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         history, _ = self.run("vanilla", GAT, monkeypatch, captured=True)
         totals = [terms["total"] for terms in history.terms]
-        assert len(set(totals)) > RING
+        assert len(set(totals)) > MAX_UNREAD
 
     def test_a_step_that_waits_for_the_device_runs_kernel_by_kernel(self) -> None:
-        class Waiting(Vanilla):
+        class Waiting(VanillaRecipe):
             """Reads a number in the middle of the step."""
 
             capturable = True
@@ -248,10 +252,10 @@ class TestOnTheDevice:
             def draw(self, epoch: int) -> Any:
                 return super().draw(epoch)
 
-            def replayed(self, model: nn.Module, drawn: Any) -> Any:
-                for part in self.parts(model, 0):
-                    assert float(part["total"].detach()) >= 0
-                    yield part
+            def losses_from(self, model: nn.Module, draws: Any) -> Any:
+                for loss in self.losses(model, 0):
+                    assert float(loss["total"].detach()) >= 0
+                    yield loss
 
         graph = small_data()
         model = model_for(GAT, graph).to("cuda")
@@ -270,6 +274,6 @@ class TestOnTheDevice:
         model = GAT(graph.num_features, 3).to("cuda")
         torch.cuda.set_rng_state(state)
         torch.random.set_rng_state(model_seed)
-        fit(model, Vanilla(prepared(model, graph)), TrainConfig(epochs=5), seed=0, progress=False)
+        fit(model, VanillaRecipe(prepared(model, graph)), TrainConfig(epochs=5), seed=0, progress=False)
         after: Tensor = torch.cuda.get_rng_state()
         assert torch.equal(after, state) and torch.equal(torch.random.get_rng_state(), model_seed)

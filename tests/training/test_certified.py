@@ -19,7 +19,7 @@ from fgai.metrics import sharpness
 from fgai.models import GT
 from fgai.training import Term, certified, history_of, train_method
 from fgai.training.targets import spread
-from fgai.training.terms.certified import _shortfall
+from fgai.training.terms import _uncertified_share
 
 TIGHT = {"clip_share": 0.05, "shrink": 0.4}
 TOWARDS = certified._replace(weight=2.0)
@@ -47,7 +47,7 @@ def falls_short(model: nn.Module, kind: str) -> float:
     with torch.no_grad():
         logits = observe(vanilla(kind), seen).logits
         leads = worst_leads(model, seen, logits.argmax(1), neighbours=1, **TIGHT)
-        return float(_shortfall(leads, float(spread(logits))))
+        return float(_uncertified_share(leads, float(spread(logits))))
 
 
 @cache

@@ -62,6 +62,9 @@ def test_weights_of_another_program_are_read_into_what_the_factory_makes(tmp_pat
     path = tmp_path / "plain.safetensors"
     path.write_bytes(pack_tensors(dict(own.own_model().state_dict())))
     assert torch.equal(logits(fgai.load_model(path, factory=own.own_net)), logits(own.own_model()))
+    assert type(fgai.load_model(path, expect="OwnNet", factory=own.own_net)) is own.OwnNet
+    with pytest.raises(CheckpointError, match=r"returned a OwnNet for .*, expected GAT"):
+        fgai.load_model(path, expect="GAT", factory=own.own_net)
     with pytest.raises(
         CheckpointError, match=r"no fgai model.*give its class or function, `load_model\(path, factory"
     ):
@@ -106,7 +109,7 @@ REFUSED: dict[str, tuple[Any, type[FgaiError], str]] = {
         CheckpointError,
         r"does not fit .* got \(8",
     ),
-    "another layer": (lambda conv: own.OwnNet("GATv2Conv"), CheckpointError, "does not fit what"),
+    "another layer": (lambda conv: own.OwnNet("GATv2Conv"), CheckpointError, "does not fit the model"),
 }
 
 
@@ -131,12 +134,12 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_cannot_make_a_trusted_factory_take_the_memory(tmp_path: Path) -> None:
     path = saved(tmp_path, factory=NAME, arguments={"conv": "GATConv", "width": 1 << 40})
-    with pytest.raises(CheckpointError, match=r"does not fit what .* must be \(8, 1099511627776\)"):
+    with pytest.raises(CheckpointError, match=r"does not fit the model .* must be \(8, 1099511627776\)"):
         fgai.load_model(path, factory=NAME)
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"got OwnNet; say what makes it anew, e.g. `factory=OwnNet"):
+    with pytest.raises(CheckpointError, match=r"got OwnNet; give one, e.g. `factory=OwnNet"):
         saved(tmp_path)
     with pytest.raises(CheckpointError, match="must be what JSON can hold"):
         saved(tmp_path, factory=NAME, arguments={"conv": object()})

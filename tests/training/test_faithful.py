@@ -14,8 +14,8 @@ from fgai.graph import Graph
 from fgai.models import GAT, GT, GATv2
 from fgai.topk import swap_margin
 from fgai.training import (
-    Adversarial,
-    Faithful,
+    AdversarialRecipe,
+    FaithfulRecipe,
     FaithfulSettings,
     HardenSettings,
     StepContext,
@@ -26,8 +26,8 @@ from fgai.training import (
     train,
     train_method,
 )
-from fgai.training.loss import InjectedNodes
-from fgai.training.terms.base import add_up
+from fgai.training.faithful import InjectedNodes
+from fgai.training.terms import sum_scalars
 
 QUICK = {"epochs": 6, "nodes": 3, "edges": 4}
 
@@ -99,7 +99,9 @@ def test_the_margin_is_that_of_the_explanation_vector(kind: type[nn.Module], gra
     rowptrs = [layer.rowptr for layer in layers]
 
     def summed(values: list[torch.Tensor]) -> torch.Tensor:
-        return add_up([swap_margin(w, rowptr, 5, 0.3) for w, rowptr in zip(values, rowptrs, strict=True)])
+        return sum_scalars(
+            [swap_margin(w, rowptr, 5, 0.3) for w, rowptr in zip(values, rowptrs, strict=True)]
+        )
 
     shown = summed([layer.explanation() for layer in layers])
     averaged = summed([layer.values.double().mean(1) for layer in layers])
@@ -124,16 +126,16 @@ def test_killed_and_resumed_is_bit_equal(
     class KilledError(Exception):
         pass
 
-    original = faithful.Faithful.parts
+    original = faithful.FaithfulRecipe.losses
 
-    def dying(self: faithful.Faithful, net: nn.Module, epoch: int):  # type: ignore[no-untyped-def]
+    def dying(self: faithful.FaithfulRecipe, net: nn.Module, epoch: int):  # type: ignore[no-untyped-def]
         if epoch == killed_after:
             raise KilledError
         yield from original(self, net, epoch)
 
     options = {"progress": False, "checkpoint": tmp_path, "checkpoint_every": 1, **QUICK}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(faithful.Faithful, "parts", dying)
+        patch.setattr(faithful.FaithfulRecipe, "losses", dying)
         with pytest.raises(KilledError):
             make_faithful(model, graph, **options)
     resumed = make_faithful(model, graph, **options)
@@ -166,13 +168,13 @@ def test_attention_under_attack_is_that_of_the_clean_edges(kind: type[nn.Module]
         return context.attacked_attention[-1].sum()  # type: ignore[index]
 
     settings = FaithfulSettings(nodes=5, edges=7, limits=False)
-    recipe = Faithful(model, prepared(model, graph), settings, [noted])
+    recipe = FaithfulRecipe(model, prepared(model, graph), settings, [noted])
     recipe.start(model, 0)
     nodes = InjectedNodes(
         recipe.adversary, recipe.adversary.draw(torch.Generator().manual_seed(2)), recipe.reach
     )
-    recipe.loss.attacked(model, nodes, recipe.loss.vanilla_context(model))
-    attacked, _ = nodes.join(recipe.graph)
+    recipe.loss.attacked_terms(model, nodes, recipe.loss.vanilla_context(model))
+    attacked, _ = recipe.adversary.inject(recipe.graph, nodes.endpoints)
     before, after = (observe(model, each, heads="mean").attention for each in (recipe.graph, attacked))
     for one, two, found in zip(before, after, seen[-1].attacked_attention, strict=True):
         values = {
@@ -251,7 +253,7 @@ def test_refuses_models_and_graphs_that_do_not_fit(graph: Graph) -> None:
 
 
 def test_adversarial_training_runs_through_the_same_loop(model: nn.Module, graph: Graph) -> None:
-    recipe = Adversarial(prepared(model, graph), HardenSettings(nodes=3, edges=4))
+    recipe = AdversarialRecipe(prepared(model, graph), HardenSettings(nodes=3, edges=4))
     hardened = train(model, graph, recipe=recipe, epochs=4, progress=False)
     assert set(hardened.history.terms[0]) == {"clean", "attacked", "total"}
     assert len(hardened.history.terms) == 4

@@ -20,9 +20,9 @@ from fgai.evaluation import evaluate
 from fgai.graph import Graph
 from fgai.metrics import rank_correlation
 from fgai.training import (
-    Faithful,
+    FaithfulRecipe,
     FaithfulSettings,
-    clipped,
+    count_clipped,
     fit,
     limit,
     load_model,
@@ -32,7 +32,7 @@ from fgai.training import (
     train_method,
 )
 from fgai.training.limiting import set_ranges
-from fgai.training.resume import copied
+from fgai.training.resume import copy_model
 from support.graph_cases import small_data
 
 QUICK = {"epochs": 6, "nodes": 4, "edges": 3, "progress": False}
@@ -72,7 +72,7 @@ def test_returns_a_copy_that_says_the_same(model: GAT, data: Graph) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     ready = prepared(model, data)
     assert torch.equal(observe(model, ready).logits, observe(limited, ready).logits)
-    assert clipped(limited, data).count == 0 and clipped(limited, data).share == 0.0
+    assert count_clipped(limited, data).count == 0 and count_clipped(limited, data).share == 0.0
 
 
 def test_a_users_model(data: Graph) -> None:
@@ -85,7 +85,9 @@ def test_a_users_model(data: Graph) -> None:
 
 
 def test_clip_shares(model: GAT, data: Graph) -> None:
-    shares = [clipped(limit(model, data, share, shrink=0.0), data).share for share in (0.0, 0.02, 0.1, 0.3)]
+    shares = [
+        count_clipped(limit(model, data, share, shrink=0.0), data).share for share in (0.0, 0.02, 0.1, 0.3)
+    ]
     assert shares[0] == 0.0 and sorted(shares) == shares and shares[-1] > shares[1]
     chosen = limit(model, data, "auto", shrink=0.0)
     assert data.val_mask is not None and data.y is not None
@@ -97,11 +99,11 @@ def test_clip_shares(model: GAT, data: Graph) -> None:
 
 
 def test_shrinking_moves_large_vectors_and_keeps_their_direction(model: GAT, data: Graph) -> None:
-    shares = [clipped(limit(model, data, 0.0, shrink=shrink), data).share for shrink in (0.0, 0.1, 0.4)]
+    shares = [count_clipped(limit(model, data, 0.0, shrink=shrink), data).share for shrink in (0.0, 0.1, 0.4)]
     assert shares[0] == 0.0 < shares[1] < shares[2]
     soft = limit(model, data, 0.0, shrink=0.1)
-    found = clipped(soft, data)
-    assert found.share == pytest.approx(found.usual, abs=0.02)
+    found = count_clipped(soft, data)
+    assert found.share == pytest.approx(found.reference_share, abs=0.02)
     ready = prepared(model, data)
     one, two = observe(model, ready, heads="mean").attention, observe(soft, ready, heads="mean").attention
     assert min(rank_correlation(a.heads(), b.heads(), a.rowptr) for a, b in zip(one, two, strict=True)) > 0.9
@@ -124,7 +126,7 @@ def test_ranges_of_some_nodes(model: GAT, data: Graph) -> None:
     whole = whole_ranges(model, data)
     for some, every in zip(limits_of(few), limits_of(whole), strict=True):
         assert bool((some.high - some.low <= every.high - every.low + 1e-6).all())
-    assert clipped(few, data).count > 0
+    assert count_clipped(few, data).count > 0
 
 
 def test_limits_are_measured_anew(model: GAT, data: Graph) -> None:
@@ -137,7 +139,7 @@ def test_a_graph_of_one_node(model: GAT) -> None:
     torch.manual_seed(0)
     lonely = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), 1, torch.ones(1, 6))
     limited = whole_ranges(GAT(6, 3), lonely)
-    assert clipped(limited, lonely).count == 0
+    assert count_clipped(limited, lonely).count == 0
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def test_models_without_attention_or_limits(model: GAT, data: Graph) -> None:
     with pytest.raises(AttentionError):
         limit(nn.Linear(6, 3), data)
     with pytest.raises(InputError, match="has no limits"):
-        clipped(model, data)
+        count_clipped(model, data)
 
 
 def test_saved_and_loaded(model: GAT, data: Graph, tmp_path: Path) -> None:
@@ -206,14 +208,14 @@ def test_resumed_equals_uninterrupted(model: GAT, data: Graph, tmp_path: Path) -
     class KilledError(Exception):
         pass
 
-    class Killed(Faithful):
-        def parts(self, net: nn.Module, epoch: int) -> Any:
+    class Killed(FaithfulRecipe):
+        def losses(self, net: nn.Module, epoch: int) -> Any:
             if epoch == 4:
                 raise KilledError
-            yield from super().parts(net, epoch)
+            yield from super().losses(net, epoch)
 
-    for kind in (Killed, Faithful):
-        other = copied(model)
+    for kind in (Killed, FaithfulRecipe):
+        other = copy_model(model)
         add_limits(other)
         with contextlib.suppress(KilledError):
             fit(
@@ -230,7 +232,7 @@ def test_adversarial_training_with_limits(model: GAT, data: Graph) -> None:
         "harden", "GAT", data, vanilla=model, progress=False,
         settings={"epochs": 6, "nodes": 4, "edges": 3, "shrink": 0.0},
     )  # fmt: skip
-    assert limits_of(made) and 0 < clipped(made, data).share < 0.06
+    assert limits_of(made) and 0 < count_clipped(made, data).share < 0.06
     assert entry_limits(made) and not limits_of(model)
 
 

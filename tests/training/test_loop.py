@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fgai.errors import DivergenceError
+from fgai.errors import DivergenceError, InputError
 from fgai.training import Recipe, TrainConfig, fit
 from support.training_cases import Calling
 
@@ -19,12 +20,12 @@ class Scripted(Recipe):
 
     name = "scripted"
 
-    def __init__(self, scores: list[float], losses: list[float] | None = None) -> None:
-        self.scores, self.losses, self.asked = scores, losses, 0
+    def __init__(self, scores: list[float], factors: list[float] | None = None) -> None:
+        self.scores, self.factors, self.asked = scores, factors, 0
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         size = sum(p.sum() for p in model.parameters())
-        factor = 1.0 if self.losses is None else self.losses[epoch]
+        factor = 1.0 if self.factors is None else self.factors[epoch]
         yield {"pull": size * factor, "total": size * factor}
 
     def score(self, model: nn.Module) -> float:
@@ -80,6 +81,13 @@ class TestLoop:
             expected.grad = torch.full_like(expected, factor)
             adam.step()
         torch.testing.assert_close(model.weight, expected)
+
+    def test_what_cannot_be_trained_is_refused(self, tmp_path: Path) -> None:
+        model = nn.Linear(2, 3)
+        with pytest.raises(InputError, match="`checkpoint_every` must be at least 1"):
+            fit(model, Scripted([0.1]), TrainConfig(epochs=1), checkpoint=tmp_path, checkpoint_every=0)
+        with pytest.raises(InputError, match="`requires_grad=True`, Linear has none"):
+            fit(model.requires_grad_(False), Scripted([0.1]), TrainConfig(epochs=1))
 
     def test_divergence_names_the_term_and_keeps_the_best_weights(self) -> None:
         model, seen = nn.Linear(2, 3), []

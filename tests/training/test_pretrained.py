@@ -12,7 +12,7 @@ from fgai.attention import limits_of
 from fgai.errors import CheckpointError
 from fgai.graph.fingerprint import fingerprint_of
 from fgai.training import load_model, pretrained_names, read_header
-from fgai.training.checkpoint import PRETRAINED
+from fgai.training.model_file import PRETRAINED
 from support.cli_cases import answer
 
 

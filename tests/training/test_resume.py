@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from fgai.attention import prepared
 from fgai.errors import CheckpointError
 from fgai.training import (
-    Adversarial,
-    Faithful,
+    AdversarialRecipe,
+    FaithfulRecipe,
     FaithfulSettings,
     HardenSettings,
     History,
     TrainConfig,
-    Vanilla,
+    VanillaRecipe,
     fit,
     make_faithful,
     train,
@@ -42,11 +42,11 @@ def recipes(kind: str) -> tuple[nn.Module, Any]:
     budget = {"nodes": 3, "edges": 4}
     match kind:
         case "vanilla":
-            return vanilla, Vanilla(graph)
+            return vanilla, VanillaRecipe(graph)
         case "adversarial":
-            return vanilla, Adversarial(graph, HardenSettings(**budget))
+            return vanilla, AdversarialRecipe(graph, HardenSettings(**budget))
         case _:
-            return fresh(), Faithful(vanilla, graph, FaithfulSettings(**budget))
+            return fresh(), FaithfulRecipe(vanilla, graph, FaithfulSettings(**budget))
 
 
 @cache
@@ -95,11 +95,11 @@ class TestResume:
     def test_interrupt_is_held_to_the_end_of_the_epoch(self, tmp_path: Path) -> None:
         whole = train(fresh(), GRAPH, config=self.CONFIG, progress=False)
 
-        class Pressed(Vanilla):
-            def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        class Pressed(VanillaRecipe):
+            def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
                 if epoch == 2:
                     os.kill(os.getpid(), signal.SIGINT)
-                yield from super().parts(model, epoch)
+                yield from super().losses(model, epoch)
 
         recipe = Pressed(prepared(fresh(), GRAPH))
         options: dict[str, Any] = {"config": self.CONFIG, "progress": False, "checkpoint": tmp_path}

@@ -22,20 +22,19 @@ from fgai.training import (
     FaithfulSettings,
     HardenSettings,
     History,
-    faithful,
-    hardening,
+    fine_tuning,
     history_of,
-    retry,
+    stability,
     train_method,
 )
 from fgai.training.resume import set_history
-from fgai.training.retry import (
+from fgai.training.stability import (
+    ATTACK_STEPS,
     CHECK_MEMBERS,
     MAX_RATIO,
     MIN_AGREEMENT,
     MIN_OVERLAP,
     MIN_SHIFT,
-    STEPS,
     StabilityReport,
     _explanation_overlap,
     _prediction_shift,
@@ -60,7 +59,7 @@ def test_prediction_shift_is_the_mean_total_variation_on_validation_nodes() -> N
     graph = graph.replace(val_mask=graph.test_mask, test_mask=graph.val_mask)  # ten are too few to attack
     model = vanilla_of(graph)
     ready = prepared(model, graph)
-    budget = replace(make_attack("ensemble", targets="val").budget, steps=STEPS)
+    budget = replace(make_attack("ensemble", targets="val").budget, steps=ATTACK_STEPS)
     short = EnsembleInjection(budget, members=CHECK_MEMBERS, rules=("random",), baselines=())
     attacked = short.run(model, ready.replace(y=None), seed=5).graph
     with torch.no_grad():
@@ -117,7 +116,12 @@ def test_of_two_attempts_what_is_lost_counts_before_what_moves() -> None:
         StabilityReport(0.4, 0.5, 0.99),
         StabilityReport(0.3, 0.5, 0.98),
     )
-    assert moved.beats(lost) and better.beats(moved) and not lost.beats(moved) and not moved.beats(better)
+    assert (
+        moved.is_better_than(lost)
+        and better.is_better_than(moved)
+        and not lost.is_better_than(moved)
+        and not moved.is_better_than(better)
+    )
     with pytest.warns(ReliabilityWarning, match="agrees with the vanilla one on 50%"):
         lost.warn()
 
@@ -129,8 +133,8 @@ def test_explanations_that_are_lost_count_where_predictions_stay() -> None:
     )
     shaken = StabilityReport(0.4, 0.5, 0.99, 1.0)
     assert kept.passed and not lost.passed and lost.is_stable and not shaken.is_stable
-    assert kept.beats(lost) and not lost.beats(kept)
-    assert lost.beats(shaken) and not shaken.beats(lost)  # stability first
+    assert kept.is_better_than(lost) and not lost.is_better_than(kept)
+    assert lost.is_better_than(shaken) and not shaken.is_better_than(lost)  # stability first
     with pytest.warns(ReliabilityWarning, match="keeps 84% of the vanilla one's top 5"):
         lost.warn()
 
@@ -191,7 +195,7 @@ class TestRetry:
             return models[-1]  # type: ignore[no-any-return]
 
         checked = reports.__getitem__ if check else None
-        return retry.retry(train, checked, Settings()), models, used
+        return fine_tuning.retry(train, checked, Settings()), models, used
 
     def test_one_training_where_it_is_enough(self) -> None:
         model, models, used = self.run(PASSED)
@@ -226,7 +230,7 @@ class TestRetry:
     def test_a_retry_that_diverges_leaves_the_first(self) -> None:
         with pytest.warns(ReliabilityWarning, match="not-steadier"):
             model, models, _ = self.run(MOVED, None)
-        assert models == [model]
+        assert models == [model] and history_of(model).attempts == 2
 
     def test_without_a_check_only_divergence_repeats(self) -> None:
         assert len(self.run(LOST, check=False)[2]) == 1 and len(self.run(None, LOST, check=False)[2]) == 2
@@ -266,11 +270,10 @@ class TestTrainings:
             seen.append(model)
             return (0.6, 0.5, 0.1)[len(seen) - 1]
 
-        monkeypatch.setattr(retry, "_prediction_shift", measured)
-        for module in (faithful, hardening):
-            monkeypatch.setattr(module, "MIN_EPOCHS", 3)
+        monkeypatch.setattr(stability, "_prediction_shift", measured)
+        monkeypatch.setattr(fine_tuning, "MIN_EPOCHS", 3)
         for bar in ("MIN_AGREEMENT", "MIN_OVERLAP"):
-            monkeypatch.setattr(retry, bar, 0.0)  # a few epochs keep nothing
+            monkeypatch.setattr(stability, bar, 0.0)  # a few epochs keep nothing
         return seen
 
     def test_a_second_faithful_training_has_its_own_draws_and_folder(
@@ -293,7 +296,7 @@ class TestTrainings:
         def asked(*_: Any) -> float:
             raise AssertionError("explanations were compared")
 
-        monkeypatch.setattr(retry, "_explanation_overlap", asked)
+        monkeypatch.setattr(stability, "_explanation_overlap", asked)
         model = train_method(
             method, "GAT", self.GRAPH, vanilla=vanilla_of(self.GRAPH), settings=self.SMALL, progress=False
         )

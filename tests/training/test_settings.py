@@ -19,7 +19,7 @@ from fgai.training import (
     HardenSettings,
     Recipe,
     TrainConfig,
-    Vanilla,
+    VanillaRecipe,
     fine_tuning,
     harden,
     history_of,
@@ -27,7 +27,7 @@ from fgai.training import (
     setting_names,
     train,
     train_method,
-    untrained,
+    untrained_model,
 )
 from support.graph_cases import small_data
 from support.task_cases import data
@@ -40,7 +40,7 @@ Plan = Callable[..., tuple[nn.Module, Any, TrainConfig]]
 
 
 def fresh() -> nn.Module:
-    return untrained("GAT", GRAPH, **SIZES)
+    return untrained_model("GAT", GRAPH, **SIZES)
 
 
 class PlannedError(Exception):
@@ -54,7 +54,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     def stop(model: nn.Module, recipe: Recipe, config: TrainConfig, **_: Any) -> None:
         raise PlannedError(model, recipe, config)
 
-    monkeypatch.setattr(sys.modules["fgai.training.train"], "fit", stop)
+    monkeypatch.setattr(sys.modules["fgai.training.methods"], "fit", stop)
     monkeypatch.setattr(fine_tuning, "fit", stop)
 
     def ask(work: Callable[..., Any], *arguments: Any, **settings: Any) -> Any:
@@ -97,6 +97,18 @@ class TestMerging:
         made = train_method("limits", "GAT", GRAPH, vanilla=vanilla, settings={"shrink": 0.1})
         assert limits_of(made) and not limits_of(vanilla) and history_of(made) == history_of(vanilla)
 
+    def test_limits_take_a_model_without_history(self) -> None:
+        assert not hasattr(train_method("limits", "GAT", GRAPH, vanilla=fresh().eval()), "history")
+
+    def test_layer_norm_is_no_setting_of_ln(self) -> None:
+        with pytest.raises(InputError, match=r"`settings` must be one of .* got 'norm'"):
+            train_method("ln", "GAT", GRAPH, settings={"norm": "layer"})
+        assert "norm" in setting_names("vanilla", "GAT")
+
+    def test_an_unknown_method_has_no_settings(self) -> None:
+        with pytest.raises(InputError, match=r"`method` must be one of .* did you mean 'harden'"):
+            setting_names("hardn", "GAT")
+
     @pytest.mark.parametrize("method", [method for method in METHODS if method != "limits"])
     def test_methods_refuse_what_they_do_not_take(self, method: str) -> None:
         assert {"epochs", "lr"} <= set(setting_names(method, "GAT"))
@@ -114,8 +126,8 @@ class TestDefaults:
 
     def test_of_a_vanilla_model(self, plan: Plan) -> None:
         model, recipe, config = plan(train, "GAT", PHOTO, seed=3)
-        assert isinstance(recipe, Vanilla) and config == TrainConfig() and isinstance(model, GAT)
-        again = untrained("GAT", PHOTO, seed=3)
+        assert isinstance(recipe, VanillaRecipe) and config == TrainConfig() and isinstance(model, GAT)
+        again = untrained_model("GAT", PHOTO, seed=3)
         for one, two in zip(model.parameters(), again.parameters(), strict=True):
             assert torch.equal(one, two)
         assert plan(train, "GAT", PHOTO, dropout=0.1)[0].config["dropout"] == 0.1
@@ -135,7 +147,7 @@ class TestDefaults:
         assert HardenSettings().train.weight_decay == 5e-4
 
     def test_gt_has_its_own_learning_rate(self, plan: Plan) -> None:
-        model = untrained("GT", GRAPH, hidden_channels=4, heads=(2, 1))
+        model = untrained_model("GT", GRAPH, hidden_channels=4, heads=(2, 1))
         assert isinstance(model, GT)
         assert plan(train, model, GRAPH)[2].lr == 0.001
         assert plan(make_faithful, model, GRAPH)[2].lr == plan(harden, model, GRAPH)[2].lr == 0.001

@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv
 from fgai.attention import limits_of
 from fgai.evaluation import evaluate
 from fgai.graph import Graph
-from fgai.training import clipped, harden, limit, load_model, make_faithful, save_model, train
+from fgai.training import count_clipped, harden, limit, load_model, make_faithful, save_model, train
 from support.attack_cases import quiet
 from support.graph_cases import small_data
 
@@ -46,7 +46,7 @@ def model(data: Graph) -> Tied:
 def test_limits_change_nothing_on_their_own_graph(model: Tied, data: Graph) -> None:
     limited = limit(model, data, 0.0, shrink=0.0)
     fields = data.features.to_dense(), data.edge_index  # type: ignore[union-attr]
-    assert torch.equal(model(*fields), limited(*fields)) and clipped(limited, data).count == 0
+    assert torch.equal(model(*fields), limited(*fields)) and count_clipped(limited, data).count == 0
     assert all(bool(limits.radius.isfinite()) for limits in limits_of(limited))
     loud = 1e4 * fields[0]
     assert not torch.equal(model(loud, fields[1]), limited(loud, fields[1]))

@@ -22,10 +22,7 @@ from fgai.topk import swap_margin, topk_l1
 from fgai.training import StepContext, make_faithful, term
 from fgai.training.settings import FaithfulSettings
 from fgai.training.targets import contrast, layer_sharpness, spread
-from fgai.training.terms import BUILT_IN, weighted_terms
-from fgai.training.terms.base import add_up
-from fgai.training.terms.certified import _shortfall
-from fgai.training.terms.sharpness import _flattening
+from fgai.training.terms import BUILT_IN, _sharpness_loss, _uncertified_share, sum_scalars, weighted_terms
 from support.training_cases import GRAPH, fresh
 
 
@@ -173,7 +170,7 @@ def explanation_stability(context: StepContext) -> Tensor:
     """Total variation of the attention on old edges."""
     assert context.attacked_attention is not None
     pairs = zip(context.attention, context.attacked_attention, strict=True)
-    return add_up([(before - after).abs().sum() / 2 for before, after in pairs])
+    return sum_scalars([(before - after).abs().sum() / 2 for before, after in pairs])
 
 
 class TestOwnTerms:
@@ -208,10 +205,10 @@ class TestOwnTerms:
         assert weighted_terms(FaithfulSettings(), [epochs]).weights[epochs] == 0.25
 
     def test_attention_under_attack_is_recorded_only_if_needed(self) -> None:
-        assert not weighted_terms(FaithfulSettings()).needs("needs_attention")
-        assert weighted_terms(FaithfulSettings(), [explanation_stability]).needs("needs_attention")
+        assert not weighted_terms(FaithfulSettings()).need_attention
+        assert weighted_terms(FaithfulSettings(), [explanation_stability]).need_attention
         unused = explanation_stability._replace(weight=0.0)
-        assert not weighted_terms(FaithfulSettings(), [unused]).needs("needs_attention")
+        assert not weighted_terms(FaithfulSettings(), [unused]).need_attention
 
     @pytest.mark.parametrize(
         ("value", "message"),
@@ -229,6 +226,20 @@ class TestOwnTerms:
         with pytest.raises(InputError, match=message):
             make_faithful(fresh().eval(), GRAPH, terms=[wrong], **self.QUICK)
 
+    def test_explanations_that_were_not_declared_are_refused(self) -> None:
+        """They would be those of the mean over heads."""
+
+        def first(context: StepContext) -> Tensor:
+            return context.explanations[0].square().sum()
+
+        alone = {"similarity": 0.0, "margin": 0.0, **self.QUICK}
+        with pytest.raises(InputError, match="needs_explanation=True"):
+            make_faithful(fresh().eval(), GRAPH, terms=[term(on="clean")(first)], **alone)
+        declared = term(on="clean", needs_explanation=True)(first)
+        other = make_faithful(fresh().eval(), GRAPH, terms=[declared], **{**self.QUICK, "margin": 0.0})
+        made = make_faithful(fresh().eval(), GRAPH, terms=[declared], **alone)
+        assert made.history.terms[0]["first"] == other.history.terms[0]["first"]
+
     def test_one_that_is_not_finite_is_named(self) -> None:
         @term(on="clean")
         def endless(context: StepContext) -> Tensor:
@@ -242,10 +253,17 @@ class TestOwnTerms:
             term(on="dirty")
         with pytest.raises(InputError, match="`weight` must be at least 0"):
             term(on="clean", weight=-1.0)
+        with pytest.raises(InputError, match="`own_pass` is for terms on the clean graph"):
+            term(on="attacked", own_pass=True)
+        with pytest.raises(InputError, match="`needs_attention` is for terms on the attacked graph"):
+            term(on="clean", needs_attention=True)
+        for name in ("total", "score"):
+            with pytest.raises(InputError, match=f"cannot be named '{name}'"):
+                weighted_terms(FaithfulSettings(), [small_logits._replace(name=name)])
         with pytest.raises(InputError, match="different names"):
             weighted_terms(FaithfulSettings(), [small_logits, small_logits])
-        with pytest.raises(InputError, match=r"decorated with `fgai\.training\.term`"):
-            weighted_terms(FaithfulSettings(), [lambda context: 0])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="`terms` of `make_faithful` must be a sequence of Term"):
+            make_faithful(fresh(), GRAPH, terms=[lambda context: 0])  # type: ignore[list-item]
 
 
 class TestSharpnessKept:
@@ -260,12 +278,12 @@ class TestSharpnessKept:
 
     def test_only_what_is_flatter_counts(self) -> None:
         now = [torch.tensor(0.4), torch.tensor(0.1)]
-        assert float(_flattening(now, [0.3, 0.1])) == 0.0
-        assert float(_flattening(now, [0.3, 0.2])) == pytest.approx(0.45)
+        assert float(_sharpness_loss(now, [0.3, 0.1])) == 0.0
+        assert float(_sharpness_loss(now, [0.3, 0.2])) == pytest.approx(0.45)
 
     def test_a_layer_that_said_nothing_has_nothing_to_keep(self) -> None:
         now = [torch.tensor(1e-9, requires_grad=True), torch.tensor(0.1, requires_grad=True)]
-        lost = _flattening(now, [1e-7, 0.2])
+        lost = _sharpness_loss(now, [1e-7, 0.2])
         lost.backward()
         assert float(lost) == pytest.approx(0.45)
         assert [float(value.grad) for value in now if value.grad is not None] == pytest.approx([0.0, -5.0])
@@ -275,11 +293,11 @@ class TestShortfall:
     def test_the_nearest_class_counts(self) -> None:
         leads = torch.tensor([[torch.inf, 2.0, 3.0], [1.0, torch.inf, -1.4]])
         expected = [1 / (1 + math.exp((lead / 2.0 - 0.1) / 0.3)) for lead in (2.0, -1.4)]
-        assert float(_shortfall(leads, 2.0)) == pytest.approx(sum(expected) / 2)
+        assert float(_uncertified_share(leads, 2.0)) == pytest.approx(sum(expected) / 2)
 
     def test_what_is_near_pulls_more_than_what_is_lost_or_safe(self) -> None:
         leads = torch.tensor([[-1e4, torch.inf], [0.0, torch.inf], [1e4, torch.inf]], requires_grad=True)
-        found = _shortfall(leads, 1.0)
+        found = _uncertified_share(leads, 1.0)
         assert 1 / 3 < float(found.detach()) < 2 / 3  # a smooth count
         (slope,) = torch.autograd.grad(found, leads)
         assert slope[1, 0] < 0 and slope[0, 0] == slope[2, 0] == 0

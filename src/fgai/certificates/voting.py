@@ -23,7 +23,7 @@ forward pass, operation by operation (`fgai.certificates.locality`); whatever th
 logits of old nodes must not change.
 
 A T-th of every neighbourhood often gives worse classes, at worst those of the features alone; compare with
-`fgai.training.features_alone`: a certificate below that protects nothing.
+`fgai.training.accuracy_without_edges`: a certificate below that protects nothing.
 """
 
 from __future__ import annotations

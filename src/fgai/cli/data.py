@@ -31,7 +31,7 @@ from fgai.datasets.download import find, search_path, user_cache
 from fgai.errors import EXTRAS, collected
 from fgai.large import convert as convert_graph
 from fgai.ops import use_backend
-from fgai.training import train, untrained
+from fgai.training import train, untrained_model
 
 data = App(no_args_is_help=True)
 
@@ -203,7 +203,7 @@ def _kernels() -> str:
     if numba.config.DISABLE_JIT:
         return "NUMBA_DISABLE_JIT=1: no kernels, the slower reference runs in their place"
     graph = datasets.planted(seed=1, num_nodes=60, num_classes=3)
-    model = untrained("GAT", graph).eval()
+    model = untrained_model("GAT", graph).eval()
     with torch.no_grad():
         fast = model(graph)
         with use_backend("reference"):
@@ -226,7 +226,7 @@ def _end_to_end() -> str:
     assert graph.y is not None
     split = datasets.random_split(graph.y, train=0.4, val=0.2)
     graph = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
-    model = train(untrained("GAT", graph), graph, epochs=3, progress=False)
+    model = train(untrained_model("GAT", graph), graph, epochs=3, progress=False)
     PGDInjection(Budget(nodes=2, edges=3, steps=2, step_size=0.2)).run(model, graph)
     certify_attention(model, graph, radius=0.01)
     return "trained, attacked and certified a small model"

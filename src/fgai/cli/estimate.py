@@ -16,9 +16,8 @@ from fgai.errors import collected
 from fgai.graph import Graph
 from fgai.records import Meter
 from fgai.tasks import task_of
-from fgai.training.loop import TrainConfig
-from fgai.training.retry import MIN_EPOCHS
-from fgai.training.train import ALONE
+from fgai.training import FROM_SCRATCH, TrainConfig
+from fgai.training.stability import MIN_EPOCHS
 
 EPOCH = {"vanilla": 1.8, "ln": 1.8, "limits": 0, "at": 7, "harden": 7, "fgai": 4, "fgai-certified": 6}
 """Passes that take as long as an epoch of a method; measured on graphs of 2,000 nodes, like all below."""
@@ -57,7 +56,7 @@ def training_passes(
     """Return the passes of a training; `trained`: the vanilla model that most methods need is there."""
     epochs: int = settings.get("epochs", TrainConfig.epochs)
     passes = EPOCH[method] * epochs + CHECK.get(method, 0) * (check and epochs >= MIN_EPOCHS)
-    needs_vanilla = not trained and method not in ALONE
+    needs_vanilla = not trained and method not in FROM_SCRATCH
     return passes + EPOCH["vanilla"] * TrainConfig.epochs * needs_vanilla
 
 

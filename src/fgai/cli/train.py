@@ -36,19 +36,18 @@ from fgai.models import MODELS
 from fgai.processes import current
 from fgai.tasks import get_task, task_of
 from fgai.training import (
+    FROM_SCRATCH,
     METHODS,
     check_method,
-    clipped,
+    count_clipped,
     make_faithful,
     setting_names,
     train_method,
-    untrained,
+    untrained_model,
 )
 from fgai.training import harden as hardened_copy
 from fgai.training import limit as with_limits
-from fgai.training.loop import TRAIN_FIELDS
-from fgai.training.settings import check_names
-from fgai.training.train import ALONE
+from fgai.training.settings import TRAIN_FIELDS, check_setting_names
 
 NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
@@ -99,7 +98,7 @@ def train(
     begins = f"training {model} ({method}) on {graph!r}"
     if isinstance(graph, Graph) and training.batch_size is None:
         sizes = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
-        network = untrained(model, graph, **(sizes if method in ALONE else {})).to(graph.device)
+        network = untrained_model(model, graph, **(sizes if method in FROM_SCRATCH else {})).to(graph.device)
         announce(out, begins, [network], graph, training_passes(method, settings))
     else:
         out.say(begins)
@@ -118,7 +117,7 @@ def _settings(training: options.Training, model: str, method: str, **more: int |
         name, equals, text = word.partition("=")
         if not equals:
             raise InputError(f"`--set` takes NAME=VALUE, got {word!r}")
-        check_names([name], names, "--set")
+        check_setting_names([name], names, "--set")
         try:
             value = json.loads(text)
         except ValueError:
@@ -300,7 +299,7 @@ def limit(
     except ValueError:
         raise InputError(f"`clip_share` must be a number or `auto`, got {clip_share!r}") from None
     limited = with_limits(opened.model, opened.graph, share, shrink=shrink)
-    clips = clipped(limited, opened.graph)
+    clips = count_clipped(limited, opened.graph)
     about = {**opened.about, "settings": {"clip_share": share, "shrink": shrink}, "vanilla": str(opened.path)}
     path = _write_model(limited, path, opened.graph, about, opened.factory)
     after, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)

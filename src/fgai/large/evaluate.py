@@ -122,7 +122,7 @@ def evaluate_store(
             if each is not None:
                 check_streamed(each, source.stored)
                 if together:
-                    source.agree(each, "evaluation", k, seed)
+                    source.check_processes(each, "evaluation", k, seed)
         own = source.observe(model, ranked=True, ranks=ranks)
         source.check_classes(own.logits.shape[1])
         other = None if vanilla is None else source.observe(vanilla, ranked=True, ranks=ranks)

@@ -25,7 +25,7 @@ from fgai.large.streaming import _hops_of, check_streamed, measure_store, observ
 from fgai.large.write import _feature_blocks
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import check_logits
-from fgai.training.resume import run_label
+from fgai.training.resume import training_fingerprint
 from fgai.version import versions
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class _StoredSource:
         self._loaded: _Resident | None = None
         self._crowded = False
 
-    def batched_for(
+    def prepare(
         self,
         model: nn.Module,
         batch_size: int,
@@ -146,20 +146,20 @@ class _StoredSource:
             self._loaded, self._crowded = None, True
             return None
 
-    def agree(self, model: nn.Module, *settings: object) -> None:
-        """Make sure that all ranks train the same model on the same graph in the same way."""
+    def check_processes(self, model: nn.Module, *identity: object) -> None:
+        """Raise unless all ranks train the same model on the same graph in the same way."""
         if self.ranks.several:
             self.ranks.agree({
                 **{f"version of {name}": version for name, version in versions().items()},
                 "graph": self.stored.fingerprint,
-                "settings": repr((*settings, *self._sizes)),
-                "model": self.label(model, weights=True),
+                "settings": repr((*identity, *self._sizes)),
+                "model": self.fingerprint(model, weights=True),
             })  # fmt: skip
 
-    def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
-        """Return the label of a training, see `run_label`; the sizes of batches are part of it."""
+    def fingerprint(self, model: nn.Module, *identity: object, weights: bool = False) -> str:
+        """See `training_fingerprint`; it depends on the sizes of batches, too."""
         data = self.stored.fingerprint
-        return run_label(model, self.nodes, *parts, *self._sizes, weights=weights, data=data)
+        return training_fingerprint(model, self.nodes, *identity, *self._sizes, weights=weights, data=data)
 
     @property
     def _sizes(self) -> tuple[object, ...]:

@@ -28,10 +28,10 @@ from fgai.models import as_graph
 from fgai.sparse import Adjacency
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.faithful import FaithfulRecipe
-from fgai.training.loop import PROBE, Recipe, Step, epoch_seed
-from fgai.training.loss import FaithfulLoss, InjectedNodes
-from fgai.training.recipes import Vanilla, labelled, supervised
+from fgai.training.faithful import FaithfulBase, FaithfulLoss, InjectedNodes
+from fgai.training.hardening import STREAM
+from fgai.training.loop import SCORE_STEPS
+from fgai.training.recipes import Recipe, Step, VanillaRecipe, epoch_generator, labelled_rows, supervised_loss
 from fgai.training.settings import FaithfulSettings, HardenSettings
 from fgai.training.targets import Reach, Targets, contrast, layer_sharpness, relative_contrasts, spread
 from fgai.training.terms import Term
@@ -53,7 +53,7 @@ class _StoredTargets:
                 contrasts[index] += rows * contrast(w, rowptr)
                 sharpness[index] += ranked * float(layer_sharpness(w, rowptr, destination))
             nodes, several = nodes + rows, several + ranked
-        self.scale = total / nodes
+        self.logit_spread = total / nodes
         self.contrasts = relative_contrasts([value / nodes for value in contrasts])
         self.sharpness = [value / max(1, several) for value in sharpness]
 
@@ -74,7 +74,7 @@ class _StoredTargets:
             rowptrs=[adjacency.rowptr[: seeds + 1]] * len(layers),
             contrasts=self.contrasts,
             sharpness=self.sharpness,
-            scale=self.scale,
+            logit_spread=self.logit_spread,
             depths=list(self.layers),
         )
 
@@ -101,7 +101,7 @@ FEW = 4  # batches from which the reach of the adversary is taken before the fir
 class _BatchRecipe(Recipe):
     """Training batch by batch; limits take their ranges from all nodes before each epoch and validation."""
 
-    batched = True
+    mini_batches = True
     source: _StoredSource
     settings: Any = None  # with limits
     seeds: Tensor | None = None  # nodes of an epoch; None for all
@@ -121,7 +121,7 @@ class _BatchRecipe(Recipe):
 
     @abstractmethod
     def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
-        """The loss of this process's batch, see `Recipe.parts`; there may be none."""
+        """The loss of this process's batch, see `Recipe.losses`; there may be none."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the adversary; the weights have changed since limits were measured."""
@@ -138,12 +138,12 @@ class _BatchRecipe(Recipe):
 class _VanillaBatches(_BatchRecipe):
     """Cross-entropy on the training nodes, batch by batch; scored on fixed batches of validation nodes."""
 
-    name = Vanilla.name
+    name = VanillaRecipe.name
 
     def __init__(self, source: _StoredSource) -> None:
         self.source = source
-        self.seeds, _ = labelled(source.nodes, "train_mask")
-        self.val_nodes, _ = labelled(source.nodes, "val_mask")
+        self.seeds, _ = labelled_rows(source.nodes, "train_mask")
+        self.val_nodes, _ = labelled_rows(source.nodes, "val_mask")
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Check the model; there are no targets."""
@@ -155,10 +155,10 @@ class _VanillaBatches(_BatchRecipe):
 
     def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         if part is not None:
-            yield supervised(model, part.graph, *_targets(part))
+            yield supervised_loss(model, part.graph, *_targets(part))
 
     def score(self, model: nn.Module) -> float:
-        """Return the validation accuracy minus a thousandth of a bounded loss, as `Vanilla` does."""
+        """Return the validation accuracy minus a thousandth of a bounded loss, as `VanillaRecipe` does."""
         right, loss = 0.0, 0.0
         with evaluating(model), torch.no_grad():
             for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
@@ -176,7 +176,7 @@ def _targets(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
     return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
 
 
-class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
+class _FaithfulBatches(_BatchRecipe, FaithfulBase):
     """Faithful training, batch by batch over all nodes.
 
     Vanilla targets come from an exact pass over the whole graph. One adversary serves all batches and ranks:
@@ -195,7 +195,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
         super().__init__(vanilla, nodes, settings, terms, source.feature_range)
         self.source = source
         self.val_nodes = task_of(source.nodes).nodes(source.nodes, "val")
-        self.fit, self.val = (_mask(source, each) for each in (self.adversary.nodes, self.val_nodes))
+        self.fit, self.val = (_mask(source, each) for each in (self.adversary.targets, self.val_nodes))
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
@@ -211,13 +211,13 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
         self.adversary.start(generator, entry_limits(model))
         parts = list(islice(self.source.parts(model, None, 0), FEW))
         self.reach = self._reach(self.adversary, parts, self.fit, generator)
-        self.probe = self.adversary.restarted()
+        self.validation = self.adversary.copy()
         few = list(islice(self.source.parts(model, self.val_nodes, 0, shuffle=False), FEW))
-        self.probe_reach = self._reach(self.probe, few, self.val, self._generator(-2))
-        for part in islice(cycle(parts), PROBE):
+        self.validation_reach = self._reach(self.validation, few, self.val, self._generator(-2))
+        for part in islice(cycle(parts), SCORE_STEPS):
             attack = _injected(self.adversary, part, self.fit, self.reach, generator)
             if attack is not None:
-                self._loss(part).ascend(model, attack)
+                self._loss(part).collect_gradient(model, attack)
 
     def _reach(
         self,
@@ -231,7 +231,9 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
         for part in parts:
             attack = _injected(adversary, part, pool, Reach([], 1.0), generator)
             if attack is not None:
-                reach = self.targets.of(part).reach(part.graph, attack.join(part.graph)[0])
+                reach = self.targets.of(part).reach(
+                    part.graph, adversary.inject(part.graph, attack.endpoints, attack.subset)[0]
+                )
                 layers += part.seeds * torch.tensor(reach.layers)
                 predictions += part.seeds * reach.predictions
             seeds += part.seeds
@@ -240,7 +242,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
 
     def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
-        due, rise = self._due(step, self.steps_per_epoch)
+        due, rise = self._schedule(step, self.steps_per_epoch)
         climbs, ranks = self.settings.steps if due != "clean" else 0, self.source.ranks
         generator = self._generator(step * ranks.size + ranks.rank)
         attacks: list[InjectedNodes] = []
@@ -249,12 +251,12 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
             attacks = [attack for attack in drawn if attack is not None]
             loss = self._loss(part)
             risen = loss.targets.logits.new_tensor(rise)
-            yield from loss.parts(model, due if attacks else "clean", attacks, risen)
+            yield from loss.losses(model, due if attacks else "clean", attacks, risen)
         if attacks:
-            self.adversary.add_up()
+            self.adversary.sum_gradients()
         for _ in range(0 if attacks else climbs):
-            self.adversary.climb()
-            self.adversary.add_up()
+            self.adversary.ascend()
+            self.adversary.sum_gradients()
 
     def score(self, model: nn.Module) -> float:
         """Return minus the total on the validation nodes, under a fresh attack; needs no labels."""
@@ -263,12 +265,12 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
         for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
             attack = None
             if self.injects:
-                attack = _injected(self.probe, part, self.val, self.probe_reach, generator)
+                attack = _injected(self.validation, part, self.val, self.validation_reach, generator)
             total += part.seeds * float(self._loss(part).score(model, attack))
         return total / len(self.val_nodes)
 
     def _loss(self, part: _PreparedBatch) -> FaithfulLoss:
-        return FaithfulLoss(part.graph, self.targets.of(part), self.settings, self.terms, measures=False)
+        return FaithfulLoss(part.graph, self.targets.of(part), self.settings, self.terms, sets_ranges=False)
 
 
 class _HardenBatches(_VanillaBatches):
@@ -284,7 +286,7 @@ class _HardenBatches(_VanillaBatches):
         nodes = source.nodes.to(device_of(model, source.nodes))
         self.adversary = InjectionAdversary(nodes, settings.budget, source.feature_range)
         self.adversary.check_box()
-        self.fit, self.val = (_mask(source, each) for each in (self.adversary.nodes, self.val_nodes))
+        self.fit, self.val = (_mask(source, each) for each in (self.adversary.targets, self.val_nodes))
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
@@ -292,7 +294,7 @@ class _HardenBatches(_VanillaBatches):
         self.seed = seed
         self._measure(model)
         self.adversary.start(self._generator(-1), entry_limits(model))
-        self.probe = self.adversary.restarted()
+        self.validation = self.adversary.copy()
 
     def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
         """The clean cross-entropy, then the attacked one; the adversary climbs on all ranks."""
@@ -310,8 +312,8 @@ class _HardenBatches(_VanillaBatches):
             hit = cross_entropy(logits.index_select(0, rows), labels)
             yield {"attacked": hit, "total": self.weight * hit}
         else:
-            self.adversary.climb()
-        self.adversary.add_up()
+            self.adversary.ascend()
+        self.adversary.sum_gradients()
 
     def score(self, model: nn.Module) -> float:
         """Return the mean of clean and attacked validation accuracy, ties broken by a lower clean loss."""
@@ -319,15 +321,15 @@ class _HardenBatches(_VanillaBatches):
         generator, right = self._generator(-2), 0.0
         for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
             rows, labels = _targets(part)
-            ends = _borrowed(self.probe, part, self.val, generator)
+            ends = _borrowed(self.validation, part, self.val, generator)
             assert ends is not None  # all seeds are validation nodes
-            self.probe.restart()
+            self.validation.restart()
             with evaluating(model, freeze=True):
-                for _ in range(PROBE):
-                    logits = _attacked(self.probe, model, part.graph, ends)
+                for _ in range(SCORE_STEPS):
+                    logits = _attacked(self.validation, model, part.graph, ends)
                     loss = cross_entropy(logits.index_select(0, rows), labels)
                     loss.backward()  # type: ignore[no-untyped-call]
-                logits = _attacked(self.probe, model, part.graph, ends).detach()
+                logits = _attacked(self.validation, model, part.graph, ends).detach()
             right += float((logits.index_select(0, rows).argmax(1) == labels).sum())
         return (super().score(model) + right / len(self.val_nodes)) / 2
 
@@ -341,15 +343,15 @@ class _HardenBatches(_VanillaBatches):
         super().load_state(state)
 
     def _generator(self, step: int) -> torch.Generator:
-        return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x2545F4914)
+        return epoch_generator(self.seed, step, STREAM)
 
 
 def _attacked(
     adversary: InjectionAdversary, model: nn.Module, graph: Graph, ends: tuple[Tensor, Tensor]
 ) -> Tensor:
     """The logits of a batch that some nodes of an adversary join, see `_borrowed`."""
-    attacked = adversary.joined_to(graph, *ends)[0]
-    with adversary.sending_values(ends[1]), straight_through(model):
+    attacked = adversary.inject(graph, *ends)[0]
+    with adversary.using_points(ends[1]), straight_through(model):
         return call_model(model, attacked)
 
 

@@ -1,28 +1,34 @@
-"""One loop, several recipes: vanilla, layer norm, adversarial and faithful training."""
+"""Trainings of models and their loss terms: vanilla, layer norm, limits, adversarial and faithful."""
 
-from fgai.alone import seeded
-from fgai.training.capture import Drawn
-from fgai.training.checkpoint import load_model, make_model, pretrained_names, read_header, save_model
-from fgai.training.faithful import Faithful, make_faithful
-from fgai.training.hardening import Adversarial, harden
-from fgai.training.limiting import Clipped, clipped, limit
-from fgai.training.loop import Recipe, Step, TrainConfig, epoch_seed, fit
-from fgai.training.methods import check_method, features_alone, train_method
-from fgai.training.recipes import Vanilla, labelled
+from fgai.training.faithful import FaithfulRecipe, make_faithful
+from fgai.training.hardening import AdversarialRecipe, harden
+from fgai.training.limiting import ClipCount, count_clipped, limit
+from fgai.training.loop import fit
+from fgai.training.methods import (
+    FROM_SCRATCH,
+    METHODS,
+    accuracy_without_edges,
+    check_method,
+    setting_names,
+    train,
+    train_method,
+    untrained_model,
+)
+from fgai.training.model_file import load_model, make_model, pretrained_names, read_header, save_model
+from fgai.training.recipes import Draws, Recipe, Step, VanillaRecipe, epoch_seed, labelled_rows
 from fgai.training.resume import History, history_of
-from fgai.training.settings import CERTIFIED, FaithfulSettings, HardenSettings
+from fgai.training.settings import CERTIFIED_SETTINGS, FaithfulSettings, HardenSettings, TrainConfig
 from fgai.training.targets import Targets
 from fgai.training.terms import StepContext, Term, certified, term
-from fgai.training.train import ALONE, METHODS, setting_names, train, untrained
 
 __all__ = [
-    "ALONE",
-    "CERTIFIED",
+    "CERTIFIED_SETTINGS",
+    "FROM_SCRATCH",
     "METHODS",
-    "Adversarial",
-    "Clipped",
-    "Drawn",
-    "Faithful",
+    "AdversarialRecipe",
+    "ClipCount",
+    "Draws",
+    "FaithfulRecipe",
     "FaithfulSettings",
     "HardenSettings",
     "History",
@@ -32,16 +38,16 @@ __all__ = [
     "Targets",
     "Term",
     "TrainConfig",
-    "Vanilla",
+    "VanillaRecipe",
+    "accuracy_without_edges",
     "certified",
     "check_method",
-    "clipped",
+    "count_clipped",
     "epoch_seed",
-    "features_alone",
     "fit",
     "harden",
     "history_of",
-    "labelled",
+    "labelled_rows",
     "limit",
     "load_model",
     "make_faithful",
@@ -49,10 +55,9 @@ __all__ = [
     "pretrained_names",
     "read_header",
     "save_model",
-    "seeded",
     "setting_names",
     "term",
     "train",
     "train_method",
-    "untrained",
+    "untrained_model",
 ]

@@ -1,4 +1,4 @@
-"""The injection adversary: a few new nodes whose features climb while the model trains."""
+"""`InjectionAdversary`: new nodes whose features are attacked while the model trains."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from fgai.tasks import task_of
 
 
 class InjectionAdversary:
-    """New nodes with new endpoints every epoch and features warm-started from the last.
+    """New nodes with new endpoints every epoch; their features are kept from epoch to epoch.
 
-    The features climb by the gradient that the training step's backward pass leaves in them, so the climb
-    costs no pass: `joined` takes the pending step and returns a graph, and the caller back-propagates a loss
-    that the features should raise. They are updated in place, as a captured CUDA graph needs.
+    The features ascend along the gradient that the training step's backward pass leaves in them, so that an
+    ascent step costs no pass of its own: `inject` takes the step that is due and returns a graph, and the
+    caller back-propagates a loss that the features should raise. They are updated in place, as a captured
+    CUDA graph needs.
 
-    Behind limits every second node moves a point of the unit box instead of features. The point stands for
-    the values of the node in the first layer; every choice of features is such a point.
+    If the first layer has limits, every second node moves a point of the unit box instead of features. The
+    point stands for the values of the node in that layer; every choice of features is such a point.
 
     Args:
         graph: prepared for the model.
@@ -47,14 +48,14 @@ class InjectionAdversary:
         low, high = feature_range or data_range(graph)
         stored = graph.features.stored
         self.feature_range = low.to(stored), high.to(stored)
-        # A small graph has fewer nodes to join than the default. Drawn without waiting for the device.
-        self.nodes = replace(budget, edges=1).target_nodes(graph).cpu()
+        # With one edge per node a small graph has enough targets. On the CPU, where endpoints are drawn.
+        self.targets = replace(budget, edges=1).target_nodes(graph).cpu()
         self.batch = None if graph.batch is None else graph.batch.cpu()
-        each = min(budget.edges, smallest_pool(graph, self.nodes.to(graph.device)))
-        self.budget = replace(budget, edges=each)
+        edges = min(budget.edges, smallest_pool(graph, self.targets.to(graph.device)))
+        self.budget = replace(budget, edges=edges)
         self.features = low.new_zeros(0, graph.num_features)
-        self.points: dict[Limits, Tensor] = {}
-        self.chosen = torch.zeros(0, dtype=torch.bool)
+        self.points: dict[Limits, Tensor] = {}  # of the unit box, [M, ...] for each limits
+        self.moves_points = torch.zeros(0, dtype=torch.bool)  # [M] nodes that move points
 
     @cached_property
     def box(self) -> Box:
@@ -62,63 +63,63 @@ class InjectionAdversary:
         return self.budget.box_in(*self.feature_range)
 
     @cached_property
-    def step(self) -> Tensor:
-        """[F] size of a step in each feature."""
+    def step_size(self) -> Tensor:
+        """[F] size of an ascent step in each feature."""
         return self.budget.step_size * self.box.half
 
     @property
     def _variables(self) -> list[Tensor]:
-        """Features and points: the tensors that climb."""
+        """The tensors that ascend: features, then points."""
         return [self.features, *self.points.values()]
 
     def check_box(self) -> None:
-        """Raise if the data gives no box; warn if the user's leaves out values of the data."""
-        _ = self.step
+        """Raise if the data gives no box; warn if the user's box leaves out values of the data."""
+        _ = self.box
         warn_if_narrow(self.budget.box, *self.feature_range)
 
     def start(self, generator: torch.Generator, entry: Sequence[Limits] = ()) -> None:
-        """Draw the first features; behind limits of the first layer also points of every second node."""
-        groups = 1 if self.batch is None else torch.unique(self.batch[self.nodes]).numel()
+        """Draw the first features, and points for every second node if there are limits at the `entry`."""
+        groups = 1 if self.batch is None else torch.unique(self.batch[self.targets]).numel()
         features = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
         self.features = features.requires_grad_()
         if entry:
-            self.chosen = torch.arange(len(features), device=features.device) % 2 == 1
+            self.moves_points = torch.arange(len(features), device=features.device) % 2 == 1
         for limits in entry:
             shape = (len(features), *limits.low.shape)
             uniform = torch.rand(shape, generator=generator, dtype=torch.float32)
             self.points[limits] = uniform.to(features).requires_grad_()
 
-    def sending_values(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
-        """Return a block in which all new nodes or a subset [m] send their points of value space."""
+    def using_points(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
+        """A block in which every second new node has its points' values; `subset` [m] as in `inject`."""
         if not self.points:
             return nullcontext()
         if subset is None:
-            return replacing_values(self.points, self.chosen)
+            return replacing_values(self.points, self.moves_points)
         points = {limits: values.index_select(0, subset) for limits, values in self.points.items()}
-        return replacing_values(points, self.chosen[subset])
+        return replacing_values(points, self.moves_points[subset])
 
     def draw(self, generator: torch.Generator, nodes: Tensor | None = None) -> Tensor:
-        """Return fresh endpoints [M, e], on the CPU; among `nodes` instead of the targets, if given."""
-        pool = self.nodes if nodes is None else nodes.cpu()
-        each = min(self.budget.edges, int(pool.numel()))
-        return draw_endpoints(pool, self.budget.nodes, each, generator, self.batch)
+        """Return new endpoints [M, e], on the CPU; among `nodes` instead of the targets, if given."""
+        pool = self.targets if nodes is None else nodes.cpu()
+        edges = min(self.budget.edges, int(pool.numel()))
+        return draw_endpoints(pool, self.budget.nodes, edges, generator, self.batch)
 
-    def attacked(self, generator: torch.Generator) -> tuple[Graph, EdgeMap]:
-        """Return the graph with the new nodes at fresh endpoints; their features collect a gradient."""
-        return self.joined(self.draw(generator).to(self.graph.device))
+    def inject(self, graph: Graph, endpoints: Tensor, subset: Tensor | None = None) -> tuple[Graph, EdgeMap]:
+        """Take the ascent step that is due, and return a graph with new nodes.
 
-    def joined_to(self, graph: Graph, endpoints: Tensor, some: Tensor) -> tuple[Graph, EdgeMap]:
-        """Return another graph with some of the new nodes [m] at `endpoints` [m, e], without the others."""
-        self.climb()
-        return graph._inject(endpoints, self.features.index_select(0, some))
-
-    def joined(self, endpoints: Tensor) -> tuple[Graph, EdgeMap]:
-        """Return the graph with the new nodes at `endpoints` [M, e], on its device, as `draw` gave them."""
-        self.climb()
+        Args:
+            graph: the adversary's own, or a mini-batch of it.
+            endpoints: [m, e] of the new nodes, on the graph's device.
+            subset: [m] which new nodes join; by default all. Those without endpoints are dropped for good,
+                the last ones first.
+        """
+        self.ascend()
+        if subset is not None:
+            return graph._inject(endpoints, self.features.index_select(0, subset))
         if (count := len(endpoints)) < len(self.features):
             self._assign([values.detach()[:count].clone() for values in self._variables])
-            self.chosen = self.chosen[:count]
-        return self.graph._inject(endpoints, self.features)
+            self.moves_points = self.moves_points[:count]
+        return graph._inject(endpoints, self.features)
 
     def _assign(self, values: Sequence[Tensor]) -> None:
         """Replace features and points by other tensors."""
@@ -126,17 +127,17 @@ class InjectionAdversary:
         self.points = dict(zip(self.points, points, strict=True))
 
     @torch.no_grad()
-    def climb(self) -> None:
-        """Take one signed step along the gradient that was collected, if any; we maximise."""
+    def ascend(self) -> None:
+        """Take one step along the sign of the gradient, if there is one, and reset the gradient."""
         rate = self.features.new_full((), self.budget.step_size)  # filled on the device, for capture
-        sizes = [(self.step, *self.box), *((rate, 0.0, 1.0) for _ in self.points)]
-        for values, (step, low, high) in zip(self._variables, sizes, strict=True):
+        sizes = [(self.step_size, *self.box), *((rate, 0.0, 1.0) for _ in self.points)]
+        for values, (size, low, high) in zip(self._variables, sizes, strict=True):
             if values.grad is not None:
-                values.add_(OPTIMISERS["sign"](values, step).move(values.grad)).clamp_(low, high)
+                values.add_(OPTIMISERS["sign"](values, size).move(values.grad)).clamp_(low, high)
                 values.grad.zero_()
 
-    def add_up(self) -> None:
-        """Add the gradients of all processes; all of them call this before they climb."""
+    def sum_gradients(self) -> None:
+        """Add the gradients of all processes; all of them call this before they ascend."""
         ranks = current()
         if not ranks.several:
             return
@@ -146,23 +147,23 @@ class InjectionAdversary:
             gradients.append(values.grad)
         ranks.add_up(gradients)
 
-    def probe(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
-        """Return an adversary that restarts, and its endpoints: fixed validation nodes [M, e]."""
-        other = self.restarted()
+    def validation_attack(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
+        """Return a copy of the adversary and fixed endpoints [M, e] among the validation nodes."""
+        other = self.copy()
         nodes = task_of(self.graph).nodes(self.graph, "val")
         return other, other.draw(generator, nodes).to(self.graph.device)
 
-    def restarted(self) -> InjectionAdversary:
-        """Return an adversary of the same budget that begins at the middle of the box."""
+    def copy(self) -> InjectionAdversary:
+        """Return an adversary of the same budget, restarted."""
         other = InjectionAdversary(self.graph, self.budget, self.feature_range)
-        other.points, other.chosen = dict(self.points), self.chosen
+        other.points, other.moves_points = dict(self.points), self.moves_points
         other._assign([torch.empty_like(values.detach()) for values in self._variables])
         other.restart()
         return other
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Begin again at the middle of the box."""
+        """Set features and points to the middle of their boxes, without a gradient."""
         self.features.copy_(self.box.middle)
         for points in self.points.values():
             points.fill_(0.5)
@@ -170,13 +171,15 @@ class InjectionAdversary:
             if values.grad is not None:
                 values.grad.zero_()
 
+    @property
+    def _names(self) -> list[str]:
+        return ["features", *(f"points.{index}" for index in range(len(self.points)))]
+
     def state(self) -> dict[str, Tensor]:
-        """Return the features and points, the pending step taken."""
-        self.climb()
-        names = ["features", *(f"points.{index}" for index in range(len(self.points)))]
-        return {name: v.detach().clone() for name, v in zip(names, self._variables, strict=True)}
+        """Return features and points, after the step that is due."""
+        self.ascend()
+        return {name: v.detach().clone() for name, v in zip(self._names, self._variables, strict=True)}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        names = ["features", *(f"points.{index}" for index in range(len(self.points)))]
-        self._assign([state[name].to(self.graph.device, copy=True) for name in names])
+        self._assign([state[name].to(self.graph.device, copy=True) for name in self._names])

@@ -1,4 +1,4 @@
-"""Training steps without launch overhead: on a GPU each kind of step is captured once and then replayed.
+"""Training steps in CUDA graphs: on a GPU each kind of step is captured once and then replayed.
 
 A training step on a graph of ten thousand nodes is a hundred kernels of a few microseconds, and starting them
 one by one takes ten times as long as running them. Their shapes never change, so they are captured in a CUDA
@@ -8,7 +8,6 @@ graph; the draws of an epoch are copied to fixed addresses before each replay. T
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -19,29 +18,15 @@ from torch.nn.functional import pad
 from fgai.attention import adapter_of
 from fgai.errors import FgaiWarning, warn
 from fgai.ops.capture import Replay
+from fgai.training.recipes import Draws, Recipe
 
 WARM_UP = 2
 """Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
-RING = 32
-"""Epochs whose terms may wait on the device before they are read."""
+MAX_UNREAD = 32
+"""Epochs whose terms may stay on the device before they are read."""
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The random draws of one epoch, made on the host.
-
-    Steps of one `kind` differ only in tensors, whose shapes are the same in every epoch.
-    """
-
-    kind: str
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def to(self, device: torch.device) -> Drawn:
-        """Return the same on a device."""
-        return Drawn(self.kind, {name: tensor.to(device) for name, tensor in self.tensors.items()})
-
-
-class _Terms(NamedTuple):
+class _EpochTerms(NamedTuple):
     """The loss terms of one epoch and the time it took."""
 
     epoch: int
@@ -49,121 +34,129 @@ class _Terms(NamedTuple):
     seconds: float
 
 
-def can_replay(recipe: Any, model: nn.Module) -> bool:
+def can_capture(recipe: Recipe, model: nn.Module) -> bool:
     """Whether the steps can be captured: on a GPU, where both recipe and model declare it."""
     first, declared = next(model.parameters(), None), vars(type(recipe)).get("capturable", False)
     return first is not None and first.is_cuda and bool(declared) and adapter_of(model).can_capture
 
 
-def _summed(names: list[str], numbers: list[float]) -> dict[str, float]:
-    """Add up the terms of all parts by name, the total last."""
+def _sum_by_name(names: list[str], numbers: list[float]) -> dict[str, float]:
+    """Add up the terms of equal names, the total last."""
     values: dict[str, float] = {}
     for name, number in zip(names, numbers, strict=True):
         values[name] = values.get(name, 0.0) + number
-    return {**{k: v for k, v in values.items() if k != "total"}, "total": values["total"]}
+    return _total_last(values)
 
 
-def _mean_terms(taken: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
-    """Average terms over steps by their sizes, each over the steps that have it; one step as it is."""
-    if len(taken) == 1:
-        return taken[0][1]
+def _mean_by_name(steps: list[tuple[int, dict[str, float]]]) -> dict[str, float]:
+    """Average the terms of steps by their weights, each over the steps that have it; one step as it is."""
+    if len(steps) == 1:
+        return steps[0][1]
     sums: dict[str, list[float]] = {}
-    for size, values in taken:
+    for weight, values in steps:
         for name, value in values.items():
             total = sums.setdefault(name, [0.0, 0.0])
-            total[0] += size * value
-            total[1] += size
-    means = {name: value / size for name, (value, size) in sums.items()}
-    return {**{k: v for k, v in means.items() if k != "total"}, "total": means["total"]}
+            total[0] += weight * value
+            total[1] += weight
+    return _total_last({name: value / weight for name, (value, weight) in sums.items()})
 
 
-def _run_parts(parts: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
-    """Back-propagate every part and return the names and values of all terms, on the device."""
+def _total_last(values: dict[str, float]) -> dict[str, float]:
+    return {**{name: value for name, value in values.items() if name != "total"}, "total": values["total"]}
+
+
+def _backward(losses: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
+    """Back-propagate the losses one by one; return the names and values of all terms, on the device."""
     names: list[str] = []
     terms: list[Tensor] = []
-    for part in parts:
-        part["total"].backward()  # type: ignore[no-untyped-call]
-        names += part
-        terms += [term.detach().reshape(()) for term in part.values()]
-        del part
+    for loss in losses:
+        loss["total"].backward()  # type: ignore[no-untyped-call]
+        names += loss
+        terms += [term.detach().reshape(()) for term in loss.values()]
+        del loss
     return names, torch.stack(terms) if terms else torch.zeros(0)
 
 
-class _Replays:
-    """The steps and the score of one training, captured kind by kind."""
+class _CapturedSteps:
+    """The steps and the score of one training, captured kind by kind.
+
+    Args:
+        recipe: capturable.
+        model: on a GPU.
+        update: changes the weights by their gradients.
+        seed_of: returns the seed of an epoch.
+    """
 
     def __init__(
-        self, recipe: Any, model: nn.Module, update: Callable[[], None], seed_of: Callable[[int], int]
+        self, recipe: Recipe, model: nn.Module, update: Callable[[], None], seed_of: Callable[[int], int]
     ) -> None:
         self.recipe, self.model, self.update, self.seed_of = recipe, model, update, seed_of
         self.device = next(model.parameters()).device
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[str, Replay[Any]] = {}
-        self.inputs: dict[str, Drawn] = {}
-        self.staging: dict[str, dict[str, Tensor]] = {}
         self.runs: dict[str, int] = {}
-        self.ring = torch.zeros(RING, 0, device=self.device, dtype=torch.float64)
-        self.waiting: list[tuple[int, list[str]]] = []
-        self.since = 0.0
+        self.inputs: dict[str, Draws] = {}
+        self.pinned: dict[str, dict[str, Tensor]] = {}  # page-locked memory, from which copies do not wait
+        self.terms = torch.zeros(MAX_UNREAD, 0, device=self.device, dtype=torch.float64)  # a row per epoch
+        self.unread: list[tuple[int, list[str]]] = []  # epoch and names of the terms in each row
+        self.started = 0.0
         self.failed = False
 
     def step(self, epoch: int) -> bool:
-        """Launch one epoch; False when it cannot be replayed and was not run."""
-        if self.failed or (drawn := self.recipe.draw(epoch)) is None:
+        """Launch one epoch; False when it cannot be captured and was not run."""
+        if self.failed or (draws := self.recipe.draw(epoch)) is None:
             return False
-        if not self.waiting:
-            self.since = perf_counter()
-        inputs = self._stage(drawn)
-        names, terms = self._compute(drawn.kind, inputs, self.seed_of(epoch))
-        if len(names) > self.ring.shape[1]:
-            self.ring = pad(self.ring, (0, len(names) - self.ring.shape[1]))
-        self.ring[len(self.waiting), : len(names)].copy_(terms)
-        self.waiting.append((epoch, names))
+        if not self.unread:
+            self.started = perf_counter()
+        names, terms = self._compute(draws.kind, self._copy_to_device(draws), self.seed_of(epoch))
+        if len(names) > self.terms.shape[1]:
+            self.terms = pad(self.terms, (0, len(names) - self.terms.shape[1]))
+        self.terms[len(self.unread), : len(names)].copy_(terms)
+        self.unread.append((epoch, names))
         return True
 
     @property
     def full(self) -> bool:
         """Whether the terms must be read before the next step."""
-        return len(self.waiting) >= RING
+        return len(self.unread) >= MAX_UNREAD
 
-    def read(self) -> list[_Terms]:
+    def read(self) -> list[_EpochTerms]:
         """Wait for the epochs under way and return their terms."""
-        if not self.waiting:
+        if not self.unread:
             return []
-        rows = self.ring[: len(self.waiting)].tolist()
-        seconds = (perf_counter() - self.since) / len(rows)
-        terms = [
-            _Terms(epoch, _summed(names, row[: len(names)]), seconds)
-            for (epoch, names), row in zip(self.waiting, rows, strict=True)
+        rows = self.terms[: len(self.unread)].tolist()
+        seconds = (perf_counter() - self.started) / len(rows)
+        epochs = [
+            _EpochTerms(epoch, _sum_by_name(names, row[: len(names)]), seconds)
+            for (epoch, names), row in zip(self.unread, rows, strict=True)
         ]
-        self.waiting.clear()
-        return terms
+        self.unread.clear()
+        return epochs
 
     def score(self) -> float:
         """Return the recipe's score, captured from the second time on."""
-        work = lambda: self.recipe.measure(self.model)  # noqa: E731
-        return float(self._run("score", work, warm_up=1))
+        return float(self._run("score", lambda: self.recipe.score_tensor(self.model), warm_up=1))
 
-    def _stage(self, drawn: Drawn) -> Drawn:
-        """Copy the draws to their fixed addresses, from page-locked memory, without waiting."""
-        if drawn.kind not in self.inputs:
-            self.inputs[drawn.kind] = drawn.to(self.device)
-            self.staging[drawn.kind] = {
-                name: torch.empty((RING, *t.shape), dtype=t.dtype, pin_memory=True)
-                for name, t in drawn.tensors.items()
+    def _copy_to_device(self, draws: Draws) -> Draws:
+        """Copy the draws to the fixed addresses of their kind, without waiting for the device."""
+        if draws.kind not in self.inputs:
+            self.inputs[draws.kind] = draws.to(self.device)
+            self.pinned[draws.kind] = {
+                name: torch.empty((MAX_UNREAD, *tensor.shape), dtype=tensor.dtype, pin_memory=True)
+                for name, tensor in draws.tensors.items()
             }
         else:
-            for name, tensor in drawn.tensors.items():
-                page = self.staging[drawn.kind][name][len(self.waiting)]
+            for name, tensor in draws.tensors.items():
+                page = self.pinned[draws.kind][name][len(self.unread)]
                 page.copy_(tensor)
-                self.inputs[drawn.kind].tensors[name].copy_(page, non_blocking=True)
-        return self.inputs[drawn.kind]
+                self.inputs[draws.kind].tensors[name].copy_(page, non_blocking=True)
+        return self.inputs[draws.kind]
 
-    def _compute(self, kind: str, inputs: Drawn, seed: int) -> tuple[list[str], Tensor]:
+    def _compute(self, kind: str, inputs: Draws, seed: int) -> tuple[list[str], Tensor]:
         def work() -> tuple[list[str], Tensor]:
             self.model.train()
             self.model.zero_grad(set_to_none=True)
-            terms = _run_parts(self.recipe.replayed(self.model, inputs))
+            terms = _backward(self.recipe.losses_from(self.model, inputs))
             self.update()
             return terms
 
@@ -172,6 +165,7 @@ class _Replays:
         return result
 
     def _run(self, name: str, work: Callable[[], Any], warm_up: int) -> Any:
+        """Run a function `warm_up` times as it is, then capture it and replay the capture."""
         if name in self.graphs:
             return self.graphs[name]()
         self.runs[name] = self.runs.get(name, 0) + 1

@@ -1,40 +1,53 @@
-"""`make_faithful`: from a trained attention model to one whose attention and predictions are stable."""
+"""`make_faithful`, with its loss and recipe: from a trained attention model to a stable one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fgai.alone import with_gradients
-from fgai.attention import can_be_limited, entry_limits, evaluating, model_name
+from fgai.attention import (
+    AttentionMap,
+    LayerAttention,
+    call_model,
+    can_be_limited,
+    entry_limits,
+    evaluating,
+    model_name,
+    observe,
+    straight_through,
+)
 from fgai.attention.interface import originals
 from fgai.bounds.scores import check_followed
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.progress import shown
+from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import Drawn
 from fgai.training.fine_tuning import _fine_tune
-from fgai.training.limiting import set_ranges
-from fgai.training.loop import PROBE, Recipe, epoch_seed
-from fgai.training.loss import FaithfulLoss, InjectedNodes
-from fgai.training.retry import MIN_EPOCHS, _StabilityCheck
+from fgai.training.limiting import _range_pass, set_ranges
+from fgai.training.loop import SCORE_STEPS
+from fgai.training.recipes import Draws, Recipe, epoch_generator
 from fgai.training.settings import FaithfulSettings, _resolve
 from fgai.training.source import _open_source
-from fgai.training.targets import Targets
-from fgai.training.terms import Term, certified, weighted_terms
+from fgai.training.targets import Reach, Targets
+from fgai.training.terms import StepContext, Term, WeightedTerms, certified, first_rows, weighted_terms
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 RAMP = 0.5
-"""Share of the epochs over which attacked terms rise to their weight: a vanilla model is so unstable that the
+"""Share of the epochs in which attacked terms rise to their weight: a vanilla model is so unstable that the
 full terms would move the copy far from it at once."""
+STREAM = 0x5DEECE66D
+"""Of the draws here, so that they change neither dropout nor the endpoints of evaluations."""
 
 
 @typed
@@ -68,17 +81,18 @@ def make_faithful(
     mini-batches, without `prediction_stability`, and other tasks than node classification are not checked. A
     training that diverges is repeated with half the learning rate. There is one retry at most.
 
-    With `batch_size` an epoch is a pass over all nodes (`epoch_size`), a step for each mini-batch; vanilla
-    outputs and the ranges of limits come from exact passes over the whole graph. A stored graph is never
-    loaded whole. Several processes share the batches inside `fgai.large.joined`.
+    With `batch_size` an epoch is a pass over all nodes, or `epoch_size` of them, with a step for each
+    mini-batch; vanilla outputs and the ranges of limits come from exact passes over the whole graph. A stored
+    graph is never loaded whole. Several processes share the batches inside `fgai.large.joined`.
 
     Args:
-        model: trained; fgai's GAT, GATv2, GT or any PyG model the recorder supports.
+        model: trained; fgai's GAT, GATv2, GT or any PyG model whose attention can be recorded.
         data: the graph it was trained on, a `Graph` or PyG `Data`; with `batch_size` also a stored graph or
             its folder. Labels are not used; without masks it trains on all nodes.
         settings: see `FaithfulSettings`; every graph has the same defaults.
         seed: of the adversary's draws.
-        terms: loss terms of your own, see `fgai.training.term`; one with the name of a built-in replaces it.
+        terms: loss terms of your own, see `fgai.training.term`; one with the name of a built-in term replaces
+            it.
         check: attack the result on validation nodes, and train once more if it is not stable.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
@@ -94,28 +108,34 @@ def make_faithful(
         A model of the same class, in eval mode, with its `history` (`history.attempts`: trainings it took).
 
     Raises:
-        InputError: a setting that is not known or not allowed, or a term that is none.
+        InputError: an unknown setting, a value that is not allowed, or two terms of one name.
         AttentionError: the model has no attention that can be recorded.
     """
     (model,) = originals(model)
     with shown(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
         settings = _settings(model, source.nodes, settings, overrides)
-        source.batched_for(model, batch_size, fan_out, epoch_size)
+        source.prepare(model, batch_size, fan_out, epoch_size)
         if batch_size is None:
-            source.fix_links(seed)
+            source.draw_links(seed)
 
         def recipe(settings: FaithfulSettings) -> Any:
             if batch_size is None:
-                return Faithful(model, source.graph, settings, terms)
+                return FaithfulRecipe(model, source.graph, settings, terms)
             return source.faithful(model, settings, terms)
 
-        stability = None
-        if check and batch_size is None and settings.epochs >= MIN_EPOCHS and settings.prediction_stability:
-            stability = _StabilityCheck(model, source.graph, seed, settings.box)
-        described = tuple((term.name, term.on, term.weight) for term in terms)
-        options: dict[str, Any] = {"progress": progress, "tracker": tracker, "seed": seed}
-        options |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every}
-        return _fine_tune(model, source, recipe, settings, stability, described, **options)
+        return _fine_tune(
+            model,
+            source,
+            recipe,
+            settings,
+            tuple((term.name, term.on, term.weight) for term in terms),
+            check=check and batch_size is None and settings.prediction_stability > 0,
+            seed=seed,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            progress=progress,
+            tracker=tracker,
+        )
 
 
 def _settings(
@@ -130,8 +150,137 @@ def _settings(
     return settings
 
 
+class InjectedNodes(NamedTuple):
+    """Nodes of an adversary, see `InjectionAdversary.inject`, and the shares of the graph that they reach."""
+
+    adversary: InjectionAdversary
+    endpoints: Tensor
+    reach: Reach
+    subset: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FaithfulLoss:
+    """The loss of one step on the whole graph or a mini-batch, prepared for the model.
+
+    Only the seeds of a mini-batch have targets. They are its first nodes and edges are sorted by destination,
+    so their rows and edges come first everywhere. With `sets_ranges` limits take their ranges from the clean
+    passes; in a mini-batch they stay as they are.
+    """
+
+    graph: Graph
+    targets: Targets
+    settings: FaithfulSettings
+    terms: WeightedTerms
+    sets_ranges: bool = True
+
+    def losses(
+        self, model: nn.Module, on: str, attacks: Sequence[InjectedNodes], ramp: Tensor
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the clean terms, then the attacked terms, whose clean side is constant; see `Recipe.losses`.
+
+        Dropout is off and the statistics of batch norms stay the vanilla model's.
+
+        Args:
+            model: in training.
+            on: `clean`, `attacked` or `both`, the graphs whose terms are computed.
+            attacks: one for each ascent step; the terms are computed under the last.
+            ramp: factor of the attacked terms.
+        """
+        model.eval()
+        clean = self.vanilla_context(model)
+        if on != "attacked":
+            clean = replace(self.clean_context(model, sampled=True), ramp=ramp)
+            yield self.terms.loss(self.terms.select("clean"), clean)
+            for term in self.terms.select("clean", own_pass=True):
+                yield self.terms.loss([term], clean)
+            layers = tuple(layer.detach() for layer in clean.layers)
+            clean = replace(clean, logits=clean.logits.detach(), layers=layers)
+        if on == "clean":
+            return
+        *earlier, last = attacks
+        for attack in earlier:
+            self.collect_gradient(model, attack, clean)
+        values = self.attacked_terms(model, last, clean)
+        yield {**values, "total": values["total"] * ramp}
+
+    def collect_gradient(
+        self, model: nn.Module, attack: InjectedNodes, clean: StepContext | None = None
+    ) -> None:
+        """Give an adversary a gradient against the model; the clean side is vanilla's by default."""
+        with evaluating(model, freeze=True):
+            total = self.attacked_terms(model, attack, clean or self.vanilla_context(model))["total"]
+            total.backward()  # type: ignore[no-untyped-call]
+        attack.adversary.sum_gradients()
+
+    def score(self, model: nn.Module, attack: InjectedNodes | None) -> Tensor:
+        """Return minus the total under an attack that starts anew; nothing waits for the device."""
+        with evaluating(model, freeze=True):
+            with torch.no_grad():
+                clean = self.clean_context(model)
+                terms = [*self.terms.select("clean"), *self.terms.select("clean", own_pass=True)]
+                total = self.terms.loss(terms, clean)["total"]
+            if attack is None:
+                return -total
+            attack.adversary.restart()
+            for step in range(SCORE_STEPS + 1):
+                attacked = self.attacked_terms(model, attack, clean)["total"]
+                if step < SCORE_STEPS:
+                    attacked.backward()  # type: ignore[no-untyped-call]
+            return -(total + attacked).detach()
+
+    def clean_context(self, model: nn.Module, *, sampled: bool = False) -> StepContext:
+        """Run the model on the clean graph; limits take their ranges from the same pass."""
+        settings, ranked = self.settings, self.terms.need_explanation
+        ranges: AbstractContextManager[None] = nullcontext()
+        if self.sets_ranges:
+            ranges = _range_pass(model, settings.clip_share, settings.shrink, sampled=sampled)
+        with ranges, straight_through(model):
+            observation = observe(model, self.graph, heads="mean", grad=True, ranked=ranked)
+        return replace(
+            self.vanilla_context(model),
+            logits=first_rows(observation.logits, self.targets.logits),
+            layers=observation.attention.layers,
+            has_explanations=ranked,
+        )
+
+    def vanilla_context(self, model: nn.Module) -> StepContext:
+        """Return a context whose clean side is the vanilla model's."""
+        targets = self.targets
+        return StepContext(model, self.graph, targets, self.settings, targets.logits, targets.layers)
+
+    def attacked_terms(
+        self, model: nn.Module, attack: InjectedNodes, clean: StepContext
+    ) -> dict[str, Tensor]:
+        """Return the attacked terms and their total."""
+        graph, edge_map = attack.adversary.inject(self.graph, attack.endpoints, attack.subset)
+        attention = None
+        with attack.adversary.using_points(attack.subset), straight_through(model):
+            if self.terms.need_attention:
+                observation = observe(model, graph, heads="mean", grad=True, ranked=False)
+                logits = observation.logits
+                attention = self._on_clean_edges(clean.layers, observation.attention, graph, edge_map)
+            else:
+                logits = call_model(model, graph)
+        logits = logits[: len(self.targets.logits)]
+        context = replace(clean, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
+        return self.terms.loss(self.terms.select("attacked"), context)
+
+    def _on_clean_edges(
+        self, before: Sequence[LayerAttention], after: AttentionMap, attacked: Graph, edge_map: EdgeMap
+    ) -> list[Tensor]:
+        """Head-averaged attention under attack on the clean edges with targets, per layer."""
+        values = []
+        for one, two, target in zip(before, after, self.targets.attention, strict=True):
+            same = one.adjacency is self.graph.adjacency and two.adjacency is attacked.adjacency
+            index = edge_map.after if same else torch.searchsorted(two.keys, one.keys)
+            # `index_select` rather than brackets: its backward pass does not sort.
+            values.append(first_rows(two.heads().index_select(0, index), target))
+        return values
+
+
 @typed
-class FaithfulRecipe(Recipe):
+class FaithfulBase(Recipe):
     """Adversary and schedule of faithful training, on the whole graph or in mini-batches.
 
     Args:
@@ -173,8 +322,8 @@ class FaithfulRecipe(Recipe):
         if state:
             self.adversary.load_state(state)
 
-    def _due(self, step: int, steps_per_epoch: int = 1) -> tuple[str, float]:
-        """Terms that are due in a step, and the ramp: the graphs take turns after a first step on both."""
+    def _schedule(self, step: int, steps_per_epoch: int = 1) -> tuple[str, float]:
+        """Return the graphs of a step, which take turns after a first step on both, and the ramp."""
         ramp = min(1.0, (step + 1) / max(1.0, RAMP * self.settings.epochs * steps_per_epoch))
         if not self.injects:
             return "clean", ramp
@@ -183,19 +332,18 @@ class FaithfulRecipe(Recipe):
         return "clean" if step % 2 == 0 else "attacked", ramp
 
     def _generator(self, step: int) -> torch.Generator:
-        # A stream of its own: no draw here moves dropout or the evaluation's endpoints.
-        return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x5DEECE66D)
+        return epoch_generator(self.seed, step, STREAM)
 
 
-class Faithful(FaithfulRecipe):
+class FaithfulRecipe(FaithfulBase):
     """Faithful training on a whole graph, prepared for the vanilla model."""
 
     capturable = True
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
+        """Compute the vanilla targets, and let the adversary take some steps before the first epoch."""
         self.seed = seed
-        self.probe: InjectedNodes | None = None
+        self.validation: InjectedNodes | None = None
         with evaluating(self.vanilla, freeze=True):
             targets = Targets.of(self.vanilla, self.graph)
         self.loss = FaithfulLoss(self.graph, targets, self.settings, self.terms)
@@ -204,46 +352,47 @@ class Faithful(FaithfulRecipe):
                 self._start_adversary(model, self._generator(-1))
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
-        """Draw the first features, set up the probe, and climb against the model, which is still vanilla."""
-        targets, graph, settings = self.loss.targets, self.graph, self.settings
+        """Draw the first features and the attack of the score, and ascend against the vanilla weights."""
+        targets, graph, settings, adversary = self.loss.targets, self.graph, self.settings, self.adversary
         if settings.limits:
             set_ranges(model, graph, settings.clip_share, settings.shrink)
-        self.adversary.start(generator, entry_limits(model))
-        self.reach = reach = targets.reach(graph, self.adversary.attacked(generator)[0])
-        adversary, endpoints = self.adversary.probe(self._generator(-2))
-        if graph.batch is not None:  # the probe joins the validation graphs alone, a few of all
-            reach = targets.reach(graph, adversary.joined(endpoints)[0])
-        self.probe = InjectedNodes(adversary, endpoints, reach)
-        for _ in range(PROBE):
-            endpoints = self.adversary.draw(generator).to(graph.device)
-            self.loss.ascend(model, InjectedNodes(self.adversary, endpoints, self.reach))
+        adversary.start(generator, entry_limits(model))
+        self.reach = targets.reach(graph, adversary.inject(graph, self._endpoints(generator))[0])
+        other, endpoints = adversary.validation_attack(self._generator(-2))
+        reach = self.reach
+        if graph.batch is not None:  # this attack joins the validation graphs alone
+            reach = targets.reach(graph, other.inject(graph, endpoints)[0])
+        self.validation = InjectedNodes(other, endpoints, reach)
+        for _ in range(SCORE_STEPS):
+            attack = InjectedNodes(adversary, self._endpoints(generator), self.reach)
+            self.loss.collect_gradient(model, attack)
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
-        """Yield the terms that are due, see `FaithfulLoss.parts`."""
-        return self.replayed(model, self._drawn(epoch).to(self.graph.device))
+    def _endpoints(self, generator: torch.Generator) -> Tensor:
+        return self.adversary.draw(generator).to(self.graph.device)
 
-    def draw(self, epoch: int) -> Drawn | None:
-        """Return the endpoints of every ascent step and the ramp; the kind says which terms are due."""
-        return self._drawn(epoch) if task_of(self.graph).steady else None
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield the terms of the graphs whose turn it is, see `FaithfulLoss.losses`."""
+        return self.losses_from(model, self._draw(epoch).to(self.graph.device))
 
-    def _drawn(self, epoch: int) -> Drawn:
-        due, risen = self._due(epoch)
-        ramp = torch.tensor(risen, dtype=self.loss.targets.logits.dtype)
-        if due == "clean":
-            return Drawn(due, {"ramp": ramp})
+    def draw(self, epoch: int) -> Draws | None:
+        """Return the endpoints of every ascent step and the ramp; the kind names the graphs."""
+        return self._draw(epoch) if task_of(self.graph).steady else None
+
+    def _draw(self, epoch: int) -> Draws:
+        graphs, rise = self._schedule(epoch)
+        ramp = torch.tensor(rise, dtype=self.loss.targets.logits.dtype)
+        if graphs == "clean":
+            return Draws(graphs, {"ramp": ramp})
         generator = self._generator(epoch)
         endpoints = torch.stack([self.adversary.draw(generator) for _ in range(self.settings.steps)])
-        return Drawn(due, {"endpoints": endpoints, "ramp": ramp})
+        return Draws(graphs, {"endpoints": endpoints, "ramp": ramp})
 
-    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
-        """Yield the same from draws on the device."""
-        steps = drawn.tensors.get("endpoints")
-        attacks = [
-            InjectedNodes(self.adversary, endpoints, self.reach)
-            for endpoints in (() if steps is None else steps.unbind())
-        ]
-        return self.loss.parts(model, drawn.kind, attacks, drawn.tensors["ramp"])
+    def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
+        """Yield the same as `losses`, from draws on the device."""
+        endpoints = draws.tensors.get("endpoints", ())
+        attacks = [InjectedNodes(self.adversary, each, self.reach) for each in endpoints]
+        return self.loss.losses(model, draws.kind, attacks, draws.tensors["ramp"])
 
-    def measure(self, model: nn.Module) -> Tensor:
-        """Return minus the total under a fresh attack on validation nodes; needs no labels."""
-        return self.loss.score(model, self.probe)
+    def score_tensor(self, model: nn.Module) -> Tensor:
+        """Return minus the total under a new attack on validation nodes; needs no labels."""
+        return self.loss.score(model, self.validation)

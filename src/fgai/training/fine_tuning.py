@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
 from fgai.attention import add_limits
-from fgai.training.loop import Recipe, fit
-from fgai.training.resume import copied, set_history
-from fgai.training.retry import _StabilityCheck, retry
-from fgai.training.settings import _FineTuning
+from fgai.errors import DivergenceError
+from fgai.training.loop import fit
+from fgai.training.recipes import Recipe
+from fgai.training.resume import copy_model, history_of, set_history
+from fgai.training.settings import _FineTuningSettings
+from fgai.training.stability import MIN_EPOCHS, StabilityReport, _StabilityCheck
 
 M = TypeVar("M", bound=nn.Module)
-S = TypeVar("S", bound=_FineTuning)
+S = TypeVar("S", bound=_FineTuningSettings)
+T = TypeVar("T", bound=Any)
 SEED_STEP = 7_001
 """Difference between the seeds of two attempts."""
 
@@ -25,34 +29,69 @@ def _fine_tune(
     source: Any,
     recipe_for: Callable[[S], Recipe],
     settings: S,
-    check: _StabilityCheck | None,
-    *about: object,
+    *identity: object,
+    check: bool,
     seed: int,
     checkpoint: Path | str | None,
     **options: Any,
 ) -> M:
     """Train a copy of a model, and once more if training diverges or the check fails, see `retry`.
 
-    `source` is ready for the model; `about` is what else the training depends on, for the fingerprint of its
-    checkpoint. A second attempt has its own seed, folder and name.
+    `source` is prepared for the model; `identity` is what else the training depends on, for the fingerprint
+    of its checkpoint; `options` are arguments of `fit`. A second attempt has its own seed, folder and name.
     """
 
     def attempt(settings: S, count: int) -> M:
-        recipe, faithful = recipe_for(settings), copied(model)
+        recipe, trained = recipe_for(settings), copy_model(model)
         own_seed = seed + SEED_STEP * (count - 1)
         folder, run = checkpoint, recipe.name
         if count > 1:
             folder, run = checkpoint and Path(checkpoint) / f"attempt-{count}", f"{run}-{count}"
-        parts = recipe.name, settings, *about, own_seed
-        source.agree(model, *parts)
-        label = source.label(model, *parts, weights=True) if checkpoint else ""
+        parts = recipe.name, settings, *identity, own_seed
+        source.check_processes(model, *parts)
+        fingerprint = source.fingerprint(model, *parts, weights=True) if checkpoint else ""
         if settings.limits:
-            add_limits(faithful)
-        names: dict[str, Any] = {"seed": own_seed, "checkpoint": folder, "run": run, "fingerprint": label}
-        history = fit(faithful, recipe, settings.train, **names, **options)
+            add_limits(trained)
+        names: dict[str, Any] = {"checkpoint": folder, "run": run, "fingerprint": fingerprint}
+        history = fit(trained, recipe, settings.train, seed=own_seed, **names, **options)
         if settings.limits:
-            source.set_ranges(faithful, settings.clip_share, settings.shrink)
-        set_history(faithful, history)
-        return faithful
+            source.set_ranges(trained, settings.clip_share, settings.shrink)
+        set_history(trained, history)
+        return trained
 
-    return retry(attempt, check, settings)
+    stability = None
+    if check and settings.epochs >= MIN_EPOCHS:
+        stability = _StabilityCheck(
+            model, source.graph, seed, settings.box, faithful=settings.keeps_explanations
+        )
+    return retry(attempt, stability, settings)
+
+
+def retry(train: Callable[[T, int], M], check: Callable[[M], StabilityReport] | None, settings: T) -> M:
+    """Train a model, and once more if training diverges or the check fails; return the better model.
+
+    Args:
+        train: (settings, number of the attempt from 1) → model with its history.
+        check: attacks a model; None accepts the first model.
+        settings: of the first attempt, with the methods `slower()` and `tightened(report)`.
+
+    Raises:
+        DivergenceError: both attempts diverged.
+    """
+    try:
+        model, count = train(settings, 1), 1
+    except DivergenceError:
+        model, count = train(settings.slower(), 2), 2
+    history_of(model).attempts = count
+    if check is None:
+        return model
+    report = check(model)
+    if not report.passed and count == 1:
+        history_of(model).attempts = 2
+        with suppress(DivergenceError):
+            second = train(settings.tightened(report), 2)
+            history_of(second).attempts = 2
+            if (second_report := check(second)).is_better_than(report):
+                model, report = second, second_report
+    report.warn()
+    return model

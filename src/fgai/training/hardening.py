@@ -17,24 +17,24 @@ from fgai.graph import Graph
 from fgai.progress import shown
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.capture import Drawn
 from fgai.training.fine_tuning import _fine_tune
 from fgai.training.limiting import _range_pass, set_ranges
-from fgai.training.loop import PROBE, epoch_seed
-from fgai.training.recipes import Vanilla
-from fgai.training.retry import MIN_EPOCHS, _StabilityCheck
+from fgai.training.loop import SCORE_STEPS
+from fgai.training.recipes import Draws, VanillaRecipe, epoch_generator
 from fgai.training.settings import HardenSettings, _resolve
 from fgai.training.source import _open_source
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
+STREAM = 0x2545F4914
+"""Of the draws here, so that they change neither dropout nor the endpoints of evaluations."""
 
 
 @typed
-class Adversarial(Vanilla):
+class AdversarialRecipe(VanillaRecipe):
     """Cross-entropy on the clean graph and on one with adversarial nodes.
 
-    The injected features climb the cross-entropy by the gradient of the training step itself and are kept
+    The injected features raise the cross-entropy by the gradient of the training step itself and are kept
     from epoch to epoch; endpoints are new every epoch.
 
     Args:
@@ -59,50 +59,50 @@ class Adversarial(Vanilla):
         if limits_of(model):
             set_ranges(model, self.graph, *self.shares)
         self.adversary.start(self._generator(-1), entry_limits(model))
-        self.probe, self.probe_endpoints = self.adversary.probe(self._generator(-2))
+        self.validation, self.validation_endpoints = self.adversary.validation_attack(self._generator(-2))
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the clean cross-entropy, then the attacked one, each with its weight."""
         endpoints = self.adversary.draw(self._generator(epoch)).to(self.graph.device)
-        return self._parts(model, *self.batch(epoch), endpoints)
+        return self._losses(model, *self.batch(epoch), endpoints)
 
-    def draw(self, epoch: int) -> Drawn | None:
+    def draw(self, epoch: int) -> Draws | None:
         """Return the endpoints of the adversary's nodes."""
         if not self.task.steady:
             return None
-        return Drawn("step", {"endpoints": self.adversary.draw(self._generator(epoch))})
+        return Draws("step", {"endpoints": self.adversary.draw(self._generator(epoch))})
 
-    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
-        """See `parts`."""
-        return self._parts(model, *self.batch(0), drawn.tensors["endpoints"])
+    def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
+        """See `losses`."""
+        return self._losses(model, *self.batch(0), draws.tensors["endpoints"])
 
-    def _parts(
+    def _losses(
         self, model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor, endpoints: Tensor
     ) -> Iterator[dict[str, Tensor]]:
         with _range_pass(model, *self.shares, sampled=True), straight_through(model):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": (1 - self.weight) * clean}
         del clean
-        attacked = self.adversary.joined(endpoints)[0].replace(links=graph.links)
-        with self.adversary.sending_values(), straight_through(model):
-            hit = cross_entropy(call_model(model, attacked).index_select(0, rows), labels)
-        yield {"attacked": hit, "total": self.weight * hit}
+        attacked_graph = self.adversary.inject(self.graph, endpoints)[0].replace(links=graph.links)
+        with self.adversary.using_points(), straight_through(model):
+            attacked = cross_entropy(call_model(model, attacked_graph).index_select(0, rows), labels)
+        yield {"attacked": attacked, "total": self.weight * attacked}
 
-    def measure(self, model: nn.Module) -> Tensor:
+    def score_tensor(self, model: nn.Module) -> Tensor:
         """Return the mean of clean and attacked validation score."""
-        self.probe.restart()
+        self.validation.restart()
         with torch.no_grad(), _range_pass(model, *self.shares):
-            clean = super().measure(model)
+            clean = super().score_tensor(model)
         with evaluating(model, freeze=True):
-            for step in range(PROBE + 1):
-                attacked, _ = self.probe.joined(self.probe_endpoints)
-                with self.probe.sending_values(), straight_through(model):
+            for step in range(SCORE_STEPS + 1):
+                attacked, _ = self.validation.inject(self.graph, self.validation_endpoints)
+                with self.validation.using_points(), straight_through(model):
                     logits = call_model(model, attacked)
-                if step < PROBE:
-                    loss = cross_entropy(logits.index_select(0, self.val_nodes), self.val_y)
+                if step < SCORE_STEPS:
+                    loss = cross_entropy(logits.index_select(0, self.val_rows), self.val_labels)
                     loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            return (clean + self.grade(logits)) / 2
+            return (clean + self.validation_score(logits)) / 2
 
     def state(self) -> dict[str, Tensor]:
         """Return the adversary's features."""
@@ -113,7 +113,7 @@ class Adversarial(Vanilla):
         self.adversary.load_state(state)
 
     def _generator(self, epoch: int) -> torch.Generator:
-        return torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x2545F4914)
+        return epoch_generator(self.seed, epoch, STREAM)
 
 
 @typed
@@ -137,11 +137,11 @@ def harden(
 
     A copy of the model gets limits (see `fgai.limit`) and is fine-tuned by cross-entropy on the clean graph
     and on one with injected nodes. It needs labels and does not keep the model's explanations: for those use
-    `make_faithful`. The check is that of `make_faithful` for predictions alone.
+    `make_faithful`. The check is that of `make_faithful`, of predictions only.
 
-    With `batch_size` an epoch is a pass over the training nodes, a step for each mini-batch; injected nodes
-    join these alone. The ranges of limits come from exact passes over the whole graph. Such trainings are
-    not checked. Several processes share the batches inside `fgai.large.joined`.
+    With `batch_size` an epoch is a pass over the training nodes, with a step for each mini-batch; injected
+    nodes join these nodes alone. The ranges of limits come from exact passes over the whole graph. Such
+    trainings are not checked. Several processes share the batches inside `fgai.large.joined`.
 
     Args:
         model: trained; fgai's, or any PyG model.
@@ -163,8 +163,8 @@ def harden(
         A model of the same class, in eval mode, with its `history`.
 
     Raises:
-        InputError: a setting that is not known or not allowed, or no labels in `train_mask`.
-        AttentionError: limits, and a layer that cannot be limited.
+        InputError: an unknown setting, a value that is not allowed, or no labels in `train_mask`.
+        AttentionError: `limits=True` and a layer that cannot be limited.
 
     Example:
         >>> import fgai
@@ -176,16 +176,22 @@ def harden(
     (model,) = originals(model)
     with shown(progress), _open_source(data, seed, batch_size, fan_out) as source:
         settings = _resolve(HardenSettings, settings, overrides, model, source.nodes)
-        source.batched_for(model, batch_size, fan_out)
+        source.prepare(model, batch_size, fan_out)
 
         def recipe(settings: HardenSettings) -> Any:
-            return (
-                Adversarial(source.graph, settings) if batch_size is None else source.harden(model, settings)
-            )
+            if batch_size is None:
+                return AdversarialRecipe(source.graph, settings)
+            return source.harden(model, settings)
 
-        stability = None
-        if check and batch_size is None and settings.epochs >= MIN_EPOCHS:
-            stability = _StabilityCheck(model, source.graph, seed, settings.box, faithful=False)
-        options: dict[str, Any] = {"progress": progress, "tracker": tracker, "seed": seed}
-        options |= {"checkpoint": checkpoint, "checkpoint_every": checkpoint_every}
-        return _fine_tune(model, source, recipe, settings, stability, **options)
+        return _fine_tune(
+            model,
+            source,
+            recipe,
+            settings,
+            check=check and batch_size is None,
+            seed=seed,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            progress=progress,
+            tracker=tracker,
+        )

@@ -1,4 +1,4 @@
-"""`fgai.limit`: limits for a trained model, and what they clip."""
+"""`fgai.limit`, which adds limits to a trained model, and `count_clipped`, which counts what they clip."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
-from fgai.training.recipes import labelled
-from fgai.training.resume import copied
+from fgai.training.recipes import labelled_rows
+from fgai.training.resume import copy_model
 from fgai.training.settings import _check_shares
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 CLIP_SHARES = (0.05, 0.02, 0.01, 0.005, 0.002, 0.001, 0.0)
-"""Tried by `clip_share="auto"`, the largest first."""
+"""Shares that `clip_share="auto"` tries, the largest first."""
 ALLOWED_LOSS = 0.002
 """Accuracy on validation rows that `clip_share="auto"` may cost."""
 
 
 @typed
 @dataclass(frozen=True)
-class Clipped:
+class ClipCount:
     """Count of the numbers on a graph that lie outside a model's limits.
 
     Attributes:
         count: numbers that were clipped.
         total: numbers compared.
-        usual: share that was clipped on the graph the limits were measured on.
+        reference_share: share that was clipped on the graph the limits were measured on.
     """
 
     count: int
     total: int
-    usual: float = 0.0
+    reference_share: float = 0.0
 
     @property
     def share(self) -> float:
-        """Of all numbers, those clipped."""
+        """Share of the numbers that were clipped."""
         return self.count / self.total if self.total else 0.0
 
 
@@ -72,9 +72,9 @@ def limit(
 ) -> M:
     """Return a copy of a trained model whose attention layers clip values that no node of `data` has.
 
-    In every attention layer the values and both sides of the score are limited to those seen on the graph:
-    each channel to a range, each vector to a largest norm. One forward pass, no training. An injected node
-    then contributes no more than an ordinary node could.
+    In every attention layer the values and both sides of the score are limited to those that occur on the
+    graph: each channel to a range, each vector to a largest norm. It takes one forward pass and no training.
+    An injected node then contributes no more than an ordinary node could.
 
     It costs part of the explanation: with the defaults the model keeps about .77 to .96 of its top 5
     neighbours and .2 to .8 of its sharpness; `make_faithful` restores them. With `clip_share=0, shrink=0`
@@ -92,7 +92,7 @@ def limit(
             model; all by default.
 
     Returns:
-        A model of the same class, in eval mode. `clipped(model, data)` counts the values it clips.
+        A model of the same class, in eval mode. `count_clipped(model, data)` counts the values it clips.
 
     Raises:
         AttentionError: the model has no attention, or a layer that cannot be limited.
@@ -102,7 +102,7 @@ def limit(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train("GAT", data, epochs=5)
-        >>> clipped(fgai.limit(model, data, 0.0, shrink=0.0), data).count
+        >>> count_clipped(fgai.limit(model, data, 0.0, shrink=0.0), data).count
         0
     """
     if isinstance(clip_share, str) and clip_share != "auto":
@@ -110,39 +110,43 @@ def limit(
     _check_shares(0.0 if isinstance(clip_share, str) else clip_share, shrink)
     graph = as_graph(data)
     (model,) = originals(model)
-    limited = copied(model)
+    limited = copy_model(model)
     add_limits(limited)
     limited.eval()
     graph = prepared(limited, task_of(graph).view(graph, "fit"))
-    rows = _checked(nodes, graph)
+    rows = _row_indices(nodes, graph)
     if isinstance(clip_share, str):
         clip_share = _largest_share(limited, graph, shrink, rows)
-    _measured(limited, graph, clip_share, shrink, rows)
+    set_ranges(limited, graph, clip_share, shrink, rows)
+    if not all(bool(end.isfinite().all()) for each in limits_of(limited) for end in (each.low, each.high)):
+        raise InputError("the model's values on this graph are not finite, so they have no range")
     return limited
 
 
 def _range_pass(
-    model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
+    model: nn.Module, clip_share: float, shrink: float, nodes: Tensor | None = None, *, sampled: bool = False
 ) -> AbstractContextManager[Any]:
-    """A block in which limits take their ranges from the forward pass; nothing for a model without limits.
+    """A block in which forward passes set the ranges of a model's limits, if it has some.
 
     With `sampled`, order statistics are estimated from some of the nodes.
     """
     if not limits_of(model):
         return nullcontext()
-    return measuring(model, clip_share, shrink=shrink, sampled=sampled)
+    return measuring(model, clip_share, nodes, shrink=shrink, sampled=sampled)
 
 
-def set_ranges(model: nn.Module, graph: Graph, clip_share: float, shrink: float) -> None:
-    """Take the ranges of a model's limits from a graph that was prepared for it."""
-    with evaluating(model, freeze=True), _range_pass(model, clip_share, shrink):
-        call_model(model, graph)
+def set_ranges(
+    model: nn.Module, graph: Graph, clip_share: float, shrink: float, nodes: Tensor | None = None
+) -> Tensor:
+    """Set the ranges of a model's limits from a graph that was prepared for it; return the logits."""
+    with evaluating(model), torch.no_grad(), _range_pass(model, clip_share, shrink, nodes):
+        return call_model(model, graph)
 
 
 @typed
 @with_gradients
-def clipped(model: nn.Module, data: Any) -> Clipped:
-    """Return how many numbers a model's limits clip on a graph.
+def count_clipped(model: nn.Module, data: Any) -> ClipCount:
+    """Count the numbers that a model's limits clip on a graph.
 
     Args:
         model: with limits.
@@ -156,11 +160,11 @@ def clipped(model: nn.Module, data: Any) -> Clipped:
     graph = prepared(model, as_graph(data))
     with evaluating(model), torch.no_grad(), counting(model) as count:
         call_model(model, graph)
-    return Clipped(count[0], count[1], clipped_share(model))
+    return ClipCount(count[0], count[1], clipped_share(model))
 
 
-def _checked(nodes: Tensor | None, graph: Graph) -> Tensor | None:
-    """The nodes whose ranges count as indices, all of them as None."""
+def _row_indices(nodes: Tensor | None, graph: Graph) -> Tensor | None:
+    """The nodes whose ranges count, as indices; None for all."""
     if graph.num_nodes == 0:
         raise InputError(f"{graph.name!r} has no nodes to take ranges from")
     if nodes is None:
@@ -172,24 +176,12 @@ def _checked(nodes: Tensor | None, graph: Graph) -> Tensor | None:
     return rows.to(graph.device)
 
 
-def _measured(
-    model: nn.Module, graph: Graph, clip_share: float, shrink: float, nodes: Tensor | None
-) -> Tensor:
-    """Take the ranges and return the logits of the same pass."""
-    with evaluating(model), torch.no_grad(), measuring(model, clip_share, nodes, shrink=shrink):
-        logits = call_model(model, graph)
-    ends = [end for limits in limits_of(model) for end in (limits.low, limits.high)]
-    if not all(bool(end.isfinite().all()) for end in ends):
-        raise InputError("the model's values on this graph are not finite, so they have no range")
-    return logits
-
-
 def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:
     """Return the largest share that costs almost no accuracy on validation rows."""
-    rows, labels = labelled(graph, "val_mask")
+    rows, labels = labelled_rows(graph, "val_mask")
 
     def accuracy(share: float) -> float:
-        logits = _measured(model, graph, share, shrink, nodes)[rows]
+        logits = set_ranges(model, graph, share, shrink, nodes)[rows]
         return float((logits.argmax(1) == labels).double().mean())
 
     *shares, none = CLIP_SHARES

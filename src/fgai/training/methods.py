@@ -1,7 +1,8 @@
-"""Every method behind one call: vanilla, layer norm, limits, adversarial training, FGAI."""
+"""`fgai.train`, and every method by its name: vanilla, layer norm, limits, adversarial training, FGAI."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,38 @@ from typing import Any
 import torch
 from torch import nn
 
-from fgai.alone import with_gradients
-from fgai.attention import call_model, evaluating, prepared
+from fgai import checks
+from fgai.alone import seeded, with_gradients
+from fgai.attention import call_model, evaluating, prepared, unwrapped
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.on_disk import GraphOnDisk
-from fgai.models import MODELS, as_graph
+from fgai.models import MODELS, AttentionModel, as_graph
 from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.training.faithful import make_faithful
 from fgai.training.hardening import harden
 from fgai.training.limiting import limit
-from fgai.training.loop import TRAIN_FIELDS
-from fgai.training.resume import history_of, set_history
-from fgai.training.settings import CERTIFIED, check_names
-from fgai.training.source import _in_memory
+from fgai.training.loop import fit
+from fgai.training.recipes import Recipe, VanillaRecipe
+from fgai.training.resume import History, copy_model, set_history
+from fgai.training.settings import (
+    CERTIFIED_SETTINGS,
+    LEARNING_RATES,
+    TRAIN_FIELDS,
+    FaithfulSettings,
+    HardenSettings,
+    TrainConfig,
+    check_setting_names,
+)
+from fgai.training.source import _as_whole_graph, _open_source
 from fgai.training.terms import certified
-from fgai.training.train import ALONE, METHODS, setting_names, train, untrained
 from fgai.typed import typed
 
+METHODS = ("vanilla", "ln", "limits", "at", "harden", "fgai", "fgai-certified")
+FROM_SCRATCH = ("vanilla", "ln")
+"""Methods that train from new weights and need no trained vanilla model."""
 EXPERIMENTS = {
     "fgai-paper": "paper-methods",
     "fgai-injection": "paper-methods",
@@ -36,7 +49,7 @@ EXPERIMENTS = {
     "gnn-svd": "defences",
     "pro-gnn": "defences",
 }
-"""Methods of the paper's tables that are trained in a checkout of fgai alone, and the grid of each."""
+"""Methods of the paper's tables that only a checkout of fgai can train, and the grid of each."""
 
 
 @typed
@@ -57,6 +70,144 @@ def check_method(method: str, name: str = "method") -> str:
 
 @typed
 @with_gradients
+def untrained_model(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> AttentionModel:
+    """Return a new model of the named class whose weights depend on the seed alone.
+
+    Args:
+        model: `GAT`, `GATv2`, `GT` or `GCN`.
+        graph: gives the sizes and the task.
+        seed: of the weights.
+        **arguments: of the model.
+    """
+    model = one_of(model, "model", tuple(MODELS), any_case=True)
+    with seeded(checks.seed(seed), torch.device("cpu")):
+        return MODELS[model].for_data(graph, **arguments)
+
+
+@typed
+def setting_names(method: str, model: str) -> list[str]:
+    """Return the names of the settings that a method takes: of the training and of the model.
+
+    Args:
+        method: one of `METHODS`.
+        model: class name; one that is not fgai's has no settings of its own.
+
+    Raises:
+        InputError: there is no such method.
+    """
+    check_method(method)
+    if method == "limits":  # nothing is trained
+        return ["clip_share", "shrink"]
+    if method.startswith("fgai"):
+        return sorted(FaithfulSettings.names())
+    if method in ("at", "harden"):
+        fixed = {"limits", "clip_share", "shrink"} if method == "at" else set()
+        return sorted({*HardenSettings.names()} - fixed)
+    names = set(TRAIN_FIELDS)
+    if model in MODELS:
+        arguments = inspect.signature(MODELS[model].__init__).parameters.values()
+        names |= {each.name for each in arguments if each.kind is each.KEYWORD_ONLY}
+    return sorted(names - {"norm"} if method == "ln" else names)
+
+
+@typed
+@with_gradients
+def train(
+    model: nn.Module | str,
+    data: Any,
+    *,
+    seed: int = 0,
+    config: TrainConfig | None = None,
+    progress: bool | None = None,
+    checkpoint: Path | str | None = None,
+    recipe: Recipe | None = None,
+    tracker: Tracker | None = None,
+    batch_size: int | None = None,
+    fan_out: int | Sequence[int] | None = None,
+    **settings: Any,
+) -> Any:
+    """Train a copy of `model` on the labelled nodes, links or graphs of `data` and return it in eval mode.
+
+    Every graph has the same defaults: those of `TrainConfig` (for GT a learning rate of 0.001) and of the
+    model's class. `fgai.train("GAT", data, seed=3)` is the command `fgai train --model GAT --seed 3`.
+
+    With `batch_size` an epoch is a pass over the training nodes, with a step for each mini-batch (see
+    `fgai.large.Batches`). A stored graph is never loaded whole. Several processes share the batches inside
+    `fgai.large.joined`.
+
+    Args:
+        model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of a new one:
+            `GAT`, `GATv2`, `GT` or `GCN`.
+        data: a `Graph` or PyG `Data` with `y`, `train_mask` and `val_mask`; with `links` from
+            `fgai.datasets.link_split`; or a batch of small graphs. With `batch_size` also a stored graph or
+            its folder; one without masks gets a random split, drawn by the seed.
+        seed: of dropout, and of the weights of a new model; the same seed gives the same weights on the CPU.
+        config: epochs, learning rate and so on, see `TrainConfig`.
+        progress: show a bar; None shows it on a terminal only.
+        checkpoint: folder to save the training in and to resume from.
+        recipe: loss and score, see `Recipe`; cross-entropy by default.
+        tracker: called every epoch, see `fgai.trackers`.
+        batch_size: training nodes of a mini-batch; None trains on the whole graph. For the models of
+            `fgai.large.observe_store`.
+        fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
+        **settings: fields of `TrainConfig`, e.g. `epochs=100`, which win over `config`; for a new model also
+            its arguments, e.g. `dropout=0.3`.
+
+    Returns:
+        The trained model, of the class of `model` or of that name, in eval mode, with the weights of the
+        best validation epoch.
+
+    Raises:
+        InputError: an unknown setting or model; no labels or no masks; outputs that do not fit the labels.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
+        >>> len(model.history.terms)
+        3
+    """
+    if batch_size is not None and recipe is not None:
+        raise InputError("give `batch_size` or `recipe`, not both: recipes read the whole graph")
+    with _open_source(data, seed, batch_size, fan_out) as source:
+        model, config = _model_and_config(model, source.nodes, config, seed, settings)
+        source.prepare(model, batch_size, fan_out)
+        if recipe is None:
+            recipe = VanillaRecipe(source.graph) if batch_size is None else source.vanilla()
+        identity = recipe.name, config, seed
+        source.check_processes(model, *identity)
+        trained = copy_model(model)
+        history = fit(
+            trained,
+            recipe,
+            config,
+            seed=seed,
+            fingerprint=source.fingerprint(model, *identity) if checkpoint else "",
+            progress=progress,
+            checkpoint=checkpoint,
+            tracker=tracker,
+        )
+        set_history(trained, history)
+    return trained
+
+
+def _model_and_config(
+    model: nn.Module | str, graph: Graph, config: TrainConfig | None, seed: int, settings: dict[str, Any]
+) -> tuple[nn.Module, TrainConfig]:
+    """Return the model, a new one where only its name is given, and the settings of the loop."""
+    if isinstance(model, str):
+        model = one_of(model, "model", tuple(MODELS), any_case=True)
+    name = model if isinstance(model, str) else type(unwrapped(model)).__name__
+    check_setting_names(settings, setting_names("vanilla", model) if isinstance(model, str) else TRAIN_FIELDS)
+    fields = {name: settings.pop(name) for name in TRAIN_FIELDS if name in settings}
+    if isinstance(model, str):
+        model = untrained_model(model, graph, seed=seed, **settings).to(graph.device)
+    config = config or TrainConfig(lr=LEARNING_RATES.get(name, TrainConfig.lr))
+    return model, config.replace(**fields)
+
+
+@typed
+@with_gradients
 def train_method(
     method: str,
     model: str,
@@ -73,11 +224,11 @@ def train_method(
     batch_size: int | None = None,
     fan_out: int | Sequence[int] | None = None,
 ) -> nn.Module:
-    """Train one method with its defaults; `settings` win.
+    """Train a model by a method, with the method's defaults where `settings` has no value.
 
     All but `vanilla` and `ln` start from the same trained vanilla model. `vanilla` is `fgai.train`, `limits`
-    is `fgai.limit`, `harden` is `fgai.harden`, `at` is that without limits, and `fgai` is
-    `fgai.make_faithful`: all give the same weights.
+    is `fgai.limit`, `harden` is `fgai.harden`, `at` is `harden` without limits, and `fgai` is
+    `fgai.make_faithful`: each gives the same weights as that call.
 
     Args:
         method: `vanilla`, `ln` (layer norm), `limits`, `at`, `harden`, `fgai`, or `fgai-certified` (trained
@@ -96,48 +247,49 @@ def train_method(
         fan_out: likewise.
 
     Raises:
-        InputError: a name that is not known, a setting that the method does not take, or a method that needs
-            the whole graph.
+        InputError: an unknown name, a setting that the method does not take, or `batch_size` for a method
+            that needs the whole graph.
     """
     check_method(method)
     model = one_of(model, "model", tuple(MODELS), any_case=True)
     if batch_size is not None and method == "limits":
         raise InputError("`batch_size` needs a method that trains; limits reads the whole graph")
     settings = dict(settings or {})
-    check_names(settings, setting_names(method, model))
+    check_setting_names(settings, setting_names(method, model))
     if batch_size is None:
-        graph = _in_memory(graph, fan_out).to(device)
+        graph = _as_whole_graph(graph, fan_out).to(device)
     options: dict[str, Any] = {"seed": seed, "progress": progress}
     options |= {"batch_size": batch_size, "fan_out": fan_out}
     saving: dict[str, Any] = {"checkpoint": checkpoint, "tracker": tracker}
-    if method in ALONE:
-        norm = {"norm": "layer"} if method == "ln" else {}
-        arguments = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
+    if method in FROM_SCRATCH:
+        fields = {name: settings.pop(name) for name in TRAIN_FIELDS if name in settings}
+        if method == "ln":
+            settings["norm"] = "layer"
         nodes = graph.nodes(seed) if isinstance(graph, GraphOnDisk) else graph
-        fresh = untrained(model, nodes, seed=seed, **arguments, **norm).to(device)
-        fields = {name: value for name, value in settings.items() if name in TRAIN_FIELDS}
-        trained: nn.Module = train(fresh, graph, **options, **saving, **fields)
+        new = untrained_model(model, nodes, seed=seed, **settings).to(device)
+        trained: nn.Module = train(new, graph, **options, **saving, **fields)
         return trained
     if vanilla is None:
         vanilla = train_method("vanilla", model, graph, device=device, **options)
     if method == "limits":
         limited = limit(vanilla, graph, **settings)
-        set_history(limited, history_of(vanilla))
+        if isinstance(history := getattr(vanilla, "history", None), History):
+            set_history(limited, history)
         return limited
     if method in ("at", "harden"):
         settings = {"limits": method == "harden", **settings}
         return harden(vanilla, graph, check=check, **options, **saving, **settings)
     if method == "fgai-certified":
-        settings, saving["terms"] = {**CERTIFIED, **settings}, [certified]
+        settings, saving["terms"] = {**CERTIFIED_SETTINGS, **settings}, [certified]
     return make_faithful(vanilla, graph, check=check, **options, **saving, **settings)
 
 
 @typed
-def features_alone(data: Any, *, seed: int = 0, targets: str = "test", **settings: Any) -> float:
-    """Return the share of nodes that a network classifies right by their features, without any edge.
+def accuracy_without_edges(data: Any, *, seed: int = 0, targets: str = "test", **settings: Any) -> float:
+    """Return the accuracy of a network with two layers that is trained on the graph without its edges.
 
-    Two layers on the graph without its edges, trained like any other model; no injected node can change it.
-    A certified share of a graph network below this number protects nothing.
+    No injected node can change its predictions, so a certified share of a graph network below this number is
+    of no use.
 
     Args:
         data: a `Graph` or PyG `Data` with labels and masks.
@@ -150,13 +302,13 @@ def features_alone(data: Any, *, seed: int = 0, targets: str = "test", **setting
 
     Example:
         >>> import fgai
-        >>> 0.2 < features_alone(fgai.load_dataset("planted"), epochs=20, progress=False) < 0.9
+        >>> 0.2 < accuracy_without_edges(fgai.load_dataset("planted"), epochs=20, progress=False) < 0.9
         True
     """
     one_of(targets, "targets", ("test", "val"))
     graph = as_graph(data)
     if not task_of(graph).row_per_node or graph.y is None:
-        raise InputError(f"`features_alone` needs classes of nodes, {graph.name!r} has none")
+        raise InputError(f"`accuracy_without_edges` needs classes of nodes, {graph.name!r} has none")
     bare = graph.remove(torch.arange(graph.num_edges, device=graph.device))[0]
     model = train("GCN", bare, seed=seed, **settings)
     with evaluating(model), torch.no_grad():

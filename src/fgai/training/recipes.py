@@ -1,8 +1,10 @@
-"""The recipe of plain supervised training, for every task; others build on it."""
+"""`Recipe`, the loss and score of a training, and the recipe of supervised training, `VanillaRecipe`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +12,121 @@ from torch.nn.functional import cross_entropy
 
 from fgai.attention import call_model, evaluating
 from fgai.checks import one_of
+from fgai.checks import seed as check_seed
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import task_scores
 from fgai.tasks import PARTS, task_of
-from fgai.training.capture import Drawn
-from fgai.training.loop import Recipe, epoch_seed
 from fgai.typed import typed
 
 
+@dataclass(frozen=True)
+class Draws:
+    """The random draws of one epoch, made on the CPU.
+
+    Draws of one `kind` differ only in the values of their tensors, whose shapes are the same in every epoch.
+    """
+
+    kind: str
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Draws:
+        """Return the same on a device."""
+        return Draws(self.kind, {name: tensor.to(device) for name, tensor in self.tensors.items()})
+
+
+class Step(NamedTuple):
+    """One step of the optimizer.
+
+    Attributes:
+        weight: of the step in the averages over an epoch and over processes: the number of seeds of a
+            mini-batch, 0 in a process without one; 1 for a whole graph.
+        losses: see `Recipe.losses`.
+    """
+
+    weight: int
+    losses: Iterator[dict[str, Tensor]]
+
+
+class Recipe:
+    """A loss and the score that decides which epoch's weights are kept. A whole graph is one batch.
+
+    A recipe defines `losses` and `score`, or `steps` and `score` if it reads mini-batches.
+
+    A recipe whose steps can be captured in a CUDA graph says `capturable = True` in its own class body and
+    defines `draw`, `losses_from` and `score_tensor` (`score` is then its value), none of which waits for the
+    device. Subclasses do not inherit the flag: their steps may need other draws.
+    """
+
+    name: str
+    mini_batches: ClassVar[bool] = False
+    """Whether it reads mini-batches, which several processes can share."""
+    capturable: ClassVar[bool] = False
+
+    def start(self, model: nn.Module, seed: int) -> None:
+        """Prepare the first epoch, e.g. compute frozen targets; nothing by default."""
+
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+        """Yield one or more dictionaries of loss terms, each with their weighted sum as `total`.
+
+        Every `total` is back-propagated and freed before the next is asked for, so that a loss on two graphs
+        needs the memory of one; their gradients add up to one step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `losses` or `steps`")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of the optimizer in an epoch."""
+        return 1
+
+    def steps(self, model: nn.Module, epoch: int) -> Iterator[Step]:
+        """Yield the steps of an epoch, each taken before the next is asked for; by default one."""
+        yield Step(1, self.losses(model, epoch))
+
+    def score(self, model: nn.Module) -> float:
+        """Return the validation score, higher is better; by default the value of `score_tensor`."""
+        return float(self.score_tensor(model))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the tensors that a checkpoint holds beside weights and optimizer; none by default."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore the tensors that `state` returned."""
+
+    def draw(self, epoch: int) -> Draws | None:
+        """Return the random draws of an epoch, on the CPU; None (the default) runs it without capture."""
+        return None
+
+    def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
+        """Yield the same as `losses`, from draws that are on the device."""
+        raise NotImplementedError(f"{type(self).__name__} is capturable and must define `losses_from`")
+
+    def score_tensor(self, model: nn.Module) -> Tensor:
+        """Return the score as a tensor on the device."""
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `score`, or `score_tensor` if it is capturable"
+        )
+
+
 @typed
-class Vanilla(Recipe):
+def epoch_seed(seed: int, epoch: int) -> int:
+    """Return the seed of one epoch; it depends on its arguments alone, so a training can resume anywhere."""
+    check_seed(seed)
+    return (seed * 1_000_003 + epoch * 7_919 + 12_345) % (2**63 - 1)
+
+
+def epoch_generator(seed: int, epoch: int, stream: int = 0) -> torch.Generator:
+    """Return the generator of one epoch; those of different streams draw different numbers."""
+    return torch.Generator().manual_seed(epoch_seed(seed, epoch) ^ stream)
+
+
+@typed
+class VanillaRecipe(Recipe):
     """Cross-entropy on the training nodes, links or graphs; validation score: the task's own.
 
-    That is accuracy, for links ROC-AUC, ties broken by a lower loss. Pairs that are no links are drawn anew
-    every epoch.
+    That is accuracy, for links ROC-AUC, ties broken by a lower loss. Pairs without a link are drawn in every
+    epoch.
 
     Args:
         graph: prepared for the model, as the task views it in training, with labels and masks.
@@ -35,49 +137,48 @@ class Vanilla(Recipe):
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.task, self.seed = graph, task_of(graph), 0
-        self.train_nodes, self.train_y = labelled(graph, "train_mask")
-        self.val_nodes, self.val_y = labelled(graph, "val_mask")
+        self.train_rows, self.train_labels = labelled_rows(graph, "train_mask")
+        self.val_rows, self.val_labels = labelled_rows(graph, "val_mask")
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Remember the seed of what is drawn every epoch."""
+        """Store the seed of the draws."""
         self.seed = seed
 
-    def parts(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
+    def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield the cross-entropy."""
-        yield supervised(model, *self.batch(epoch))
+        yield supervised_loss(model, *self.batch(epoch))
 
-    def draw(self, epoch: int) -> Drawn | None:
-        """Nothing, where every epoch sees the same graph."""
-        return Drawn("step") if self.task.steady else None
+    def draw(self, epoch: int) -> Draws | None:
+        """Return draws without tensors, where every epoch sees the same graph."""
+        return Draws("step") if self.task.steady else None
 
-    def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
-        """See `parts`: every epoch is the same."""
-        return self.parts(model, 0)
+    def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
+        """See `losses`: every epoch is the same."""
+        return self.losses(model, 0)
 
     def batch(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
         """Return the graph of an epoch, the training rows of its logits and their labels."""
         if self.task.steady:
-            return self.graph, self.train_nodes, self.train_y
-        generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x1B873593)
-        graph = self.task.epoch(self.graph, generator)
-        return graph, *labelled(graph, "train_mask")
+            return self.graph, self.train_rows, self.train_labels
+        graph = self.task.epoch(self.graph, epoch_generator(self.seed, epoch, 0x1B873593))
+        return graph, *labelled_rows(graph, "train_mask")
 
-    def measure(self, model: nn.Module) -> Tensor:
+    def score_tensor(self, model: nn.Module) -> Tensor:
         """Return the validation score minus a thousandth of a bounded loss."""
         with evaluating(model), torch.no_grad():
             logits = call_model(model, self.graph)
-            loss = cross_entropy(logits[self.val_nodes], self.val_y)
-            return self.grade(logits) - 1e-3 * torch.tanh(loss)
+            loss = cross_entropy(logits[self.val_rows], self.val_labels)
+            return self.validation_score(logits) - 1e-3 * torch.tanh(loss)
 
-    def grade(self, logits: Tensor) -> Tensor:
-        """Return the score on the validation rows that chooses the epoch: accuracy, or the task's own."""
-        logits = logits[self.val_nodes]
-        if self.task.selected_by is not None:
-            return logits.new_tensor(task_scores(self.task.name, logits, self.val_y)[self.task.selected_by])
-        return (logits.argmax(1) == self.val_y).float().mean()
+    def validation_score(self, logits: Tensor) -> Tensor:
+        """Return the accuracy on the validation rows, or the score by which the task chooses the epoch."""
+        logits, name = logits[self.val_rows], self.task.selected_by
+        if name is not None:
+            return logits.new_tensor(task_scores(self.task.name, logits, self.val_labels)[name])
+        return (logits.argmax(1) == self.val_labels).float().mean()
 
 
-def supervised(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def supervised_loss(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> dict[str, Tensor]:
     """Return the cross-entropy of some rows of the logits as a loss of one term."""
     # `index_select` rather than brackets: its backward pass does not sort.
     loss = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
@@ -85,7 +186,7 @@ def supervised(model: nn.Module, graph: Graph, rows: Tensor, labels: Tensor) -> 
 
 
 @typed
-def labelled(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
+def labelled_rows(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     """Return the rows of the logits (nodes, links or small graphs) in a mask, and their labels.
 
     Raises:

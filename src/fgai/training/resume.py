@@ -1,4 +1,4 @@
-"""The history of a training, and its checkpoints: written atomically, resumed bit by bit."""
+"""The history of a training, and checkpoints: one that resumes ends with the same weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ from fgai.graph.fingerprint import fingerprint
 from fgai.typed import typed
 
 VERSION = 1
+"""Of the format of checkpoints."""
 FILE = "training.safetensors"
+"""Name of a checkpoint in its folder."""
 GROUPS = ("model", "best", "optimizer", "recipe")
+"""First parts of the names of its tensors."""
 M = TypeVar("M", bound=nn.Module)
 Groups = dict[str, dict[str, Tensor]]
 
@@ -39,14 +42,14 @@ class _Header(TypedDict):
 @typed
 @dataclass
 class History:
-    """What happened while training.
+    """Losses, scores and times of a training.
 
     Attributes:
         terms: per epoch, each loss term's value; one that an epoch did not compute keeps its last value.
         scores: per validation, (epoch, score).
-        best_epoch: whose weights were kept, as an index of `terms`; see `kept_epoch`.
+        best_epoch: epoch whose weights were kept, as an index of `terms`; see `kept_epoch`.
         seconds: wall-clock time of the epochs, validation included.
-        epoch_seconds: time of each training step alone.
+        epoch_seconds: time of each epoch without validation.
         stopped: why training ended: `epochs` or `patience`.
         attempts: trainings it took; see `make_faithful`.
     """
@@ -61,7 +64,7 @@ class History:
 
     @property
     def kept_epoch(self) -> int:
-        """The epoch whose weights were kept, counted from 1, as it is shown everywhere."""
+        """The epoch whose weights were kept, counted from 1."""
         return self.best_epoch + 1
 
     @property
@@ -99,8 +102,8 @@ def set_history(model: nn.Module, history: History) -> None:
     object.__setattr__(model, "history", history)
 
 
-def copied(model: M) -> M:
-    """Return an independent copy of a model; its history is not carried over."""
+def copy_model(model: M) -> M:
+    """Return an independent copy of a model, without its history."""
     other = duplicate(model)
     if hasattr(other, "history"):
         del other.history
@@ -109,10 +112,10 @@ def copied(model: M) -> M:
 
 @typed
 def history_of(model: nn.Module) -> History:
-    """Return the history of a model that was trained here.
+    """Return the history of a model that fgai trained.
 
     Raises:
-        InputError: if it was not.
+        InputError: the model has none.
     """
     history = getattr(model, "history", None)
     if not isinstance(history, History):
@@ -121,7 +124,7 @@ def history_of(model: nn.Module) -> History:
 
 
 class _TrainingState:
-    """A training between two epochs: model, optimizer, recipe, history and the best weights so far."""
+    """The state of a training: model, optimizer, recipe, history and the best weights so far."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, recipe: Any) -> None:
         self.model, self.optimizer, self.recipe = model, optimizer, recipe
@@ -131,7 +134,7 @@ class _TrainingState:
     def _weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
-    def validated(self, score: float, epoch: int, patience: int) -> None:
+    def add_score(self, score: float, epoch: int, patience: int) -> None:
         """Add a score; keep the weights if it is the best, or stop after `patience` epochs without one."""
         history = self.history
         history.scores.append((epoch, score))
@@ -150,12 +153,16 @@ class _TrainingState:
         return _digest(b"", *self.model.state_dict().values(), *self.recipe.state().values())
 
     def save(self, folder: Path, fingerprint: str) -> None:
-        """Write everything to one file, replaced in one step."""
+        """Write a checkpoint; an earlier one is replaced at once."""
         entries = self.optimizer.state_dict()["state"].items()
         optimizer = {f"{index}.{k}": torch.as_tensor(v) for index, entry in entries for k, v in entry.items()}
-        values = (self.model.state_dict(), self.best, optimizer, self.recipe.state())
-        groups = zip(GROUPS, values, strict=True)
-        tensors = {f"{group}/{k}": v for group, tensors in groups for k, v in tensors.items()}
+        groups: Groups = {
+            "model": self.model.state_dict(),
+            "best": self.best,
+            "optimizer": optimizer,
+            "recipe": self.recipe.state(),
+        }
+        tensors = {f"{group}/{k}": v for group in GROUPS for k, v in groups[group].items()}
         header = {
             "version": VERSION,
             "fingerprint": fingerprint,
@@ -166,45 +173,40 @@ class _TrainingState:
         write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(header)}))
 
     def restore(self, header: _Header, groups: Groups) -> None:
-        """Restore the state that `_read_state` returned."""
+        """Restore the checkpoint that `_read_checkpoint` returned."""
         if not _shapes(groups["model"]) == _shapes(groups["best"]) == _shapes(self.model.state_dict()):
             raise CheckpointError("the saved training is of a model with other weights")
         if _shapes(groups["recipe"]) != _shapes(self.recipe.state()):
             raise CheckpointError("the saved training is of another recipe")
-        options = self.optimizer.state_dict()["param_groups"]
-        state = {}
-        for index, parameter in enumerate(self.optimizer.param_groups[0]["params"]):
-            prefix = f"{index}."
-            entry = {
-                name.removeprefix(prefix): value
-                for name, value in groups["optimizer"].items()
-                if name.startswith(prefix)
-            }
-            if any(value.shape != parameter.shape for name, value in entry.items() if name != "step"):
-                raise CheckpointError("the saved training is of an optimiser of other weights")
-            state[index] = {k: v if k == "step" else v.to(parameter.device) for k, v in entry.items()}
+        parameters = dict(enumerate(self.optimizer.param_groups[0]["params"]))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in groups["optimizer"].items():
+            index, _, entry = name.partition(".")
+            parameter = parameters.get(int(index) if index.isdecimal() else -1)
+            if parameter is None or (entry != "step" and value.shape != parameter.shape):
+                raise CheckpointError("the saved training is of an optimizer of other weights")
+            state.setdefault(int(index), {})[entry] = value if entry == "step" else value.to(parameter.device)
         self.model.load_state_dict(groups["model"])
-        self.optimizer.load_state_dict(
-            {"state": state if groups["optimizer"] else {}, "param_groups": options}
-        )
+        options = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": options})
         self.recipe.load_state(groups["recipe"])
         device = next(self.model.parameters()).device
         self.best = {name: value.to(device) for name, value in groups["best"].items()}
         self.best_score, self.history = header["best_score"], History.from_dict(header["history"])
 
 
-def _read_state(folder: Path, fingerprint: str) -> tuple[_Header, Groups] | None:
-    """Read a saved training, or None when the folder holds none."""
+def _read_checkpoint(folder: Path, fingerprint: str) -> tuple[_Header, Groups] | None:
+    """Return the header and the tensors of a checkpoint, or None where the folder holds none."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
         header = parse_json(read_metadata(path).get("about", ""), finite=False)
-        check(header, dict[str, Any], "the state")
+        check(header, dict[str, Any], "the header")
         version = header.get("version")
-        check(version, int, "version of the state")
+        check(version, int, "version of the header")
         if version <= VERSION:
-            check(header, _Header, "the state")
+            check(header, _Header, "the header")
         tensors = unpack(path)
     except (OSError, ValueError, CheckpointError) as error:
         raise CheckpointError(
@@ -230,15 +232,15 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch
     return {name: (value.dtype, value.shape) for name, value in tensors.items()}
 
 
-def run_label(
-    model: nn.Module, graph: Graph, *parts: object, weights: bool = False, data: str | None = None
+def training_fingerprint(
+    model: nn.Module, graph: Graph, *identity: object, weights: bool = False, data: str | None = None
 ) -> str:
-    """Return a fingerprint of a training: a saved one is resumed only under the same fingerprint.
+    """Return a fingerprint of a training; a checkpoint with another one is not resumed.
 
-    The model's class and settings, the graph with its training and validation nodes (or `data`, a fingerprint
-    of all of it) and the text of `parts` enter; the weights only if they are the target of the training.
+    It is a hash of the model's class and settings, the graph with its training and validation nodes (or of
+    `data`, a fingerprint of all of it), the text of `identity`, and with `weights` the weights.
     """
-    head = f"{type(model).__name__} {getattr(model, 'config', '')} {parts}"
+    head = f"{type(model).__name__} {getattr(model, 'config', '')} {identity}"
     head += fingerprint(graph) if data is None else data
     masks = [mask for mask in (graph.train_mask, graph.val_mask) if mask is not None]
     return _digest(head.encode(), *masks, *(model.state_dict().values() if weights else ()))

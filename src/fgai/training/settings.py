@@ -1,4 +1,4 @@
-"""Settings of faithful and adversarial training; one set of defaults for every graph."""
+"""`TrainConfig`, `FaithfulSettings` and `HardenSettings`; every graph has the same defaults."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
 from fgai.attacks import Budget
 from fgai.attacks.budget import LARGEST
 from fgai.attention import unwrapped
-from fgai.checks import above, at_least, one_of, whole
+from fgai.checks import above, at_least, fraction, one_of, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.tasks import task_of
-from fgai.training.loop import LONGEST, TrainConfig
-from fgai.training.retry import StabilityReport
+from fgai.training.stability import StabilityReport
 from fgai.typed import typed
 
 LEARNING_RATES = {"GT": 0.001}
@@ -27,11 +26,13 @@ STEP_SIZE = 0.1
 """Of the adversary, in units of half the box."""
 VALIDATE_EVERY = 20
 """Epochs between validations of fine-tuning."""
-FIRMER = 0.4
-"""Share of the nodes that are shrunk, at least, in a second attempt at stability."""
+RETRY_SHRINK = 0.4
+"""Least `shrink` of a second attempt at stability."""
+MAX_EPOCHS = 10_000_000
+"""More epochs would not end."""
 
 
-def check_names(names: Iterable[str], allowed: Iterable[str], argument: str = "settings") -> None:
+def check_setting_names(names: Iterable[str], allowed: Iterable[str], argument: str = "settings") -> None:
     """Raise `InputError` unless all names of settings are allowed."""
     for name in names:
         one_of(name, argument, tuple(allowed))
@@ -45,9 +46,57 @@ def _check_shares(clip_share: float, shrink: float) -> None:
         raise InputError(f"`shrink` must be at least 0 and below 1, got {shrink}")
 
 
+@typed
 @dataclass(frozen=True, kw_only=True)
-class _FineTuning:
-    """Settings that `make_faithful` and `harden` share."""
+class TrainConfig:
+    """How long and how fast to train.
+
+    Attributes:
+        epochs: at most; each a step on the whole graph, or a pass over it in mini-batches.
+        lr: Adam's learning rate.
+        weight_decay: l2 penalty on all parameters.
+        patience: epochs without a better validation score after which to stop.
+        validate_every: epochs between validations.
+        clip: largest gradient norm, 0 for none.
+        decay: share by which the learning rate falls, linearly, until the last epoch.
+    """
+
+    epochs: int = 200
+    lr: float = 0.01
+    weight_decay: float = 5e-4
+    patience: int = 100
+    validate_every: int = 1
+    clip: float = 0.0
+    decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole(self.epochs, "epochs", 1, MAX_EPOCHS)
+        above(self.lr, "lr", 0.0)
+        at_least(self.weight_decay, "weight_decay", 0.0)
+        whole(self.patience, "patience", 1)
+        whole(self.validate_every, "validate_every", 1)
+        at_least(self.clip, "clip", 0.0)
+        fraction(self.decay, "decay")
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """Return a copy with some settings changed.
+
+        Raises:
+            InputError: there is no such setting.
+        """
+        check_setting_names(changes, TRAIN_FIELDS)
+        return dataclasses.replace(self, **changes)
+
+
+TRAIN_FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FineTuningSettings:
+    """Settings that `make_faithful` and `harden` share; see `FaithfulSettings`."""
+
+    keeps_explanations: ClassVar[bool] = False
+    """Whether the training keeps the vanilla model's predictions and explanations."""
 
     limits: bool = True
     clip_share: float = 0.02
@@ -64,33 +113,31 @@ class _FineTuning:
         _check_shares(self.clip_share, self.shrink)
         whole(self.nodes, "nodes", 1, LARGEST)
         whole(self.edges, "edges", 1, LARGEST)
-        whole(self.epochs, "epochs", 1, LONGEST)
+        whole(self.epochs, "epochs", 1, MAX_EPOCHS)
         if self.lr is not None:
             above(self.lr, "lr", 0.0)
         if self.box is not None:
-            pair = isinstance(self.box, tuple | list) and len(self.box) == 2
-            if not pair or not all(isinstance(end, int | float) for end in self.box):
-                raise InputError(f"`box` must be two numbers (low, high), got {type(self.box).__name__}")
-            if not -math.inf < self.box[0] < self.box[1] < math.inf:
-                raise InputError(f"`box` must be (low, high) with low < high, got {self.box}")
+            numbers = isinstance(self.box, tuple | list) and all(isinstance(x, int | float) for x in self.box)
+            if not numbers or len(self.box) != 2 or not -math.inf < self.box[0] < self.box[1] < math.inf:
+                raise InputError(f"`box` must be two numbers (low, high) with low < high, got {self.box}")
 
     @classmethod
     def names(cls) -> list[str]:
         """Return the names of the settings."""
-        return [each.name for each in dataclasses.fields(cls)]
+        return [field.name for field in dataclasses.fields(cls)]
 
     @property
     def budget(self) -> Budget:
-        """Of the adversary."""
+        """Budget of the adversary."""
         return Budget(nodes=self.nodes, edges=self.edges, box=self.box, step_size=STEP_SIZE, targets="fit")
 
     @property
     def train(self) -> TrainConfig:
-        """Epochs, learning rate and so on."""
+        """Settings of the training loop."""
         return TrainConfig(
             epochs=self.epochs,
             lr=0.005 if self.lr is None else self.lr,
-            weight_decay=getattr(self, "weight_decay", 0.0),
+            weight_decay=0.0,
             patience=self.epochs,
             validate_every=VALIDATE_EVERY,
             decay=1.0,
@@ -98,7 +145,7 @@ class _FineTuning:
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some settings changed."""
-        check_names(changes, self.names())
+        check_setting_names(changes, self.names())
         return dataclasses.replace(self, **changes)
 
     def slower(self) -> Self:
@@ -108,21 +155,21 @@ class _FineTuning:
 
 @typed
 @dataclass(frozen=True, kw_only=True)
-class FaithfulSettings(_FineTuning):
+class FaithfulSettings(_FineTuningSettings):
     """How `make_faithful` trains; every graph has the same defaults.
 
-    The first five are weights of loss terms, see `fgai.training.terms`; 0 switches a term off.
+    The first five are weights of loss terms, see `fgai.training.terms`; 0 leaves a term out.
 
     Attributes:
-        closeness: the predictions are the vanilla model's.
-        similarity: the attention and its top-k are the vanilla model's.
-        prediction_stability: predictions stay when nodes are injected.
-        margin: the top-k of the explanation stays when attention changes.
-        sharpness: the attention is no flatter than the vanilla model's.
+        closeness: weight of the distance to the vanilla model's predictions.
+        similarity: of the distance to its attention and its top-k.
+        prediction_stability: of the change of predictions when nodes are injected.
+        margin: of the distance between the top-k of the explanation and the other neighbours.
+        sharpness: of attention that is flatter than the vanilla model's.
         limits: give the faithful model limits (see `fgai.limit`) and train through them.
         clip_share: share of the nodes left out at either end of each range of the limits.
         shrink: share of the nodes, those of largest norm, that limits shrink to the norm of the rest.
-        nodes: injected by the adversary.
+        nodes: number of nodes that the adversary injects.
         edges: of each injected node; fewer if there are fewer nodes to join.
         box: interval of their features; None takes one for each feature from the data, see `Budget`.
         steps: ascent steps of the adversary per attacked epoch; the first costs nothing.
@@ -131,6 +178,8 @@ class FaithfulSettings(_FineTuning):
         epochs: each on the clean or the attacked graph, in turn.
         lr: Adam's learning rate, which falls to 0; 0.005 by default, for GT 0.001.
     """
+
+    keeps_explanations: ClassVar[bool] = True
 
     closeness: float = 20.0
     similarity: float = 120.0
@@ -160,7 +209,7 @@ class FaithfulSettings(_FineTuning):
             changes |= {"closeness": 5 * self.closeness, "lr": self.train.lr / 2}
         if not report.is_stable:
             changes["prediction_stability"] = 2 * self.prediction_stability
-            changes["shrink"] = max(self.shrink, FIRMER)
+            changes["shrink"] = max(self.shrink, RETRY_SHRINK)
         elif not report.is_similar:
             changes["similarity"] = 2 * self.similarity
         return self.replace(**changes)
@@ -168,7 +217,7 @@ class FaithfulSettings(_FineTuning):
 
 @typed
 @dataclass(frozen=True, kw_only=True)
-class HardenSettings(_FineTuning):
+class HardenSettings(_FineTuningSettings):
     """How `harden` trains; every graph has the same defaults.
 
     Attributes:
@@ -176,7 +225,7 @@ class HardenSettings(_FineTuning):
         limits: give the model limits (see `fgai.limit`) and train through them.
         clip_share: share of the nodes left out at either end of each range of the limits.
         shrink: share of the nodes, those of largest norm, that limits shrink to the norm of the rest.
-        nodes: injected by the adversary.
+        nodes: number of nodes that the adversary injects.
         edges: of each injected node; fewer if there are fewer nodes to join.
         box: interval of their features; None takes one for each feature from the data, see `Budget`.
         epochs: each a step on the clean and the attacked graph.
@@ -194,17 +243,21 @@ class HardenSettings(_FineTuning):
         super().__post_init__()
 
     @property
+    def train(self) -> TrainConfig:
+        """Settings of the training loop."""
+        return super().train.replace(weight_decay=self.weight_decay)
+
+    @property
     def method(self) -> str:
         """`harden`, or `at` without limits."""
         return "harden" if self.limits else "at"
 
     def tightened(self, report: StabilityReport) -> HardenSettings:
-        """Return the settings of a second attempt: half of the clean weight goes to the attack."""
-        del report
-        return self.replace(attack_weight=(1 + self.attack_weight) / 2, shrink=max(self.shrink, FIRMER))
+        """Return the settings of a second attempt: half of the clean weight moves to the attack."""
+        return self.replace(attack_weight=(1 + self.attack_weight) / 2, shrink=max(self.shrink, RETRY_SHRINK))
 
 
-CERTIFIED: Mapping[str, Any] = {
+CERTIFIED_SETTINGS: Mapping[str, Any] = {
     "closeness": 8.0,
     "similarity": 1.0,
     "prediction_stability": 0.0,
@@ -214,19 +267,16 @@ CERTIFIED: Mapping[str, Any] = {
     "shrink": 0.2,
     "epochs": 1000,
 }
-"""Settings of the method `fgai-certified`, which trains the term `certified` instead of an attack."""
+"""Settings of the method `fgai-certified`, which trains with the term `certified` instead of an attack."""
 
-S = TypeVar("S", bound=_FineTuning)
+S = TypeVar("S", bound=_FineTuningSettings)
 
 
 def _resolve(
     kind: type[S], settings: S | None, overrides: Mapping[str, Any], model: nn.Module, graph: Graph
 ) -> S:
-    """Return the settings of a training: a user's, or the task's defaults, with single ones replaced.
-
-    The class of the model decides the default learning rate.
-    """
-    check_names(overrides, kind.names())
+    """Return a user's settings, or the task's defaults, with `overrides` and the model's learning rate."""
+    check_setting_names(overrides, kind.names())
     if settings is None:
         defaults = task_of(graph).training
         settings = kind(**{name: value for name, value in defaults.items() if name in kind.names()})

@@ -1,4 +1,4 @@
-"""The graph of a training: `_WholeGraph` in memory, or mini-batches from `fgai.large`."""
+"""The graph that a training reads: `_WholeGraph` in memory, or mini-batches from `fgai.large`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import check_logits, task_of
 from fgai.training.limiting import set_ranges
-from fgai.training.loop import epoch_seed
-from fgai.training.resume import run_label
+from fgai.training.recipes import epoch_generator
+from fgai.training.resume import training_fingerprint
 
 
 class _WholeGraph:
@@ -34,23 +34,22 @@ class _WholeGraph:
     def __init__(self, nodes: Graph) -> None:
         self.nodes = self.graph = nodes
 
-    def batched_for(self, model: nn.Module, *sizes: object) -> None:
-        """Prepare the graph for a model, which must return logits that fit it; batches have sizes."""
+    def prepare(self, model: nn.Module, *sizes: object) -> None:
+        """Prepare the graph for a model, whose logits must fit it; `sizes` are those of mini-batches."""
         self.graph = prepared(model, task_of(self.nodes).view(self.nodes, "fit"))
         with evaluating(model), torch.no_grad():
             check_logits(call_model(model, self.graph), self.graph)
 
-    def fix_links(self, seed: int) -> None:
+    def draw_links(self, seed: int) -> None:
         """Draw the pairs without a link once, not every epoch."""
-        generator = torch.Generator().manual_seed(epoch_seed(seed, -3))
-        self.graph = task_of(self.graph).epoch(self.graph, generator)
+        self.graph = task_of(self.graph).epoch(self.graph, epoch_generator(seed, -3))
 
-    def agree(self, model: nn.Module, *settings: object) -> None:
+    def check_processes(self, model: nn.Module, *identity: object) -> None:
         """Check that all processes train in the same way; several processes need mini-batches, see `fit`."""
 
-    def label(self, model: nn.Module, *parts: object, weights: bool = False) -> str:
-        """Return the fingerprint of the training, see `run_label`."""
-        return run_label(model, self.graph, *parts, weights=weights)
+    def fingerprint(self, model: nn.Module, *identity: object, weights: bool = False) -> str:
+        """See `training_fingerprint`."""
+        return training_fingerprint(model, self.graph, *identity, weights=weights)
 
     def set_ranges(self, model: nn.Module, clip_share: float, shrink: float) -> None:
         """Set the ranges of a model's limits from all nodes."""
@@ -71,10 +70,10 @@ def _open_source(
     if batch_size is not None:
         stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
         return stored
-    return nullcontext(_WholeGraph(_in_memory(data, fan_out, epoch_size)))
+    return nullcontext(_WholeGraph(_as_whole_graph(data, fan_out, epoch_size)))
 
 
-def _in_memory(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
+def _as_whole_graph(data: Any, fan_out: int | Sequence[int] | None, epoch_size: int | None = None) -> Graph:
     """Return a graph that is trained on as a whole."""
     for name, size in (("fan_out", fan_out), ("epoch_size", epoch_size)):
         if size is not None:

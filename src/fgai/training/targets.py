@@ -1,4 +1,4 @@
-"""`Targets`: the outputs of the vanilla model that faithful training compares with."""
+"""`Targets`: outputs of the vanilla model, which the loss terms of faithful training compare with."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fgai.graph import Graph
 from fgai.tasks import task_of
 from fgai.topk import topk_mask
 
-FLATTEST = 0.01
-"""Layers with less contrast, relative to the sharpest, are uniform up to rounding and get no more weight."""
+MIN_CONTRAST = 0.01
+"""Least relative contrast: layers below it are uniform up to rounding and get no more weight."""
 
 
 class Reach(NamedTuple):
@@ -33,18 +33,18 @@ class Reach(NamedTuple):
 class Targets:
     """Outputs of the vanilla model on the clean graph.
 
-    In a mini-batch, N counts the seeds and E the edges into them; classes and layers are of all its nodes.
+    N counts the nodes and E the edges; in a mini-batch the seeds and the edges into them.
 
     Attributes:
         logits: [N, C].
-        classes: predicted, of all nodes of the graph.
-        layers: the attention, per layer.
+        classes: predicted; of all nodes of a mini-batch.
+        layers: the attention, per layer; on all edges of a mini-batch.
         attention: per layer [E], averaged over heads.
         ranking: per layer [E], larger for neighbours that explain more.
         rowptrs: per layer [N + 1].
         contrasts: per layer, the unit of `similarity`, see `relative_contrasts`.
         sharpness: per layer.
-        scale: spread of the logits.
+        logit_spread: unit of changes of logits, see `spread`.
         depths: per layer, see `AttentionMap.depths`.
     """
 
@@ -56,9 +56,9 @@ class Targets:
     rowptrs: list[Tensor]
     contrasts: list[float]
     sharpness: list[float]
-    scale: float
+    logit_spread: float
     depths: list[int]
-    _tops: dict[int, list[Tensor]] = field(default_factory=dict)
+    _top_k: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, vanilla: nn.Module, graph: Graph) -> Targets:
@@ -70,6 +70,7 @@ class Targets:
             float(layer_sharpness(w, layer.rowptr, layer.destination))
             for w, layer in zip(values, layers, strict=True)
         ]
+        contrasts = [contrast(w, rowptr) for w, rowptr in zip(values, rowptrs, strict=True)]
         return cls(
             logits=logits,
             classes=logits.argmax(1),
@@ -77,18 +78,18 @@ class Targets:
             attention=values,
             ranking=[layer.ranking() for layer in layers],
             rowptrs=rowptrs,
-            contrasts=relative_contrasts([contrast(*pair) for pair in zip(values, rowptrs, strict=True)]),
+            contrasts=relative_contrasts(contrasts),
             sharpness=sharpness,
-            scale=float(spread(logits)),
+            logit_spread=float(spread(logits)),
             depths=observation.attention.depths,
         )
 
-    def tops(self, k: int) -> list[Tensor]:
+    def top_k(self, k: int) -> list[Tensor]:
         """The top-k neighbours of every node, per layer bool [E]; computed once."""
-        if k not in self._tops:
-            pairs = zip(self.ranking, self.rowptrs, strict=True)
-            self._tops[k] = [topk_mask(ranks, rowptr, k) for ranks, rowptr in pairs]
-        return self._tops[k]
+        if k not in self._top_k:
+            layers = zip(self.ranking, self.rowptrs, strict=True)
+            self._top_k[k] = [topk_mask(ranks, rowptr, k) for ranks, rowptr in layers]
+        return self._top_k[k]
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
         """Return the shares of nodes and predictions that the injected nodes can change.
@@ -102,9 +103,9 @@ class Targets:
         reached = torch.arange(attacked.num_nodes, device=attacked.device) >= graph.num_nodes
         shares = []
         for _ in range(max(self.depths) + 1):
-            spread = reached.clone()
-            spread[destination[reached[source]]] = True
-            reached = spread
+            further = reached.clone()
+            further[destination[reached[source]]] = True
+            reached = further
             shares.append(max(float(reached[:count].float().mean()), 1.0 / count))
         rows = task_of(graph).reached(graph, reached[: graph.num_nodes])
         rows = rows[:count] if count < graph.num_nodes else rows
@@ -125,15 +126,15 @@ def contrast(w: Tensor, rowptr: Tensor) -> float:
 
 
 def relative_contrasts(contrasts: list[float]) -> list[float]:
-    """Contrasts in units of the sharpest layer's, per layer."""
-    return [max(value / max(contrasts), FLATTEST) for value in contrasts]
+    """Contrasts per layer, divided by the largest."""
+    return [max(value / max(contrasts), MIN_CONTRAST) for value in contrasts]
 
 
 def layer_sharpness(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
-    """`fgai.metrics.sharpness` of an attention [E] that sums to one at every node, with a gradient."""
+    """`fgai.metrics.sharpness` of an attention [E] that sums to 1 at every node; differentiable."""
     degree = rowptr.diff().to(w.dtype)
     many = degree >= 2
     size = degree.clamp(min=2)
-    apart = w * (w.clamp(min=torch.finfo(w.dtype).tiny) * size[destination]).log()
-    each = torch.zeros_like(degree).index_add(0, destination, apart) / size.log()
-    return torch.where(many, each, 0.0).sum() / many.sum().clamp(min=1)
+    divergence = w * (w.clamp(min=torch.finfo(w.dtype).tiny) * size[destination]).log()
+    per_node = torch.zeros_like(degree).index_add(0, destination, divergence) / size.log()
+    return torch.where(many, per_node, 0.0).sum() / many.sum().clamp(min=1)

@@ -17,7 +17,7 @@ from fgai.errors import InputError, MissingExtraError
 from fgai.graph import ChangeRecord, Graph
 from fgai.reports.whatif import WhatIf
 from fgai.reports.whatif.answer import most_proven, proven
-from fgai.training import limit, untrained
+from fgai.training import limit, untrained_model
 from support.graph_cases import small_data
 from support.whatif_cases import random_change
 
@@ -41,7 +41,7 @@ def test_it_is_the_answer_of_a_full_pass(kind: str) -> None:
         graph = Graph.from_edges(GRAPH.edge_index, 40, SPARSE, y=GRAPH.y, train_mask=GRAPH.train_mask)
         assert graph.features is not None and graph.features.is_sparse
     torch.manual_seed(0)
-    model = Own() if kind == "own" else untrained("GAT" if kind == "sparse" else kind, graph)
+    model = Own() if kind == "own" else untrained_model("GAT" if kind == "sparse" else kind, graph)
     answers, rng = WhatIf({"model": model}, graph), np.random.default_rng(1)
     for _ in range(5):
         change = random_change(graph, model, rng)
@@ -60,7 +60,7 @@ def test_it_is_the_answer_of_a_full_pass(kind: str) -> None:
 
 
 def test_a_transformer_keeps_its_encodings() -> None:
-    model = untrained("GT", GRAPH)
+    model = untrained_model("GT", GRAPH)
     base = WhatIf(model, GRAPH)._base(model)
     assert base.positional is not None
     changed = ChangeRecord.of(model, GRAPH, 3, added_edges=[[3, 39]]).apply(model, base)
@@ -68,7 +68,7 @@ def test_a_transformer_keeps_its_encodings() -> None:
 
 
 def test_the_worst_node_lowers_the_margin() -> None:
-    model = untrained("GATv2", GRAPH)
+    model = untrained_model("GATv2", GRAPH)
     answers, values = WhatIf(model, GRAPH), {"node": 3, "removed_edges": [], "added_edges": []}
     for injected in ([], [{"copy": 5, "strength": 2.0, "edges": [3]}]):
         worst = {"features": answers.worst({**values, "injected": injected}), "strength": 1.0, "edges": [3]}
@@ -86,15 +86,15 @@ def test_the_worst_node_lowers_the_margin() -> None:
 
 
 def test_badges_are_those_of_the_certificates() -> None:
-    limited = limit(untrained("GAT", GRAPH), GRAPH, 0.2, shrink=0.5)
-    assert proven(untrained("GAT", GRAPH), GRAPH) is None and most_proven([]) is None
+    limited = limit(untrained_model("GAT", GRAPH), GRAPH, 0.2, shrink=0.5)
+    assert proven(untrained_model("GAT", GRAPH), GRAPH) is None and most_proven([]) is None
     most = proven(limited, GRAPH)
     ones = fgai.certify_injection(limited, GRAPH, neighbours=1, where="direct").holds
     assert most is not None and [value > 0 for value in most] == ones.tolist()
 
 
 def test_bad_arguments_are_named() -> None:
-    model = untrained("GAT", GRAPH)
+    model = untrained_model("GAT", GRAPH)
     with pytest.raises(InputError, match="at least one model"):
         WhatIf({}, GRAPH)
     with pytest.raises(InputError, match="whose nodes are classified"):
@@ -105,7 +105,7 @@ def test_bad_arguments_are_named() -> None:
 
 def test_the_widget_answers_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    model = untrained("GT", GRAPH)
+    model = untrained_model("GT", GRAPH)
     with pytest.raises(MissingExtraError, match=r"fgai\[notebook\]"):
         fgai.explore(model, GRAPH)
     monkeypatch.undo()

@@ -20,7 +20,7 @@ from fgai.graph import ChangeRecord, InjectedNode
 from fgai.hub import from_pretrained
 from fgai.models import AttentionModel
 from fgai.reports.whatif import Server, WhatIf, module
-from fgai.training import limit, load_model, train, untrained
+from fgai.training import limit, load_model, train, untrained_model
 from support.cli_cases import here
 from support.graph_cases import small_data
 from support.report_cases import EVIL
@@ -31,7 +31,9 @@ GRAPH = small_data().replace(node_names=NAMES, class_names=("<i>first</i>", "sec
 
 @cache
 def models() -> dict[str, AttentionModel]:
-    vanilla = train(untrained("GAT", GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False)
+    vanilla = train(
+        untrained_model("GAT", GRAPH, hidden_channels=2, heads=2), GRAPH, epochs=8, progress=False
+    )
     return {"GAT": vanilla, "<b>limited</b>": limit(vanilla, GRAPH)}
 
 
@@ -260,7 +262,7 @@ class TestPage:
 
 @pytest.mark.browser
 def test_python_computes_what_the_script_does_not(browser: Any) -> None:
-    transformer = WhatIf(untrained("GT", GRAPH), GRAPH, k=3)
+    transformer = WhatIf(untrained_model("GT", GRAPH), GRAPH, k=3)
     with Server(transformer, transformer.facts(node=NODE)) as server:
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()

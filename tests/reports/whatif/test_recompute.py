@@ -14,7 +14,7 @@ from torch import nn
 from fgai import datasets
 from fgai.graph import Graph
 from fgai.reports.whatif.payload import in_browser
-from fgai.training import limit, load_model, make_faithful, train, untrained
+from fgai.training import limit, load_model, make_faithful, train, untrained_model
 from support.graph_cases import small_data
 from support.whatif_cases import computed, largest_difference, random_change
 
@@ -51,11 +51,11 @@ def test_every_form_of_features_and_layers(browser: Any) -> None:
     wide = torch.zeros(40, 700).index_put((torch.arange(40), 17 * torch.arange(40)), torch.arange(40.0) + 2)
     for graph in (dense, binary, Graph.from_edges(dense.edge_index, 40, wide, y=dense.y)):
         models = {
-            f"{kind} {options}": untrained(kind, graph, hidden_channels=3, heads=2, **options)
+            f"{kind} {options}": untrained_model(kind, graph, hidden_channels=3, heads=2, **options)
             for kind in ("GAT", "GATv2")
             for options in ({"num_layers": 3}, {"norm": "layer"}, {"num_layers": 1})
         }
-        models["limited"] = limit(untrained("GATv2", graph, norm="layer"), graph, 0.1, shrink=0.3)
+        models["limited"] = limit(untrained_model("GATv2", graph, norm="layer"), graph, 0.1, shrink=0.3)
         for weight in (
             p for model in models.values() for name, p in model.named_parameters() if "norm" in name
         ):

@@ -1,12 +1,10 @@
-"""Check a trained model by a short attack on validation nodes, and train once more if it is not stable."""
+"""The check after a training: a short attack on validation nodes, and what the model keeps of vanilla."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,28 +13,25 @@ from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attacks.search.members import Member
 from fgai.attention import call_model, evaluating, observe
 from fgai.divergence import tvd
-from fgai.errors import BudgetError, DivergenceError, ReliabilityWarning, collected, warn
+from fgai.errors import BudgetError, ReliabilityWarning, collected, warn
 from fgai.graph import Graph
 from fgai.metrics import NOTHING, overlap, sharpness
 from fgai.progress import stage
 from fgai.tasks import task_of
-from fgai.training.resume import history_of
 
-M = TypeVar("M", bound=nn.Module)
-S = TypeVar("S", bound=Any)
 MAX_RATIO = 0.5
-"""Shift of the trained model's predictions over that of the vanilla model's, at most."""
+"""Largest shift of the trained model's predictions, divided by the shift of the vanilla model's."""
 MIN_SHIFT = 0.02
 """A vanilla model whose predictions shift less than this counts as stable."""
 MIN_AGREEMENT = 0.9
-"""Share of the validation rows that a faithful model puts in the vanilla model's class, at least."""
+"""Least share of the validation rows that a faithful model puts in the vanilla model's class."""
 MIN_OVERLAP = 0.85
-"""Share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer, at least."""
-TOP = 5
+"""Least share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer."""
+TOP_K = 5
 """Number of top neighbours compared."""
 MIN_EPOCHS = 60
 """Trainings of fewer epochs are not checked."""
-STEPS = 20
+ATTACK_STEPS = 20
 """Of each member of the attack."""
 CHECK_MEMBERS = (
     Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.1),
@@ -72,12 +67,12 @@ class StabilityReport:
 
     @property
     def is_close(self) -> bool:
-        """Whether it predicts the vanilla model's classes, or this is unknown."""
+        """Whether the model predicts the vanilla model's classes, or this is unknown."""
         return self.agreement is None or self.agreement >= MIN_AGREEMENT
 
     @property
     def is_similar(self) -> bool:
-        """Whether its explanations are the vanilla model's, or this is unknown."""
+        """Whether the model's explanations are the vanilla model's, or this is unknown."""
         return self.overlap is None or self.overlap >= MIN_OVERLAP
 
     @property
@@ -85,8 +80,8 @@ class StabilityReport:
         """Whether no further training is needed."""
         return self.is_stable and (not self.faithful or (self.is_close and self.is_similar))
 
-    def beats(self, other: StabilityReport) -> bool:
-        """Whether it is the better of two attempts: kept predictions first, then explanations, then shift."""
+    def is_better_than(self, other: StabilityReport) -> bool:
+        """Whether it is of the better model: kept predictions count first, then explanations, then shift."""
         if self.is_close != other.is_close:
             return self.is_close
         if self.is_stable and other.is_stable and self.is_similar != other.is_similar:
@@ -95,9 +90,9 @@ class StabilityReport:
 
     def warn(self) -> None:
         """Warn of every requirement that is not met."""
-        kind, setting = (
-            ("faithful", "prediction_stability") if self.faithful else ("hardened", "attack_weight")
-        )
+        kind, setting = ("hardened", "attack_weight")
+        if self.faithful:
+            kind, setting = ("faithful", "prediction_stability")
         texts = {}
         if not self.is_stable:
             texts["not-steadier"] = (
@@ -112,7 +107,7 @@ class StabilityReport:
             )
         if self.faithful and not self.is_similar:
             texts["not-alike"] = (
-                f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP} neighbours in"
+                f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP_K} neighbours in"
                 " the sharpest layer; raise `similarity`, or lower `clip_share` or `shrink`"
             )
         for code, text in texts.items():
@@ -121,7 +116,7 @@ class StabilityReport:
 
 @dataclass
 class _StabilityCheck:
-    """Compares models with the vanilla model that they were trained from.
+    """A function that compares a model with the vanilla model that it was trained from.
 
     Attributes:
         vanilla: trained.
@@ -139,7 +134,7 @@ class _StabilityCheck:
 
     @cached_property
     def vanilla_shift(self) -> float | None:
-        """Of the vanilla model under its own attack."""
+        """Shift of the vanilla model's predictions under its own attack."""
         return _prediction_shift(self.vanilla, self.graph, self.seed, self.box)
 
     def __call__(self, model: nn.Module) -> StabilityReport:
@@ -149,44 +144,13 @@ class _StabilityCheck:
             return StabilityReport(faithful=self.faithful)
         with torch.no_grad(), evaluating(model), evaluating(self.vanilla):
             one, two = (call_model(which, self.graph)[rows].argmax(1) for which in (model, self.vanilla))
-        vanilla_shift = self.vanilla_shift
         return StabilityReport(
-            _prediction_shift(model, self.graph, self.seed, self.box),
-            vanilla_shift,
-            float((one == two).double().mean()),
-            _explanation_overlap(model, self.vanilla, self.graph) if self.faithful else None,
-            self.faithful,
+            vanilla_shift=self.vanilla_shift,
+            shift=_prediction_shift(model, self.graph, self.seed, self.box),
+            agreement=float((one == two).double().mean()),
+            overlap=_explanation_overlap(model, self.vanilla, self.graph) if self.faithful else None,
+            faithful=self.faithful,
         )
-
-
-def retry(train: Callable[[S, int], M], check: Callable[[M], StabilityReport] | None, settings: S) -> M:
-    """Train a model, and once more if training diverges or the check fails; return the better model.
-
-    Args:
-        train: (settings, number of the attempt from 1) → model with its history.
-        check: attacks a model; None accepts the first model.
-        settings: of the first attempt, with the methods `slower()` and `tightened(report)`.
-
-    Raises:
-        DivergenceError: both attempts diverged.
-    """
-    try:
-        model, count = train(settings, 1), 1
-    except DivergenceError:
-        model, count = train(settings.slower(), 2), 2
-    history_of(model).attempts = count
-    if check is None:
-        return model
-    report = check(model)
-    if not report.passed and count == 1:
-        with suppress(DivergenceError):
-            second = train(settings.tightened(report), 2)
-            second_report = check(second)
-            history_of(second).attempts = history_of(model).attempts = 2
-            if second_report.beats(report):
-                model, report = second, second_report
-    report.warn()
-    return model
 
 
 def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
@@ -194,16 +158,16 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
 
     The mean over nodes with more than five neighbours; None where there are none or no layer ranks anything.
     """
-    ours, theirs = (observe(which, graph, heads="mean").attention for which in (model, vanilla))
-    if [layer.keys.shape for layer in ours] != [layer.keys.shape for layer in theirs]:
+    after, before = (observe(which, graph, heads="mean").attention for which in (model, vanilla))
+    if [layer.keys.shape for layer in after] != [layer.keys.shape for layer in before]:
         return None
-    values = [sharpness(layer.heads(), layer.rowptr) for layer in theirs]
-    most = max((value for value in values if value == value), default=0.0)
+    values = [sharpness(layer.heads(), layer.rowptr) for layer in before]
+    most = max((value for value in values if not math.isnan(value)), default=0.0)
     if most <= NOTHING:
         return None
-    one, two = (attention.layers[values.index(most)] for attention in (ours, theirs))
-    kept = overlap(two.ranking(), one.ranking(), one.rowptr, TOP)
-    return kept if kept == kept else None
+    one, two = (attention.layers[values.index(most)] for attention in (before, after))
+    kept = overlap(one.ranking(), two.ranking(), one.rowptr, TOP_K)
+    return None if math.isnan(kept) else kept
 
 
 def _prediction_shift(
@@ -218,7 +182,7 @@ def _prediction_shift(
         return None
     budget = make_attack("ensemble", targets="val").budget
     attack = EnsembleInjection(
-        replace(budget, steps=STEPS, box=box), members=CHECK_MEMBERS, rules=("random",), baselines=()
+        replace(budget, steps=ATTACK_STEPS, box=box), members=CHECK_MEMBERS, rules=("random",), baselines=()
     )
     unlabelled = graph.replace(y=None)
     try:

@@ -1,4 +1,4 @@
-"""`save_model` and `load_model`: a model as safetensors plus JSON, usable without remembering anything."""
+"""`save_model` and `load_model`: a model in a safetensors file, with its class and arguments as JSON."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fgai.training.resume import History, set_history
 from fgai.typed import typed
 
 Factory = Callable[..., nn.Module] | str
-"""A function or a class, or `package.module:name`."""
-_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_PICKLED = (".pt", ".pth")
+"""A function or a class that returns a model, or its name, `package.module:name`."""
+_FACTORY_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_PICKLE_SUFFIXES = (".pt", ".pth")
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
 """Folder of the models that come with fgai; tools/pretrained.py trains them."""
 SCHEMA = 2
-"""2: arguments of models by the names of PyG."""
+"""Of the header; in 2 the arguments of models have PyG's names."""
 
 _Header = TypedDict(
     "_Header",
@@ -50,7 +50,7 @@ _Header = TypedDict(
 def _factory_name(factory: Callable[..., Any] | str) -> str:
     """Return `package.module:name` of a factory, without importing anything."""
     if isinstance(factory, str):
-        if _NAME.fullmatch(factory) is None:
+        if _FACTORY_NAME.fullmatch(factory) is None:
             raise InputError(f"`factory` must be of the form package.module:name, got {factory!r}")
         return factory
     if not callable(factory):
@@ -60,18 +60,18 @@ def _factory_name(factory: Callable[..., Any] | str) -> str:
 
 @typed
 def make_model(factory: Factory, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return the model a factory makes; a name is imported.
+    """Return the model that a factory returns; a name is imported.
 
     Args:
         factory: given by the caller, never read from a file.
         arguments: of the factory, by name.
 
     Raises:
-        InputError: there is no such factory, it fails, or it makes something else than a model.
+        InputError: there is no such factory, it fails, or it returns something else than a model.
     """
-    name, call = _factory_name(factory), _imported(factory) if isinstance(factory, str) else factory
+    name, function = _factory_name(factory), _import_factory(factory) if isinstance(factory, str) else factory
     try:
-        model: object = call(**dict(arguments or {}))
+        model: object = function(**dict(arguments or {}))
     except Exception as error:
         names = ", ".join(arguments or ()) or "no arguments"
         raise InputError(f"`{name}`, called with {names}, failed: {error}") from error
@@ -80,7 +80,7 @@ def make_model(factory: Factory, arguments: Mapping[str, Any] | None = None) -> 
     return model
 
 
-def _imported(name: str) -> Callable[..., object]:
+def _import_factory(name: str) -> Callable[..., object]:
     module, _, path = name.partition(":")
     try:
         member: Any = importlib.import_module(module)
@@ -94,9 +94,8 @@ def _imported(name: str) -> Callable[..., object]:
             close = difflib.get_close_matches(part, dir(member), 1)
             members = getattr(member, "__dict__", {}).items()
             own = [k for k, v in members if callable(v) and getattr(v, "__module__", "") == module]
-            hint = (
-                f"; did you mean {close[0]!r}?" if close else f"; it defines {', '.join(own)}" if own else ""
-            )
+            hint = f"; it defines {', '.join(own)}" if own else ""
+            hint = f"; did you mean {close[0]!r}?" if close else hint
             raise InputError(f"`{module}` has no attribute {part!r}{hint}")
         member = getattr(member, part)
     if not callable(member):
@@ -114,13 +113,13 @@ def save_model(
     factory: Factory | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model to one safetensors file with its architecture inside; atomic.
+    """Write a model to a safetensors file with its architecture inside; an earlier file is replaced at once.
 
-    Of a model of your own the file holds the weights, the name of what makes it anew and the arguments that
-    takes; no code. Of a wrapped model it also holds the name of the function given to `fgai.wrap`.
+    Of a model of your own the file holds the weights, the name of its factory and the factory's arguments; no
+    code. Of a wrapped model it also holds the name of the function given to `fgai.wrap`.
 
     Args:
-        model: a fgai model, one of a registered class, or with a `factory` any other, wrapped or not.
+        model: of fgai or a registered class; with a `factory` any other model, wrapped or not.
         path: the file; the suffix `.safetensors` is added when missing.
         data_fingerprint: of the graph it was trained on; shown and checked by the command line.
         about: anything JSON can hold, kept beside the weights.
@@ -132,7 +131,7 @@ def save_model(
 
     Raises:
         CheckpointError: a class that is not registered and no factory, or arguments that JSON cannot hold.
-        InputError: the path names no file.
+        InputError: the path has no file name.
     """
     name, classes = model_name(model), _classes()
     own: dict[str, Any] = {}
@@ -142,7 +141,7 @@ def save_model(
             own["call"] = _factory_name(model.call)
     elif classes.get(name) is not type(model):
         raise CheckpointError(
-            f"only {', '.join(classes)} can be saved as they are, got {name}; say what makes it anew, e.g."
+            f"only {', '.join(classes)} can be saved without a factory, got {name}; give one, e.g."
             f" `factory={name}, arguments={{...}}`, or register its class, `fgai.models.register_model`"
         )
     path = Path(path)
@@ -187,13 +186,13 @@ def _bundled(path: Path | str) -> Path:
 
 @typed
 def read_header(path: Path | str) -> dict[str, Any]:
-    """Read what a checkpoint says of itself, without its weights.
+    """Return the JSON header of a model file: class, arguments, history and so on, without weights.
 
     Args:
         path: the file, or the name of a model that comes with fgai.
 
     Raises:
-        CheckpointError: if the file is missing, damaged, foreign or from a newer fgai.
+        CheckpointError: the file is missing, damaged, of another program or of a newer fgai.
     """
     path = _bundled(path)
     text = _header_text(path)
@@ -221,7 +220,7 @@ def read_header(path: Path | str) -> dict[str, Any]:
 
 
 def _header_text(path: Path) -> str | None:
-    """What fgai wrote beside the tensors; None where another program wrote them."""
+    """The JSON that fgai wrote beside the tensors; None where another program wrote them."""
     try:
         return read_metadata(path).get("fgai")
     except FileNotFoundError:
@@ -232,11 +231,10 @@ def _header_text(path: Path) -> str | None:
 def load_model(path: Path | str, expect: str | None = None, *, factory: Factory | None = None) -> nn.Module:
     """Read a model written by `save_model`, in eval mode.
 
-    Weights of a model of your own need what makes the model: nothing a file names is imported unless you
-    name it yourself. With a factory, files of any program that writes safetensors are read, and `.pt` files
-    that hold a `state_dict`, by PyTorch's restricted loader. A model that was wrapped when it was saved is
-    wrapped again if the function given to `fgai.wrap` is in the factory's module; if not, let the factory
-    return the wrapped model.
+    A model of your own needs its factory: nothing that a file names is imported unless you name it yourself.
+    With a factory, files of any program that writes safetensors are read, and `.pt` files that hold a
+    `state_dict`, by PyTorch's restricted loader. A model that was wrapped when it was saved is wrapped again
+    if the function given to `fgai.wrap` is in the factory's module; if not, the factory must wrap it.
 
     Args:
         path: the file, or the name of a model that comes with fgai, see `pretrained_names`.
@@ -245,20 +243,20 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
             Called with the arguments the file has for it.
 
     Raises:
-        CheckpointError: as `read_header`, or if the class or the weights do not fit, limits are no ranges, or
-            a factory is needed.
-        InputError: the factory cannot be imported, fails or makes no model.
+        CheckpointError: as `read_header`; a class or weights that do not fit, limits that are no ranges, or a
+            missing factory.
+        InputError: the factory cannot be imported, fails or returns no model.
     """
     path = _bundled(path)
-    if path.suffix in _PICKLED and factory is None:
-        raise CheckpointError(f"{path} holds weights alone; give what makes the model, `factory=...`")
-    foreign = factory is not None and (path.suffix in _PICKLED or _header_text(path) is None)
+    if path.suffix in _PICKLE_SUFFIXES and factory is None:
+        raise CheckpointError(f"{path} holds weights alone; give its class or function, `factory=...`")
+    foreign = factory is not None and (path.suffix in _PICKLE_SUFFIXES or _header_text(path) is None)
     header = {"class": None, "config": {}} if foreign else read_header(path)
-    if expect is not None and header["class"] != expect:
+    if not foreign and expect not in (None, header["class"]):
         raise CheckpointError(f"{path} holds a {header['class']}, expected {expect}")
     if factory is None:
         _require_known(path, header)
-    tensors = _state_dict(path) if path.suffix in _PICKLED else unpack(path)
+    tensors = _state_dict(path) if path.suffix in _PICKLE_SUFFIXES else unpack(path)
     try:
         model = _build(header, tensors, factory)
         kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -268,8 +266,10 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     except Exception as error:
         if factory is not None and isinstance(error, InputError):
             raise
-        source = "its own architecture" if factory is None else f"what `{_factory_name(factory)}` makes"
+        source = "its own architecture" if factory is None else f"the model of `{_factory_name(factory)}`"
         raise CheckpointError(f"{path} is truncated or does not fit {source}: {error}") from error
+    if foreign and expect not in (None, model_name(model)):
+        raise CheckpointError(f"`factory` returned a {model_name(model)} for {path}, expected {expect}")
     for limits in limits_of(model):
         if (fault := limits.fault()) is not None:
             raise CheckpointError(f"{path}: {fault}; measure them again with `fgai.limit`")
@@ -317,7 +317,7 @@ def _wrapped_again(
 
 
 def _require_known(path: Path, header: Mapping[str, Any]) -> None:
-    """Raise unless fgai can make the model anew by itself."""
+    """Raise unless the class is registered and no factory is needed."""
     name, classes = header["class"], _classes()
     if "factory" in header:
         raise CheckpointError(
@@ -332,7 +332,7 @@ def _require_known(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def _build(header: Mapping[str, Any], tensors: Mapping[str, Tensor], factory: Factory | None) -> nn.Module:
-    """A model without its weights, once these are known to fit.
+    """Return a model with new weights, if those of the file fit.
 
     A header may claim a billion channels or layers: layers are counted first, and the model is first built on
     the meta device, where tensors have a shape but no memory; a user's own model may fail there.
@@ -362,5 +362,5 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _classes() -> dict[str, type[AttentionModel]]:
-    """What can be saved and loaded: every registered class, by its name."""
+    """Every registered class, by its name."""
     return {kind.__name__: kind for kind in MODELS.values()}

@@ -1,0 +1,376 @@
+"""Loss terms of faithful training: the decorator `term`, the built-in terms and their weighted sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div
+
+from fgai.attention import LayerAttention
+from fgai.bounds.scores import worst_leads
+from fgai.checks import at_least, one_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.metrics import NOTHING
+from fgai.topk import swap_margin, topk_l1, topk_mask
+from fgai.training.settings import FaithfulSettings
+from fgai.training.targets import Reach, Targets, layer_sharpness
+from fgai.typed import typed
+
+GRAPHS = ("clean", "attacked")
+"""Values of `on`: the graph that a term is computed on."""
+RESERVED = ("total", "score")
+"""Names that the history of a training uses for something else."""
+MIN_SHARPNESS = 0.95
+"""Share of the vanilla sharpness below which `sharpness` counts attention as too flat."""
+NEW_NEIGHBOURS = 1
+"""Injected neighbours of every node that the bound of `certified` allows for."""
+MIN_LEAD = 0.1
+"""Worst-case lead that `certified` asks of a class, in units of the vanilla logits' spread."""
+LEAD_WIDTH = 0.3
+"""Width of its sigmoid, in the same units."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepContext:
+    """The argument of a loss term: the model, its outputs and the vanilla model's in one training step.
+
+    N counts the rows with a target: nodes, links or small graphs, or the seeds of a mini-batch. E counts the
+    edges into nodes with a target. Attention is per layer, averaged over heads.
+
+    Attributes:
+        model: in training.
+        graph: the clean graph or mini-batch, prepared for the model.
+        targets: outputs of the vanilla model, see `fgai.training.targets.Targets`.
+        settings: see `FaithfulSettings`.
+        logits: [N, C] of the model on the clean graph. In attacked terms a constant; in epochs without clean
+            terms the vanilla model's.
+        layers: attention of the model on the clean graph, per layer; likewise.
+        ramp: factor of the attacked terms, which rises from 0 to 1 during the training.
+        attacked_logits: [N, C] under attack; attacked terms only.
+        attacked_attention: per layer [E], on the edges of the clean graph; attacked terms only, if some term
+            declared `needs_attention`.
+        reach: shares of the rows that the injected nodes can change; attacked terms only.
+        has_explanations: whether `explanations` can be computed from `layers`.
+    """
+
+    model: nn.Module
+    graph: Graph
+    targets: Targets
+    settings: FaithfulSettings
+    logits: Tensor
+    layers: Sequence[LayerAttention]
+    ramp: Tensor | float = 1.0
+    attacked_logits: Tensor | None = None
+    attacked_attention: Sequence[Tensor] | None = None
+    reach: Reach | None = None
+    has_explanations: bool = True
+
+    @cached_property
+    def attention(self) -> list[Tensor]:
+        """Per layer [E], on the clean graph."""
+        return self._with_targets([layer.heads() for layer in self.layers])
+
+    @cached_property
+    def explanations(self) -> list[Tensor]:
+        """Per layer [E], the explanation vector; for terms that declared `needs_explanation`.
+
+        Raises:
+            InputError: no term declared it, so only the mean over heads was recorded.
+        """
+        if not self.has_explanations:
+            raise InputError(
+                "`context.explanations` was not recorded; declare the loss term with `needs_explanation=True`"
+            )
+        return self._with_targets([layer.heads("log") for layer in self.layers])
+
+    @property
+    def outputs(self) -> Tensor:
+        """The logits that a gradient flows through."""
+        return self.logits if self.attacked_logits is None else self.attacked_logits
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether logits and attention have a gradient; the attention of a GCN without gates has none."""
+        clean = [layer.values for layer in self.layers]
+        attention = clean if self.attacked_logits is None else self.attacked_attention or ()
+        return all(value.requires_grad for value in (self.outputs, *attention))
+
+    def _with_targets(self, values: Sequence[Tensor]) -> list[Tensor]:
+        return [first_rows(w, target) for w, target in zip(values, self.targets.attention, strict=True)]
+
+
+class Term(NamedTuple):
+    """A loss term.
+
+    Attributes:
+        name: of the function; the weight of a built-in term is the setting of its name.
+        loss: the function.
+        on: `clean` or `attacked`, the graph that it is computed on.
+        weight: of a term that is not built in and replaces none.
+        needs_attention: an attacked term reads the attention under attack.
+        needs_explanation: the term reads the explanation vectors.
+        own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
+    """
+
+    name: str
+    loss: Callable[[StepContext], Tensor]
+    on: str
+    weight: float
+    needs_attention: bool = False
+    needs_explanation: bool = False
+    own_pass: bool = False
+
+    @typed
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the value of the term.
+
+        Raises:
+            InputError: it is not a scalar tensor, or has no gradient in a step that needs one.
+        """
+        value = self.loss(context)
+        if not isinstance(value, Tensor) or value.dim() > 0:
+            shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise InputError(f"the loss term `{self.name}` must return a scalar tensor, got {shape}")
+        if torch.is_grad_enabled() and context.has_gradient and not value.requires_grad:
+            raise InputError(
+                f"the loss term `{self.name}` must depend on the model's outputs, got a value without a"
+                " gradient; compute it from the logits or the attention of the context"
+            )
+        return value
+
+
+@typed
+def term(
+    *,
+    on: str,
+    weight: float = 1.0,
+    needs_attention: bool = False,
+    needs_explanation: bool = False,
+    own_pass: bool = False,
+) -> Callable[[Callable[[StepContext], Tensor]], Term]:
+    """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
+
+    Args:
+        on: `clean`, or `attacked` for the graph with injected nodes.
+        weight: of the term; one that replaces a built-in term has the weight of the setting.
+        needs_attention: an attacked term reads `context.attacked_attention`.
+        needs_explanation: the term reads `context.explanations`.
+        own_pass: a clean term that runs the model itself.
+
+    Raises:
+        InputError: another graph, a negative weight, or a flag that does not go with the graph.
+
+    Example:
+        >>> @term(on="clean", weight=0.1)
+        ... def small_logits(context):
+        ...     return context.logits.square().mean()
+        >>> small_logits.name, small_logits.weight
+        ('small_logits', 0.1)
+    """
+    one_of(on, "on", GRAPHS)
+    at_least(weight, "weight", 0.0)
+    if own_pass and on != "clean":
+        raise InputError('`own_pass` is for terms on the clean graph, got on="attacked"; leave it out')
+    if needs_attention and on != "attacked":
+        raise InputError(
+            '`needs_attention` is for terms on the attacked graph, got on="clean"; leave it out, as'
+            " `context.attention` needs no declaration"
+        )
+
+    def declare(loss: Callable[[StepContext], Tensor]) -> Term:
+        return Term(loss.__name__, loss, on, weight, needs_attention, needs_explanation, own_pass)
+
+    return declare
+
+
+@term(on="clean")
+def closeness(context: StepContext) -> Tensor:
+    """KL(vanilla ‖ faithful) of the predicted classes, averaged over rows."""
+    return kl_divergence(context.targets.logits, context.logits)
+
+
+@term(on="clean", needs_explanation=True)
+def similarity(context: StepContext) -> Tensor:
+    """Distance of the attention to the vanilla model's, and of its top-k neighbours from the top-k.
+
+    Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
+    neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
+    largest entry, a constant. Without the division a layer that is almost uniform would not count.
+    """
+    targets, k = context.targets, context.settings.k
+    layers = zip(targets.attention, context.attention, targets.rowptrs, targets.contrasts, strict=True)
+    distances = [topk_l1(a, b, rowptr, None, factor=1 / size) for a, b, rowptr, size in layers]
+    ranked = zip(context.explanations, targets.top_k(k), targets.rowptrs, context.layers, strict=True)
+    shortfalls = [
+        _below_threshold(w, top, rowptr, first_rows(layer.destination, w), k)
+        for w, top, rowptr, layer in ranked
+    ]
+    return sum_scalars([*distances, *shortfalls])
+
+
+def _below_threshold(w: Tensor, top: Tensor, rowptr: Tensor, destination: Tensor, k: int) -> Tensor:
+    """Mean of `(1/k) Σ_{j in T} relu(θ − w_j) / θ` over nodes with more than k neighbours; `top` [E] is T."""
+    values, degree = w.detach(), rowptr.diff()
+    members = torch.where(topk_mask(values, rowptr, k), values, torch.inf)
+    least = torch.full_like(degree, torch.inf, dtype=w.dtype).scatter_reduce(0, destination, members, "amin")
+    many = degree > k
+    threshold = least.clamp(min=torch.finfo(w.dtype).tiny, max=1.0)[destination]
+    below = (threshold - w).clamp(min=0) / threshold * (top & many[destination])
+    return below.sum() / (k * many.sum().clamp(min=1))
+
+
+@term(on="clean", needs_explanation=True)
+def margin(context: StepContext) -> Tensor:
+    """How far the top-k of the explanation is from being certified at radius R; 0 when every node is.
+
+        Σ over layers of mean over nodes with more than k neighbours and over m of relu(R − c(m) / m) / R
+
+    with `c(m)` the l1 cost of swapping m members. Unlike the literal worst case in attention space, which has
+    no gradient in the attention (docs/method.md), it pulls members and outsiders of the top-k apart.
+    """
+    k, radius, rowptrs = context.settings.k, context.settings.radius, context.targets.rowptrs
+    layers = zip(context.explanations, rowptrs, strict=True)
+    return sum_scalars([swap_margin(w, rowptr, k, radius) for w, rowptr in layers])
+
+
+def _too_flat(context: StepContext) -> Tensor:
+    """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
+    targets = context.targets
+    layers = zip(context.attention, targets.rowptrs, context.layers, strict=True)
+    now = [layer_sharpness(w, rowptr, first_rows(layer.destination, w)) for w, rowptr, layer in layers]
+    return _sharpness_loss(now, targets.sharpness)
+
+
+def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
+    """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
+    pairs = zip(now, before, strict=True)
+    return sum_scalars(
+        [(MIN_SHARPNESS - one / two).clamp(min=0) if two > NOTHING else one * 0 for one, two in pairs]
+    )
+
+
+sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)  # no `def`: a metric has this name, too
+
+
+@term(on="attacked")
+def prediction_stability(context: StepContext) -> Tensor:
+    """KL(clean ‖ attacked) of the predicted classes, averaged over the rows that the attack can reach.
+
+    The clean side is constant: closeness already ties it to the vanilla model.
+    """
+    assert context.attacked_logits is not None and context.reach is not None
+    return kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions
+
+
+BUILT_IN = (closeness, similarity, margin, sharpness, prediction_stability)
+"""Terms whose weights are settings."""
+
+
+@term(on="clean", weight=4.0, own_pass=True)
+def certified(context: StepContext) -> Tensor:
+    """Mean over nodes of `sigmoid((0.1 − worst-case lead / spread) / 0.3)`; needs limits.
+
+    A smooth count of nodes without a certificate against injection: nodes near one have the largest
+    gradient. The attention mass of new neighbours rises with the ramp; at full size from the start no class
+    would lead anywhere, and there would be no gradient.
+    """
+    settings, targets = context.settings, context.targets
+    leads = worst_leads(
+        context.model,
+        context.graph,
+        targets.classes,
+        neighbours=NEW_NEIGHBOURS,
+        clip_share=settings.clip_share,
+        shrink=settings.shrink,
+        heard=context.ramp,
+    )
+    return _uncertified_share(first_rows(leads, targets.logits), targets.logit_spread)
+
+
+def _uncertified_share(leads: Tensor, logit_spread: float) -> Tensor:
+    """The smooth count of `certified` from the least leads [N, C] over every other class."""
+    return torch.sigmoid((MIN_LEAD - leads.amin(1) / logit_spread) / LEAD_WIDTH).mean()
+
+
+@dataclass(frozen=True)
+class WeightedTerms:
+    """The terms of a training with a weight above zero, and their weighted sum.
+
+    Attributes:
+        weights: by term, in the order of computation.
+    """
+
+    weights: dict[Term, float]
+
+    def select(self, on: str, *, own_pass: bool = False) -> list[Term]:
+        """Return the terms of one graph."""
+        return [term for term in self.weights if term.on == on and term.own_pass == own_pass]
+
+    @property
+    def need_attention(self) -> bool:
+        """Whether some term declared `needs_attention`."""
+        return any(term.needs_attention for term in self.weights)
+
+    @property
+    def need_explanation(self) -> bool:
+        """Whether some term declared `needs_explanation`."""
+        return any(term.needs_explanation for term in self.weights)
+
+    def loss(self, terms: Iterable[Term], context: StepContext) -> dict[str, Tensor]:
+        """Return the values of some terms by name, and their weighted sum as `total`."""
+        values = {term: term(context) for term in terms}
+        if not values:
+            return {"total": context.outputs.sum() * 0}
+        total = sum_scalars(list(values.values()), [self.weights[term] for term in values])
+        return {**{term.name: value for term, value in values.items()}, "total": total}
+
+
+def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> WeightedTerms:
+    """Return the built-in terms and a user's, which replace built-in ones of the same name.
+
+    Raises:
+        InputError: a name twice or reserved, or nothing to train.
+    """
+    for each in extra:
+        if each.name in RESERVED:
+            raise InputError(f"a loss term cannot be named {each.name!r}; rename the function")
+    names = [each.name for each in extra]
+    if len(set(names)) < len(names):
+        raise InputError(f"`terms` must have different names, got {', '.join(names)}")
+    built_in = {each.name: each for each in BUILT_IN}
+    weights = {
+        each: getattr(settings, name) if name in built_in else each.weight
+        for name, each in {**built_in, **{each.name: each for each in extra}}.items()
+    }
+    active = {each: weight for each, weight in weights.items() if weight > 0}
+    if not active:
+        raise InputError(
+            "all weights are zero: there is nothing to train; give at least one a positive value"
+        )
+    return WeightedTerms(active)
+
+
+def sum_scalars(values: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+    """`Σ weight · value`, one GPU kernel a value: no vector of them is made first."""
+    weights = [1.0] * len(values) if weights is None else weights
+    total = values[0] if weights[0] == 1 else weights[0] * values[0]
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total = torch.add(total, value, alpha=weight)
+    return total
+
+
+def first_rows(values: Tensor, like: Tensor) -> Tensor:
+    """As many of the first rows as another tensor has; all of them without a copy in the backward pass."""
+    return values if len(values) == len(like) else values[: len(like)]
+
+
+def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
+    """Mean over rows of KL(softmax target ‖ softmax logits)."""
+    one, two = logits.log_softmax(1), target.log_softmax(1)
+    return kl_div(one, two, reduction="batchmean", log_target=True)
