@@ -11,7 +11,7 @@ from torch import nn
 
 import fgai
 from fgai.attention import observe, prepared
-from fgai.bounds.scores import worst_leads
+from fgai.bounds.scores import worst_margins
 from fgai.datasets import planted, random_split
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -46,7 +46,7 @@ def falls_short(model: nn.Module, kind: str) -> float:
     seen = prepared(model, graph())
     with torch.no_grad():
         logits = observe(vanilla(kind), seen).logits
-        leads = worst_leads(model, seen, logits.argmax(1), neighbours=1, **TIGHT)
+        leads = worst_margins(model, seen, logits.argmax(1), neighbours=1, **TIGHT)
         return float(_shortfall(leads, float(spread(logits))))
 
 

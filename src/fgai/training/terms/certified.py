@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fgai.bounds.scores import worst_leads
+from fgai.bounds.scores import worst_margins
 from fgai.training.terms.base import StepContext, first_rows, term
 
 NEIGHBOURS = 1
@@ -25,18 +25,18 @@ def certified(context: StepContext) -> Tensor:
     would lead anywhere, and there would be no gradient.
     """
     settings, targets = context.settings, context.targets
-    leads = worst_leads(
+    leads = worst_margins(
         context.model,
         context.graph,
         targets.classes,
         neighbours=NEIGHBOURS,
         clip_share=settings.clip_share,
         shrink=settings.shrink,
-        heard=context.ramp,
+        mass_share=context.ramp,
     )
     return _shortfall(first_rows(leads, targets.logits), targets.scale)
 
 
 def _shortfall(leads: Tensor, scale: float) -> Tensor:
-    """Of least leads [N, C] over every other class, see `fgai.bounds.worst_leads`."""
+    """Of least leads [N, C] over every other class, see `fgai.bounds.worst_margins`."""
     return torch.sigmoid((LEAD - leads.amin(1) / scale) / NEAR).mean()
