@@ -18,8 +18,7 @@ from torch_geometric.nn import GATConv
 import fgai
 from fgai.attention import call_model, entry_limits, prepared
 from fgai.certificates import BudgetCertificate, certify_budget, certify_injection
-from fgai.certificates.collective import _levels
-from fgai.certificates.linear_program import _coverable, _dual_bound, _max_covered
+from fgai.certificates.linear_program import _coverable, _dual_bound, _levels, _max_covered
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, GATv2
@@ -270,6 +269,8 @@ def test_a_certificate_is_saved_and_shown(tmp_path: Path) -> None:
     found = fgai.certify_budget(model_of(GAT, graph), graph, budgets=[(1, 2), (2, 2)])
     again = BudgetCertificate.load(found.save(tmp_path / "budget.json"))
     assert again.to_dict() == found.to_dict() and torch.equal(again.edge_radius, found.edge_radius)
+    old = {"holds" if name == "edge_radius" else name: value for name, value in found.to_dict().items()}
+    assert BudgetCertificate.from_dict(old).to_dict() == found.to_dict()  # as older records name it
     assert "1 × 2" in str(found) and "however they are spent" in str(found)
     assert len(found.to_pandas()) == graph.num_nodes
 

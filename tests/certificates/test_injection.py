@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +265,8 @@ def test_a_certificate_is_saved_shown_and_checked(tmp_path: Path) -> None:
     again = InjectionCertificate.load(found.save(tmp_path / "proof.json"))
     assert torch.equal(again.certified, found.certified) and again.layers[0].status == "invariant"
     assert again.to_dict() == found.to_dict()
+    old = json.loads(json.dumps(found.to_dict()).replace('"certified"', '"holds"'))  # as in older records
+    assert InjectionCertificate.from_dict(old).to_dict() == found.to_dict()
     assert "t = 2 injected neighbours, direct" in str(again) and "normaliser" in str(again)
     with pytest.raises(TypeError, match="threat"):
         fgai.certify_attention(model, given, threat="injection", radius=0.1)  # type: ignore[call-arg]

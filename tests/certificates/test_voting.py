@@ -209,6 +209,8 @@ def test_only_confident_votes_count(tmp_path: Path) -> None:
     assert bool((sure.votes <= every.votes).all()) and int(sure.votes.sum()) < int(every.votes.sum())
     none = vote(model, graph, groups=5, confidence=1.0)
     assert int(none.votes.sum()) == 0 and int(none.node_radius.max()) == 0
+    old = {"tolerated" if name == "node_radius" else name: value for name, value in sure.to_dict().items()}
+    assert VotingCertificate.from_dict(old).to_dict() == sure.to_dict()  # as older records name it
     again = VotingCertificate.load(sure.save(tmp_path / "votes.json"))
     assert again.to_dict() == sure.to_dict() and torch.equal(again.top(), sure.top())
     assert "Majority over 5 groups of GAT" in str(sure)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.attention.interface import originals
+from fgai.certificates.base import record_fields
 from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.integrity import _rows_near, find_alteration
 from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
@@ -25,14 +26,11 @@ from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
 from fgai.metrics import sharpness
 from fgai.models import as_graph
-from fgai.records import provenance
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.typed import typed
-from fgai.version import versions
 
 PRECISE = (torch.float32, torch.float64)
 
@@ -147,13 +145,10 @@ def certify_radii(
     common = {
         **settings,
         **{f"alpha1_{space}": _distance(observation, reference, space) for space in DIVERGENCES},
-        "model": {"class": model_name(model), "config": getattr(model, "config", None)},
-        "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         "compared": vanilla is not None,
         "pairs": None if graph.links is None else graph.links.pairs.cpu(),
         "batch": None if graph.batch is None else graph.batch.cpu(),
-        "version": versions(),
-        "provenance": provenance(model, fingerprint_of(original), command="fgai.certify_attention"),
+        **record_fields(model, graph, original, "fgai.certify_attention"),
     }
     forward = perf_counter() - began
     records = []

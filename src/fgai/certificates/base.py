@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fgai.attention import model_name
 from fgai.errors import CheckpointError
-from fgai.records import PackedArray, TabledDocument, pack_array, plain, unpack_array
+from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint_of
+from fgai.records import PackedArray, TabledDocument, pack_array, plain, provenance, unpack_array
+from fgai.version import versions
 
 BOOL = "|u1"
 """Type in a file of masks, as zeros and ones."""
@@ -106,6 +110,16 @@ class _InjectionRecord(_Certificate):
     seconds: float
     promise: str
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+
+def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:
+    """Return the fields of a record that name the model, the data, the versions and the command."""
+    return {
+        "model": {"class": model_name(model), "config": getattr(model, "config", None)},
+        "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
+        "version": versions(),
+        "provenance": provenance(model, fingerprint_of(original), command=command),
+    }
 
 
 def share_of(mask: Tensor, nodes: Tensor | None) -> float:

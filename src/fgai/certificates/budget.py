@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fgai.certificates.base import BOOL, _InjectionRecord
-from fgai.certificates.collective import _budget_constraints
 from fgai.certificates.injection import _InjectionBounds
+from fgai.certificates.linear_program import _budget_constraints
 from fgai.certificates.subject import _subject
 from fgai.checks import mask, whole
 from fgai.errors import InputError
@@ -47,12 +47,7 @@ class BudgetCertificate(_InjectionRecord):
         classes: int64 [N], that class; -1 where nothing is known.
         reason: why nothing is certified, or the method.
         known: whether a bound could be computed at all.
-        model: class and settings.
-        data: name and sizes.
-        version: of fgai and torch.
-        seconds: it took.
-        promise: what is certified, in a sentence.
-        provenance: see `fgai.records.provenance`.
+        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "budget-certificate"
@@ -104,8 +99,8 @@ def certify_budget(
 ) -> BudgetCertificate:
     """Bound at how many nodes M injected nodes with E edges each can change the class at once.
 
-    Every allocation of the edges is covered, and any features. A linear program bounds the worst one; its
-    rows are explained in `fgai.certificates.collective`.
+    Every allocation of the edges is covered, and any features. A linear program bounds the worst one, see
+    `fgai.certificates.linear_program`.
 
     Args:
         model: see `certify_injection`.

@@ -119,12 +119,7 @@ class InjectionCertificate(_InjectionRecord):
         reason: why nothing is certified, or the method.
         known: whether classes could be bounded at all.
         layers: the order of old neighbours, layer by layer.
-        model: class and settings.
-        data: name and sizes.
-        version: of fgai and torch.
-        seconds: it took.
-        promise: what is certified, in a sentence.
-        provenance: see `fgai.records.provenance`.
+        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "injection-certificate"
@@ -380,8 +375,12 @@ class _InjectionBounds:
 
 
 def _differ(own: Tensor, exact: Tensor) -> Tensor:
-    """Return rows, bool [N], that differ by more than `ROUNDING` of the largest number, or are NaN."""
-    return ~((own.double() - exact).abs().flatten(1).amax(1) <= ROUNDING * exact.abs().max())
+    """Return rows, bool [N], that are NaN or differ by more than `ROUNDING` of their largest number.
+
+    Or of the median row's, if that is larger: numbers of a row may be small because they cancel.
+    """
+    difference, size = ((one.abs().flatten(1).amax(1)) for one in (own.double() - exact, exact))
+    return ~(difference <= ROUNDING * size.clamp(min=size.median()))
 
 
 def _margins_positive(steps: list[nn.Module], state: StateBounds, classes: Tensor) -> Tensor:

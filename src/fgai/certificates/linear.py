@@ -126,8 +126,7 @@ def _gradient_read_out(model: nn.Module, observation: Observation) -> _LinearRea
             return f"{reason}{_HINTS.get(name, '')}"
         probes.append((delta, moved, mode))
     for _, _, mode in probes[1:]:
-        operation = _changed_constant(probes[0][2], mode)
-        if operation is not None:
+        if (operation := _changed_constant(probes[0][2], mode)) is not None:
             return (
                 f"`{operation.strip('_')}` has other constants when the attention is another one: something"
                 " computes with it out of sight, in another thread perhaps"
@@ -137,8 +136,7 @@ def _gradient_read_out(model: nn.Module, observation: Observation) -> _LinearRea
         logits = _run_with_attention(model, observation, leaf, grad=True)
     if not all(mode.tracks(moved) for _, moved, mode in probes) or not logits.requires_grad:
         return "the logits do not depend on the last layer's attention in a way that can be followed"
-    custom = _custom_backward(logits)
-    if custom is not None:
+    if (custom := _custom_backward(logits)) is not None:
         return f"`{custom}` between the last attention layer and the output has gradients of its own"
     columns = [
         torch.autograd.grad(logits[:, c].sum(), leaf, retain_graph=True)[0] for c in range(logits.shape[1])

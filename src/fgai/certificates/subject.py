@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import call_model, duplicate, evaluating, model_name, observe, prepared
+from fgai.attention import call_model, duplicate, evaluating, observe, prepared
 from fgai.attention.interface import originals
+from fgai.certificates.base import record_fields
 from fgai.certificates.chain import Chain, same_outputs
 from fgai.certificates.integrity import find_alteration
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph, body_of
-from fgai.records import provenance
-from fgai.version import versions
 
 PRECISE = (torch.float32, torch.float64)
 
@@ -38,13 +36,7 @@ class _Subject:
 
     def fields(self, command: str) -> dict[str, Any]:
         """Return the fields of a record that name the model, the data and the command."""
-        graph, config = self.graph, getattr(self.model, "config", None)
-        return {
-            "model": {"class": model_name(self.model), "config": config},
-            "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
-            "version": versions(),
-            "provenance": provenance(self.model, fingerprint_of(self.original), command=command),
-        }
+        return record_fields(self.model, self.graph, self.original, command)
 
 
 def _subject(model: nn.Module, data: Any) -> _Subject:
@@ -80,8 +72,7 @@ def _chain_of(model: Any, graph: Graph) -> Chain | str:
         from fgai.certificates.traced import trace
 
         return trace(model, graph)
-    alteration = find_alteration(model)
-    if alteration is not None:
+    if (alteration := find_alteration(model)) is not None:
         return f"{alteration}; only GAT and GATv2 as they are can be followed"
     if model.guard is not None:
         return "weights on edges, guards and replaced values are not followed"

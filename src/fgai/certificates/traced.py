@@ -162,8 +162,7 @@ class _ChainBuilder:
                 mode.track(x)
                 model(x, graph.edge_index.cpu())
             runs.append(mode)
-        operation = _changed_constant(*runs)
-        if operation is not None:
+        if (operation := _changed_constant(*runs)) is not None:
             raise _NotAChainError(
                 f"the forward pass branches on what cannot be followed, before `{operation.strip('_')}`"
             )

@@ -34,18 +34,16 @@ from torch.nn.functional import one_hot
 
 from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.attention.interface import originals, uncompiled
-from fgai.certificates.base import _InjectionRecord, share_of
+from fgai.certificates.base import _InjectionRecord, record_fields, share_of
 from fgai.certificates.locality import _find_dependence
 from fgai.checks import fraction, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import CheckpointError, InputError
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
-from fgai.records import Cell, Column, Table, data_frame, provenance
+from fgai.records import Cell, Column, Table, data_frame
 from fgai.tasks import check_logits, task_of
 from fgai.typed import typed
-from fgai.version import versions
 
 if TYPE_CHECKING:
     import pandas
@@ -77,12 +75,7 @@ class VotingCertificate(_InjectionRecord):
         scores: float32 [N, T], change of that class's margin by the neighbours in a group; NaN where a
             group has none.
         group: int64 [N], of each node.
-        model: class and settings.
-        data: name and sizes.
-        version: of fgai and torch.
-        seconds: it took.
-        promise: what is certified, in a sentence.
-        provenance: see `fgai.records.provenance`.
+        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "voting-certificate"
@@ -207,11 +200,8 @@ def vote(
         node_radius=radius,
         scores=scores.masked_fill(~_has_neighbour(graph, group, groups), torch.nan).float(),
         group=group,
-        model={"class": model_name(own), "config": getattr(own, "config", None)},
-        data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
-        version=versions(),
         seconds=perf_counter() - began,
-        provenance=provenance(own, fingerprint_of(graph), command="fgai.vote"),
+        **record_fields(own, graph, graph, "fgai.vote"),
     )
 
 

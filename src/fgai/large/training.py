@@ -29,6 +29,7 @@ from fgai.sparse import Adjacency
 from fgai.tasks import task_of
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.faithful import FaithfulRecipe
+from fgai.training.hardening import Adversarial
 from fgai.training.loop import PROBE, Recipe, Step, epoch_seed
 from fgai.training.loss import FaithfulLoss, InjectedNodes
 from fgai.training.recipes import Vanilla, labelled, supervised
