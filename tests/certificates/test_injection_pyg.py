@@ -271,9 +271,9 @@ def kept(net: Any, x: Any, edges: Tensor) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "residual": (lambda: Net(attends(), residual), "read more than once"),
+    "residual": (lambda: Net(attends(), residual), "used more than once"),
     "residual of PyG": (lambda: Net(attends(residual=True), plain), "residual connection"),
-    "attributes of edges": (lambda: Net(attends(edge_dim=2), plain), "attributes of edges"),
+    "edge attributes": (lambda: Net(attends(edge_dim=2), plain), "uses edge attributes"),
     "shared layer": (
         lambda: Net(
             [GATConv(WIDTH, WIDTH), GATConv(WIDTH, CLASSES)],
@@ -283,7 +283,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "bipartite weights": (
         lambda: Net([GATConv((WIDTH, WIDTH), 3), GATConv(3, CLASSES)], plain),
-        "weights of its own",
+        "other weights for destinations",
     ),
     "bipartite input": (
         lambda: Net(attends(), lambda net, x, e: net.convs[1](net.convs[0]((x, x), e).relu(), e)),
@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "branch on the number of nodes": (lambda: Net(attends(), branching), "cannot be traced"),
     "branch on a type": (lambda: Net(attends(), typed), "`clamp`"),
-    "mean of all nodes": (lambda: chained(lambda x: x - x.mean(0)), "read more than once"),
+    "mean of all nodes": (lambda: chained(lambda x: x - x.mean(0)), "used more than once"),
     "layer norm": (lambda: chained(nn.LayerNorm(3)), "not followed"),
     "norm of the batch": (
         lambda: chained(nn.BatchNorm1d(3, track_running_stats=False)),
@@ -388,7 +388,7 @@ def test_a_model_is_left_as_it_was_and_read_however_it_is_called() -> None:
     assert torch.equal(certify_injection(wrapped, graph).certified, found.certified)
     assert [layer.name for layer in found.layers] == ["convs.0", "convs.1"]
     counting = fgai.wrap(model_of(), lambda net, data: net(data.x, data.edge_index) * data.num_nodes)
-    refused(counting, graph, "read more than once")
+    refused(counting, graph, "used more than once")
     torch.manual_seed(0)
     others = (
         pyg.GAT(WIDTH, 4, 2, CLASSES, heads=2, v2=True, act="elu", norm="batch_norm", dropout=0.5),

@@ -81,12 +81,10 @@ def _node_prediction(
 
 def _linear_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
     """Certify nodes whose logits are linear in the last layer's attention."""
-    read_out = linear_read_out(model, observation)
+    read_out, rowptr = linear_read_out(model, observation), observation.attention.last.rowptr.cpu()
     if isinstance(read_out, str):
         return Prediction(reason=read_out)
-    return _node_prediction(
-        read_out, observation.attention.last.rowptr.cpu(), observation.logits, radius, norm
-    )
+    return _node_prediction(read_out, rowptr, observation.logits, radius, norm)
 
 
 def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
@@ -216,17 +214,34 @@ def _link_or_graph_prediction(
     The model must be unaltered (see `find_alteration`) and its output, bit by bit, the dot product or the
     mean over each graph of its last layer's output. Anything else (cosine, maximum, an MLP head) is unknown.
     """
-    last = _last_layer(model, observation)
-    if isinstance(last, str):
-        return Prediction(reason=last)
-    read_out, states = last
-    graph, rowptr = observation.graph, observation.attention.last.rowptr.cpu()
-    if task_of(graph).linear_read_out == "product":
-        assert graph.links is not None
-        pairs = graph.links.pairs.cpu()
-        return _link_prediction(read_out, rowptr, states, pairs, observation.logits, radius, norm)
+    if (alteration := find_alteration(model)) is not None:
+        return Prediction(
+            reason=f"{alteration}; links and graphs are certified for fgai's models as they are"
+        )
+    run = observation.runs[-1] if observation.runs else None
+    if run is None or run.output is None:
+        return Prediction(reason="which layer ran last cannot be determined")
+    layer, graph, logits, last = run.layer, observation.graph, observation.logits, observation.attention.last
+    assert isinstance(layer, AttentionLayer)
+    if layer.heads > 1 and layer.concat:
+        return Prediction(reason="the last attention layer concatenates its heads")
+    task, pairs = task_of(graph), None if graph.links is None else graph.links.pairs
+    if task.linear_read_out == "product" and pairs is not None:
+        plain = link_logits(run.output, pairs)
+    elif task.linear_read_out == "mean":
+        plain = pool(run.output, graph.batch, logits.shape[0], "mean")
+    else:
+        return Prediction(reason=f"how {task.rows_are} follow from the last attention layer is not known")
+    if plain.shape != logits.shape or not torch.equal(plain, logits):
+        return Prediction(reason="the last attention layer is not followed by a dot product or a mean alone")
+    read_out = _output_read_out(run, last)
+    if isinstance(read_out, str):
+        return Prediction(reason=read_out)
+    if task.linear_read_out == "product" and pairs is not None:
+        states = run.output.detach().cpu().double()
+        return _link_prediction(read_out, last.rowptr.cpu(), states, pairs.cpu(), logits, radius, norm)
     assert graph.batch is not None
-    return _node_prediction(read_out, rowptr, observation.logits, radius, norm, graph.batch.cpu())
+    return _node_prediction(read_out, last.rowptr.cpu(), logits, radius, norm, graph.batch.cpu())
 
 
 def _link_prediction(
@@ -259,30 +274,6 @@ def _link_prediction(
     moved = radius * first + radius**2 * second
     reason = "the score is a product of two embeddings, each linear in this layer's attention"
     return Prediction(safe, moved / 2, _probability_change(logits, moved), *_BOUNDS, reason, "links")
-
-
-def _last_layer(model: nn.Module, observation: Observation) -> tuple[_LinearReadOut, Tensor] | str:
-    """Return the last layer's read-out and output, if the logits are a dot product or a mean of it."""
-    if (alteration := find_alteration(model)) is not None:
-        return f"{alteration}; links and graphs are certified for fgai's models as they are"
-    run = observation.runs[-1] if observation.runs else None
-    if run is None or run.output is None:
-        return "which layer ran last cannot be determined"
-    layer, graph, output = run.layer, observation.graph, run.output
-    assert isinstance(layer, AttentionLayer)
-    if layer.heads > 1 and layer.concat:
-        return "the last attention layer concatenates its heads"
-    task = task_of(graph)
-    if task.linear_read_out == "product" and graph.links is not None:
-        plain = link_logits(output, graph.links.pairs)
-    elif task.linear_read_out == "mean":
-        plain = pool(output, graph.batch, observation.logits.shape[0], "mean")
-    else:
-        return f"how {task.rows_are} follow from the last attention layer is not known"
-    if plain.shape != observation.logits.shape or not torch.equal(plain, observation.logits):
-        return "something other than a dot product or a mean follows the last attention layer"
-    read_out = _output_read_out(run, observation.attention.last)
-    return read_out if isinstance(read_out, str) else (read_out, output.detach().cpu().double())
 
 
 def _output_read_out(run: LayerRun, last: LayerAttention) -> _LinearReadOut | str:
