@@ -186,7 +186,7 @@ def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_sai
     limited = fgai.limit(model, data, 0.0, shrink=0.0)
     width = sum(limits.low.numel() for limits in entry_limits(limited))
     entry_values = torch.zeros(4, width, dtype=torch.float64)
-    with pytest.warns(ReliabilityWarning, match="run on its own"):
+    with pytest.warns(ReliabilityWarning, match="runs on its own"):
         found = certify_attention(
             limited, prepared(limited, data).replace(entry_values=entry_values), radius=0.01
         )

@@ -233,7 +233,9 @@ def _link_or_graph_prediction(
     else:
         return Prediction(reason=f"how {task.rows_are} follow from the last attention layer is not known")
     if plain.shape != logits.shape or not torch.equal(plain, logits):
-        return Prediction(reason="the last attention layer is not followed by a dot product or a mean alone")
+        return Prediction(
+            reason="something other than a dot product or a mean follows the last attention layer"
+        )
     read_out = _output_read_out(run, last)
     if isinstance(read_out, str):
         return Prediction(reason=read_out)
