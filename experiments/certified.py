@@ -10,7 +10,7 @@ from experiments.cells import Cell
 from experiments.fingerprint import change_of
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
-from fgai.certificates import ARITHMETIC, PROMISE, promised
+from fgai.certificates import ARITHMETIC, PROMISE, full_promise
 
 ROW = "fgai-certified"
 """FGAI trained towards certificates."""
@@ -54,7 +54,7 @@ def _records(store: Store, model: str, dataset: str, row: str) -> Iterator[dict[
 def promises(certificates: Iterable[Mapping[str, Any]]) -> list[str]:
     """What stored certificates promise, a note for each vector they are about, with its share of them."""
     found = Counter(
-        promised(one.get("promise", PROMISE), one.get("explanation", ARITHMETIC)) for one in certificates
+        full_promise(one.get("promise", PROMISE), one.get("explanation", ARITHMETIC)) for one in certificates
     )
     if len(found) < 2:
         return list(found)

@@ -213,7 +213,7 @@ def _inject(model: nn.Module, graph: Graph, seed: int) -> dict[str, Any]:
     scored, found = graph.test_mask, list[dict[str, Any]]()
     for where, count in itertools.product(WHERE, INJECTED):
         made = certify_injection(model, graph, neighbours=count, where=where)
-        right = made.holds & (made.classes == graph.y)
+        right = made.certified & (made.classes == graph.y)
         found.append(
             {
                 "where": where,
@@ -241,13 +241,13 @@ def _collective(model: nn.Module, graph: Graph) -> dict[str, Any]:
     model, graph = model.to("cpu"), graph.to("cpu")
     made = certify_budget(model, graph)
     assert graph.test_mask is not None
-    holds = made.holds[graph.test_mask]
+    radius = made.edge_radius[graph.test_mask]
     return {
         "collective": {
             "known": made.known,
             "nodes": int(graph.test_mask.sum()),
             "budgets": made.budgets,
-            "harmless": torch.bincount(holds[holds >= 0]).tolist(),
+            "harmless": torch.bincount(radius[radius >= 0]).tolist(),
             "seconds": made.seconds,
         },
         "scores": scores(model, prepared(model, graph), "test_mask"),
@@ -265,7 +265,7 @@ def _vote(model: nn.Module, graph: Graph) -> dict[str, Any]:
                 "groups": groups,
                 "confidence": confidence,
                 "right": [made.certified_accuracy(m, graph.y.cpu(), scored) for m in VOTED],
-                "kept": [made.kept(m, nodes=scored) for m in VOTED],
+                "kept": [made.topk_share(m, nodes=scored) for m in VOTED],
                 "seconds": made.seconds,
             }
         )

@@ -18,7 +18,7 @@ import fgai
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import evaluating, record
 from fgai.attention.limits import counting
-from fgai.certificates.traced import _Reader, trace
+from fgai.certificates.traced import _ChainBuilder, trace
 from fgai.errors import ReliabilityWarning, collected, warn
 from fgai.models import AttentionLayer
 from support import attack_cases as cases
@@ -110,9 +110,11 @@ class Meanwhile(nn.Module):
 def test_modules_of_other_threads_run_while_a_model_is_traced() -> None:
     graph, traced = cases.tiny_graph(), Meanwhile()
     assert not isinstance(trace(traced, graph), str)
-    answers = _Reader(traced).root.model.answers  # of a copy; the passes of `trace` had copies of their own
+    answers = _ChainBuilder(
+        traced
+    ).root.model.answers  # of a copy; the passes of `trace` had copies of their own
     assert answers == traced.answers == []
-    reader = _Reader(traced)
+    reader = _ChainBuilder(traced)
     reader._traced()
     assert reader.root.model.answers == [[1.0, 1.0], None]
 

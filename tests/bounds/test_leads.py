@@ -9,7 +9,7 @@ import torch
 
 import fgai
 from fgai.attention import prepared
-from fgai.bounds.scores import check_followed, worst_leads
+from fgai.bounds.scores import check_two_layers, worst_margins
 from fgai.certificates import certify_injection
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -41,13 +41,13 @@ def precise(model: torch.nn.Module, graph: Graph) -> Graph:
 def test_what_is_certified_leads(kind: type, clip_share: float, shrink: float, planted: Graph) -> None:
     model = limited(kind, planted, clip_share, shrink)
     proof = certify_injection(model, planted, neighbours=1)
-    assert bool(proof.holds.any()) or shrink < 0.9
+    assert bool(proof.certified.any()) or shrink < 0.9
     exact = model.double()
     graph = precise(exact, planted)
     with torch.no_grad():
-        leads = worst_leads(exact, graph, proof.classes, neighbours=1, clip_share=clip_share, shrink=shrink)
+        leads = worst_margins(exact, graph, proof.classes, neighbours=1, clip_share=clip_share, shrink=shrink)
     ahead = leads.amin(1) > 0
-    assert bool(ahead[proof.holds].all())
+    assert bool(ahead[proof.certified].all())
     assert bool((leads.gather(1, proof.classes[:, None]) == torch.inf).all())
 
 
@@ -57,7 +57,7 @@ def test_more_neighbours_lead_less(planted: Graph) -> None:
     with torch.no_grad():
         classes = model(graph).argmax(1)
         one, two = (
-            worst_leads(model, graph, classes, neighbours=t, clip_share=0.05, shrink=0.4).amin(1)
+            worst_margins(model, graph, classes, neighbours=t, clip_share=0.05, shrink=0.4).amin(1)
             for t in (1, 4)
         )
     assert bool((two <= one + 1e-4).all())
@@ -72,7 +72,7 @@ def test_gradients_are_those_of_differences(kind: type, planted: Graph) -> None:
     direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def value() -> torch.Tensor:
-        leads = worst_leads(model, graph, classes, neighbours=1, clip_share=0.0, shrink=0.0)
+        leads = worst_margins(model, graph, classes, neighbours=1, clip_share=0.0, shrink=0.0)
         return leads[:, 1:].clamp(-50, 50).mean()
 
     value().backward()
@@ -89,6 +89,6 @@ def test_gradients_are_those_of_differences(kind: type, planted: Graph) -> None:
 
 def test_others_are_refused() -> None:
     with pytest.raises(InputError, match="GAT or GATv2"):
-        check_followed(GT(4, 3))
+        check_two_layers(GT(4, 3))
     with pytest.raises(InputError, match="two attention layers"):
-        check_followed(GAT(4, 3, num_layers=3))
+        check_two_layers(GAT(4, 3, num_layers=3))

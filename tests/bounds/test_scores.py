@@ -12,8 +12,8 @@ from torch.nn.functional import leaky_relu
 
 import fgai
 from fgai.attention import prepared
-from fgai.bounds.reading import Reading, ranges_of
-from fgai.bounds.scores import _relative, _Scores, scores_of
+from fgai.bounds.intervals import LayerBounds, layer_ranges
+from fgai.bounds.scores import _relative_scores, _ScoreBounds, score_bounds
 from fgai.models import GAT, GATv2
 
 number = st.floats(-4.0, 4.0)
@@ -29,19 +29,19 @@ def test_ends_are_those_of_a_fine_grid(
     apart = (leaky_relu(source + side, slope) - leaky_relu(base + side, slope)) * factor
     middle = leaky_relu(base + (side[0] + side[-1]) / 2, slope) * factor
     for least, end in ((True, apart.min()), (False, apart.max())):
-        found = _relative(source, (side[0], side[-1]), base, slope, factor, least=least)
+        found = _relative_scores(source, (side[0], side[-1]), base, slope, factor, least=least)
         torch.testing.assert_close(found, end + middle, rtol=1e-9, atol=1e-9)
 
 
 def test_where_the_activation_has_one_slope_the_destination_cancels() -> None:
     x, level = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor(5.0, dtype=torch.float64)
     side = (torch.tensor(0.0, dtype=torch.float64), torch.tensor(10.0, dtype=torch.float64))
-    low, high = (_relative(x, side, level, 0.2, least=least) for least in (True, False))
+    low, high = (_relative_scores(x, side, level, 0.2, least=least) for least in (True, False))
     torch.testing.assert_close(low, high)
     torch.testing.assert_close(low.diff(), torch.tensor([1.0], dtype=torch.float64))
 
 
-def exact_and_as_intervals(kind: Any, place: int) -> list[_Scores]:
+def exact_and_as_intervals(kind: Any, place: int) -> list[_ScoreBounds]:
     """Scores of a layer from certain sides, and from the same as intervals whose ends are two tensors."""
     graph = fgai.load_dataset("planted")
     torch.manual_seed(0)
@@ -52,16 +52,16 @@ def exact_and_as_intervals(kind: Any, place: int) -> list[_Scores]:
     layer, x = model.convs[place], seen.features
     if place:
         x = torch.randn(graph.num_nodes, layer.value.weight.shape[0], dtype=torch.float64)
-    read = Reading.exact(layer, x)
-    twice = Reading(
+    read = LayerBounds.exact(layer, x)
+    twice = LayerBounds(
         read.low,
         read.high,
         (read.source[0], read.source[0].clone()),
         (read.destination[0], read.destination[0].clone()),
     )
-    made = [list(scores_of(layer, ranges_of(layer), one, one, seen.adjacency)) for one in (read, twice)]
-    apart = Reading(twice.low, twice.high, twice.source, twice.destination)
-    made.append(list(scores_of(layer, ranges_of(layer), twice, apart, seen.adjacency)))
+    made = [list(score_bounds(layer, layer_ranges(layer), one, one, seen.adjacency)) for one in (read, twice)]
+    apart = LayerBounds(twice.low, twice.high, twice.source, twice.destination)
+    made.append(list(score_bounds(layer, layer_ranges(layer), twice, apart, seen.adjacency)))
     assert all(len(one) == 1 for one in made)
     return [one[0] for one in made]
 
@@ -71,5 +71,5 @@ def exact_and_as_intervals(kind: Any, place: int) -> list[_Scores]:
 def test_what_is_certain_is_what_intervals_of_no_width_give(kind: Any, place: int) -> None:
     fast, *slow = exact_and_as_intervals(kind, place)
     for one in slow:
-        for name in ("low", "high", "new", "new_lead"):
+        for name in ("low", "high", "new", "new_margins"):
             torch.testing.assert_close(getattr(fast, name), getattr(one, name), atol=1e-10, rtol=1e-10)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fgai.bounds.reading import State, _Ball
-from fgai.bounds.steps import affine_map, follow
+from fgai.bounds.intervals import StateBounds, _Ball
+from fgai.bounds.steps import linear_map, propagate
 
 NODES, WIDTH = 40, 5
 
@@ -33,7 +33,7 @@ STEPS: dict[str, list[nn.Module]] = {
 }
 
 
-def points(generator: torch.Generator, state: State) -> Tensor:
+def points(generator: torch.Generator, state: StateBounds) -> Tensor:
     """A state inside box and ball."""
     ball = state.ball
     assert ball is not None
@@ -51,14 +51,16 @@ def test_no_state_leaves_the_bounds(name: str) -> None:
     spread = torch.rand(NODES, WIDTH, generator=generator).double()
     ball = _Ball(base, drift, spread, torch.tensor(0.8).double())
     reach = 0.8 * spread
-    before = after = State(base + drift.clamp(max=0) - reach, base + drift.clamp(min=0) + reach, ball, base)
+    before = after = StateBounds(
+        base + drift.clamp(max=0) - reach, base + drift.clamp(min=0) + reach, ball, base
+    )
     steps = STEPS[name]
     for step in steps:
-        after = follow(step, after)
+        after = propagate(step, after)
     assert after.ball is not None or "linear" in name
     width = after.low.shape[1]
     reading = torch.randn(width, 9, generator=generator).double()
-    low, high = after.through(reading)
+    low, high = after.linear(reading)
     assert bool((low < high).any())
     with torch.no_grad():
         for _ in range(300):
@@ -72,7 +74,7 @@ def test_no_state_leaves_the_bounds(name: str) -> None:
 
 def test_linear_steps_in_a_row_are_one() -> None:
     steps = [batch_norm(), nn.Linear(WIDTH, 4).double(), nn.Linear(4, 3, bias=False).double()]
-    found = affine_map(steps, WIDTH)
-    assert found is not None and affine_map([nn.ReLU()], WIDTH) is None
+    found = linear_map(steps, WIDTH)
+    assert found is not None and linear_map([nn.ReLU()], WIDTH) is None
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1)).double()
     assert torch.allclose(x @ found[0] + found[1], nn.Sequential(*steps)(x))

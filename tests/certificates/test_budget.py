@@ -18,8 +18,7 @@ from torch_geometric.nn import GATConv
 import fgai
 from fgai.attention import call_model, entry_limits, prepared
 from fgai.certificates import BudgetCertificate, certify_budget, certify_injection
-from fgai.certificates.collective import _levels
-from fgai.certificates.program import _bound, _most_covered, _reachable
+from fgai.certificates.linear_program import _coverable, _dual_bound, _levels, _max_covered
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, GATv2
@@ -122,7 +121,9 @@ def test_no_allocation_of_the_edges_changes_more(kind: type[Any]) -> None:
             fell = changed(model, graph, attacked(graph, model, ends, seed), NODES, NODES + most)
             assert int(fell.sum(1).max()) <= bound
             spent = torch.tensor([sum(map(len, rows)) for rows in ends])
-            assert not bool((fell & (found.holds[None] >= spent[:, None]) & (found.holds[None] <= 2)).any())
+            assert not bool(
+                (fell & (found.edge_radius[None] >= spent[:, None]) & (found.edge_radius[None] <= 2)).any()
+            )
             informative += bound < NODES
             reached += int(fell.sum(1).max())
     assert informative > 3 and reached > 0
@@ -145,9 +146,9 @@ def test_models_of_any_depth_are_covered(kind: type[Any], layers: int) -> None:
         fell = changed(model, graph, attacked(graph, model, ends, 1), 12, 12 + most)
         assert int(fell.sum(1).max()) <= one["changed"]
     # What holds if every node gains one new neighbour holds if one node does.
-    every = certify_injection(model, graph, neighbours=1).holds
+    every = certify_injection(model, graph, neighbours=1).certified
     if layers != 2:
-        assert bool((found.holds[every] >= 1).all())
+        assert bool((found.edge_radius[every] >= 1).all())
 
 
 def test_a_users_model_is_covered() -> None:
@@ -193,11 +194,11 @@ def test_the_program_bounds_every_integer_allocation() -> None:
         weights = sp.csr_matrix(generator.random((5, 4)) * (generator.random((5, 4)) < 0.7))
         for most, edges in ((1, 1), (2, 3), (3, 5)):
             best = max(int((weights @ np.array(counts) >= 1).sum()) for counts in allocations(4, most, edges))
-            loose = _most_covered(weights, most, edges)
+            loose = _max_covered(weights, most, edges)
             assert best <= loose + 1e-9 <= 5 + 1e-9
-    assert _most_covered(sp.csr_matrix((3, 4)), 2, 3) == 0.0
-    assert 4 <= _most_covered(sp.identity(6, format="csr"), 1, 4) < 4.3
-    assert _most_covered(sp.csr_matrix(np.full((6, 2), 0.5)), 1, 1) == 0.0  # one edge brings none to 1
+    assert _max_covered(sp.csr_matrix((3, 4)), 2, 3) == 0.0
+    assert 4 <= _max_covered(sp.identity(6, format="csr"), 1, 4) < 4.3
+    assert _max_covered(sp.csr_matrix(np.full((6, 2), 0.5)), 1, 1) == 0.0  # one edge brings none to 1
 
 
 def optimum(weights: sp.csr_matrix, most: int, edges: int) -> float:
@@ -221,8 +222,8 @@ def test_the_bound_is_the_optimum_of_the_program(size: tuple[int, int]) -> None:
     for density in (0.1, 0.6):
         weights = sp.csr_matrix(generator.random(size) * (generator.random(size) < density))
         for most, edges in ((1, 2), (3, 4), (2, 40)):
-            reached = weights[_reachable(weights, most, edges)]
-            found, exact = _most_covered(weights, most, edges), optimum(reached, most, edges)
+            reached = weights[_coverable(weights, most, edges)]
+            found, exact = _max_covered(weights, most, edges), optimum(reached, most, edges)
             assert exact - 1e-6 <= found <= exact + 0.25 + 1e-3 * exact + 1e-6
 
 
@@ -232,7 +233,7 @@ def test_any_prices_bound_the_program() -> None:
     weights = sp.csr_matrix(generator.random((6, 5)))
     exact = optimum(weights, 2, 3)
     for _ in range(50):
-        assert _bound(weights, generator.random(6), 2, 3) >= exact - 1e-9
+        assert _dual_bound(weights, generator.random(6), 2, 3) >= exact - 1e-9
 
 
 def test_levels_end_in_what_is_asked() -> None:
@@ -250,7 +251,7 @@ def test_models_the_proof_does_not_cover_are_refused() -> None:
         found = certify_budget(model, graph, budgets=[(1, 1)])
         assert not found.known and found.reason
         assert found.budgets == [{"nodes": 1, "edges": 1, "changed": None, "right": None}]
-        assert bool((found.holds == -1).all()) and "–" in str(found)
+        assert bool((found.edge_radius == -1).all()) and "–" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +268,9 @@ def test_a_certificate_is_saved_and_shown(tmp_path: Path) -> None:
     graph = tiny(0)
     found = fgai.certify_budget(model_of(GAT, graph), graph, budgets=[(1, 2), (2, 2)])
     again = BudgetCertificate.load(found.save(tmp_path / "budget.json"))
-    assert again.to_dict() == found.to_dict() and torch.equal(again.holds, found.holds)
+    assert again.to_dict() == found.to_dict() and torch.equal(again.edge_radius, found.edge_radius)
+    old = {"holds" if name == "edge_radius" else name: value for name, value in found.to_dict().items()}
+    assert BudgetCertificate.from_dict(old).to_dict() == found.to_dict()  # as older records name it
     assert "1 × 2" in str(found) and "however they are spent" in str(found)
     assert len(found.to_pandas()) == graph.num_nodes
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.certificates.kernels import channel_norms, class_norms, extent, mixed_margins
+from fgai.certificates.kernels import channel_norms, class_norms, margin_gains, value_range
 from fgai.certificates.layer import (
     LayerCertificate,
     Prediction,
+    _crossing_radius,
     _probability_change,
-    _radius_of,
     _trivial_change,
 )
 from fgai.certificates.linear import _LinearReadOut, _node_prediction
@@ -172,10 +172,10 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
     top = torch.randint(0, classes, (4,), generator=generator)
     margin, spread, total = class_norms(rowptr, index, z, top, norm)
     channels = channel_norms(rowptr, index, z, norm)
-    apart, between = extent(rowptr, index, z), extent(rowptr, index, z, top)
+    apart, between = value_range(rowptr, index, z), value_range(rowptr, index, z, top)
     w, r = torch.rand(9, heads, generator=generator), torch.rand(z.shape, generator=generator)
     growth, change = 1 + torch.rand(4, heads, generator=generator), torch.rand(4, heads, generator=generator)
-    mixed = mixed_margins(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
+    mixed = margin_gains(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
     assert float(mixed[2].abs().max()) == 0
     for i, (start, stop) in enumerate(itertools.pairwise(rowptr.tolist())):
         rows, t = z[index[start:stop]], int(top[i])
@@ -261,7 +261,7 @@ def test_overlap_radius_is_where_the_overlap_falls() -> None:
 def test_class_radius_of_ties_and_of_classes_without_influence() -> None:
     lead = torch.tensor([[math.inf, 0.0], [math.inf, 2.0], [math.inf, 0.0], [math.inf, 1.0]])
     rate = torch.tensor([[0.0, 3.0], [0.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
-    assert _radius_of(lead, rate).tolist() == [0.0, math.inf, 0.0, 0.25]
+    assert _crossing_radius(lead, rate).tolist() == [0.0, math.inf, 0.0, 0.25]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fgai
 from fgai.attention import LayerAttention, observe, prepared
-from fgai.certificates.certification import _heads_overlap
+from fgai.certificates.attention import _heads_overlap
 from fgai.datasets import planted
 
 NORMS = ("l1", "l2", "linf")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import call_model, entry_limits, observe, prepared
-from fgai.bounds.reading import State, _Ball, ranges_of
-from fgai.bounds.scores import _sectors
+from fgai.bounds.intervals import StateBounds, _Ball, layer_ranges
+from fgai.bounds.scores import _ScoreBounds, _sectors
 from fgai.certificates import InjectionCertificate, certify_injection, invariant_layers
-from fgai.certificates.kernels import _mean_bounds
+from fgai.certificates.kernels import mean_bounds
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import overlap_per_node
@@ -85,7 +86,7 @@ def test_no_injection_changes_a_certified_class(kind: type[Any], layers: int, wh
         graph = prepared(model, given)
         found = certify_injection(model, given, neighbours=t, where=where)
         assert found.known and 0 <= found.share() <= 1
-        nodes = found.holds.nonzero().flatten().tolist()
+        nodes = found.certified.nonzero().flatten().tolist()
         certified += len(nodes)
         with torch.no_grad():
             assert torch.equal(call_model(model, graph).argmax(1), found.classes)
@@ -105,8 +106,8 @@ def test_nothing_injected_keeps_everything_and_more_keeps_less(kind: type[Any]) 
     shares = [certify_injection(model, given, neighbours=t).share() for t in (0, 1, 2, 8)]
     assert shares[0] == 1.0 and shares == sorted(shares, reverse=True)
     for t in (1, 3):
-        wide = certify_injection(model, given, neighbours=t, where="direct").holds
-        assert bool((wide | ~certify_injection(model, given, neighbours=t).holds).all())
+        wide = certify_injection(model, given, neighbours=t, where="direct").certified
+        assert bool((wide | ~certify_injection(model, given, neighbours=t).certified).all())
 
 
 def test_a_climb_through_the_limits_breaks_nothing() -> None:
@@ -114,13 +115,13 @@ def test_a_climb_through_the_limits_breaks_nothing() -> None:
     model = model_of(GAT, given, 2, 0.2)
     graph = prepared(model, given)
     found = certify_injection(model, given, neighbours=2)
-    assert bool(found.holds.any())
+    assert bool(found.certified.any())
     ends = torch.stack([torch.arange(24), torch.arange(24).roll(3)])
     features = torch.randn(2, graph.num_features, generator=torch.Generator().manual_seed(0)).requires_grad_()
     for _ in range(15):
         logits = call_model(model, graph.inject(ends, features)[0])[: graph.num_nodes]
         lead = logits.gather(1, found.classes[:, None]) - logits
-        assert torch.equal(logits.argmax(1)[found.holds], found.classes[found.holds])
+        assert torch.equal(logits.argmax(1)[found.certified], found.classes[found.certified])
         (slope,) = torch.autograd.grad(lead.sum(), features)
         features = (features - 0.5 * slope.sign()).detach().requires_grad_()
 
@@ -133,7 +134,8 @@ def test_the_mean_over_intervals_is_the_brute_force_one() -> None:
     new = torch.randn(3, 1, generator=generator, dtype=torch.float64)
     values = torch.randn(3, 1, 1, generator=generator, dtype=torch.float64)
     box = torch.tensor([[-2.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
-    least, most = _mean_bounds(adjacency, low, high, new, values, values, box, 1)
+    scores = _ScoreBounds(low, high, new[:, :, None], new)
+    least, most = mean_bounds(adjacency, scores, (values, values), (values, values), box, 1)
 
     def mean(scores: Tensor, said: Tensor) -> float:
         return float((scores.softmax(0) * said).sum())
@@ -142,16 +144,17 @@ def test_the_mean_over_intervals_is_the_brute_force_one() -> None:
     neighbours = adjacency.source[edges]
     tried = []
     for picks in itertools.product((0, 1), repeat=3):
-        scores = torch.where(torch.tensor(picks, dtype=torch.bool), high[edges, 0], low[edges, 0])
+        old = torch.where(torch.tensor(picks, dtype=torch.bool), high[edges, 0], low[edges, 0])
         said = values[neighbours, 0, 0]
-        tried.append(mean(scores, said))
-        louder = torch.cat([scores, new[0]])
+        tried.append(mean(old, said))
+        louder = torch.cat([old, new[0]])
         tried += [mean(louder, torch.cat([said, torch.tensor([end])])) for end in (-2.0, 2.0)]
     assert float(least[0]) == pytest.approx(min(tried), abs=1e-7) and float(least[0]) <= min(tried) + 1e-12
     assert float(most[0]) == pytest.approx(max(tried), abs=1e-7) and float(most[0]) >= max(tried) - 1e-12
     # What counts for a node itself may lie in other intervals than what it is to its neighbours.
     own = values - 0.5, values + 0.7
-    least, most = _mean_bounds(adjacency, low, low, new, values, values, box, 0, own)
+    scores = _ScoreBounds(low, low, new[:, :, None], new)
+    least, most = mean_bounds(adjacency, scores, (values, values), own, box, 0)
     for ends, mine in ((least, own[0]), (most, own[1])):
         said = torch.where(neighbours == 0, mine[neighbours, 0, 0], values[neighbours, 0, 0])
         assert float(ends[0]) == pytest.approx(mean(low[edges, 0], said), abs=1e-7)
@@ -201,16 +204,16 @@ def test_no_injection_reorders_a_certified_explanation(kind: type[Any], where: s
     graph = prepared(model, given)
     found = certify_injection(model, given, neighbours=1, where=where, k=k)
     assert [layer.status for layer in found.layers] == ["invariant", "bound"]
-    held = found.layers[1].holds
+    held = found.layers[1].certified
     assert held is not None and bool(held[listeners].any())
     clean = observe(model, graph).averaged().attention
     for seed in range(20):
         node = None if where == "any" else int(listeners[seed % 4])
         after = observe(model, injections(graph, model, 1, node, seed)).averaged().attention
         for layer, pair in zip(found.layers, Compared(clean, after, 5).pairs, strict=True):
-            assert layer.holds is not None
+            assert layer.certified is not None
             kept = overlap_per_node(*pair.ranks, pair.rowptr, k)
-            counted = layer.holds & ~kept.isnan()
+            counted = layer.certified & ~kept.isnan()
             if node is not None:
                 counted &= torch.arange(len(kept)) == node
             assert bool((kept[counted] == 1).all())
@@ -224,8 +227,8 @@ def test_the_ball_is_tighter_than_the_box_and_still_true() -> None:
     low = base + drift.clamp(max=0) - spread
     high = base + drift.clamp(min=0) + spread
     weight = torch.randn(6, 9, generator=generator).double()
-    box = State(low, high).through(weight)
-    both = State(low, high, _Ball(base, drift, spread, radius)).through(weight)
+    box = StateBounds(low, high).linear(weight)
+    both = StateBounds(low, high, _Ball(base, drift, spread, radius)).linear(weight)
     assert bool((both[0] >= box[0]).all() & (both[1] <= box[1]).all() & (both[1] < box[1]).any())
     for _ in range(200):
         share = torch.rand(50, 6, generator=generator).double()
@@ -240,7 +243,7 @@ def test_sectors_hold_every_voice() -> None:
     model = model_of(GAT, given, 2, 0.6).double()
     layer = model.convs[-1]
     with torch.no_grad():
-        ceilings, words = _sectors(layer, ranges_of(layer))
+        ceilings, words = _sectors(layer, layer_ranges(layer))
     limits = layer.limits["value"]
     points = torch.rand(20_000, *limits.low.shape, generator=torch.Generator().manual_seed(3)).double()
     values = limits(limits.at((1.6 * (points - 0.5) + 0.5).round(decimals=1)))
@@ -258,10 +261,12 @@ def test_a_certificate_is_saved_shown_and_checked(tmp_path: Path) -> None:
     model = model_of(GAT, given, 2, 0.2)
     found = fgai.certify_injection(model, given, neighbours=2, where="direct", k=3)
     same = certify_injection(model, given, neighbours=2, where="direct", k=3)
-    assert torch.equal(found.holds, same.holds) and found.k == 3
+    assert torch.equal(found.certified, same.certified) and found.k == 3
     again = InjectionCertificate.load(found.save(tmp_path / "proof.json"))
-    assert torch.equal(again.holds, found.holds) and again.layers[0].status == "invariant"
+    assert torch.equal(again.certified, found.certified) and again.layers[0].status == "invariant"
     assert again.to_dict() == found.to_dict()
+    old = json.loads(json.dumps(found.to_dict()).replace('"certified"', '"holds"'))  # as in older records
+    assert InjectionCertificate.from_dict(old).to_dict() == found.to_dict()
     assert "t = 2 injected neighbours, direct" in str(again) and "normaliser" in str(again)
     with pytest.raises(TypeError, match="threat"):
         fgai.certify_attention(model, given, threat="injection", radius=0.1)  # type: ignore[call-arg]
@@ -296,8 +301,8 @@ def test_class_by_class_is_all_at_once(
     with torch.no_grad():
         model.convs[-1].bias.mul_(apart)  # so that nodes are of several classes
     whole = certify_injection(model, graph, where="direct")
-    monkeypatch.setattr("fgai.certificates.injection.LEADS", 1)
+    monkeypatch.setattr("fgai.certificates.injection.MAX_MARGINS", 1)
     parts = certify_injection(model, graph, where="direct")
     assert len(whole.classes.unique()) > 1
-    assert 0 < int(whole.holds.sum()) < graph.num_nodes
-    assert torch.equal(whole.holds, parts.holds)
+    assert 0 < int(whole.certified.sum()) < graph.num_nodes
+    assert torch.equal(whole.certified, parts.certified)

@@ -151,13 +151,13 @@ def test_the_same_weights_behind_the_same_limits_get_the_same_certificate(kind: 
     for where, t in (("direct", 1), ("direct", 2), ("any", 1)):
         first, second = (certify_injection(m, graph, neighbours=t, where=where, k=2) for m in (own, theirs))
         assert first.known and second.known and second.reason == first.reason
-        assert torch.equal(first.holds, second.holds) and torch.equal(first.classes, second.classes)
+        assert torch.equal(first.certified, second.certified) and torch.equal(first.classes, second.classes)
         assert torch.equal(first.degree, second.degree)
         shares.add(first.share())
         for order, same in zip(first.layers, second.layers, strict=True):
             assert (order.name, order.status) == (same.name, same.status)
-            assert order.holds is not None and same.holds is not None
-            assert torch.equal(order.holds, same.holds)
+            assert order.certified is not None and same.certified is not None
+            assert torch.equal(order.certified, same.certified)
     assert max(shares) > min(shares)
 
 
@@ -229,8 +229,8 @@ def test_no_injected_nodes_change_a_certified_class(conv: type[Any], name: str) 
             model = limited(nets(conv)[name](), graph, apart, 0.8).requires_grad_(False)
             found = certify_injection(model, graph, neighbours=t, where=where)
             assert found.known, found.reason
-            if found.holds.any():
-                tried += break_certificate(model, graph, found.holds, found.classes, t, where, 60, 6)
+            if found.certified.any():
+                tried += break_certificate(model, graph, found.certified, found.classes, t, where, 60, 6)
             if found.share() > 0.3:
                 break
     assert tried > 1000
@@ -271,9 +271,9 @@ def kept(net: Any, x: Any, edges: Tensor) -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "residual": (lambda: Net(attends(), residual), "read more than once"),
+    "residual": (lambda: Net(attends(), residual), "used more than once"),
     "residual of PyG": (lambda: Net(attends(residual=True), plain), "residual connection"),
-    "attributes of edges": (lambda: Net(attends(edge_dim=2), plain), "attributes of edges"),
+    "edge attributes": (lambda: Net(attends(edge_dim=2), plain), "uses edge attributes"),
     "shared layer": (
         lambda: Net(
             [GATConv(WIDTH, WIDTH), GATConv(WIDTH, CLASSES)],
@@ -283,7 +283,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "bipartite weights": (
         lambda: Net([GATConv((WIDTH, WIDTH), 3), GATConv(3, CLASSES)], plain),
-        "weights of its own",
+        "other weights for destinations",
     ),
     "bipartite input": (
         lambda: Net(attends(), lambda net, x, e: net.convs[1](net.convs[0]((x, x), e).relu(), e)),
@@ -296,11 +296,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "nobody to hear": (lambda: Net(attends(add_self_loops=False), plain), "add self-loops"),
     "other edges": (
         lambda: Net(attends(), lambda net, x, e: net.convs[1](net.convs[0](x, e.flip(0)).relu(), e)),
-        "does not read the edges",
+        "does not use the edges",
     ),
     "branch on the number of nodes": (lambda: Net(attends(), branching), "cannot be traced"),
     "branch on a type": (lambda: Net(attends(), typed), "`clamp`"),
-    "mean of all nodes": (lambda: chained(lambda x: x - x.mean(0)), "read more than once"),
+    "mean of all nodes": (lambda: chained(lambda x: x - x.mean(0)), "used more than once"),
     "layer norm": (lambda: chained(nn.LayerNorm(3)), "not followed"),
     "norm of the batch": (
         lambda: chained(nn.BatchNorm1d(3, track_running_stats=False)),
@@ -322,7 +322,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def refused(model: nn.Module, graph: Graph, word: str) -> None:
     found = certify_injection(model, graph, neighbours=1, where="direct")
     assert not found.known and word in found.reason, found.reason
-    assert not found.holds.any() and bool((found.classes == -1).all())
+    assert not found.certified.any() and bool((found.classes == -1).all())
     row = next(line for line in str(found).splitlines() if line.startswith("| class"))
     assert "–" in row and "0.000" not in row
 
@@ -385,10 +385,10 @@ def test_a_model_is_left_as_it_was_and_read_however_it_is_called() -> None:
     found = certify_injection(model, graph)
     assert found.known and isinstance(model.seen, Tensor) and type(model.seen) is Tensor
     wrapped = fgai.wrap(model_of(), lambda net, data: net(data.x, data.edge_index))
-    assert torch.equal(certify_injection(wrapped, graph).holds, found.holds)
+    assert torch.equal(certify_injection(wrapped, graph).certified, found.certified)
     assert [layer.name for layer in found.layers] == ["convs.0", "convs.1"]
     counting = fgai.wrap(model_of(), lambda net, data: net(data.x, data.edge_index) * data.num_nodes)
-    refused(counting, graph, "read more than once")
+    refused(counting, graph, "used more than once")
     torch.manual_seed(0)
     others = (
         pyg.GAT(WIDTH, 4, 2, CLASSES, heads=2, v2=True, act="elu", norm="batch_norm", dropout=0.5),

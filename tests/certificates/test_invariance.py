@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import observe, prepared
-from fgai.certificates import KEPT, certify_injection, invariant_layers
+from fgai.certificates import POSITIONAL_CONDITION, certify_injection, invariant_layers
 from fgai.graph import Graph, GraphChange
 from support import attack_cases as cases
 
@@ -54,14 +54,14 @@ def test_encodings_computed_anew_reorder_and_kept_ones_do_not() -> None:
 def test_the_condition_stands_wherever_the_claim_does(kind: type[fgai.GAT] | type[fgai.GT]) -> None:
     model, graph = case(kind)
     encoded = kind is fgai.GT
-    assert CONDITION == KEPT
+    assert CONDITION == POSITIONAL_CONDITION
     (why, *_) = invariant_layers(model, prepared(model, graph)).values()
-    assert why is not None and (why == KEPT) is encoded
+    assert why is not None and (why == POSITIONAL_CONDITION) is encoded
     found = certify_injection(model, graph)
-    assert (KEPT in found.to_markdown()) is encoded
+    assert (POSITIONAL_CONDITION in found.to_markdown()) is encoded
     assert "positional encodings" in found.promise
     explanation = fgai.explain(model, graph, 3, threat=None)
     out = io.StringIO()
     explanation.show(Console(file=out, width=400))
     assert "injected nodes cannot reorder its neighbours" in out.getvalue()
-    assert (f"cannot reorder its neighbours, {KEPT}" in out.getvalue()) is encoded
+    assert (f"cannot reorder its neighbours, {POSITIONAL_CONDITION}" in out.getvalue()) is encoded

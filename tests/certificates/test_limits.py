@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fgai import GAT, GATv2, certify_attention, limit
 from fgai.attention import Limits, limits_of, prepared
-from fgai.bounds.reading import Range
-from fgai.certificates.hidden import _Moved, _Moving, _Stage
+from fgai.bounds.intervals import Range
+from fgai.certificates.hidden import _Change, _CleanLayer, _ValueChange
 from fgai.datasets import planted
 from fgai.models import AttentionLayer
 from fgai.sparse import Features
@@ -25,7 +25,7 @@ def test_nothing_moves_further_than_said(seed: int, shrink: float, clip_share: f
     limits.measure(x, clip_share, shrink)
     moved = size * torch.rand(30, 2, 3, generator=generator, dtype=torch.float64)
     said = limits(x.clone())
-    known = Range.of(limits).moved(said, moved)
+    known = Range.from_limits(limits).max_change(said, moved)
     for step in steps(moved, seed, generator):
         change = (limits(x + step) - said).abs()
         assert bool((change <= known * (1 + 1e-9) + 1e-12).all())
@@ -63,21 +63,21 @@ def test_readings_of_a_layer_move_no_further(
         else:
             layer.limits["right"].measure(layer.right(x).view(-1, 2, 3), clip_share, shrink)
         nothing = torch.zeros(0)
-        stage = _Stage(layer, nothing, nothing, nothing, None, x)  # type: ignore[arg-type]
-        moving = _Moving(stage, "value", _Moved(radius))
+        stage = _CleanLayer(layer, nothing, nothing, nothing, None, x)  # type: ignore[arg-type]
+        moving = _ValueChange(stage, "value", _Change(radius))
         source, destination, now = (part.clone() for part in layer.sides(x))
         assert torch.allclose(moving.clean, now)
         apart = moving.differences()
         for step in steps(radius, seed, generator):
             left, right, after = layer.sides(x + step)
-            assert bool(((after - now).abs() <= moving.most() * (1 + 1e-9) + 1e-12).all())
+            assert bool(((after - now).abs() <= moving.channels() * (1 + 1e-9) + 1e-12).all())
             change = after - now
             gained = (change[..., :, None] - change[..., None, :]).abs()
             assert bool((gained <= (apart[..., :, None] + apart[..., None, :]) * (1 + 1e-9) + 1e-12).all())
             if score == "additive":
                 for name, was, is_now in (("source", source, left), ("destination", destination, right)):
-                    span = Range.of(layer.limits[name])
-                    most = moving.reading(getattr(layer, f"{name}_weight"), span)
+                    span = Range.from_limits(layer.limits[name])
+                    most = moving.score(getattr(layer, f"{name}_weight"), span)
                     assert bool(((is_now - was).abs() <= most * (1 + 1e-9) + 1e-12).all())
 
 

@@ -18,8 +18,8 @@ import fgai
 from experiments.defences import GNNSVD
 from fgai.attention import call_model, prepared
 from fgai.certificates import VotingCertificate, vote
-from fgai.certificates.locality import _passed_on
-from fgai.certificates.voting import _counted, _group_of, _sent_by
+from fgai.certificates.locality import _output_marks
+from fgai.certificates.voting import _edges_from, _hash_groups, _majority
 from fgai.datasets import planted
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -117,7 +117,7 @@ def test_no_injection_beats_the_certificate(kind: str) -> None:
     stream = torch.Generator().manual_seed(1)
     seen = 0
     for injected in (1, 2, 3):
-        held = found.tolerated >= injected
+        held = found.node_radius >= injected
         seen += int(held.sum())
         for _ in range(2):
             ends = torch.stack(
@@ -141,7 +141,7 @@ def test_no_injection_takes_more_groups_from_an_explanation(confidence: float) -
     stream, old, seen = torch.Generator().manual_seed(2), slice(0, graph.num_nodes), 0
     before = found.top(k)
     for injected in (1, 2):
-        held = found.tolerated >= injected
+        held = found.node_radius >= injected
         for _ in range(4):
             ends = torch.stack(
                 [torch.randperm(graph.num_nodes, generator=stream)[:12] for _ in range(injected)]
@@ -164,8 +164,8 @@ def test_scores_are_what_a_groups_neighbours_do() -> None:
     graph = cases.tiny_graph()
     model = cases.trained("gat", "vanilla")
     found = vote(model, graph, groups=4)
-    alone = call_model(model, prepared(model, _sent_by(graph, found.group < 0))).detach()
-    part = call_model(model, prepared(model, _sent_by(graph, found.group == 2))).detach()
+    alone = call_model(model, prepared(model, _edges_from(graph, found.group < 0))).detach()
+    part = call_model(model, prepared(model, _edges_from(graph, found.group == 2))).detach()
     node = int(found.scores[:, 2].isfinite().nonzero()[0])
     own = int(found.classes[node])
     margins = [
@@ -188,7 +188,7 @@ def test_the_order_of_groups_by_hand() -> None:
         confidence=0.0,
         votes=torch.ones(3, 2, dtype=torch.long),
         classes=zeros,
-        tolerated=torch.tensor([1, 2, 4]),
+        node_radius=torch.tensor([1, 2, 4]),
         scores=scores,
         group=zeros,
         model={"class": "GAT"},
@@ -197,9 +197,9 @@ def test_the_order_of_groups_by_hand() -> None:
         seconds=0.0,
     )
     assert found.top(3).tolist() == [[1, 2, 0], [3, 1, -1], [-1, -1, -1]]
-    assert found.kept(0, 3) == 1.0 and found.kept(1, 3) == pytest.approx((2 / 3 + 1 / 2) / 2)
-    assert found.kept(2, 3) == 0.0  # the first may change its class, the second has two groups
-    assert found.kept(1, 3, torch.tensor([False, False, True])) is None
+    assert found.topk_share(0, 3) == 1.0 and found.topk_share(1, 3) == pytest.approx((2 / 3 + 1 / 2) / 2)
+    assert found.topk_share(2, 3) == 0.0  # the first may change its class, the second has two groups
+    assert found.topk_share(1, 3, torch.tensor([False, False, True])) is None
 
 
 def test_only_confident_votes_count(tmp_path: Path) -> None:
@@ -208,7 +208,9 @@ def test_only_confident_votes_count(tmp_path: Path) -> None:
     every, sure = vote(model, graph, groups=5), vote(model, graph, groups=5, confidence=0.7)
     assert bool((sure.votes <= every.votes).all()) and int(sure.votes.sum()) < int(every.votes.sum())
     none = vote(model, graph, groups=5, confidence=1.0)
-    assert int(none.votes.sum()) == 0 and int(none.tolerated.max()) == 0
+    assert int(none.votes.sum()) == 0 and int(none.node_radius.max()) == 0
+    old = {"tolerated" if name == "node_radius" else name: value for name, value in sure.to_dict().items()}
+    assert VotingCertificate.from_dict(old).to_dict() == sure.to_dict()  # as older records name it
     again = VotingCertificate.load(sure.save(tmp_path / "votes.json"))
     assert again.to_dict() == sure.to_dict() and torch.equal(again.top(), sure.top())
     assert "Majority over 5 groups of GAT" in str(sure)
@@ -217,23 +219,23 @@ def test_only_confident_votes_count(tmp_path: Path) -> None:
 
 
 def test_new_nodes_leave_the_others_in_their_groups() -> None:
-    first, more = _group_of(torch.arange(1000), 7, 3), _group_of(torch.arange(1500), 7, 3)
+    first, more = _hash_groups(torch.arange(1000), 7, 3), _hash_groups(torch.arange(1500), 7, 3)
     assert torch.equal(first, more[:1000])
     assert int(torch.bincount(more, minlength=7).min()) > 150
-    assert not torch.equal(first, _group_of(torch.arange(1000), 7, 4))
+    assert not torch.equal(first, _hash_groups(torch.arange(1000), 7, 4))
 
 
 def test_only_speakers_are_heard() -> None:
     graph = cases.tiny_graph()
     speakers = torch.arange(graph.num_nodes) % 3 == 0
-    heard = _sent_by(graph, speakers)
+    heard = _edges_from(graph, speakers)
     assert bool(speakers[heard.adjacency.source].all())
     assert heard.num_edges == int(speakers[graph.adjacency.source].sum())
 
 
 def test_margins_and_ties_by_hand() -> None:
     votes = torch.tensor([[5, 2, 2], [4, 4, 1], [1, 4, 4], [2, 7, 0], [0, 0, 9], [3, 6, 0]])
-    classes, tolerated = _counted(votes, 9)
+    classes, tolerated = _majority(votes, 9)
     assert classes.tolist() == [0, 0, 1, 1, 2, 1]
     assert tolerated.tolist() == [1, 0, 0, 2, 4, 1]  # a smaller class takes ties
 
@@ -311,12 +313,12 @@ def test_a_decomposition_of_the_graph_moves_with_nodes_that_send_nothing() -> No
     graph = planted(seed=3, num_nodes=48, num_classes=3)
     torch.manual_seed(0)
     model = GNNSVD.for_data(graph, base="GCN", hidden_channels=8, rank=4).eval()
-    speakers = _group_of(torch.arange(48), 7) == 0
+    speakers = _hash_groups(torch.arange(48), 7) == 0
     ends = torch.arange(40)[None]
     larger = graph.inject(ends, torch.zeros(1, graph.num_features))[0]
-    before = call_model(model, prepared(model, _sent_by(graph, speakers)))
+    before = call_model(model, prepared(model, _edges_from(graph, speakers)))
     silent = torch.cat([speakers, torch.tensor([False])])
-    after = call_model(model, prepared(model, _sent_by(larger, silent)))
+    after = call_model(model, prepared(model, _edges_from(larger, silent)))
     assert float((after[:48] - before).detach().abs().max()) > 1e-3
 
 
@@ -342,5 +344,5 @@ def test_activations_without_a_tag_pass_marks_on_number_by_number() -> None:
     leaky_relu = torch.ops.aten.leaky_relu.default
     untagged = SimpleNamespace(overloadpacket=leaky_relu.overloadpacket, namespace="aten", tags=[])
     marked = torch.tensor([True, False, True])
-    passed = _passed_on(untagged, (torch.randn(3),), {}, lambda tensor: marked)
+    passed = _output_marks(untagged, (torch.randn(3),), {}, lambda tensor: marked)
     assert passed is not None and passed.equal(marked)

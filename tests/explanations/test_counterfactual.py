@@ -115,7 +115,7 @@ class TestInjected:
 
     def test_the_bound_is_that_of_the_certificate(self, model: AttentionModel) -> None:
         limited = fgai.limit(model, GRAPH, clip_share=0.2, shrink=0.6)
-        one, two = (certify_injection(limited, GRAPH, neighbours=t, where="direct").holds for t in (1, 2))
+        one, two = (certify_injection(limited, GRAPH, neighbours=t, where="direct").certified for t in (1, 2))
         bounds = set()
         for node in [*(one & two).nonzero().flatten().tolist()[:1], *(~one).nonzero().flatten().tolist()[:1]]:
             found = injected_neighbours(limited, GRAPH, node)

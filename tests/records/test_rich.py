@@ -147,12 +147,12 @@ class TestPandas:
         record, votes = results["injection"], results["votes"]
         frame = record.to_pandas()
         assert (
-            list(frame["class holds"]) == record.holds.tolist()
+            list(frame["class certified"]) == record.certified.tolist()
             and list(frame["degree"]) == record.degree.tolist()
         )
         assert f"top {record.k} of {record.layers[0].name}" in frame.columns
         frame = votes.to_pandas()
-        assert list(frame["tolerated"]) == votes.tolerated.tolist() and (frame["votes"] <= 5).all()
+        assert list(frame["node radius"]) == votes.node_radius.tolist() and (frame["votes"] <= 5).all()
 
     def test_explanations_have_a_row_per_neighbour(self, results: dict[str, Any]) -> None:
         found = results["explanation"]

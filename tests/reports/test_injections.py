@@ -9,7 +9,7 @@ from torch import nn
 
 import fgai
 from fgai.certificates import certify_injection
-from fgai.certificates.familiar import INVARIANT
+from fgai.certificates.integrity import INVARIANT
 from fgai.graph import Graph
 from fgai.reports.build import Report
 from fgai.reports.page import cards
@@ -35,15 +35,15 @@ def test_every_number_is_a_certificate_s() -> None:
     assert [one.where for one in found["limited"]] == ["direct", "any"]
     for one in found["limited"]:
         same = certify_injection(models()["limited"], planted(), neighbours=1, where=one.where, k=K)
-        assert torch.equal(one.holds, same.holds)
+        assert torch.equal(one.certified, same.certified)
     shares = summary(found["limited"], scored)
     assert [one["share"] for one in shares] == [one.share(scored) for one in found["limited"]]
     assert shares[0]["share"] >= shares[1]["share"]
     assert shares[0]["share"] > 0
     nodes = [5, 0, 17]
     told = _of_nodes(found["limited"], nodes)
-    assert told[0]["class"] == found["limited"][0].holds[nodes].int().tolist()
-    assert told[0]["layers"][0] == {"status": "invariant", "reason": INVARIANT, "holds": [1, 1, 1]}
+    assert told[0]["class"] == found["limited"][0].certified[nodes].int().tolist()
+    assert told[0]["layers"][0] == {"status": "invariant", "reason": INVARIANT, "certified": [1, 1, 1]}
     assert _of_nodes(found["GAT"], nodes)[0]["class"] is None
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import fgai
 from fgai.attention import observe, prepared
-from fgai.bounds.scores import worst_leads
+from fgai.bounds.scores import worst_margins
 from fgai.datasets import planted, random_split
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -19,7 +19,7 @@ from fgai.metrics import sharpness
 from fgai.models import GT
 from fgai.training import Term, certified, history_of, train_method
 from fgai.training.targets import spread
-from fgai.training.terms import _uncertified_share
+from fgai.training.terms.certified import _uncertified_share
 
 TIGHT = {"clip_share": 0.05, "shrink": 0.4}
 TOWARDS = certified._replace(weight=2.0)
@@ -46,8 +46,8 @@ def falls_short(model: nn.Module, kind: str) -> float:
     seen = prepared(model, graph())
     with torch.no_grad():
         logits = observe(vanilla(kind), seen).logits
-        leads = worst_leads(model, seen, logits.argmax(1), neighbours=1, **TIGHT)
-        return float(_uncertified_share(leads, float(spread(logits))))
+        margins = worst_margins(model, seen, logits.argmax(1), neighbours=1, **TIGHT)
+        return float(_uncertified_share(margins, float(spread(logits))))
 
 
 @cache

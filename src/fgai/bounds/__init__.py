@@ -1,4 +1,4 @@
-"""Bounds of an attention network behind limits under injection: intervals, boxes and balls, by layer.
+"""Bounds of an attention network behind limits under injection, layer by layer: intervals and balls.
 
-`fgai.certify_injection` proves with them and `fgai.make_faithful` can train towards them.
+`fgai.certify_injection` proves with them, the loss term `fgai.training.certified` trains with them.
 """

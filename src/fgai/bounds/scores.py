@@ -1,6 +1,7 @@
-"""Bounds of attention scores, of the first layer's output and of class leads under injection.
+"""Bounds of attention scores, of the first layer's output and of class margins under injection.
 
-From tensors alone, on any device and with gradients: certificates use them in float64, training in float32.
+Plain tensor operations, on any device and with gradients: certificates use them in float64, training in
+float32.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from torch import Tensor
 from torch.nn.functional import elu, leaky_relu
 
 from fgai.attention.limits import SAMPLE
-from fgai.bounds.reading import (
+from fgai.bounds.intervals import (
+    LayerBounds,
     Range,
     Ranges,
-    Reading,
-    State,
+    StateBounds,
     _Ball,
-    _bias_lead,
-    _larger,
-    _largest,
-    _leads_of,
-    _root,
-    _rounding_of,
-    _smaller,
+    _bias_margins,
+    _margin_map,
+    _margin_rounding,
+    _max_product,
+    _maximum,
+    _minimum,
+    _sqrt,
 )
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -35,92 +36,94 @@ from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate, edge_softmax, node_scores
 from fgai.sparse import Adjacency, Features
 
-SECTORS = 16  # of the arc between a new neighbour's highest score and its worst values
-COLLINEAR = 1 - 1e-7  # cosine beyond which two directions count as one: an angle's slope is not finite there
+SECTORS = 16  # of the arc between a new neighbour's highest score and its smallest margin
+COLLINEAR = 1 - 1e-7  # cosine beyond which two directions count as one: acos has no finite slope at 1
 
 
 @dataclass(frozen=True, eq=False)
-class _Scores:
-    """Ends of the scores of old edges [E, H], and bounds of a new neighbour."""
+class _ScoreBounds:
+    """Bounds of the scores of old edges, and of the score and margins of a new neighbour.
 
-    low: Tensor  # of old edges
-    high: Tensor
-    new: Tensor  # ceilings of a new neighbour's score, [N, H, S] by sector
-    new_lead: Tensor  # with each, its least lead of class a over b, [S, C, C]; empty where H > 1
+    New neighbours are bounded sector by sector: none has both the highest score and the smallest margin.
+    """
 
-    def read(self, layer: AttentionLayer, limits: Range, read_out: tuple[Tensor, Tensor]) -> _Scores:
-        """The same with leads behind a linear map, whatever the score of the new neighbour."""
-        across, shift = _leads_of(layer, read_out)
-        least = -_largest(limits, -across.permute(1, 2, 0)[:, :, None])[..., 0] + shift
-        least = least - _rounding_of(layer, limits.largest[0], read_out)
-        return replace(self, new=self.new.amax(2, keepdim=True), new_lead=least[None])
+    low: Tensor  # [E, H]
+    high: Tensor  # [E, H]
+    new: Tensor  # [N, H, S], upper bound of a new neighbour's score in each sector
+    new_margins: Tensor  # [S, C, C], lower bound of its margin of class a over b; empty where H > 1
+
+    def behind(self, layer: AttentionLayer, limits: Range, read_out: tuple[Tensor, Tensor]) -> _ScoreBounds:
+        """Return the same with margins behind a linear map, in one sector."""
+        across, shift = _margin_map(layer, read_out)
+        least = -_max_product(limits, -across.permute(1, 2, 0)[:, :, None])[..., 0] + shift
+        least = least - _margin_rounding(layer, limits.max_abs[0], read_out)
+        return replace(self, new=self.new.amax(2, keepdim=True), new_margins=least[None])
 
 
-def source_ends(own: Reading, others: Reading, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-    """Ends of the source's side on every edge; `own` counts for a node itself."""
+def source_bounds(own: LayerBounds, others: LayerBounds, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    """Return bounds of the source's side on every edge, `own` on self-loops and `others` elsewhere."""
     source, destination = adjacency.source, adjacency.destination
     if own is others:
         first, last = own.source
         low = first.index_select(0, source)
         return low, low if first is last else last.index_select(0, source)
-    itself = (source == destination)[(...,) + (None,) * (own.source[0].dim() - 1)]
+    loop = (source == destination)[(...,) + (None,) * (own.source[0].dim() - 1)]
     low, high = (
-        torch.where(itself, mine.index_select(0, source), other.index_select(0, source))
+        torch.where(loop, mine.index_select(0, source), other.index_select(0, source))
         for mine, other in zip(own.source, others.source, strict=True)
     )
     return low, high
 
 
-def scores_of(
+def score_bounds(
     layer: AttentionLayer,
     ranges: Ranges,
-    own: Reading,
-    others: Reading,
+    own: LayerBounds,
+    others: LayerBounds,
     adjacency: Adjacency,
     pieces: int = 1,
-) -> Iterator[_Scores]:
-    """Scores for every piece of the destinations' intervals, the worst of which counts.
+) -> Iterator[_ScoreBounds]:
+    """Yield score bounds for every piece of the destinations' intervals; a property must hold in all pieces.
 
-    `own` is what the layer reads of a node itself, `others` what of neighbours. An interval of GATv2 is one
-    piece.
+    A destination has the bounds `own`, its neighbours have the bounds `others`. GATv2 has one piece.
     """
     destination = adjacency.destination
     certain = own is others and all(first is last for first, last in (own.source, own.destination))
     exact = layer.score_edges(own.source[0], own.destination[0], adjacency) if certain else None
     if layer.score == "dynamic":
-        ends = (exact, exact) if exact is not None else _dynamic(layer, ranges, own, others, adjacency)
-        yield _Scores(*ends, *_dynamic_new(layer, ranges["value"], own.destination))
+        ends = (exact, exact) if exact is not None else _gatv2_scores(layer, ranges, own, others, adjacency)
+        yield _ScoreBounds(*ends, *_gatv2_new_neighbour(layer, ranges["value"], own.destination))
         return
-    ceilings, new_lead = _sectors(layer, ranges)
+    ceilings, new_margins = _sectors(layer, ranges)
     level, (start, stop) = ceilings[:, 0], own.destination
     if exact is not None:
         new = leaky_relu(ceilings[None] + start[:, :, None], layer.slope)
-        yield _Scores(exact, exact, new, new_lead)
+        yield _ScoreBounds(exact, exact, new, new_margins)
         return
-    low, high = source_ends(own, others, adjacency)
-    if own.clipped is None or start is stop:
+    low, high = source_bounds(own, others, adjacency)
+    if own.values is None or start is stop:
         pieces = 1
     for piece in range(pieces):
         side: tuple[Tensor, ...] = own.destination
         if start is not stop:
             side = tuple(start + (stop - start) * (piece + end) / pieces for end in (0, 1))
-        near = _each(side, lambda end: end.index_select(0, destination))
-        above = _each(side, lambda end: end[:, :, None])
-        yield _Scores(
-            _relative(low, near, level, layer.slope, least=True),
-            _relative(high, near, level, layer.slope),
-            _relative(ceilings[None], above, level[:, None], layer.slope),
-            new_lead,
+        by_edge = _map_ends(side, lambda end: end.index_select(0, destination))
+        by_node = _map_ends(side, lambda end: end[:, :, None])
+        yield _ScoreBounds(
+            _relative_scores(low, by_edge, level, layer.slope, least=True),
+            _relative_scores(high, by_edge, level, layer.slope),
+            _relative_scores(ceilings[None], by_node, level[:, None], layer.slope),
+            new_margins,
         )
 
 
-def _each(ends: tuple[Tensor, ...], change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Both ends changed; an end that is both is changed once."""
-    first = change(ends[0])
-    return first, first if ends[0] is ends[1] else change(ends[1])
+def _map_ends(ends: tuple[Tensor, ...], function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Apply a function to both ends, once if they are the same tensor."""
+    first = function(ends[0])
+    return first, first if ends[0] is ends[1] else function(ends[1])
 
 
-def _relative(
+def _relative_scores(
     x: Tensor,
     side: tuple[Tensor, ...],
     level: Tensor,
@@ -129,107 +132,108 @@ def _relative(
     *,
     least: bool = False,
 ) -> Tensor:
-    """End of the score of a source x when the destination's side d lies between two ends.
+    """Return the upper bound, or the lower one if `least`, of the score of a source's side x.
 
-    Scores of one destination count relative to each other, so what d adds to all of them is left out: with f
-    the activation, `f(x + d) − f(level + d)` is monotone in d, and so extreme at its ends; where f has one
-    slope, d cancels. The result is that end (the lower if `least`) plus the score of the level at the middle
-    of d, times the `weight` of the channel.
+    The destination's side d lies between the two ends `side`. Only differences between scores of one
+    destination matter. With f the leaky ReLU, `f(x + d) − f(level + d)` is monotone in d, so it is extreme at
+    an end, and d cancels where f has one slope. The result is that extreme plus `f(level + middle of d)`,
+    which all neighbours share, times the `weight` of the channel.
     """
     factor = 1.0 if weight is None else weight
-    if side[0] is side[1]:  # then the level is added and taken away again
+    if side[0] is side[1]:  # then the level cancels
         return leaky_relu(x + side[0], slope) * factor
     apart = [(leaky_relu(x + end, slope) - leaky_relu(level + end, slope)) * factor for end in side]
     middle = leaky_relu(level + (side[0] + side[1]) / 2, slope) * factor
-    return (_smaller(*apart) if least else _larger(*apart)) + middle
+    return (_minimum(*apart) if least else _maximum(*apart)) + middle
 
 
 def _sectors(layer: AttentionLayer, ranges: Ranges) -> tuple[Tensor, Tensor]:
-    """Ceilings of the source's side of a new neighbour [H, S], and its least leads with each [S, C, C].
+    """Bound the source's side of a new neighbour from above [H, S], and its margins from below [S, C, C].
 
-    In units of half the range a new neighbour is a point u of a ball of radius R. Its score `p + R|α| x` and
-    `z_b − z_a = q + R|β| (x cos θ + y sin θ)` trace an ellipse; what is largest in both lies on the arc from
-    the top of one to the top of the other.
+    In units of half the range a new neighbour is a point of a ball of radius R. With θ the angle between the
+    score's direction α and that of `z_b − z_a`, β, the score `p + R|α| x` and `q + R|β| (x cos θ + y sin θ)`
+    trace an ellipse: points where neither can grow are on the arc from the top of one to the other's.
     """
     limits, value = ranges["source"], ranges["value"]
-    top = _smaller(limits.high, _largest(value, layer.source_weight))
-    top = _larger(top, limits.low)
+    top = _minimum(limits.high, _max_product(value, layer.source_weight))
+    top = _maximum(top, limits.low)
     if layer.heads > 1:
         return top[:, None], top.new_zeros(0, 0, 0)
-    shift = _bias_lead(layer) - _rounding_of(layer, value.largest[0])
+    shift = _bias_margins(layer) - _margin_rounding(layer, value.max_abs[0])
     half, middle, weight = value.half[0], value.middle[0], layer.source_weight[0]
     across = half[:, None] + half[None, :]
     if value.radius is None:
         least = middle[:, None] - middle[None, :] - across  # z_a − z_b in the box
         return top[:, None], (least + shift)[None]
     alpha, radius = weight * half, value.radius
-    size = _root(alpha.square().sum())
-    beta = _root(half[:, None].square() + half[None, :].square())
+    size = _sqrt(alpha.square().sum())
+    beta = _sqrt(half[:, None].square() + half[None, :].square())
     product = (alpha * half)[None, :] - (alpha * half)[:, None]
-    toward = product / (size * beta).clamp(min=torch.finfo(beta.dtype).tiny)
-    angle = torch.acos(toward.clamp(-COLLINEAR, COLLINEAR))  # [a, b]: between the score and z_b − z_a
+    cosine = product / (size * beta).clamp(min=torch.finfo(beta.dtype).tiny)
+    angle = torch.acos(cosine.clamp(-COLLINEAR, COLLINEAR))  # θ, [a, b]
     slack = math.acos(COLLINEAR)
     centre = (weight * middle).sum()
-    # Sectors are cut by the angle from the top of the score, up to π; beyond θ both only fall.
+    # Sectors are cut by the angle from α, up to π; beyond θ both quantities only fall.
     cuts = torch.linspace(0, math.pi, SECTORS + 1, dtype=angle.dtype, device=angle.device)
-    ceilings = _smaller(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(min=limits.low[:, None])
+    ceilings = _minimum(top[:, None], centre + radius * size * cuts[:-1].cos()).clamp(min=limits.low[:, None])
     nearest = (angle - cuts[1:, None, None] - slack).clamp(min=0)
-    reach = _smaller(across, radius * beta * nearest.cos())
+    reach = _minimum(across, radius * beta * nearest.cos())
     return ceilings, middle[:, None] - middle[None, :] - reach + shift
 
 
-def _dynamic(
-    layer: AttentionLayer, ranges: Ranges, own: Reading, others: Reading, adjacency: Adjacency
+def _gatv2_scores(
+    layer: AttentionLayer, ranges: Ranges, own: LayerBounds, others: LayerBounds, adjacency: Adjacency
 ) -> tuple[Tensor, Tensor]:
-    """Ends of GATv2's scores [E, H]: each channel is monotone in both sides."""
+    """Bound GATv2's scores [E, H]: each channel is monotone in both sides."""
     weight, slope, level = layer.score_weight, layer.slope, ranges["value"].middle
-    near = _each(own.destination, lambda end: end.index_select(0, adjacency.destination))
-    sources = source_ends(own, others, adjacency)
-    least = most = [_relative(x, near, level, slope, weight, least=True) for x in sources]
-    if near[0] is not near[1]:
-        most = [_relative(x, near, level, slope, weight) for x in sources]
-    return _smaller(*least).sum(2), _larger(*most).sum(2)
+    by_edge = _map_ends(own.destination, lambda end: end.index_select(0, adjacency.destination))
+    sources = source_bounds(own, others, adjacency)
+    least = most = [_relative_scores(x, by_edge, level, slope, weight, least=True) for x in sources]
+    if by_edge[0] is not by_edge[1]:
+        most = [_relative_scores(x, by_edge, level, slope, weight) for x in sources]
+    return _minimum(*least).sum(2), _maximum(*most).sum(2)
 
 
-def _dynamic_new(layer: AttentionLayer, limits: Range, shown: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Ceiling of a new neighbour's score in GATv2 [N, H, 1], and its least leads [1, C, C]."""
+def _gatv2_new_neighbour(
+    layer: AttentionLayer, limits: Range, side: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Bound the score of a new neighbour in GATv2 from above [N, H, 1], its margins from below [1, C, C]."""
     weight, slope, level = layer.score_weight, layer.slope, limits.middle
-    ends = (_relative(end, shown, level, slope, weight) for end in (limits.low, limits.high))
-    ceiling = _larger(*ends).sum(2)
+    ends = (_relative_scores(end, side, level, slope, weight) for end in (limits.low, limits.high))
+    ceiling = _maximum(*ends).sum(2)
     if limits.radius is not None:
         steep = weight.abs() * max(1.0, abs(slope))
-        around = limits.radius * _root((steep * limits.half).square().sum(1))
-        calm = _relative(level, shown, level, slope, weight).sum(2)
-        ceiling = _smaller(ceiling, calm + around)
-    new_lead = ceiling.new_zeros(0, 0, 0)
+        around = limits.radius * _sqrt((steep * limits.half).square().sum(1))
+        ceiling = _minimum(ceiling, _relative_scores(level, side, level, slope, weight).sum(2) + around)
+    new_margins = ceiling.new_zeros(0, 0, 0)
     if layer.heads == 1:
-        shift = _bias_lead(layer) - _rounding_of(layer, limits.largest[0])
-        new_lead = (limits.low[0][:, None] - limits.high[0][None, :] + shift)[None]
-    return ceiling[:, :, None], new_lead
+        shift = _bias_margins(layer) - _margin_rounding(layer, limits.max_abs[0])
+        new_margins = (limits.low[0][:, None] - limits.high[0][None, :] + shift)[None]
+    return ceiling[:, :, None], new_margins
 
 
-def first_layer(
+def first_layer_output(
     layer: AttentionLayer,
     limits: Range,
-    scores: _Scores,
+    scores: _ScoreBounds,
     values: Tensor,
     adjacency: Adjacency,
     neighbours: int,
-    heard: Tensor | float = 1.0,
-) -> State:
-    """Bounds of the first layer's output [N, D] with new neighbours, whose values lie in the box.
+    mass_share: Tensor | float = 1.0,
+) -> StateBounds:
+    """Bound the first layer's output [N, D] when nodes gain `neighbours` new ones, with values in `limits`.
 
-    `scores` of old edges are exact; `values` [N, H, C] are those of old nodes. Of the mass of new neighbours
-    the share `heard` counts.
+    `scores` of old edges are exact, `values` [N, H, C] are those of old nodes. New neighbours take the
+    attention `M = t e^s / (Z + t e^s)`, of which the share `mass_share` counts.
     """
     ceiling = scores.new.amax(2)
     index = adjacency.destination[:, None].expand_as(scores.low)
     top = torch.full_like(ceiling, -torch.inf).scatter_reduce(0, index, scores.high, "amax").detach()
-    top = _larger(top, ceiling.detach())
+    top = _maximum(top, ceiling.detach())
     total = torch.zeros_like(top).index_add(
         0, adjacency.destination, torch.exp(scores.low - top[adjacency.destination])
     )
-    new = heard * neighbours * torch.exp(ceiling - top)
+    new = mass_share * neighbours * torch.exp(ceiling - top)
     mass = (new / (total + new).clamp(min=torch.finfo(new.dtype).tiny))[:, :, None]
     mean = aggregate(edge_softmax(scores.low, adjacency), values, adjacency)
     clean = layer.join(mean)
@@ -241,22 +245,25 @@ def first_layer(
         radius = limits.radius * math.sqrt(max(1, min(neighbours, layer.heads)))
         drift = (mass * (limits.middle - mean)).flatten(1)
         ball = _Ball(clean, drift, (mass * limits.half).flatten(1), radius)
-    return State(low, high, ball, clean)
+    return StateBounds(low, high, ball, clean)
 
 
-def check_followed(model: Any) -> None:
+def check_two_layers(model: Any) -> None:
     """Raise `InputError` unless a model is GAT or GATv2 with two attention layers, the last of one head."""
     if body_of(model) != "layers":
-        raise InputError(f"`certified` needs a GAT or GATv2 of fgai, got {type(model).__name__}; use 0")
+        raise InputError(
+            f"the term `certified` needs a GAT or GATv2 of fgai, got {type(model).__name__}; leave it out"
+        )
     layers = list(model.convs)
     plain = model.guard is None and layers[0].input_norm is None
     if len(layers) != 2 or layers[-1].heads != 1 or not plain:
         raise InputError(
-            "`certified` needs two attention layers, the last of one head, without norm or guard; use 0"
+            "the term `certified` needs two attention layers, the last of one head, without norm or guard;"
+            " leave it out"
         )
 
 
-def worst_leads(
+def worst_margins(
     model: Any,
     graph: Graph,
     classes: Tensor,
@@ -264,19 +271,24 @@ def worst_leads(
     neighbours: int,
     clip_share: float,
     shrink: float,
-    heard: Tensor | float = 1.0,
+    mass_share: Tensor | float = 1.0,
 ) -> Tensor:
-    """Least lead of a node's class over every other one when all nodes gain new neighbours.
+    """Return the smallest margin of a node's class over every other one when all nodes gain new neighbours.
 
         Σ_j min e^{s_j} (z_top − z_other)_j  /  Σ_j e^{s_j}
 
-    over old neighbours j and new ones, scores and values anywhere in their intervals; positive for all others
-    means that the class stays. It is what `certify_injection` bounds, with the destination's score at the
-    middle of its interval and the limits of this very pass: gradients reach the nodes at their ends.
+    over old neighbours j and new ones, scores and values anywhere in their intervals; the class stays if all
+    margins are positive. It is the bound of `certify_injection`, with the destination's score at the middle
+    of its interval and limits measured in this pass: gradients reach the nodes at their ends.
 
-    The model is one that `check_followed` accepts; its own limits are not read, but those of `clip_share` and
-    `shrink`, see `fgai.limit`. Of the new neighbours' mass the share `heard` counts, for trainings that begin
-    with little of it.
+    Args:
+        model: as `check_two_layers` requires; its own limits are not used.
+        graph: prepared for the model.
+        classes: int64 [N].
+        neighbours: t, injected neighbours of every node.
+        clip_share: of the limits, see `fgai.limit`.
+        shrink: of the limits, see `fgai.limit`.
+        mass_share: share of the new neighbours' attention that counts; a training may begin with little.
 
     Returns:
         [N, C], infinite at the class itself.
@@ -285,27 +297,27 @@ def worst_leads(
     adjacency = graph.adjacency
     first, last = model.convs
     assert isinstance(first, AttentionLayer) and isinstance(last, AttentionLayer)
-    read, ranges = _read(first, graph.features, clip_share, shrink)
-    (scores,) = scores_of(first, ranges, read, read, adjacency)
-    state = first_layer(first, ranges["value"], scores, read.low, adjacency, neighbours, heard)
+    clean, ranges = _limited_layer(first, graph.features, clip_share, shrink)
+    (scores,) = score_bounds(first, ranges, clean, clean, adjacency)
+    state = first_layer_output(first, ranges["value"], scores, clean.low, adjacency, neighbours, mass_share)
     state = state.pointwise(elu, state.high.clamp(max=0).exp())
     assert state.clean is not None
-    _, ranges = _read(last, state.clean, clip_share, shrink)
-    around = Reading.around(last, ranges, state)
-    middle = (around.destination[0] + around.destination[1]) / 2
-    around = replace(around, destination=(middle, middle))
-    (scores,) = scores_of(last, ranges, around, around, adjacency)
-    return _leads(adjacency, scores, around.lead(last), classes, heard * neighbours)
+    _, ranges = _limited_layer(last, state.clean, clip_share, shrink)
+    bounds = LayerBounds.from_state(last, ranges, state)
+    middle = (bounds.destination[0] + bounds.destination[1]) / 2
+    bounds = replace(bounds, destination=(middle, middle))
+    (scores,) = score_bounds(last, ranges, bounds, bounds, adjacency)
+    return _mean_margins(adjacency, scores, bounds.margins(last), classes, mass_share * neighbours)
 
 
-def _read(
+def _limited_layer(
     layer: AttentionLayer, x: Tensor | Features, clip_share: float, shrink: float
-) -> tuple[Reading, Ranges]:
-    """What a layer reads behind limits of its own input, and those limits."""
+) -> tuple[LayerBounds, Ranges]:
+    """Return what a layer computes behind limits measured on its own input, and those limits."""
 
     def clipped(name: str, raw: Tensor, *, with_norm: bool = True) -> Tensor:
         every = max(1, raw.shape[0] // SAMPLE)
-        ranges[name] = Range.measured(raw, clip_share, shrink, every=every, with_norm=with_norm)
+        ranges[name] = Range.measure(raw, clip_share, shrink, every=every, with_norm=with_norm)
         return ranges[name].clip(raw)
 
     ranges: dict[str, Range] = {}
@@ -313,30 +325,30 @@ def _read(
     values = clipped("value", layer.value(x).view(shape))
     if layer.score == "dynamic":
         right = clipped("right", layer.right(x).view(shape))
-        return Reading(values, values, (values, values), (right, right)), ranges
+        return LayerBounds(values, values, (values, values), (right, right)), ranges
     sides = node_scores(values, layer.source_weight, layer.destination_weight)
     source, destination = (
         clipped(name, side, with_norm=False)
         for name, side in zip(("source", "destination"), sides, strict=True)
     )
-    return Reading(values, values, (source, source), (destination, destination)), ranges
+    return LayerBounds(values, values, (source, source), (destination, destination)), ranges
 
 
-def _leads(
-    adjacency: Adjacency, scores: _Scores, lead: Tensor, classes: Tensor, neighbours: Tensor | float
+def _mean_margins(
+    adjacency: Adjacency, scores: _ScoreBounds, margins: Tensor, classes: Tensor, neighbours: Tensor | float
 ) -> Tensor:
-    """The worst weighted mean of leads [N, C], see `worst_leads`."""
+    """Return the smallest weighted mean of the neighbours' margins [N, C], see `worst_margins`."""
     source, destination = adjacency.source, adjacency.destination
     low, high, new = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
     peak = new.detach().amax(1).scatter_reduce(0, destination, high.detach(), "amax")
-    width = lead.shape[1]
+    width = margins.shape[1]
     # `index_select` rather than brackets: its backward pass does not sort.
-    message = lead.flatten(0, 1).index_select(0, source * width + classes[destination])
+    message = margins.flatten(0, 1).index_select(0, source * width + classes[destination])
     least, most = (torch.exp(end - peak[destination])[:, None] for end in (low, high))
     zeros = message.new_zeros(adjacency.num_nodes, message.shape[1])
     total = zeros.index_add(0, destination, torch.where(message < 0, most, least) * message)
-    new_lead = scores.new_lead[:, classes].transpose(0, 1)  # [N, S, C]
-    worst = (torch.exp(new - peak[:, None])[:, :, None] * new_lead).clamp(max=0).amin(1)
+    new_margins = scores.new_margins[:, classes].transpose(0, 1)  # [N, S, C]
+    worst = (torch.exp(new - peak[:, None])[:, :, None] * new_margins).clamp(max=0).amin(1)
     size = zeros[:, 0].index_add(0, destination, torch.exp((low + high) / 2 - peak[destination]))
     lowest = (total + neighbours * worst) / size.clamp(min=torch.finfo(size.dtype).tiny)[:, None]
     return lowest.scatter(1, classes[:, None], torch.inf)

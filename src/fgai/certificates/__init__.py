@@ -1,8 +1,7 @@
 """Certificates: what no perturbation of a layer's attention within a radius can do to a node."""
 
+from fgai.certificates.attention import certify_attention
 from fgai.certificates.budget import BUDGET_PROMISE, BUDGETS, BudgetCertificate, certify_budget
-from fgai.certificates.certification import certify_attention
-from fgai.certificates.familiar import KEPT, invariant_layers
 from fgai.certificates.injection import (
     INJECTION_PROMISE,
     WHERE,
@@ -10,6 +9,7 @@ from fgai.certificates.injection import (
     LayerOrder,
     certify_injection,
 )
+from fgai.certificates.integrity import POSITIONAL_CONDITION, invariant_layers
 from fgai.certificates.layer import RADII, LayerCertificate, Prediction
 from fgai.certificates.record import (
     ALL_FOUR,
@@ -19,7 +19,7 @@ from fgai.certificates.record import (
     PROPERTIES,
     TABLE_RADII,
     CertificateRecord,
-    promised,
+    full_promise,
 )
 from fgai.certificates.voting import VOTING_PROMISE, VotingCertificate, vote
 
@@ -30,7 +30,7 @@ __all__ = [
     "BUDGET_PROMISE",
     "EXPLANATION",
     "INJECTION_PROMISE",
-    "KEPT",
+    "POSITIONAL_CONDITION",
     "PROMISE",
     "PROPERTIES",
     "RADII",
@@ -47,7 +47,7 @@ __all__ = [
     "certify_attention",
     "certify_budget",
     "certify_injection",
+    "full_promise",
     "invariant_layers",
-    "promised",
     "vote",
 ]

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fgai.certificates.arrays import BOOL, _ArrayDocument
-from fgai.certificates.chain import Chain
-from fgai.certificates.collective import _collective_rows
-from fgai.certificates.injection import _Proof
+from fgai.certificates.base import BOOL, _InjectionRecord
+from fgai.certificates.injection import _InjectionBounds
+from fgai.certificates.linear_program import _budget_constraints
 from fgai.certificates.subject import _subject
 from fgai.checks import mask, whole
-from fgai.errors import CheckpointError, InputError
+from fgai.errors import InputError
 from fgai.records import Column, Table, data_frame
 from fgai.typed import typed
 
@@ -36,46 +34,37 @@ _LARGEST = 10_000
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BudgetCertificate(_ArrayDocument):
-    """How many nodes can change their class at once, by budget, and how many edges leave each as it is.
+class BudgetCertificate(_InjectionRecord):
+    """How many nodes can change their class at once, by budget, and how many edges each node withstands.
 
     Attributes:
-        budgets: `nodes`, `edges` of each, `changed` (counted nodes that can change at once, at most) and
-            `right` (counted nodes that stay right, at least; None without labels); both None where nothing
-            is known.
+        budgets: `nodes`, `edges` of each, `changed` (most counted nodes that can change at once) and `right`
+            (fewest counted nodes that stay right; None without labels); both None where nothing is known.
         counted: bool [N], the nodes that count.
-        holds: int64 [N], injected edges, wherever they go, that provably leave a counted node's class; at
-            most the largest number of new nodes, -1 where nothing is known and of other nodes.
+        edge_radius: int64 [N], no such number of injected edges, or fewer, changes a counted node's class,
+            wherever they go; at most the largest number of new nodes. -1 where nothing is known, and for
+            other nodes.
         classes: int64 [N], that class; -1 where nothing is known.
-        reason: why nothing is certified, or how it was.
+        reason: why nothing is certified, or the method.
         known: whether a bound could be computed at all.
-        model: class and settings.
-        data: name and sizes.
-        version: of fgai and torch.
-        seconds: it took.
-        promise: what is certified, in a sentence.
-        provenance: see `fgai.records.provenance`.
+        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "budget-certificate"
     ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
         "counted": (BOOL, 1),
-        "holds": ("<i8", 1),
+        "edge_radius": ("<i8", 1),
         "classes": ("<i8", 1),
     }
+    OLD_NAMES: ClassVar[dict[str, str]] = {"holds": "edge_radius"}
 
     budgets: list[dict[str, int | None]]
     counted: Tensor
-    holds: Tensor
+    edge_radius: Tensor
     classes: Tensor
     reason: str
     known: bool
-    model: dict[str, Any]
-    data: dict[str, Any]
-    version: dict[str, str]
-    seconds: float
     promise: str = BUDGET_PROMISE
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def tables(self) -> list[Table]:
         """Return a row per budget."""
@@ -96,13 +85,8 @@ class BudgetCertificate(_ArrayDocument):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a `DataFrame` with a row per node."""
-        values = {"class": self.classes, "edges tolerated": self.holds, "counted": self.counted}
+        values = {"class": self.classes, "edge radius": self.edge_radius, "counted": self.counted}
         return data_frame({name: tensor.numpy() for name, tensor in values.items()})
-
-    def _check_lengths(self) -> None:
-        sizes = {len(self.counted), len(self.holds), len(self.classes)}
-        if len(sizes) != 1:
-            raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
 
 
 @typed
@@ -115,8 +99,8 @@ def certify_budget(
 ) -> BudgetCertificate:
     """Bound at how many nodes M injected nodes with E edges each can change the class at once.
 
-    Every allocation of the edges is covered, and any features. A linear program bounds the worst one; its
-    rows are explained in `fgai.certificates.collective`.
+    Every allocation of the edges is covered, and any features. A linear program bounds the worst one, see
+    `fgai.certificates.linear_program`.
 
     Args:
         model: see `certify_injection`.
@@ -140,42 +124,36 @@ def certify_budget(
     if not sizes:
         raise InputError("`budgets` must name at least one pair of new nodes and edges")
     subject = _subject(model, data)
-    graph = subject.graph
+    graph, classes, reason = subject.graph, subject.classes, subject.problem
     counted = graph.test_mask if nodes is None else nodes.cpu()
     counted = torch.ones(graph.num_nodes, dtype=torch.bool) if counted is None else counted
     mask(counted, (graph.num_nodes,), "nodes")
-    holds, classes, reason = torch.full((graph.num_nodes,), -1), subject.classes, str(subject.doubt)
-    found: list[dict[str, int | None]] = []
-    if subject.doubt is None:
-        assert isinstance(subject.chain, Chain)
-        chain = copy.deepcopy(subject.chain).double()
+    bounds: list[dict[str, int | None]] = [
+        {"nodes": m, "edges": each, "changed": None, "right": None} for m, each in sizes
+    ]
+    radius = torch.full((graph.num_nodes,), -1)
+    if reason is None:
         with torch.no_grad():
-            proof = _Proof(chain, graph, 0, "any")
-            lost = subject.rounded(proof) | ~counted
-            rows = _collective_rows(proof, classes, counted, sorted({m for m, _ in sizes}))
-        reason = next(iter(rows.values())).reason
+            proof = _InjectionBounds(subject, 0)
+            unproved = proof.imprecise_nodes(subject) | ~counted
+            rows = _budget_constraints(proof, classes, counted, sorted({m for m, _ in sizes}))
+        rows = {m: one.without(unproved) for m, one in rows.items()}
         right = None if graph.y is None else counted & (classes == graph.y)
-        for m, each in sizes:
-            mine = rows[m].without(lost)
-            correct = None
+        for (m, each), bound in zip(sizes, bounds, strict=True):
+            bound["changed"] = rows[m].max_changes(counted, m, m * each)
             if right is not None:
-                correct = int(right.sum()) - mine.most_changed(right, m, m * each)
-            changed = mine.most_changed(counted, m, m * each)
-            found.append({"nodes": m, "edges": each, "changed": changed, "right": correct})
+                bound["right"] = int(right.sum()) - rows[m].max_changes(right, m, m * each)
         largest = max(rows)
-        holds = rows[largest].without(lost).harmless(largest)
-    else:
-        classes = torch.full((graph.num_nodes,), -1)
-        found = [{"nodes": m, "edges": each, "changed": None, "right": None} for m, each in sizes]
+        reason, radius = rows[largest].reason, rows[largest].edge_radius(largest)
     return BudgetCertificate(
-        budgets=found,
+        budgets=bounds,
         counted=counted,
-        holds=holds,
+        edge_radius=radius,
         classes=classes,
         reason=reason,
-        known=subject.doubt is None,
+        known=subject.problem is None,
         seconds=perf_counter() - began,
-        **subject.about("fgai.certify_budget"),
+        **subject.fields("fgai.certify_budget"),
     )
 
 

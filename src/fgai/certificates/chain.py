@@ -1,4 +1,4 @@
-"""A model as a chain of attention layers with row-by-row steps between them: what injections are bounded in.
+"""`Chain`: a model as attention layers with row-by-row steps between them, for which injections are bounded.
 
 fgai's own models declare that they are one (`Capabilities("layers")`), a user's are read by
 `fgai.certificates.traced`. Everything else is refused with a reason.
@@ -18,14 +18,14 @@ from fgai.models import AttentionLayer
 from fgai.sparse import Adjacency, Features
 
 SAME = 1e-6
-"""Relative distance of two computations in float64."""
+"""Largest relative distance of two computations of the same in float64."""
 
 
 class Chain(nn.Module):
     """`steps[0]`, `layers[0]`, `steps[1]`, …, `layers[-1]`, `steps[-1]`; nodes interact in layers alone.
 
-    `loops`: layers add self-loops to the edges of a graph; `normalised`: a log-softmax follows, which changes
-    no order of classes.
+    `loops`: layers add self-loops to the edges of a graph; `log_softmax`: one follows, which changes no
+    order of classes.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Chain(nn.Module):
         steps: list[list[nn.Module]],
         *,
         loops: bool = False,
-        normalised: bool = False,
+        log_softmax: bool = False,
     ) -> None:
         super().__init__()
-        self.names, self.loops, self.normalised = names, loops, normalised
+        self.names, self.loops, self.log_softmax = names, loops, log_softmax
         self._layers, self._steps = nn.ModuleList(layers), nn.ModuleList(map(nn.ModuleList, steps))
 
     @property
@@ -48,40 +48,40 @@ class Chain(nn.Module):
 
     @property
     def steps(self) -> list[list[nn.Module]]:
-        """What comes before each layer, and after the last."""
+        """The steps before each layer, and after the last."""
         return [list(cast(nn.ModuleList, part)) for part in self._steps]
 
     def adjacency(self, graph: Graph) -> Adjacency:
-        """Return the edges that the layers read."""
+        """Return the edges that the layers use."""
         if self.loops and not graph.has_loops:
             graph = graph.derived("self-loops", lambda graph: graph.add_self_loops()[0])
         return graph.adjacency
 
-    def runs(
+    def run(
         self, features: Features, adjacency: Adjacency
     ) -> Iterator[tuple[AttentionLayer, Tensor | Features, Tensor]]:
         """Yield each layer with its input and its output."""
         state: Tensor | Features = features
         for before, layer in zip(self.steps, self.layers, strict=False):
-            state = _through(before, state)
+            state = _apply(before, state)
             out = layer(state, adjacency)
             yield layer, state, out
             state = out
 
-    def finish(self, out: Tensor) -> Tensor:
+    def logits(self, out: Tensor) -> Tensor:
         """Return the logits from the output of the last layer."""
-        logits = cast(Tensor, _through(self.steps[-1], out))
-        return logits.log_softmax(1) if self.normalised else logits
+        logits = cast(Tensor, _apply(self.steps[-1], out))
+        return logits.log_softmax(1) if self.log_softmax else logits
 
-    def fault(self) -> str | None:
-        """Say why its layers or limits bound nothing; None where they do."""
+    def problem(self) -> str | None:
+        """Say why its layers or limits bound nothing; None if they do."""
         if not self._layers:
             return "it has no attention layer"
         for layer in self.layers:
             if not 0 <= layer.slope <= 1:
                 return f"a slope of {layer.slope} is not in [0, 1]: bounds of scores hold for no other"
             if layer.limits is None or layer.input_norm is not None:
-                return "a layer has no limits: one new neighbour may say anything; see `fgai.limit`"
+                return "a layer has no limits, so one new neighbour may have any value; see `fgai.limit`"
             for one in limits_of(layer):
                 if not one.derived and not bool(one.low.isfinite().all() & one.high.isfinite().all()):
                     return "limits were not measured; see `fgai.limit`"
@@ -93,7 +93,7 @@ class Chain(nn.Module):
         return None
 
 
-def _through(steps: list[nn.Module], state: Tensor | Features) -> Tensor | Features:
+def _apply(steps: list[nn.Module], state: Tensor | Features) -> Tensor | Features:
     if steps and isinstance(state, Features):
         state = state.to_dense()
     for step in steps:
@@ -101,7 +101,7 @@ def _through(steps: list[nn.Module], state: Tensor | Features) -> Tensor | Featu
     return state
 
 
-def same_as(model: nn.Module, chain: Chain, graph: Graph) -> bool:
+def same_outputs(model: nn.Module, chain: Chain, graph: Graph) -> bool:
     """Whether a model and its chain, both in float64, give the same attention and the same logits.
 
     On the graph and on one with three new nodes, whose features are usual, large and very large.
@@ -115,18 +115,18 @@ def same_as(model: nn.Module, chain: Chain, graph: Graph) -> bool:
     ends = torch.randint(graph.num_nodes, (3, count), generator=generator)
     for one in (graph, graph.inject(ends, new)[0]):
         assert one.features is not None
-        adjacency, run = chain.adjacency(one), observe(model, one)
-        if len(run.attention) != len(chain.layers):
+        adjacency, observation = chain.adjacency(one), observe(model, one)
+        if len(observation.attention) != len(chain.layers):
             return False
         out = dense
-        for mine, (layer, state, after) in zip(
-            run.attention, chain.runs(one.features, adjacency), strict=True
-        ):
-            same_edges = mine.num_edges == adjacency.num_edges and bool((mine.keys == adjacency.keys).all())
-            if not same_edges or not _near(mine.values, layer.attend(state, adjacency)[0]):
+        runs = zip(observation.attention, chain.run(one.features, adjacency), strict=True)
+        for recorded, (layer, state, after) in runs:
+            if recorded.num_edges != adjacency.num_edges or not torch.equal(recorded.keys, adjacency.keys):
+                return False
+            if not _near(recorded.values, layer.attend(state, adjacency)[0]):
                 return False
             out = after
-        if not _near(run.logits, chain.finish(out)):
+        if not _near(observation.logits, chain.logits(out)):
             return False
     return True
 

@@ -1,11 +1,11 @@
 """Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
 
-The layers that follow mix nodes and recompute their attention, so nothing here is exact. We carry from the
-perturbed layer to the output how far the state of a node moves around its clean value:
+Later layers mix nodes and recompute their attention, so nothing here is exact. Bounds of the change of every
+node's state are propagated from the perturbed layer to the output:
 
-- linear readings of the state after the perturbed layer move together, see `_State`; later states by a
+- linear functions of the perturbed layer's output have a joint bound, see `_PerturbedOutput`; later states a
   radius per channel (interval arithmetic);
-- limits of a layer shrink what they clip, see `_Moving`; where none is active they change nothing;
+- limits of a layer shrink what they clip, see `_ValueChange`; inactive limits change nothing;
 - scores of a layer are linear in its values up to a leaky ReLU of slope at most 1, so each moves by at most
   ρ; then each attention w_j grows by at most the factor e^{2ρ}, and all of them move by at most
   `t = tanh(ρ / 2)` in total variation;
@@ -27,10 +27,10 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 
 from fgai.attention import Limits, Observation
-from fgai.bounds.reading import Range
-from fgai.certificates.familiar import _alike, _layer_values, unfamiliar
-from fgai.certificates.kernels import channel_norms, extent, mixed_margins, reading_norms
-from fgai.certificates.layer import _BOUNDS, Prediction, _gaps, _probability_change
+from fgai.bounds.intervals import Range
+from fgai.certificates.integrity import _layer_values, _rows_near, find_alteration
+from fgai.certificates.kernels import channel_norms, linear_norms, margin_gains, value_range
+from fgai.certificates.layer import _BOUNDS, Prediction, _probability_change, _top_and_margins
 from fgai.certificates.record import TABLE_RADII
 from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
@@ -40,8 +40,6 @@ from fgai.progress import stage as progress_of
 from fgai.sparse import Adjacency
 from fgai.tasks import get_task
 
-_FOLLOWED = ("additive", "dynamic")
-"""Scores whose rate of change with their input is known."""
 _RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """Radii tried for the class radius; each costs a pass over the graph."""
 _MANY_EDGES = 1_000_000
@@ -49,65 +47,62 @@ _MANY_EDGES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
-class _Stage:
-    """One attention layer, float64 on the CPU: attention [E, H], values [N, H, C], output [N, D].
+class _CleanLayer:
+    """One attention layer without perturbations, float64 on the CPU.
 
     `input` [N, D] is None in the first layer, whose input does not move.
     """
 
     layer: AttentionLayer
-    attention: Tensor
-    values: Tensor
-    output: Tensor
+    attention: Tensor  # [E, H]
+    values: Tensor  # [N, H, C]
+    output: Tensor  # [N, D]
     adjacency: Adjacency
     input: Tensor | None
 
     @cached_property
-    def extent(self) -> Tensor:
-        """[N, H, C]: how far apart the values of a node's neighbours are."""
-        return extent(self.adjacency.rowptr, self.adjacency.source, self.values)
+    def value_range(self) -> Tensor:
+        """Range of the values of a node's neighbours [N, H, C]."""
+        return value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
 
     @cached_property
     def activated(self) -> Tensor:
         return elu(self.output)
 
 
-def _find_stages(model: nn.Module, observation: Observation) -> list[_Stage] | str:
+def _clean_layers(model: nn.Module, observation: Observation) -> list[_CleanLayer] | str:
     """Return the layers of a GAT or GATv2 in order, or why its hidden layers cannot be followed."""
     if body_of(model) != "layers":
         return (
             "perturbing a hidden layer changes the scores and the values of every later layer; only GAT and"
             " GATv2 are followed that far"
         )
-    change = unfamiliar(model)
-    if change is not None:
-        return f"{change}; only GAT and GATv2 as they are can be followed that far"
+    if (alteration := find_alteration(model)) is not None:
+        return f"{alteration}; only GAT and GATv2 as they are can be followed that far"
     if model.guard is not None:
-        return "a guard weighs the edges of later layers by what the perturbed one gives"
+        return "a guard computes weights of later layers' edges from the perturbed layer's output"
     if not get_task(str(model.task)).row_per_node or not observation.runs or observation.logits.shape[1] < 2:
         return "only node-level read-outs of two or more classes are followed"
     if not observation.ends_with_layer:
-        return "something acts on what the last attention layer gives"
-    stages: list[_Stage] = []
+        return "an operation follows the last attention layer"
+    layers: list[_CleanLayer] = []
     for run, recorded in zip(observation.runs, observation.attention, strict=True):
-        layer = run.layer
+        layer, last = run.layer, run is observation.runs[-1]
         assert isinstance(layer, AttentionLayer) and run.output is not None
         if layer.input_norm is not None:
             return "layer normalisation after the perturbed layer is not followed"
-        if layer.score not in _FOLLOWED or (
-            layer.heads > 1 and layer.concat == (run is observation.runs[-1])
-        ):
-            return f"layer {recorded.name!r} is not as GAT and GATv2 make it"
+        if layer.score not in ("additive", "dynamic") or (layer.heads > 1 and layer.concat == last):
+            return f"layer {recorded.name!r} is not as in GAT and GATv2"
         values = _layer_values(run, recorded)
         if isinstance(values, str):
             return values
-        if stages and not _alike(stages[-1].activated, run.inputs[0].cpu().double()):
-            return f"layer {recorded.name!r} does not read the ELU of the layer before it"
+        if layers and not _rows_near(layers[-1].activated, run.inputs[0].cpu().double()):
+            return f"the input of layer {recorded.name!r} is not the ELU of the layer before it"
         assert recorded.adjacency is not None
         attention, output = recorded.values.cpu().double(), run.output.cpu().double()
-        before = stages[-1].activated if stages else None
-        stages.append(_Stage(layer, attention, values, output, recorded.adjacency.to("cpu"), before))
-    return stages
+        before = layers[-1].activated if layers else None
+        layers.append(_CleanLayer(layer, attention, values, output, recorded.adjacency.to("cpu"), before))
+    return layers
 
 
 def _hidden_predictions(
@@ -119,61 +114,70 @@ def _hidden_predictions(
     usual radii at which the class provably stays, or 0.
     """
     hidden = len(observation.attention) - 1
-    stages = _find_stages(model, observation) if hidden else ""
-    if isinstance(stages, str):
-        return [Prediction(reason=stages)] * hidden
+    layers = _clean_layers(model, observation) if hidden else ""
+    if isinstance(layers, str):
+        return [Prediction(reason=layers)] * hidden
     radii = _RADII if observation.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
-    last = stages[-1]
-    top, _ = _gaps(observation.logits)
-    apart = extent(last.adjacency.rowptr, last.adjacency.source, last.values, top)
+    last, (top, _) = layers[-1], _top_and_margins(observation.logits)
+    ranges = value_range(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     tried = sorted({*radii, radius}) if class_radii else [radius]
     with progress_of("certifying", hidden * len(tried)):
         return [
-            _hidden_prediction(stages[index:], observation.logits, apart, radius, tried, norm)
+            _hidden_prediction(layers[index:], observation.logits, ranges, radius, tried, norm)
             for index in range(hidden)
         ]
 
 
 def _hidden_prediction(
-    stages: Sequence[_Stage], logits: Tensor, apart: Tensor, radius: float, tried: Sequence[float], norm: str
+    layers: Sequence[_CleanLayer],
+    logits: Tensor,
+    ranges: Tensor,
+    radius: float,
+    tried: Sequence[float],
+    norm: str,
 ) -> Prediction:
-    """The first of `stages` is perturbed; `apart` as in `_margin_loss`."""
-    stage, last = stages[0], stages[-1]
-    top, lead = _gaps(logits)
-    state = _State(stage, norm)
+    """Bound the effect of perturbing the first of `layers`; `ranges` as in `_margin_loss`."""
+    last, (top, margins) = layers[-1], _top_and_margins(logits)
+    output = _PerturbedOutput(layers[0], norm)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
-    alive = torch.ones_like(top, dtype=torch.bool)
+    stays = torch.ones_like(top, dtype=torch.bool)
     progress = current_stage()
     for size in tried:
         progress.advance()
-        if size != radius and not bool(alive.any()):
+        if size != radius and not bool(stays.any()):
             continue
-        reached = _carried(stages, state.moved(size))
-        # What broke at a smaller radius stays broken.
-        lost = _margin_loss(last, reached, top if size == radius else torch.where(alive, top, -1), apart)
+        change = output.change(size)
+        for layer in layers[1:-1]:
+            change = _Change(elu(layer.output + _output_change(layer, change)).sub_(layer.activated))
+        # A class that may change at a smaller radius is left out.
+        loss = _margin_loss(last, change, top if size == radius else torch.where(stays, top, -1), ranges)
         if size == radius:
-            moved, gained = _through(last, reached), lost.topk(2, dim=1).values.sum(1)
-        alive &= (lead - lost).amin(1) > 0
-        # Holds at `size` itself, so the first radius at which it may break lies above.
-        class_radius[alive] = math.nextafter(size, math.inf)
-    reason = "intervals carried through the later layers, every node's attention perturbed at once"
-    change = _probability_change(logits, gained)
-    return Prediction(class_radius, moved.sum(1) / 2, change, *_BOUNDS, reason)
+            moved, gain = _output_change(last, change), loss.topk(2, dim=1).values.sum(1)
+        stays &= (margins - loss).amin(1) > 0
+        # The class stays at `size` itself, so the first radius at which it may change is larger.
+        class_radius[stays] = math.nextafter(size, math.inf)
+    reason = "intervals propagated through the later layers, every node's attention perturbed at once"
+    return Prediction(class_radius, moved.sum(1) / 2, _probability_change(logits, gain), *_BOUNDS, reason)
 
 
-def _carried(stages: Sequence[_Stage], moved: _Moved) -> _Moved:
-    """How the last layer's input moves, from how that of the layer after the perturbed one does."""
-    for stage in stages[1:-1]:
-        radius = elu(stage.output + _through(stage, moved), inplace=True).sub_(stage.activated)
-        moved = _Moved(radius)
-    return moved
+@dataclass(frozen=True, eq=False)
+class _Change:
+    """How far the input of a layer moves at most: `radius` [N, D] by channel, `joint` of linear functions."""
+
+    radius: Tensor
+    joint: Callable[[Tensor], Tensor] | None = None
+
+    def linear(self, weight: Tensor) -> Tensor:
+        """Bound how far `x @ weight` moves [N, F]."""
+        by_channel = self.radius @ weight.abs()
+        return by_channel if self.joint is None else torch.minimum(by_channel, self.joint(weight))
 
 
-class _State:
-    """The ELU of the perturbed layer's output, and how far linear readings of it move.
+class _PerturbedOutput:
+    """The ELU of the perturbed layer's output, and how far linear functions of it move.
 
     A perturbation moves the output of head h at node i by `Σ_j δ_j z_jh`, all of its channels together. With
-    σ the slope of ELU at the clean output, a reading `⟨g, ·⟩` moves by at most
+    σ the slope of ELU at the clean output, `⟨g, ·⟩` moves by at most
 
         R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual  +  Σ_c |g_c| ε_c(R)
 
@@ -181,96 +185,76 @@ class _State:
     other bound; the smaller one counts.
     """
 
-    def __init__(self, stage: _Stage, norm: str) -> None:
-        self.stage, self.norm = stage, norm
-        self.edges = stage.adjacency.rowptr, stage.adjacency.source
-        self.rates = channel_norms(*self.edges, stage.values, norm).flatten(1)
-        self.slope = torch.where(stage.output > 0, 1.0, stage.output.clamp(max=0).exp())
-        self.units: dict[bytes, Tensor] = {}
+    def __init__(self, layer: _CleanLayer, norm: str) -> None:
+        self.layer, self.norm = layer, norm
+        self.edges = layer.adjacency.rowptr, layer.adjacency.source
+        self.rates = channel_norms(*self.edges, layer.values, norm).flatten(1)
+        self.slope = torch.where(layer.output > 0, 1.0, layer.output.clamp(max=0).exp())
+        self.norms: dict[bytes, Tensor] = {}
 
-    def unit(self, reading: Tensor) -> Tensor:
-        """The first sum at R = 1, [N, F], for the columns of [D, F]; computed once."""
-        key = reading.numpy().tobytes()
-        if key not in self.units:
-            values = self.stage.values
-            slope, parts = self.slope.view_as(values), reading.view(*values.shape[1:], -1)
-            self.units[key] = reading_norms(*self.edges, values, slope, parts, self.norm)
-        return self.units[key]
+    def _linear_norms(self, weight: Tensor) -> Tensor:
+        """Return the first sum at R = 1, [N, F], for the columns of [D, F]; computed once."""
+        key = weight.numpy().tobytes()
+        if key not in self.norms:
+            values = self.layer.values
+            slope, by_head = self.slope.view_as(values), weight.view(*values.shape[1:], -1)
+            self.norms[key] = linear_norms(*self.edges, values, slope, by_head, self.norm)
+        return self.norms[key]
 
-    def moved(self, size: float) -> _Moved:
-        """How the state moves when the attention moves by `size`."""
-        output, clean = self.stage.output, self.stage.activated
-        far = size * self.rates
-        up, down = elu(output + far) - clean, clean - elu(output - far)
-        bent = torch.maximum(up - self.slope * far, self.slope * far - down).clamp(min=0)
-        radius = torch.maximum(up, down)
-        return _Moved(radius, lambda reading: size * self.unit(reading) + bent @ reading.abs())
-
-
-@dataclass(frozen=True, eq=False)
-class _Moved:
-    """How far the input of a layer moves: `radius` [N, D] by channel; `bound` is another one, of readings."""
-
-    radius: Tensor
-    bound: Callable[[Tensor], Tensor] | None = None
-
-    def along(self, reading: Tensor) -> Tensor:
-        """How far linear readings move, [N, F], for the columns of [D, F]."""
-        by_channel = self.radius @ reading.abs()
-        return by_channel if self.bound is None else torch.minimum(by_channel, self.bound(reading))
+    def change(self, size: float) -> _Change:
+        """Bound how the ELU moves when the attention moves by `size`."""
+        output, clean = self.layer.output, self.layer.activated
+        linear = size * self.rates
+        up, down = elu(output + linear) - clean, clean - elu(output - linear)
+        bend = torch.maximum(up - self.slope * linear, self.slope * linear - down).clamp(min=0)
+        return _Change(
+            torch.maximum(up, down), lambda weight: size * self._linear_norms(weight) + bend @ weight.abs()
+        )
 
 
-def _through(stage: _Stage, moved: _Moved) -> Tensor:
-    """Radii of a layer's outputs from how its input moves."""
-    values = _Moving(stage, "value", moved)
-    growth, change = _softmax_change(stage, values, moved)
-    out = aggregate(stage.attention, values.most(), stage.adjacency)
-    out = out.mul_(growth).addcmul_(change, stage.extent)
-    return out.flatten(1) if stage.layer.concat else out.mean(1)
+def _output_change(layer: _CleanLayer, change: _Change) -> Tensor:
+    """Bound how far a layer's outputs move [N, D], from how its input moves."""
+    values = _ValueChange(layer, "value", change)
+    growth, variation = _softmax_change(layer, values, change)
+    out = aggregate(layer.attention, values.channels(), layer.adjacency)
+    out = out.mul_(growth).addcmul_(variation, layer.value_range)
+    return out.flatten(1) if layer.layer.concat else out.mean(1)
 
 
-def _margin_loss(stage: _Stage, moved: _Moved, top: Tensor, apart: Tensor) -> Tensor:
-    """Most each class can gain on the top one, [N, C], 0 for itself: `_through` for differences of classes.
+def _margin_loss(layer: _CleanLayer, change: _Change, top: Tensor, ranges: Tensor) -> Tensor:
+    """Bound how much each class gains on the top one [N, C], 0 for itself: `_output_change` of differences.
 
-    `apart` [N, H, C] is from `margin_extent`. Nodes whose `top` is -1 are left out.
+    `ranges` [N, H, C] are those of the neighbours' margins. Nodes whose `top` is -1 are left out.
     """
-    adjacency = stage.adjacency
-    values = _Moving(stage, "value", moved)
-    growth, change = _softmax_change(stage, values, moved)
-    weights = stage.attention, values.differences(), growth[:, :, 0], change[:, :, 0]
-    lost = mixed_margins(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(change, apart)
-    lost = lost[:, 0] if stage.layer.heads == 1 else lost.mean(1)
-    return lost.scatter_(1, top.clamp(min=0)[:, None], 0.0)
+    adjacency = layer.adjacency
+    values = _ValueChange(layer, "value", change)
+    growth, variation = _softmax_change(layer, values, change)
+    weights = layer.attention, values.differences(), growth[:, :, 0], variation[:, :, 0]
+    loss = margin_gains(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(variation, ranges)
+    loss = loss[:, 0] if layer.layer.heads == 1 else loss.mean(1)
+    return loss.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
 
-def _softmax_change(stage: _Stage, values: _Moving, moved: _Moved) -> tuple[Tensor, Tensor]:
-    """[N, H, 1] twice: largest growth of an attention weight, and their total variation."""
-    layer, adjacency = stage.layer, stage.adjacency
-    left, right = _scores_moved(stage, values, moved)
+def _softmax_change(clean: _CleanLayer, values: _ValueChange, change: _Change) -> tuple[Tensor, Tensor]:
+    """Bound the growth of an attention weight and the total variation of all, [N, H, 1] each."""
+    layer, adjacency = clean.layer, clean.adjacency
+    if layer.score == "additive":
+        left, right = (
+            values.score(weight.detach().cpu().double(), _range(layer, name))
+            for name, weight in (("source", layer.source_weight), ("destination", layer.destination_weight))
+        )
+    else:
+        weight = layer.score_weight.detach().cpu().double().abs()
+        other = _ValueChange(clean, "right", change)
+        left, right = ((one.channels() * weight).sum(2) for one in (values, other))
     strongest = row_max(left[adjacency.source], adjacency.rowptr)
     alone = adjacency.degree < 2  # the softmax of one score is 1, whatever the score
     most = ((strongest + right) * max(1.0, abs(layer.slope))).masked_fill(alone[:, None], 0.0)[:, :, None]
     return torch.exp(2 * most), torch.tanh(most / 2)
 
 
-def _scores_moved(stage: _Stage, values: _Moving, moved: _Moved) -> tuple[Tensor, Tensor]:
-    """[N, H] twice: how far a score moves by its source and by its destination."""
-    layer = stage.layer
-    if layer.score == "additive":
-        sides = {"source": layer.source_weight, "destination": layer.destination_weight}
-        left, right = (
-            values.reading(weight.detach().cpu().double(), _range(layer, name))
-            for name, weight in sides.items()
-        )
-        return left, right
-    assert layer.score == "dynamic"
-    weight = layer.score_weight.detach().cpu().double().abs()
-    other = _Moving(stage, "right", moved)
-    return (values.most() * weight).sum(2), (other.most() * weight).sum(2)
-
-
-class _Moving:
-    """A linear map z of a layer's input and its value v behind limits, while the input moves.
+class _ValueChange:
+    """How far a linear map z of a layer's input and its value v behind limits move with the input.
 
     Limits give `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1
     the factor that bounds the norm. So
@@ -282,81 +266,81 @@ class _Moving:
     `name` is the projection, `value` or `right`. Tensors are [N, H, C] unless said.
     """
 
-    def __init__(self, stage: _Stage, name: str, moved: _Moved) -> None:
-        layer, projection, span = stage.layer, getattr(stage.layer, name), _range(stage.layer, name)
-        assert stage.input is not None
+    def __init__(self, clean: _CleanLayer, name: str, change: _Change) -> None:
+        layer, span = clean.layer, _range(clean.layer, name)
+        projection = getattr(layer, name)
+        assert clean.input is not None
         weight, shape = projection.weight.detach().cpu().double(), (-1, layer.heads, layer.channels)
-        z = stage.input @ weight
+        z = clean.input @ weight
         z = z if projection.bias is None else z + projection.bias.detach().cpu().double()
-        z, by = z.view(shape), moved.along(weight).view(shape)
+        z, by = z.view(shape), change.linear(weight).view(shape)
         y, low, high = (torch.clamp(end, span.low, span.high) for end in (z, z - by, z + by))
         one = torch.ones(len(z), 1, 1, dtype=z.dtype)
-        self.weight, self.input = weight.view(shape), moved  # [D, H, C]
-        self.by, self.step = by, torch.maximum(high - y, y - low)  # largest |z' − z| and |y' − y|
+        self.weight, self.input = weight.view(shape), change  # [D, H, C]
+        self.z_change, self.y_change = by, torch.maximum(high - y, y - low)
         self.inside = (z - by >= span.low) & (z + by <= span.high)  # y moves as z does
         self.outside = ((z + by <= span.low) | (z - by >= span.high)) & ~self.inside  # y does not move
         self.clean = y  # v
-        self.factor, self.turn = one, one * 0  # largest f' and |f' − f|, [N, 1, 1]
-        self.away = torch.zeros_like(y)  # y − m
+        self.factor, self.factor_change = one, one * 0  # largest f' and |f' − f|, [N, 1, 1]
+        self.offset = torch.zeros_like(y)  # y − m
         self.joint = torch.full_like(y, torch.inf)  # bound on |v' − v| by the norm of all channels
         if span.radius is not None:
-            away, step = y - span.middle, self.step
-            sizes = away.abs() + step, away, (away.abs() - step).clamp(min=0)  # largest, clean and least norm
-            most, now, least = (
-                (span.radius / span.norm(size)).clamp(max=1)[:, None, None] for size in reversed(sizes)
+            offset, step = y - span.middle, self.y_change
+            least, largest = (offset.abs() - step).clamp(min=0), offset.abs() + step
+            most, now, fewest = (
+                (span.radius / span.norm(one)).clamp(max=1)[:, None, None] for one in (least, offset, largest)
             )
-            self.away, self.factor, self.turn = away, most, torch.maximum(most - now, now - least)
-            self.clean = span.middle + now * away
+            self.offset, self.factor = offset, most
+            self.factor_change = torch.maximum(most - now, now - fewest)
+            self.clean = span.middle + now * offset
             self.joint = span.half * span.norm(step)[:, None, None]
 
-    def most(self) -> Tensor:
-        """How far each value moves, [N, H, C]."""
-        return torch.minimum(self.factor * self.step + self.turn * self.away.abs(), self.joint)
+    def channels(self) -> Tensor:
+        """Bound how far each value moves, [N, H, C]."""
+        by_channel = self.factor * self.y_change + self.factor_change * self.offset.abs()
+        return torch.minimum(by_channel, self.joint)
 
-    def reading(self, weight: Tensor, span: Range) -> Tensor:
-        """How far `⟨weight, v⟩` moves behind the limits of the score, [N, H], for weights [H, C].
+    def score(self, weight: Tensor, span: Range) -> Tensor:
+        """Bound how far `⟨weight, v⟩` moves behind the limits of the score, [N, H], for weights [H, C].
 
         Channels that move with the input may cancel each other; the others may not.
         """
         heads = (self.weight * weight).sum(2)  # [D, H]
-        clipped = self.by.masked_fill(self.inside, 0.0)
-        cancelled = self.input.along(heads) + (clipped * weight.abs()).sum(2)
+        clipped = self.z_change.masked_fill(self.inside, 0.0)
+        cancelled = self.input.linear(heads) + (clipped * weight.abs()).sum(2)
         parts = zip(self.inside.double().unbind(1), self.weight.unbind(1), weight.unbind(0), strict=True)
         linear = [(self.input.radius * (inside @ (map_ * w).t()).abs()).sum(1) for inside, map_, w in parts]
-        between = self.step.masked_fill(self.inside | self.outside, 0.0)
-        kept = torch.stack(linear, 1) + (between * weight.abs()).sum(2)
-        moved = torch.minimum(cancelled, kept)
-        turned = self.turn[:, :, 0] * (self.away * weight).sum(2).abs()
-        moved = self.factor[:, :, 0] * moved + turned
-        moved = torch.minimum(moved, (self.most() * weight.abs()).sum(2))
+        between = self.y_change.masked_fill(self.inside | self.outside, 0.0)
+        change = torch.minimum(cancelled, torch.stack(linear, 1) + (between * weight.abs()).sum(2))
+        turned = self.factor_change[:, :, 0] * (self.offset * weight).sum(2).abs()
+        change = self.factor[:, :, 0] * change + turned
+        change = torch.minimum(change, (self.channels() * weight.abs()).sum(2))
         score = (self.clean * weight).sum(2)
-        low, now, high = (
-            torch.clamp(score + moved * sign, span.low, span.high) for sign in (-1, 0, 1)
-        )  # a clip of the score shrinks the interval
+        low, now, high = (torch.clamp(score + change * sign, span.low, span.high) for sign in (-1, 0, 1))
         return torch.maximum(high - now, now - low)
 
     def differences(self) -> Tensor:
-        """Radii [N, H, C] whose sum over two classes bounds how far the difference of their values moves.
+        """Return radii [N, H, C]: those of two classes add up to a bound on their values' difference.
 
         A shift that all classes of a node share does not matter: taking out the middle one makes radii
         smaller where channels are not clipped. Each node takes the better of both.
         """
         middle = self.weight.median(dim=2, keepdim=True).values
-        shifted = self.input.along((self.weight - middle).flatten(1)).view_as(self.step)
-        shift = self.input.along(middle.flatten(1))[:, :, None].expand_as(shifted)
+        shifted = self.input.linear((self.weight - middle).flatten(1)).view_as(self.y_change)
+        shift = self.input.linear(middle.flatten(1))[:, :, None].expand_as(shifted)
         between = torch.maximum(shifted, shift)
         moved = torch.where(self.inside, shifted, torch.where(self.outside, shift, between))
-        turned = (self.away - self.away.median(dim=2, keepdim=True).values).abs()
-        relative, plain = self.factor * moved + self.turn * turned, self.most()
+        turned = (self.offset - self.offset.median(dim=2, keepdim=True).values).abs()
+        relative, plain = self.factor * moved + self.factor_change * turned, self.channels()
         better = relative.sum(2, keepdim=True) < plain.sum(2, keepdim=True)
         return torch.where(better, relative, plain)
 
 
 def _range(layer: AttentionLayer, name: str) -> Range:
-    """The limits of one thing a layer reads, in float64 on the CPU; infinite where it has none."""
+    """Return one of a layer's limits, in float64 on the CPU; infinite where it has none."""
     if layer.limits is None:
         end = torch.full((), torch.inf, dtype=torch.float64)
         return Range(-end, end)
     limits = layer.limits[name]
     assert isinstance(limits, Limits)
-    return Range.of(copy.deepcopy(limits).cpu().double())
+    return Range.from_limits(copy.deepcopy(limits).cpu().double())

@@ -1,32 +1,31 @@
 """Certificates against injection: no few new neighbours, whatever their features, change a node's class.
 
 Threat: nodes gain up to t injected neighbours each, with any features and edges of their own. Behind limits
-(`fgai.limit`) the value of such a neighbour lies in the box and ball of the layer's limits, and its score has
-a ceiling. Bounds of every node are carried through the network:
+(`fgai.limit`) the value of such a neighbour lies in the interval and ball of the layer's limits, and its
+score has an upper bound. Bounds of every node are propagated through the network:
 
-- first layer: old edges keep their scores. New neighbours take a mass of at most `M = t e^s / (Z + t e^s)`,
-  s their score at its ceiling and Z the sum over old edges; so an output h lies between
-  `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see `fgai.bounds.reading`;
-- further layers: values and scores of old neighbours lie in intervals. The least weighted mean
+- first layer: old edges keep their scores. New neighbours take at most the share `M = t e^s / (Z + t e^s)` of
+  the attention, s their largest score and Z the sum over old edges; so an output h lies between
+  `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see `fgai.bounds.intervals`;
+- further layers: values and scores of old neighbours lie in intervals. The weighted mean
   `Σ e^{s_j} v_j / Σ e^{s_j}` is at least λ if `Σ_j min_s e^{s_j} (v_j − λ) ≥ 0`, new neighbours included;
-  bisection on λ finds the best;
+  bisection finds the largest λ;
 - output: the class stays if for every other class the same sum of `z_top − z_other` is positive at λ = 0. A
-  new neighbour with a high score does not have the worst value: both lie on an ellipse, whose arc between
-  them is cut in sectors;
-- between and after layers: activations that never fall, batch norm and linear maps, see `fgai.bounds.steps`.
-  An output layer of several heads, or behind an activation, has intervals; its classes are read off them;
-- top-k: members stay if the least score of each is above the largest of every other old neighbour.
+  new neighbour with the highest score does not have the smallest margin, see `fgai.bounds.scores`;
+- between and after layers: monotone activations, batch norm and linear maps, see `fgai.bounds.steps`. An
+  output layer of several heads, or in front of an activation, has intervals, and margins follow from them;
+- top-k: members stay if the lowest score of each is above the highest of every other old neighbour.
 
-The destination's side of the score is common to all neighbours, so scores count relative to each other, see
-`fgai.bounds.scores`; its interval is cut in pieces, the worst of which counts. Everything is computed in
-float64; nodes for which the model, in its own precision, gives something else are not certified.
+The destination's side of the score is common to all neighbours, so scores count relative to each other; its
+interval is cut in pieces, and all of them must hold. Everything is computed in float64; nodes for which the
+model, in its own precision, gives something else are not certified.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, cast
 
@@ -34,14 +33,14 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import evaluating
-from fgai.bounds.reading import ROUNDING, Reading, State, ranges_of
-from fgai.bounds.scores import first_layer, scores_of, source_ends
-from fgai.bounds.steps import affine_map, follow
-from fgai.certificates.arrays import BOOL, _ArrayDocument, packed, unpacked
+from fgai.bounds.intervals import ROUNDING, LayerBounds, StateBounds, layer_ranges
+from fgai.bounds.scores import first_layer_output, score_bounds, source_bounds
+from fgai.bounds.steps import linear_map, propagate
+from fgai.certificates.base import BOOL, _InjectionRecord, current_names, pack, share_of, unpack
 from fgai.certificates.chain import Chain
-from fgai.certificates.familiar import INVARIANT, invariant_layers
-from fgai.certificates.kernels import _mean_bounds, class_kept, order_kept
-from fgai.certificates.subject import _subject
+from fgai.certificates.integrity import INVARIANT, invariant_layers
+from fgai.certificates.kernels import classes_certified, mean_bounds, order_certified
+from fgai.certificates.subject import _Subject, _subject
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
@@ -69,100 +68,91 @@ class _OrderLayout(TypedDict):
     name: str
     status: Literal["invariant", "bound", "unknown"]
     reason: str
-    holds: PackedArray | None
+    certified: PackedArray | None
 
 
 @typed
 @dataclass(frozen=True, eq=False)
 class LayerOrder:
-    """What is proved about the ranking of old neighbours in one layer.
+    """Which nodes keep the ranking of their old neighbours in one layer.
 
     Attributes:
         name: of the layer.
         status: `invariant`: no injection reorders them (if positional encodings are kept); `bound`;
             `unknown`.
         reason: in a sentence.
-        holds: bool [N], the top-k among old neighbours stays; None where unknown.
+        certified: bool [N], the top-k among old neighbours provably stays; None where unknown.
     """
 
     name: str
     status: str
     reason: str
-    holds: Tensor | None
+    certified: Tensor | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; the array is packed."""
-        return {**vars(self), "holds": packed(self.holds)}
+        return {**vars(self), "certified": pack(self.certified)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
+        values = current_names(values, _OLD_NAMES)
         check(values, _OrderLayout, "a layer")
-        holds = unpacked(values["holds"], "holds of a layer", BOOL, 1)
-        return cls(values["name"], values["status"], values["reason"], holds)
+        return cls(**{**values, "certified": unpack(values["certified"], "certified of a layer", BOOL, 1)})
+
+
+_OLD_NAMES = {"holds": "certified"}
 
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InjectionCertificate(_ArrayDocument):
-    """Which nodes keep their class, and which their explanation, whatever is injected.
+class InjectionCertificate(_InjectionRecord):
+    """Which nodes provably keep their class, and which their explanation, whatever is injected.
 
     Attributes:
-        neighbours: t, injected neighbours of a node at most.
+        neighbours: t, largest number of injected neighbours of a node.
         where: `any`, every node may gain them, or `direct`, the certified node alone.
         k: size of an explanation.
-        holds: bool [N], the class provably stays.
+        certified: bool [N], the class provably stays.
         classes: int64 [N], that class; -1 where nothing is known.
         degree: int64 [N], neighbours, self-loops included.
-        reason: why nothing is certified, or how it was.
-        known: whether a bound of the class could be computed at all.
-        layers: what is proved about the order of old neighbours, layer by layer.
-        model: class and settings.
-        data: name and sizes.
-        version: of fgai and torch.
-        seconds: it took.
-        promise: what is certified, in a sentence.
-        provenance: see `fgai.records.provenance`.
+        reason: why nothing is certified, or the method.
+        known: whether classes could be bounded at all.
+        layers: the order of old neighbours, layer by layer.
+        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "injection-certificate"
     LAYER: ClassVar[type[LayerOrder]] = LayerOrder
     LAYER_LAYOUT: ClassVar[Any] = list[_OrderLayout]
     ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
-        "holds": (BOOL, 1),
+        "certified": (BOOL, 1),
         "classes": ("<i8", 1),
         "degree": ("<i8", 1),
     }
+    OLD_NAMES: ClassVar[dict[str, str]] = _OLD_NAMES
 
     neighbours: int
     where: str
     k: int
-    holds: Tensor
+    certified: Tensor
     classes: Tensor
     degree: Tensor
     reason: str
     known: bool
     layers: tuple[LayerOrder, ...]
-    model: dict[str, Any]
-    data: dict[str, Any]
-    version: dict[str, str]
-    seconds: float
     promise: str = INJECTION_PROMISE
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def share(self, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, whose class is certified."""
-        return _share_of(self.holds, nodes)
+        return share_of(self.certified, nodes)
 
     def order_share(self, layer: int, nodes: Tensor | None = None) -> float | None:
         """Share of the nodes with more than k neighbours whose top-k is certified; None where unknown."""
-        holds = self.layers[layer].holds
-        if holds is None:
-            return None
-        counted = self.degree > self.k
+        certified, counted = self.layers[layer].certified, self.degree > self.k
         if nodes is not None:
             counted &= nodes.to(counted.device)
-        return _share_of(holds, counted)
+        return None if certified is None else share_of(certified, counted)
 
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
@@ -178,8 +168,9 @@ class InjectionCertificate(_ArrayDocument):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a `DataFrame` with a row per node, and a column for every layer whose order is known."""
-        orders = {f"top {self.k} of {one.name}": one.holds for one in self.layers if one.holds is not None}
-        values = {"degree": self.degree, "class": self.classes, "class holds": self.holds, **orders}
+        values = {"degree": self.degree, "class": self.classes, "class certified": self.certified}
+        orders = {f"top {self.k} of {one.name}": one.certified for one in self.layers}
+        values |= {name: order for name, order in orders.items() if order is not None}
         return data_frame({name: tensor.numpy() for name, tensor in values.items()})
 
     @classmethod
@@ -187,23 +178,16 @@ class InjectionCertificate(_ArrayDocument):
         """Return the fields of a file."""
         return {**super().layout(), "where": Literal[WHERE]}
 
-    def _check_lengths(self) -> None:
-        sizes = {len(self.holds), len(self.classes), len(self.degree)}
-        sizes |= {len(layer.holds) for layer in self.layers if layer.holds is not None}
-        if len(sizes) != 1:
-            raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
+    def _check_shapes(self) -> None:
+        super()._check_shapes()
+        if {len(one.certified) for one in self.layers if one.certified is not None} - {len(self.classes)}:
+            raise CheckpointError("the layers of the record are of another number of nodes than its classes")
         if self.neighbours < 0 or self.k < 1:
             raise CheckpointError("neighbours or k of the record is out of range")
 
 
-def _share_of(holds: Tensor, nodes: Tensor | None) -> float:
-    """Share of nodes, or of those under a mask, where a bool [N] holds; 0 of none."""
-    chosen = holds if nodes is None else holds[nodes.to(holds.device)]
-    return float(chosen.double().mean()) if chosen.numel() else 0.0
-
-
-LEADS = 1 << 26
-"""Leads of one class over another in memory at a time."""
+MAX_MARGINS = 1 << 26
+"""Margins of one class over another in memory at a time."""
 PIECES = 8
 """Pieces of the interval of a destination's score."""
 
@@ -240,159 +224,179 @@ def certify_injection(
     one_of(where, "where", WHERE)
     whole(k, "k", 1)
     subject = _subject(model, data)
-    graph, chain, doubt = subject.graph, subject.chain, subject.doubt
+    graph, chain = subject.graph, subject.chain
     with evaluating(subject.model), torch.no_grad():
-        orders = _orders(subject.model, subject.prepared, chain)
-    with torch.no_grad():
-        if isinstance(chain, str) or doubt is not None:
-            holds = torch.zeros(graph.num_nodes, dtype=torch.bool)
-            classes, reason = torch.full((graph.num_nodes,), -1), str(doubt)
-        else:
-            ranks = subject.observation.attention.ranking()
-            proof = _Proof(copy.deepcopy(chain).double(), graph, neighbours, where)
-            classes, reason = subject.classes, proof.reason
-            holds = proof.classes() & ~subject.rounded(proof)
+        orders = _first_layer_orders(subject.model, subject.prepared, chain)
+    certified, reason = torch.zeros(graph.num_nodes, dtype=torch.bool), subject.problem
+    if reason is None:
+        ranks = subject.observation.attention.ranking()
+        with torch.no_grad():
+            bounds = _InjectionBounds(subject, neighbours, where)
+            reason, precise = bounds.reason, ~bounds.imprecise_nodes(subject)
+            certified = bounds.certified_classes() & precise
             orders = [
-                order if order.status == "invariant" else proof.order(order.name, index, rank, k)
+                order if order.status == "invariant" else bounds.order(order.name, index, rank, k, precise)
                 for index, (order, rank) in enumerate(zip(orders, ranks, strict=True))
             ]
     return InjectionCertificate(
         neighbours=neighbours,
         where=where,
         k=k,
-        holds=holds,
-        classes=classes,
-        degree=(graph.adjacency if isinstance(chain, str) else chain.adjacency(graph)).degree,
+        certified=certified,
+        classes=subject.classes,
+        degree=(graph.adjacency if chain is None else chain.adjacency(graph)).degree,
         reason=reason,
-        known=doubt is None,
+        known=subject.problem is None,
         layers=tuple(orders),
         seconds=perf_counter() - began,
-        **subject.about("fgai.certify_injection"),
+        **subject.fields("fgai.certify_injection"),
     )
 
 
-def _orders(model: nn.Module, graph: Graph, chain: Chain | str) -> list[LayerOrder]:
-    everything = torch.ones(graph.num_nodes, dtype=torch.bool)
-    unknown = ("unknown", "its inputs change, and they are not followed here", None)
+def _first_layer_orders(model: nn.Module, graph: Graph, chain: Chain | None) -> list[LayerOrder]:
+    """Return the order of each layer: invariant, with all nodes certified, or unknown."""
     reasons = invariant_layers(model, graph)
-    if not isinstance(chain, str) and set(chain.names) == set(reasons):
-        # What comes before the first layer is computed node by node.
-        first = chain.names[0]
-        reasons = {name: reasons[name] or (INVARIANT if name == first else None) for name in chain.names}
+    if chain is not None and set(chain.names) == set(reasons):
+        # The steps before the first layer act on each node alone.
+        reasons = {name: reasons[name] for name in chain.names}
+        reasons[chain.names[0]] = reasons[chain.names[0]] or INVARIANT
+    unknown = ("unknown", "its inputs change, and they are not followed here", None)
+    everything = torch.ones(graph.num_nodes, dtype=torch.bool)
     return [
         LayerOrder(name, *(unknown if why is None else ("invariant", why, everything)))
         for name, why in reasons.items()
     ]
 
 
-class _Proof:
-    """Bounds of what every layer reads; the chain is float64, the graph prepared and on the CPU."""
+class _InjectionBounds:
+    """Bounds of what every layer computes when nodes gain new neighbours, in float64 on the CPU.
+
+    `clean` are those without new neighbours, `bounds` those with, and `logits` [N, C] the clean logits.
+    """
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
-    def __init__(self, chain: Chain, graph: Graph, neighbours: int, where: str) -> None:
-        assert graph.features is not None
+    def __init__(self, subject: _Subject, neighbours: int, where: str = "any") -> None:
+        assert subject.chain is not None and subject.graph.features is not None
+        chain = copy.deepcopy(subject.chain).double()
         self.layers, self.steps = chain.layers, chain.steps
-        self.ranges = [ranges_of(layer) for layer in self.layers]
-        self.adjacency = chain.adjacency(graph)
+        self.ranges = [layer_ranges(layer) for layer in self.layers]
+        self.adjacency = chain.adjacency(subject.graph)
         self.direct = where == "direct" and len(self.layers) <= 2
-        self.exact: list[Reading] = []
-        clean = graph.features.to("cpu", torch.float64)
-        for layer, x, out in chain.runs(clean, self.adjacency):
-            self.exact.append(Reading.exact(layer, x))
+        self.clean: list[LayerBounds] = []
+        features = subject.graph.features.to("cpu", torch.float64)
+        for layer, x, out in chain.run(features, self.adjacency):
+            self.clean.append(LayerBounds.exact(layer, x))
             self.logits = out
-        self.logits = chain.finish(self.logits)
+        self.logits = chain.logits(self.logits)
         self._inject(neighbours)
 
     def _inject(self, neighbours: int) -> None:
-        self.neighbours, self.readings = neighbours, self.exact[:1]  # behind injections
+        self.neighbours, self.bounds = neighbours, self.clean[:1]
         for index in range(1, len(self.layers)):
-            self.readings.append(self._reading(index))
+            state = self._output(index - 1, self.bounds[-1])
+            for step in self.steps[index]:
+                state = propagate(step, state)
+            self.bounds.append(LayerBounds.from_state(self.layers[index], self.ranges[index], state))
 
-    def against(self, neighbours: int) -> _Proof:
-        """Return the same with another number of new neighbours."""
+    def with_neighbours(self, neighbours: int) -> _InjectionBounds:
+        """Return the bounds for another number of new neighbours."""
         other = copy.copy(self)
         other._inject(neighbours)
         return other
 
-    def _reading(self, index: int) -> Reading:
-        """What a further layer may read behind injections before it."""
-        state = self._output(index - 1, self.readings[-1])
-        for step in self.steps[index]:
-            state = follow(step, state)
-        return Reading.around(self.layers[index], self.ranges[index], state)
-
-    def _output(self, index: int, others: Reading) -> State:
-        """A layer's output [N, D]; `others` is what it reads of neighbours."""
-        layer, ranges, own = self.layers[index], self.ranges[index], self.readings[index]
+    def _output(self, index: int, others: LayerBounds) -> StateBounds:
+        """Bound a layer's output [N, D]; `others` are the bounds of a node's neighbours."""
+        layer, ranges, own = self.layers[index], self.ranges[index], self.bounds[index]
         limits = ranges["value"]
-        # One piece: more of them say little more here, and cost as many times more.
-        (scores,) = scores_of(layer, ranges, own, others, self.adjacency)
-        if own.clipped is None:
-            return first_layer(layer, limits, scores, own.low, self.adjacency, self.neighbours)
-        low, high = _mean_bounds(
-            self.adjacency,
-            scores.low,
-            scores.high,
-            scores.new.amax(2),
-            others.low,
-            others.high,
-            (limits.low, limits.high),
-            self.neighbours,
-            (own.low, own.high),
-        )
-        return State(layer.join(low), layer.join(high))
+        # One piece: more of them are hardly tighter here, and cost as many times more.
+        (scores,) = score_bounds(layer, ranges, own, others, self.adjacency)
+        if own.values is None:
+            return first_layer_output(layer, limits, scores, own.low, self.adjacency, self.neighbours)
+        ends = (others.low, others.high), (own.low, own.high), (limits.low, limits.high)
+        low, high = mean_bounds(self.adjacency, scores, *ends, self.neighbours)
+        return StateBounds(layer.join(low), layer.join(high))
 
-    def classes(self) -> Tensor:
+    def certified_classes(self) -> Tensor:
         """Return which nodes keep their class, bool [N]."""
-        last, own, ranges = self.layers[-1], self.readings[-1], self.ranges[-1]
-        others = self.exact[-1] if self.direct else own
+        last, own, ranges = self.layers[-1], self.bounds[-1], self.ranges[-1]
+        others = self.clean[-1] if self.direct else own
         classes = self.logits.argmax(1)
-        read_out = affine_map(self.steps[-1], last.channels) if last.heads == 1 else None
+        read_out = linear_map(self.steps[-1], last.channels) if last.heads == 1 else None
         if read_out is None:
-            return _leads_hold(self.steps[-1], self._output(len(self.layers) - 1, others), classes)
+            return _margins_positive(self.steps[-1], self._output(len(self.layers) - 1, others), classes)
         plain = None if not self.steps[-1] else read_out
-        holds = torch.ones(len(classes), dtype=torch.bool)
+        certified = torch.ones(len(classes), dtype=torch.bool)
         width = self.logits.shape[1]
-        part = max(1, LEADS // max(1, len(classes) * width))
+        part = max(1, MAX_MARGINS // max(1, len(classes) * width))
         for first in range(0, width, part):
-            ahead = slice(first, first + part)
-            apart, mine = others.lead(last, ahead, plain), own.lead(last, ahead, plain)
-            for scores in scores_of(last, ranges, own, others, self.adjacency, PIECES):
-                read = scores if plain is None else scores.read(last, ranges["value"], plain)
-                arguments = (apart, mine, classes, first, self.neighbours, ROUNDING)
-                holds &= class_kept(self.adjacency, read, *arguments)
-        return holds
+            tops = slice(first, first + part)
+            margins, loops = others.margins(last, tops, plain), own.margins(last, tops, plain)
+            for scores in score_bounds(last, ranges, own, others, self.adjacency, PIECES):
+                scores = scores if plain is None else scores.behind(last, ranges["value"], plain)
+                arguments = (margins, loops, classes, first, self.neighbours, ROUNDING)
+                certified &= classes_certified(self.adjacency, scores, *arguments)
+        return certified
 
-    def order(self, name: str, index: int, ranks: Tensor, k: int) -> LayerOrder:
-        """Where the top-k among old neighbours provably stays."""
-        layer, own = self.layers[index], self.readings[index]
-        others = self.exact[index] if self.direct else own
+    def order(self, name: str, index: int, ranks: Tensor, k: int, precise: Tensor) -> LayerOrder:
+        """Return where the top-k among old neighbours provably stays, among the `precise` nodes."""
+        layer, own = self.layers[index], self.bounds[index]
+        others = self.clean[index] if self.direct else own
         members = topk_mask(ranks, self.adjacency.rowptr, k)
         if layer.score == "additive":
-            low, high = source_ends(own, others, self.adjacency)
+            low, high = source_bounds(own, others, self.adjacency)
             slope, why = layer.slope, "scores of sources apart; the destination's side is common"
         else:
-            (scores,) = scores_of(layer, self.ranges[index], own, others, self.adjacency)
+            (scores,) = score_bounds(layer, self.ranges[index], own, others, self.adjacency)
             low, high, slope, why = scores.low, scores.high, 1.0, "intervals of scores apart"
-        holds = order_kept(self.adjacency, low, high, members, slope, ROUNDING)
-        return LayerOrder(name, "bound", why, holds)
+        certified = order_certified(self.adjacency, low, high, members, slope, ROUNDING)
+        return LayerOrder(name, "bound", why, certified & precise)
+
+    def imprecise_nodes(self, subject: _Subject) -> Tensor:
+        """Return the nodes, bool [N], for which the model, in its own precision, computes something else.
+
+        As when features have a large common offset that the weights cancel: the sums are then all rounding.
+        A node is imprecise if its logits are, or a value that it receives in any layer.
+        """
+        chain, graph = subject.chain, subject.graph
+        assert chain is not None and graph.features is not None
+        imprecise = subject.classes != self.logits.argmax(1)
+        source, destination = self.adjacency.source, self.adjacency.destination
+        received = torch.zeros_like(imprecise)
+        logits = self.logits
+        for clean, (layer, x, out) in zip(self.clean, chain.run(graph.features, self.adjacency), strict=True):
+            exact = clean.source[0], clean.destination[0], clean.low
+            for own, other in zip(layer.sides(x), exact, strict=True):
+                received |= _differ(own, other)
+            received = received.index_fill(0, destination[received[source]], True)
+            logits = out
+        imprecise |= received | _differ(chain.logits(logits), self.logits)
+        return imprecise | _differ(subject.observation.logits, self.logits)
 
 
-def _leads_hold(steps: list[nn.Module], state: State, classes: Tensor) -> Tensor:
-    """Where the class stays ahead of every other, bool [N], if what `steps` read lies in `state`."""
+def _differ(own: Tensor, exact: Tensor) -> Tensor:
+    """Return rows, bool [N], that are NaN or differ by more than `ROUNDING` of their largest number.
+
+    Or of the median row's, if that is larger: numbers of a row may be small because they cancel.
+    """
+    difference, size = ((one.abs().flatten(1).amax(1)) for one in (own.double() - exact, exact))
+    return ~(difference <= ROUNDING * size.clamp(min=size.median()))
+
+
+def _margins_positive(steps: list[nn.Module], state: StateBounds, classes: Tensor) -> Tensor:
+    """Return where the class stays ahead of every other after `steps`, bool [N]."""
     final = [step for step in steps[-1:] if isinstance(step, nn.Linear)]
     for step in steps[: len(steps) - len(final)]:
-        state = follow(step, state)
-    weight, bias = cast(tuple[Tensor, Tensor], affine_map(final, state.low.shape[1]))
-    holds = torch.ones(len(classes), dtype=torch.bool)
+        state = propagate(step, state)
+    weight, bias = cast(tuple[Tensor, Tensor], linear_map(final, state.low.shape[1]))
+    certified = torch.ones(len(classes), dtype=torch.bool)
     for top in torch.unique(classes).tolist():
         rows = (classes == top).nonzero().flatten()
-        ahead, shift = weight[:, top, None] - weight, bias[top] - bias
+        across, shift = weight[:, top, None] - weight, bias[top] - bias
         sizes = weight[:, top, None].abs() + weight.abs()  # each logit is rounded by itself
-        mine = state.rows(rows)
-        size = torch.maximum(mine.low.abs(), mine.high.abs()) @ sizes + bias[top].abs() + bias.abs()
-        kept = mine.through(ahead, shift)[0] > ROUNDING * size
-        kept[:, top] = True
-        holds[rows] = kept.all(1)
-    return holds
+        part = state.select(rows)
+        size = torch.maximum(part.low.abs(), part.high.abs()) @ sizes + bias[top].abs() + bias.abs()
+        positive = part.linear(across, shift)[0] > ROUNDING * size
+        positive[:, top] = True
+        certified[rows] = positive.all(1)
+    return certified

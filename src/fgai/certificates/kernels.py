@@ -1,8 +1,9 @@
-"""Row loops of the certificates, in float64: dual norms, and the worst weighted mean over intervals.
+"""Compiled loops over the rows of a graph, in float64: dual norms, and weighted means over intervals.
 
 A perturbation δ of a node's attention moves a linear quantity by `Σ_j δ_j z_j`. Over a ball of radius R the
 most it can move is `R · ‖(z_j)_j‖_dual`: the dual of l1 is the maximum over neighbours, of l2 the Euclidean
-norm, of linf the sum. They are computed for all nodes at once, without an edges × classes tensor.
+norm, of linf the sum. They are computed without an edges × classes tensor. `index` [E] is the row of
+`values` [M, H, C] that each edge reads.
 """
 
 from __future__ import annotations
@@ -16,39 +17,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.bounds.scores import _Scores
+from fgai.bounds.scores import _ScoreBounds
 from fgai.compiled import compiled
 from fgai.sparse import Adjacency
 from fgai.topk import NORMS
 
-# Blocks of rows per thread: several, so that a block of hubs does not keep the others waiting.
-_SHARE = 8
+_BLOCKS = 8  # of rows per thread: several, so that no thread waits long for a block of hubs
 
 
 def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
     """Return the dual norm over the edges into each node, by channel: float64 [N, H, C], 0 without edges.
 
-        out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual
-
-    `index` [E] is the row of `values` [M, H, C] that each edge reads, here and below.
+    out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual
     """
     flat = values.flatten(1)
     out = _zeros(rowptr, flat.shape[1])
-    _over_rows(_channel_norms, rowptr, index, flat, NORMS.index(norm), out)
+    _run_rows(_channel_norms_rows, rowptr, index, flat, NORMS.index(norm), out)
     return out.view(-1, *values.shape[1:])
 
 
-def reading_norms(
-    rowptr: Tensor, index: Tensor, values: Tensor, slope: Tensor, reading: Tensor, norm: str
+def linear_norms(
+    rowptr: Tensor, index: Tensor, values: Tensor, slope: Tensor, weight: Tensor, norm: str
 ) -> Tensor:
-    """Return what one unit of radius, in every head, can do to linear readings of a node's state [N, F].
+    """Return how far one unit of radius, in every head, can move linear functions of a node's state [N, F].
 
-        out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · reading[h, c, f])_{e into i}‖_dual
+        out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · weight[h, c, f])_{e into i}‖_dual
 
-    `slope` [N, H, C] is that of the activation, `reading` [H, C, F].
+    `slope` [N, H, C] is that of the activation, `weight` [H, C, F] has a column per function.
     """
-    out = _zeros(rowptr, reading.shape[2])
-    _over_rows(_reading_norms, rowptr, index, values, slope, reading, NORMS.index(norm), out)
+    out = _zeros(rowptr, weight.shape[2])
+    _run_rows(_linear_norms_rows, rowptr, index, values, slope, weight, NORMS.index(norm), out)
     return out
 
 
@@ -66,27 +64,27 @@ def class_norms(
     `values` [M, H, C], heads weighted as in the read-out. All are 0 for a node without edges.
     """
     margin, spread, total = _zeros(rowptr, values.shape[2]), _zeros(rowptr), _zeros(rowptr)
-    _over_rows(_class_norms, rowptr, index, values, top, NORMS.index(norm), margin, spread, total)
+    _run_rows(_class_norms_rows, rowptr, index, values, top, NORMS.index(norm), margin, spread, total)
     return margin, spread, total
 
 
-def extent(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
-    """Return how far apart a node's neighbours are [N, H, C], 0 without edges.
+def value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
+    """Return the range of the values of a node's neighbours [N, H, C], 0 without edges.
 
         out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, c]
 
-    With `top` [N], g_e is the neighbour's lead of the top class: `z[h, top(i)] - z[h, c]`.
+    With `top` [N], g_e is the neighbour's margin of the top class: `z[h, top(i)] - z[h, c]`.
     """
     out = _zeros(rowptr, *values.shape[1:])
     top = torch.full((len(out),), -1) if top is None else top
-    _over_rows(_extent, rowptr, index, values, top, out)
+    _run_rows(_value_range_rows, rowptr, index, values, top, out)
     return out
 
 
-def mixed_margins(
+def margin_gains(
     rowptr: Tensor, index: Tensor, weight: Tensor, radius: Tensor, growth: Tensor, change: Tensor, top: Tensor
 ) -> Tensor:
-    """Return the most that moving values and weights adds to the lead of a class over the top one [N, H, C].
+    """Return the most that moving values and weights adds to a class's margin over the top one [N, H, C].
 
         out[i, h, c] = u_c + u_top,
         u_c = min(growth Σ_e w_e r_ec,  Σ_e w_e r_ec + change (max_e r_ec - min_e r_ec))
@@ -95,15 +93,15 @@ def mixed_margins(
     all of them by `change` [N, H] in total variation. Nodes with `top` -1 are left out (0).
     """
     out = _zeros(rowptr, *radius.shape[1:])
-    _over_rows(_mixed_margins, rowptr, index, weight, radius, growth, change, top, out)
+    _run_rows(_margin_gains_rows, rowptr, index, weight, radius, growth, change, top, out)
     return out
 
 
-def class_kept(
+def classes_certified(
     adjacency: Adjacency,
-    scores: _Scores,
-    lead: Tensor,
-    own: Tensor,
+    scores: _ScoreBounds,
+    margins: Tensor,
+    loops: Tensor,
     classes: Tensor,
     first: int,
     neighbours: int,
@@ -111,52 +109,50 @@ def class_kept(
 ) -> Tensor:
     """Return whether a node's class stays ahead of every other, for all scores and values in their intervals.
 
-    The edges have one head. `lead` [N, A, C] is the least lead of class a over b in a neighbour's values,
-    `own` the same for a node itself. The A classes a begin with `first`; nodes of other `classes` [N] count
-    as kept. `rounding` is relative to what is summed.
+    The edges have one head. `margins` [N, A, C] is the least margin of class a over b in a neighbour's
+    values, `loops` the same for a node itself. The A classes a begin with `first`; nodes of other `classes`
+    [N] are True. `rounding` is relative to what is summed.
     """
     out = torch.ones(classes.numel(), dtype=torch.bool)
     ends = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
-    arrays = (adjacency.source, *ends, lead, own, scores.new_lead, classes)
-    _over_rows(_class_kept, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
+    arrays = (adjacency.source, *ends, margins, loops, scores.new_margins, classes)
+    _run_rows(_classes_certified_rows, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
     return out
 
 
-def _mean_bounds(
+def mean_bounds(
     adjacency: Adjacency,
-    low: Tensor,
-    high: Tensor,
-    new: Tensor,
-    least: Tensor,
-    most: Tensor,
-    box: tuple[Tensor, Tensor],
+    scores: _ScoreBounds,
+    values: tuple[Tensor, Tensor],
+    loops: tuple[Tensor, Tensor],
+    new: tuple[Tensor, Tensor],
     neighbours: int,
-    own: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ends of `Σ e^s v / Σ e^s` over intervals of scores [E, H] and values [N, H, C].
+    """Return lower and upper bounds of `Σ e^s v / Σ e^s` [N, H, C] over intervals of scores and values.
 
-    New neighbours have scores of at most `new` [N, H] and values in `box`, two ends [H, C]. `own` are the
-    ends that count for a node itself, those of all by default.
+    Bounds of v are those in `values` [N, H, C] for a node's neighbours, in `loops` for the node itself and in
+    `new` [H, C] for the new neighbours.
     """
-    ends, (lower, upper) = [], (least, most) if own is None else own
-    for sign, values, mine, edge in ((1.0, least, lower, box[0]), (-1.0, -most, -upper, -box[1])):
-        out = torch.zeros(values.shape, dtype=torch.float64)
-        arrays = (adjacency.source, low, high, new, values, mine, edge)
-        _over_rows(_least_mean, adjacency.rowptr, *arrays, float(neighbours), out)
+    ends, ceiling = [], scores.new.amax(2)
+    for sign, end in ((1.0, 0), (-1.0, 1)):
+        out = torch.zeros(values[end].shape, dtype=torch.float64)
+        of_scores = (adjacency.source, scores.low, scores.high, ceiling)
+        of_values = (sign * one[end] for one in (values, loops, new))
+        _run_rows(_least_mean_rows, adjacency.rowptr, *of_scores, *of_values, float(neighbours), out)
         ends.append(sign * out)
     return ends[0], ends[1]
 
 
-def order_kept(
+def order_certified(
     adjacency: Adjacency, low: Tensor, high: Tensor, members: Tensor, slope: float, rounding: float
 ) -> Tensor:
     """Return whether every member of a node's top-k has a larger mean score than every other neighbour.
 
-    `low` and `high` [E, H] are the ends of what differs between neighbours, in a score whose slope is at
-    least `slope`, at most 1; `members` bool [E] is the top-k. `rounding` is relative to the ends.
+    `low` and `high` [E, H] bound the part of the score that differs between neighbours; the score's slope in
+    it is between `slope` and 1. `members` bool [E] is the top-k. `rounding` is relative to the bounds.
     """
     out = torch.zeros(adjacency.num_nodes, dtype=torch.bool)
-    _over_rows(_order_kept, adjacency.rowptr, low, high, members, float(slope), rounding, out)
+    _run_rows(_order_certified_rows, adjacency.rowptr, low, high, members, float(slope), rounding, out)
     return out
 
 
@@ -172,10 +168,10 @@ def _array(value: Any) -> Any:
     return (value.double() if value.is_floating_point() else value).numpy()
 
 
-def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *arguments: Any) -> None:
+def _run_rows(kernel: Callable[..., None], rowptr: Tensor, *arguments: Any) -> None:
     """Run `kernel(start, stop, rowptr, *arguments)` on blocks of rows with about as many edges each."""
     threads, pointers, arrays = torch.get_num_threads(), _array(rowptr), [_array(one) for one in arguments]
-    marks = np.linspace(0, pointers[-1], threads * _SHARE + 1)[1:-1]
+    marks = np.linspace(0, pointers[-1], threads * _BLOCKS + 1)[1:-1]
     bounds = np.unique([0, *np.searchsorted(pointers, marks), len(pointers) - 1])
     with ThreadPoolExecutor(threads) as pool:
         blocks = [pool.submit(kernel, a, b, pointers, *arrays) for a, b in pairwise(bounds)]
@@ -188,7 +184,7 @@ def _over_rows(kernel: Callable[..., None], rowptr: Tensor, *arguments: Any) -> 
 
 
 @compiled
-def _collect(row, centre, norm, into):
+def _accumulate(row, centre, norm, into):
     """Add one edge to the running dual norms of `row - centre`; l2 collects squares."""
     if norm == 0:
         for c in range(row.shape[0]):
@@ -203,36 +199,36 @@ def _collect(row, centre, norm, into):
 
 
 @compiled
-def _channel_norms(start, stop, rowptr, index, values, norm, out):
+def _channel_norms_rows(start, stop, rowptr, index, values, norm, out):
     for i in range(start, stop):
         for e in range(rowptr[i], rowptr[i + 1]):
-            _collect(values[index[e]], 0.0, norm, out[i])
+            _accumulate(values[index[e]], 0.0, norm, out[i])
         if norm == 1:
             out[i] = np.sqrt(out[i])
 
 
 @compiled
-def _reading_norms(start, stop, rowptr, index, values, slope, reading, norm, out):
-    heads, channels, readings = reading.shape
-    scaled, read, into = np.empty((channels, readings)), np.empty(readings), np.empty(readings)
+def _linear_norms_rows(start, stop, rowptr, index, values, slope, weight, norm, out):
+    heads, channels, columns = weight.shape
+    scaled, product, into = np.empty((channels, columns)), np.empty(columns), np.empty(columns)
     for i in range(start, stop):
         for h in range(heads):
             into[:] = 0.0
             for c in range(channels):
-                for f in range(readings):
-                    scaled[c, f] = slope[i, h, c] * reading[h, c, f]
+                for f in range(columns):
+                    scaled[c, f] = slope[i, h, c] * weight[h, c, f]
             for e in range(rowptr[i], rowptr[i + 1]):
                 row = values[index[e], h]
-                read[:] = 0.0
+                product[:] = 0.0
                 for c in range(channels):
-                    for f in range(readings):
-                        read[f] += row[c] * scaled[c, f]
-                _collect(read, 0.0, norm, into)
+                    for f in range(columns):
+                        product[f] += row[c] * scaled[c, f]
+                _accumulate(product, 0.0, norm, into)
             out[i] += np.sqrt(into) if norm == 1 else into
 
 
 @compiled
-def _class_norms(start, stop, rowptr, index, values, top, norm, margin, spread, total):
+def _class_norms_rows(start, stop, rowptr, index, values, top, norm, margin, spread, total):
     heads, classes = values.shape[1], values.shape[2]
     for i in range(start, stop):
         to_middle = np.zeros(classes)
@@ -241,12 +237,12 @@ def _class_norms(start, stop, rowptr, index, values, top, norm, margin, spread, 
             largest = 0.0
             for e in range(rowptr[i], rowptr[i + 1]):
                 row = values[index[e], h]
-                _collect(row, row[top[i]], norm, to_top)
-                _collect(row, (row.max() + row.min()) / 2, norm, to_mid)
+                _accumulate(row, row[top[i]], norm, to_top)
+                _accumulate(row, (row.max() + row.min()) / 2, norm, to_mid)
                 if norm == 0:
                     largest = max(largest, np.abs(row).sum())
                 else:
-                    _collect(row, 0.0, norm, to_zero)
+                    _accumulate(row, 0.0, norm, to_zero)
             if norm == 1:
                 to_top, to_mid, to_zero = np.sqrt(to_top), np.sqrt(to_mid), np.sqrt(to_zero)
             margin[i] += to_top
@@ -256,8 +252,8 @@ def _class_norms(start, stop, rowptr, index, values, top, norm, margin, spread, 
 
 
 @compiled
-def _widen(row, shift, sign, lowest, highest):
-    """Let two running bounds take in `shift + sign · row`."""
+def _extend_range(row, shift, sign, lowest, highest):
+    """Extend two running bounds by `shift + sign · row`."""
     for c in range(row.shape[0]):
         value = shift + sign * row[c]
         lowest[c] = value if value < lowest[c] else lowest[c]
@@ -265,7 +261,7 @@ def _widen(row, shift, sign, lowest, highest):
 
 
 @compiled
-def _extent(start, stop, rowptr, index, values, top, out):
+def _value_range_rows(start, stop, rowptr, index, values, top, out):
     heads, channels = values.shape[1], values.shape[2]
     for i in range(start, stop):
         if rowptr[i] == rowptr[i + 1]:
@@ -275,14 +271,14 @@ def _extent(start, stop, rowptr, index, values, top, out):
             for e in range(rowptr[i], rowptr[i + 1]):
                 row = values[index[e], h]
                 if top[i] < 0:
-                    _widen(row, 0.0, 1.0, lowest, highest)
+                    _extend_range(row, 0.0, 1.0, lowest, highest)
                 else:
-                    _widen(row, row[top[i]], -1.0, lowest, highest)
+                    _extend_range(row, row[top[i]], -1.0, lowest, highest)
             out[i, h] = highest - lowest
 
 
 @compiled
-def _mixed_margins(start, stop, rowptr, index, weight, radius, growth, change, top, out):
+def _margin_gains_rows(start, stop, rowptr, index, weight, radius, growth, change, top, out):
     heads, classes = radius.shape[1], radius.shape[2]
     for i in range(start, stop):
         if rowptr[i] == rowptr[i + 1] or top[i] < 0:
@@ -293,7 +289,7 @@ def _mixed_margins(start, stop, rowptr, index, weight, radius, growth, change, t
                 row, share = radius[index[e], h], weight[e, h]
                 for c in range(classes):
                     mixed[c] += share * row[c]
-                _widen(row, 0.0, 1.0, lowest, highest)
+                _extend_range(row, 0.0, 1.0, lowest, highest)
             for c in range(classes):
                 mixed[c] = min(growth[i, h] * mixed[c], mixed[c] + change[i, h] * (highest[c] - lowest[c]))
             out[i, h] = mixed + mixed[top[i]]
@@ -303,10 +299,10 @@ _HALVINGS = 30
 
 
 @compiled
-def _order_kept(start, stop, rowptr, low, high, members, slope, rounding, out):
+def _order_certified_rows(start, stop, rowptr, low, high, members, slope, rounding, out):
     heads = low.shape[1]
     for i in range(start, stop):
-        kept = True
+        stays = True
         for e in range(rowptr[i], rowptr[i + 1]):
             if not members[e]:
                 continue
@@ -319,52 +315,52 @@ def _order_kept(start, stop, rowptr, low, high, members, slope, rounding, out):
                     ahead += slope * gap if gap > 0 else gap
                     size += abs(low[e, h]) + abs(high[f, h])
                 if not ahead > rounding * size:
-                    kept = False
+                    stays = False
                     break
-            if not kept:
+            if not stays:
                 break
-        out[i] = kept
+        out[i] = stays
 
 
 @compiled
-def _class_kept(
-    start, stop, rowptr, source, low, high, new, lead, own, leads, classes, first, neighbours, rounding, out
+def _classes_certified_rows(
+    start, stop, rowptr, source, low, high, new, margins, loops, of_new, classes, first, t, rounding, out
 ):
-    sectors, width = leads.shape[0], leads.shape[1]
+    sectors, width = of_new.shape[0], of_new.shape[1]
     for i in range(start, stop):
         top, at = classes[i], classes[i] - first
-        if not 0 <= at < lead.shape[1]:
+        if not 0 <= at < margins.shape[1]:
             continue
         peak = -np.inf
-        if neighbours > 0:
+        if t > 0:
             for s in range(sectors):
                 peak = max(peak, new[i, s])
         for e in range(rowptr[i], rowptr[i + 1]):
             peak = max(peak, high[e])
-        kept = rowptr[i + 1] > rowptr[i]
+        stays = rowptr[i + 1] > rowptr[i]
         for c in range(width):
-            if c == top or not kept:
+            if c == top or not stays:
                 continue
             total, size = 0.0, 0.0
             for e in range(rowptr[i], rowptr[i + 1]):
                 j = source[e]
-                least = own[j, at, c] if j == i else lead[j, at, c]
+                least = loops[j, at, c] if j == i else margins[j, at, c]
                 term = np.exp((high[e] if least < 0 else low[e]) - peak) * least
                 total += term
                 size += abs(term)
-            if neighbours > 0:
+            if t > 0:
                 worst = 0.0
                 for s in range(sectors):
-                    if leads[s, top, c] < 0:
-                        worst = min(worst, np.exp(new[i, s] - peak) * leads[s, top, c])
-                total += neighbours * worst
-                size -= neighbours * worst
-            kept = total > rounding * size
-        out[i] = kept
+                    if of_new[s, top, c] < 0:
+                        worst = min(worst, np.exp(new[i, s] - peak) * of_new[s, top, c])
+                total += t * worst
+                size -= t * worst
+            stays = total > rounding * size
+        out[i] = stays
 
 
 @compiled
-def _least_mean(start, stop, rowptr, source, low, high, new, values, own, edge, neighbours, out):
+def _least_mean_rows(start, stop, rowptr, source, low, high, new, values, loops, of_new, neighbours, out):
     heads, channels = values.shape[1], values.shape[2]
     longest = 0
     for i in range(start, stop):
@@ -372,31 +368,31 @@ def _least_mean(start, stop, rowptr, source, low, high, new, values, own, edge, 
     weak, strong, numbers = np.empty(longest + 1), np.empty(longest + 1), np.empty(longest + 1)
     for i in range(start, stop):
         first, count = rowptr[i], rowptr[i + 1] - rowptr[i]
-        last = count + 1 if neighbours > 0 else count  # a new neighbour stands behind the others
+        last = count + 1 if neighbours > 0 else count  # a new neighbour comes after the others
         for h in range(heads):
             peak = new[i, h] if neighbours > 0 else -np.inf
             for j in range(count):
                 peak = max(peak, high[first + j, h])
-            for j in range(count):  # exponentials are dear: one of each for all channels and halvings
+            for j in range(count):  # one exponential of each for all channels and halvings
                 weak[j], strong[j] = np.exp(low[first + j, h] - peak), np.exp(high[first + j, h] - peak)
             weak[count], strong[count] = 0.0, neighbours * np.exp(new[i, h] - peak)
             for c in range(channels):
                 for j in range(count):
                     at = source[first + j]
-                    numbers[j] = own[at, h, c] if at == i else values[at, h, c]
-                numbers[count] = edge[h, c]
-                out[i, h, c] = _least_of(numbers[:last], weak, strong)
+                    numbers[j] = loops[at, h, c] if at == i else values[at, h, c]
+                numbers[count] = of_new[h, c]
+                out[i, h, c] = _least_mean(numbers[:last], weak, strong)
 
 
 @compiled
-def _least_of(numbers, weak, strong):
-    """The least weighted mean of numbers whose weights lie between two ends; 0 of none."""
+def _least_mean(numbers, weak, strong):
+    """Return the least weighted mean of numbers whose weights lie between `weak` and `strong`; 0 of none."""
     if len(numbers) == 0:
         return 0.0
     floor, ceiling = numbers.min(), numbers.max()
     if not floor < ceiling:
         return floor
-    # At the floor no term is negative, so it is a bound; keep it one.
+    # The floor is a lower bound, as no term is negative there; it stays one.
     for _ in range(_HALVINGS):
         middle = (floor + ceiling) / 2
         total = 0.0

@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, Self, TypedDict
 import torch
 from torch import Tensor
 
-from fgai.certificates.arrays import packed, unpacked
+from fgai.certificates.base import pack, unpack
 from fgai.checks import at_least, fraction, one_of
 from fgai.errors import CheckpointError
 from fgai.files import check, check_items
@@ -28,7 +28,7 @@ SMALLEST = 5e-324
 class Prediction:
     """How far perturbing one layer's attention can move the prediction of each node.
 
-    A part is `exact` (attained inside the ball), a sound `bound`, or `unknown` and then None.
+    The first three are each `exact` (attained inside the ball), a sound `bound`, or `unknown` and then None.
 
     Attributes:
         class_radius: float64 [N], no perturbation of this size or below changes the predicted class; infinite
@@ -38,7 +38,7 @@ class Prediction:
         class_status: of `class_radius`.
         logits_status: of `alpha2_logits`.
         probabilities_status: of `alpha2_probabilities`.
-        reason: why a part is unknown, or where a bound comes from.
+        reason: why one is unknown, or the method of a bound.
         rows_are: `nodes`, `links` or `graphs`.
     """
 
@@ -52,48 +52,46 @@ class Prediction:
     rows_are: str = "nodes"
 
 
-def _gaps(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted class [N] and its lead over every class [N, C], infinite over itself; float64."""
+def _top_and_margins(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the predicted class [N] and its margin over each class [N, C], infinite over itself; float64."""
     y = logits.detach().cpu().double()
-    top = y.argmax(1)
-    lead = y.gather(1, top[:, None]) - y
-    return top, lead.scatter(1, top[:, None], float("inf"))
+    top = y.argmax(1, keepdim=True)
+    return top[:, 0], (y.gather(1, top) - y).scatter(1, top, torch.inf)
 
 
-def _radius_of(lead: Tensor, rate: Tensor) -> Tensor:
-    """Smallest radius at which some class catches up, `min_c lead_c / rate_c` [N]; a tied class gives 0."""
-    moving = rate > 0
-    steps = torch.where(moving, lead / torch.where(moving, rate, 1.0), torch.where(lead > 0, torch.inf, 0.0))
-    return steps.amin(1)
+def _crossing_radius(margins: Tensor, rate: Tensor) -> Tensor:
+    """Return the smallest radius at which some class reaches the top one, `min_c margin_c / rate_c` [N]."""
+    ratio = margins / torch.where(rate > 0, rate, 1.0)
+    return torch.where(rate > 0, ratio, torch.where(margins > 0, torch.inf, 0.0)).amin(1)
 
 
 def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
-    """Largest change of probabilities in total variation [N] if logits differences move by `spread` [N].
+    """Bound the change of probabilities in total variation [N] if logits differences move by `spread` [N].
 
     If every difference of two logits moves by at most r, a set of classes with probability s ends with at
     most `s e^r / (1 - s + s e^r)`, so it gains
 
         F(s) = s (1 - s) (1 - e^-r) / (e^-r + s (1 - e^-r)),
 
-    which is largest at s* = 1 / (1 + e^{r/2}), with F(s*) = tanh(r / 4). No set but the top class and its
-    supersets has more than `1 - p_top`, none has less than `p_min`, and beyond s* the smaller of s and 1 - s
-    gains more: F at s* clamped to [p_min, 1 - p_top] is the bound.
+    which is largest at s* = 1 / (1 + e^{r/2}). No set but the top class and its supersets has more than
+    `1 - p_top`, none has less than `p_min`, and beyond s* the smaller of s and 1 - s gains more: F at s*
+    clamped to [p_min, 1 - p_top] is the bound.
 
     Example:
         >>> _probability_change(torch.tensor([[0.0, 0.0]]), torch.tensor([0.0])).tolist()
         [0.0]
     """
-    chances = logits.detach().cpu().double().softmax(1).sort(1).values
+    p = logits.detach().cpu().double().softmax(1).sort(1).values
     r = spread.double()
-    s = torch.sigmoid(-r / 2).maximum(chances[:, 0]).minimum(chances[:, :-1].sum(1))
+    s = torch.sigmoid(-r / 2).maximum(p[:, 0]).minimum(p[:, :-1].sum(1))
     gained = -torch.expm1(-r)
     change = s * (1 - s) * gained / (torch.exp(-r) + s * gained)
-    # 0/0: a class without any chance cannot be gained from an infinite spread in float64.
+    # 0/0, where the probability of a class is 0 in float64 and the spread infinite.
     return torch.nan_to_num(change, nan=1.0)
 
 
 def _trivial_change(logits: Tensor) -> Tensor:
-    """`1 - min_c p_c` [N]: no change of probabilities in total variation is larger."""
+    """Return `1 - min_c p_c` [N]: no change of probabilities in total variation is larger."""
     return 1 - logits.detach().cpu().double().softmax(1).amin(1)
 
 
@@ -102,11 +100,10 @@ KINDS = ("topk", "class")
 RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
 """Radii of curves: .001 to .1, eight steps a decade."""
 
-# What rounding may take from an overlap such as 1 - 1/5.
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # of an overlap such as 1 - 1/5
 _TENSORS = {"degree": ("<i8", 1), "costs": ("<f8", 2), "beta1": ("<f8", 1), "heads_beta2": ("<f8", 1)}
-_PARTS = dict.fromkeys(("class_radius", "alpha2_logits", "alpha2_probabilities"), ("<f8", 1))
-_WORDS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
+_PREDICTION = dict.fromkeys(("class_radius", "alpha2_logits", "alpha2_probabilities"), ("<f8", 1))
+_TEXTS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
 
 
 class _LayerLayout(TypedDict):
@@ -129,8 +126,8 @@ class _LayerLayout(TypedDict):
 class LayerCertificate:
     """Certificates of one layer, for perturbations of this layer alone with its values fixed.
 
-    `costs` and the top-k: the explanation vector (`LayerAttention.explanation`) moved by R. `prediction`:
-    each head moved by R. The top-k of nodes with at most k neighbours holds trivially; shares count the
+    For `costs` and the top-k the explanation vector (`LayerAttention.explanation`) moves by R, for
+    `prediction` each head does. The top-k of nodes with at most k neighbours cannot change; shares count the
     others.
 
     Attributes:
@@ -141,7 +138,7 @@ class LayerCertificate:
         degree: int64 [N], neighbours of each node in this layer, self-loops included.
         costs: float64 [N, M], c(m) of `fgai.topk.swap_costs`; infinite where m members cannot leave.
         beta1: float64 [N], overlap of the top-k1 with the vanilla model's, or None.
-        prediction: the effect on the predictions.
+        prediction: change of the predictions.
         heads_beta2: float64 [N], certified overlap while every head moves by the record's radius: a lower
             bound; None in older records.
     """
@@ -238,51 +235,45 @@ class LayerCertificate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""
-        prediction = self.prediction
-        parts = {name: getattr(self, name) for name in _TENSORS}
-        parts |= {name: getattr(prediction, name) for name in _PARTS}
+        arrays = {name: getattr(self, name) for name in _TENSORS}
+        arrays |= {name: getattr(self.prediction, name) for name in _PREDICTION}
         if self.heads_beta2 is None:
-            del parts["heads_beta2"]
+            del arrays["heads_beta2"]
         return {
             "name": self.name,
             "heads": self.heads,
             "k": self.k,
             "sharpness": None if math.isnan(self.sharpness) else self.sharpness,
-            **{word: getattr(prediction, word) for word in _WORDS},
-            "per_node": {key: packed(tensor) for key, tensor in parts.items()},
+            **{name: getattr(self.prediction, name) for name in _TEXTS},
+            "per_node": {name: pack(tensor) for name, tensor in arrays.items()},
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that are missing or do not fit."""
         check(values, _LayerLayout, "a layer")
-        shapes = {**_TENSORS, **_PARTS}
-        kinds = dict.fromkeys(shapes, PackedArray | None)
-        check_items(
-            values["per_node"], kinds, "per_node of a layer", required=shapes.keys() - {"heads_beta2"}
-        )
+        shapes = {**_TENSORS, **_PREDICTION}
+        kinds, required = dict.fromkeys(shapes, PackedArray | None), shapes.keys() - {"heads_beta2"}
+        check_items(values["per_node"], kinds, "per_node of a layer", required=required)
         arrays: dict[str, Any] = {
-            key: unpacked(values["per_node"].get(key), key, *shape) for key, shape in shapes.items()
+            name: unpack(values["per_node"].get(name), name, *shape) for name, shape in shapes.items()
         }
-        words = {word: values.get(word, UNKNOWN) for word in _WORDS}
-        sharpness = values["sharpness"]
-        layer = cls(
-            name=values["name"],
-            heads=values["heads"],
-            k=values["k"],
-            sharpness=math.nan if sharpness is None else sharpness,
-            **{key: arrays[key] for key in _TENSORS},
-            prediction=Prediction(**{key: arrays[key] for key in _PARTS}, **words),
+        prediction = Prediction(
+            **{name: arrays.pop(name) for name in _PREDICTION},
+            **{name: values.get(name, UNKNOWN) for name in _TEXTS},
         )
-        layer._check_lengths()
+        fields = {name: values[name] for name in ("name", "heads", "k")}
+        sharpness = math.nan if values["sharpness"] is None else values["sharpness"]
+        layer = cls(**fields, sharpness=sharpness, prediction=prediction, **arrays)
+        layer._check_shapes()
         return layer
 
-    def _check_lengths(self) -> None:
+    def _check_shapes(self) -> None:
         """Raise unless everything is about the same nodes, and about the same predictions."""
         if self.degree is None or self.costs is None:
             raise CheckpointError("a layer lacks its degrees or its costs")
         prediction = self.prediction
-        rows = {len(t) for name in _PARTS if (t := getattr(prediction, name)) is not None}
+        rows = {len(t) for name in _PREDICTION if (t := getattr(prediction, name)) is not None}
         parts = (self.costs, self.beta1, self.heads_beta2)
         nodes = {self.num_nodes, *(len(part) for part in parts if part is not None)}
         if prediction.rows_are == "nodes":

@@ -1,4 +1,4 @@
-"""Linear read-outs, `y = b + Σ_e w_e z_e`, of nodes, links and graphs: recognised, then certified."""
+"""Linear read-outs, `y = b + Σ_e w_e z_e`, of nodes, links and graphs: detected, then certified."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from fgai.attention import LayerAttention, LayerRun, Observation, evaluating, observe
-from fgai.certificates.familiar import _layer_values, unfamiliar
-from fgai.certificates.following import _following, _same_constants
+from fgai.certificates.integrity import _layer_values, find_alteration
 from fgai.certificates.kernels import channel_norms, class_norms
-from fgai.certificates.layer import _BOUNDS, BOUND, EXACT, Prediction, _gaps, _probability_change, _radius_of
+from fgai.certificates.layer import (
+    _BOUNDS,
+    BOUND,
+    EXACT,
+    Prediction,
+    _crossing_radius,
+    _probability_change,
+    _top_and_margins,
+)
+from fgai.certificates.linearity import _changed_constant, _track_linearity
 from fgai.models import AttentionLayer
 from fgai.ops import use_backend
 from fgai.ops.segments import row_index
@@ -27,9 +35,9 @@ _HINTS = {
     "local_scalar_dense": ": a number is read out, as for a branch",
 }
 PROBES = (1.0, 1 / 64, 1024.0)
-"""Sizes of the random perturbations that a read-out is tried with; attentions are never more than 2 apart."""
+"""Sizes of the random perturbations in the test of a read-out; attentions are never more than 2 apart."""
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
-"""Type → rounding of a move of the logits: relative to what was summed, and to the logits."""
+"""Type → rounding of a change of the logits: relative to what was summed, and to the logits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +61,11 @@ def _node_prediction(
 ) -> Prediction:
     """Certify every node of a linear read-out, or the mean over each graph of `batch`.
 
-    Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual, for a graph over the mean of
-    its nodes' norms, each of which is attained on its own.
+    Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual, for a graph with the mean of
+    its nodes' norms, each of which is attained independently of the others.
     Logits, exact for l1 with one head, for a graph a bound:  R/2 · total  of `class_norms`.
     """
-    top, lead = _gaps(logits)
+    top, lead = _top_and_margins(logits)
     tops = top if batch is None else top[batch]
     rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, tops, norm)
     exact, rows = norm == "l1" and read_out.values.shape[1] == 1, "nodes"
@@ -66,90 +74,81 @@ def _node_prediction(
         rates = pool(torch.cat([rate, spread[:, None], total[:, None]], dim=1), batch, len(top), "mean")
         rate, spread, total = rates[:, :-2], rates[:, -2], rates[:, -1]
         exact, rows = False, "graphs"
-        reason = "the logits are means over nodes of what is linear in this layer's attention"
+        reason = "the logits are means over nodes of numbers that are linear in this layer's attention"
     change, statuses = _probability_change(logits, radius * spread), (EXACT, EXACT if exact else BOUND, BOUND)
-    return Prediction(_radius_of(lead, rate), radius / 2 * total, change, *statuses, reason, rows)
+    return Prediction(_crossing_radius(lead, rate), radius / 2 * total, change, *statuses, reason, rows)
 
 
 def _linear_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
     """Certify nodes whose logits are linear in the last layer's attention."""
-    read_out = linear_read_out(model, observation)
+    read_out, rowptr = linear_read_out(model, observation), observation.attention.last.rowptr.cpu()
     if isinstance(read_out, str):
         return Prediction(reason=read_out)
-    return _node_prediction(
-        read_out, observation.attention.last.rowptr.cpu(), observation.logits, radius, norm
-    )
+    return _node_prediction(read_out, rowptr, observation.logits, radius, norm)
 
 
 def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
-    The output layer of a familiar model (see `unfamiliar`) must have returned the logits themselves. Any
-    other model is run with random perturbations of the last attention, small and large, and every operation
+    The output layer of an unaltered model (see `find_alteration`) must have returned the logits themselves.
+    Any other model runs with random perturbations of the last attention, small and large, and every operation
     from there to the logits must be linear. Then the gradients are the values, if every backward step is
-    PyTorch's own. The same perturbations show that nothing is missing in them, and that each node's logits
-    read that node's attention only: node by node the logits must move as the gradients say. Constants must be
-    the same in all of these runs, or something hidden computes with the attention.
+    PyTorch's own. The same runs show that the values are complete and that the logits of each node depend on
+    the attention of that node alone: node by node the logits must move as the gradients predict. Constants
+    must be the same in all runs, or an operation out of sight depends on the attention.
     """
-    last = observation.attention.last
-    if (
-        observation.logits.dim() != 2
-        or observation.logits.shape[0] != last.num_nodes
-        or observation.logits.shape[1] < 2
-    ):
-        return f"logits of shape {tuple(observation.logits.shape)} are not one row of classes per node"
+    last, logits = observation.attention.last, observation.logits
+    if logits.dim() != 2 or logits.shape[0] != last.num_nodes or logits.shape[1] < 2:
+        return f"logits of shape {tuple(logits.shape)} are not one row of classes per node"
     run = observation.runs[-1] if observation.runs else None
-    if run is not None and observation.ends_with_layer and unfamiliar(model) is None:
+    if run is not None and observation.ends_with_layer and find_alteration(model) is None:
         layer = run.layer
         assert isinstance(layer, AttentionLayer)
         if layer.heads == 1 or not layer.concat:
-            return _own_read_out(run, last)
-    return _from_gradients(model, observation)
+            return _output_read_out(run, last)
+    return _gradient_read_out(model, observation)
 
 
-def _from_gradients(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
+def _gradient_read_out(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
     last = observation.attention.last
     probes, generator = [], torch.Generator()
-    generator.seed()  # no read-out can be made for one draw
+    generator.seed()  # so that no read-out can be made to fit one draw
     for size in PROBES:
         drawn = torch.rand(last.values.shape, generator=generator, dtype=torch.float32)
         delta = size * (drawn - 0.5).to(last.values)
-        with _following() as followed:
-            moved = _run_with(model, observation, last.values + delta, followed.start)
-        if followed.culprit is not None:
-            name = followed.culprit.strip("_")
+        with _track_linearity() as mode:
+            moved = _run_with_attention(model, observation, last.values + delta, mode.track)
+        if mode.violation is not None:
+            name = mode.violation.strip("_")
             reason = f"`{name}` acts between the last attention layer and the output, which is not linear"
             return f"{reason}{_HINTS.get(name, '')}"
-        probes.append((delta, moved, followed))
-    for _, _, other in probes[1:]:
-        culprit = _same_constants(probes[0][2], other)
-        if culprit is not None:
+        probes.append((delta, moved, mode))
+    for _, _, mode in probes[1:]:
+        if (operation := _changed_constant(probes[0][2], mode)) is not None:
             return (
-                f"`{culprit.strip('_')}` meets other constants when the attention is another one: something"
+                f"`{operation.strip('_')}` has other constants when the attention is another one: something"
                 " computes with it out of sight, in another thread perhaps"
             )
     leaf = last.values.clone().requires_grad_()
     with torch.enable_grad(), evaluating(model, freeze=True):
-        logits = _run_with(model, observation, leaf, grad=True)
-    if not all(one.reaches(moved) for _, moved, one in probes) or not logits.requires_grad:
+        logits = _run_with_attention(model, observation, leaf, grad=True)
+    if not all(mode.tracks(moved) for _, moved, mode in probes) or not logits.requires_grad:
         return "the logits do not depend on the last layer's attention in a way that can be followed"
-    foreign = _foreign_step(logits)
-    if foreign is not None:
-        return f"`{foreign}` between the last attention layer and the output gives gradients of its own"
+    if (custom := _custom_backward(logits)) is not None:
+        return f"`{custom}` between the last attention layer and the output has gradients of its own"
     columns = [
         torch.autograd.grad(logits[:, c].sum(), leaf, retain_graph=True)[0] for c in range(logits.shape[1])
     ]
-    values = torch.stack(columns, dim=2).detach()
-    clean = logits.detach()
-    if not all(_as_predicted(last, delta, values, clean, moved) for delta, moved, _ in probes):
+    values, clean = torch.stack(columns, dim=2).detach(), logits.detach()
+    if not all(_moves_as_gradients(last, delta, values, clean, moved) for delta, moved, _ in probes):
         return (
-            "the logits move otherwise than their gradients say: they read the attention of other nodes, or"
-            " something hides from autograd"
+            "the logits move otherwise than their gradients predict: they depend on the attention of other"
+            " nodes, or autograd does not see some operation"
         )
     return _LinearReadOut(values.cpu().double(), torch.arange(values.shape[0]))
 
 
-def _run_with(
+def _run_with_attention(
     model: nn.Module,
     observation: Observation,
     attention: Tensor,
@@ -157,14 +156,14 @@ def _run_with(
     *,
     grad: bool = False,
 ) -> Tensor:
-    """Return the logits with other attention [E, H] in the last layer, with PyTorch's operations from there.
+    """Return the logits with this attention [E, H] in the last layer, and PyTorch's operations behind it.
 
-    `start` is called on the attention the layer goes on with.
+    `start` is called with the attention.
     """
     last = len(observation.attention) - 1
     with ExitStack() as stack:
 
-        def put(index: int, computed: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+        def replace(index: int, computed: Tensor, source: Tensor, destination: Tensor) -> Tensor:
             if index != last:
                 return computed
             stack.enter_context(use_backend("reference"))
@@ -172,11 +171,11 @@ def _run_with(
                 start(attention)
             return attention
 
-        return observe(model, observation.graph, grad=grad, perturb=put).logits
+        return observe(model, observation.graph, grad=grad, perturb=replace).logits
 
 
-def _foreign_step(logits: Tensor) -> str | None:
-    """Name a backward step between the one varying tensor and `logits` that is not PyTorch's own, if any."""
+def _custom_backward(logits: Tensor) -> str | None:
+    """Name a backward step between the leaf and `logits` that is not PyTorch's own; None if there is none."""
     waiting: list[Any] = [logits.grad_fn]
     visited = set()
     while waiting:
@@ -191,37 +190,60 @@ def _foreign_step(logits: Tensor) -> str | None:
     return None
 
 
-def _as_predicted(last: LayerAttention, delta: Tensor, values: Tensor, clean: Tensor, moved: Tensor) -> bool:
-    """Whether a perturbation [E, H] moves each node's logits as its own row of `values` [E, H, C] says."""
+def _moves_as_gradients(
+    last: LayerAttention, delta: Tensor, values: Tensor, clean: Tensor, moved: Tensor
+) -> bool:
+    """Whether a perturbation [E, H] moves each node's logits as `values` [E, H, C] of its edges predict."""
     of_sums, of_logits = _ROUNDING[clean.dtype]
     parts = torch.einsum("eh,ehc->ec", delta.double(), values.double())
     sizes = torch.einsum("eh,ehc->ec", delta.double().abs(), values.double().abs())
-    expected, reach = (
+    expected, size = (
         torch.zeros_like(clean, dtype=torch.float64).index_add(0, last.destination, part)
         for part in (parts, sizes)
     )
-    # Node by node: a large number elsewhere in the graph excuses nothing here.
-    room = of_sums * reach.amax(1, keepdim=True) + of_logits * clean.double().abs().amax(1, keepdim=True)
-    return bool(((moved.double() - clean.double() - expected).abs() <= room).all())
+    # Node by node: the tolerance does not depend on large numbers of other nodes.
+    allowed = of_sums * size.amax(1, keepdim=True) + of_logits * clean.double().abs().amax(1, keepdim=True)
+    return bool(((moved.double() - clean.double() - expected).abs() <= allowed).all())
 
 
-def _item_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
-    """Certify every link or small graph, the last layer's attention of every node moved by at most `radius`.
+def _link_or_graph_prediction(
+    model: nn.Module, observation: Observation, radius: float, norm: str
+) -> Prediction:
+    """Certify every link or small graph when the last layer's attention of every node moves by `radius`.
 
-    The model must be familiar (see `unfamiliar`) and its output, bit by bit, the dot-product decoder or the
+    The model must be unaltered (see `find_alteration`) and its output, bit by bit, the dot product or the
     mean over each graph of its last layer's output. Anything else (cosine, maximum, an MLP head) is unknown.
     """
-    last = _last_layer(model, observation)
-    if isinstance(last, str):
-        return Prediction(reason=last)
-    read_out, states = last
-    graph, rowptr = observation.graph, observation.attention.last.rowptr.cpu()
-    if task_of(graph).linear_read_out == "product":
-        assert graph.links is not None
-        pairs = graph.links.pairs.cpu()
-        return _link_prediction(read_out, rowptr, states, pairs, observation.logits, radius, norm)
+    if (alteration := find_alteration(model)) is not None:
+        return Prediction(
+            reason=f"{alteration}; links and graphs are certified for fgai's models as they are"
+        )
+    run = observation.runs[-1] if observation.runs else None
+    if run is None or run.output is None:
+        return Prediction(reason="which layer ran last cannot be determined")
+    layer, graph, logits, last = run.layer, observation.graph, observation.logits, observation.attention.last
+    assert isinstance(layer, AttentionLayer)
+    if layer.heads > 1 and layer.concat:
+        return Prediction(reason="the last attention layer concatenates its heads")
+    task, pairs = task_of(graph), None if graph.links is None else graph.links.pairs
+    if task.linear_read_out == "product" and pairs is not None:
+        plain = link_logits(run.output, pairs)
+    elif task.linear_read_out == "mean":
+        plain = pool(run.output, graph.batch, logits.shape[0], "mean")
+    else:
+        return Prediction(reason=f"how {task.rows_are} follow from the last attention layer is not known")
+    if plain.shape != logits.shape or not torch.equal(plain, logits):
+        return Prediction(
+            reason="something other than a dot product or a mean follows the last attention layer"
+        )
+    read_out = _output_read_out(run, last)
+    if isinstance(read_out, str):
+        return Prediction(reason=read_out)
+    if task.linear_read_out == "product" and pairs is not None:
+        states = run.output.detach().cpu().double()
+        return _link_prediction(read_out, last.rowptr.cpu(), states, pairs.cpu(), logits, radius, norm)
     assert graph.batch is not None
-    return _node_prediction(read_out, rowptr, observation.logits, radius, norm, graph.batch.cpu())
+    return _node_prediction(read_out, last.rowptr.cpu(), logits, radius, norm, graph.batch.cpu())
 
 
 def _link_prediction(
@@ -244,8 +266,8 @@ def _link_prediction(
     score = logits.detach().cpu().double().diff(dim=1).squeeze(1)
     sizes = read_out.values.norm(dim=2, keepdim=True)
     size = channel_norms(rowptr, read_out.index, sizes, norm)[:, :, 0].sum(1)
-    first = _towards(read_out, rowptr, states, pairs, norm)
-    first = first + _towards(read_out, rowptr, states, pairs.flip(0), norm)
+    first = _pair_norms(read_out, rowptr, states, pairs, norm)
+    first = first + _pair_norms(read_out, rowptr, states, pairs.flip(0), norm)
     second = size[pairs[0]] * size[pairs[1]]
     # 2c / (b + √(b² + 4ac)) is the root without cancellation, and without a division by a = 0.
     below = first + (first.square() + 4 * second * score.abs()).sqrt()
@@ -256,39 +278,14 @@ def _link_prediction(
     return Prediction(safe, moved / 2, _probability_change(logits, moved), *_BOUNDS, reason, "links")
 
 
-def _last_layer(model: nn.Module, observation: Observation) -> tuple[_LinearReadOut, Tensor] | str:
-    """The last layer's values and output, if the model's output is their plain read-out."""
-    change = unfamiliar(model)
-    if change is not None:
-        return f"{change}; links and graphs are certified for fgai's models as they are"
-    run = observation.runs[-1] if observation.runs else None
-    if run is None or run.output is None:
-        return "the last attention layer ran in a way that cannot be told from others"
-    layer, graph, output = run.layer, observation.graph, run.output
-    assert isinstance(layer, AttentionLayer)
-    if layer.heads > 1 and layer.concat:
-        return "the last attention layer concatenates its heads"
-    task = task_of(graph)
-    if task.linear_read_out == "product" and graph.links is not None:
-        plain = link_logits(output, graph.links.pairs)
-    elif task.linear_read_out == "mean":
-        plain = pool(output, graph.batch, observation.logits.shape[0], "mean")
-    else:
-        return f"how {task.rows_are} follow from the last attention layer is not known"
-    if plain.shape != observation.logits.shape or not torch.equal(plain, observation.logits):
-        return "something other than a dot product or a mean follows the last attention layer"
-    read_out = _own_read_out(run, observation.attention.last)
-    return read_out if isinstance(read_out, str) else (read_out, output.detach().cpu().double())
-
-
-def _own_read_out(run: LayerRun, last: LayerAttention) -> _LinearReadOut | str:
-    """Return the read-out of a familiar model's output layer, which averages its heads, or why not."""
+def _output_read_out(run: LayerRun, last: LayerAttention) -> _LinearReadOut | str:
+    """Return the read-out of an unaltered model's output layer, which averages its heads, or why not."""
     values = _layer_values(run, last)
     return values if isinstance(values, str) else _LinearReadOut(values / values.shape[1], last.source.cpu())
 
 
-def _towards(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Tensor, norm: str) -> Tensor:
-    """[L]: a of the first end of each pair, its edges' values read along the other end's state."""
+def _pair_norms(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs: Tensor, norm: str) -> Tensor:
+    """Return a [L] of the first end of each pair: norms of its edges' products with the other end's state."""
     degree = rowptr.diff()[pairs[0]]
     pointers = torch.cat([degree.new_zeros(1), degree.cumsum(0)])
     pair = row_index(pointers, int(pointers[-1]))

@@ -1,12 +1,12 @@
-"""Do nodes affect each other along edges alone? Followed number by number through a forward pass.
+"""Do nodes affect each other along edges alone? Tracked number by number through a forward pass.
 
 New nodes without outgoing edges are added to a graph, and every number that depends on them is marked: their
 features, the sources of the edges into them, values on those edges, and the rows that exist because of them.
-Every operation PyTorch runs, whoever calls it, passes marks on: a product to rows and columns, a sum to its
-result, a gather to what it reads, a scatter to where it writes. An unknown operation marks all its results.
-If no row of an old node is marked at the end, no new node without outgoing edges can change it. The number of
-nodes must not count either: runs with more and with fewer new nodes must call the same operations with the
-same numbers.
+Every operation PyTorch runs, whoever calls it, propagates marks: a product to rows and columns, a sum to its
+result, a gather from the positions it reads, a scatter to those it writes. An unknown operation marks all of
+its results. If no row of an old node is marked at the end, no new node without outgoing edges can change it.
+The number of nodes must not matter either: runs with more and with fewer new nodes must call the same
+operations with the same numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import call_model
-from fgai.certificates.following import _NORMS, _by_name, _Exits, _Memory, _tensors, _Watch, _written
+from fgai.certificates.linearity import (
+    _NORMS,
+    _by_name,
+    _ExitMode,
+    _Memory,
+    _OperationMode,
+    _tensors,
+    _written,
+)
 from fgai.graph import Graph
 from fgai.ops import use_backend
 from fgai.sparse import Adjacency, Features
@@ -38,14 +46,14 @@ _ACTIVATIONS = frozenset(f"{_HARD} {_SMOOTH}".split())
 """Functions of single numbers; PyTorch before 2.13 does not tag all of them as pointwise."""
 _SMALLER = "sum mean amax amin max min any all prod logsumexp var std var_mean std_mean argmax argmin"
 _REDUCTIONS = frozenset(f"{_SMALLER} nansum norm linalg_vector_norm median".split())
-_ALONG = ("_softmax", "_log_softmax", "sort", "topk", "argsort", "cumprod")
+_ONE_DIM = ("_softmax", "_log_softmax", "sort", "topk", "argsort", "cumprod")
 _PRODUCTS = dict.fromkeys(("mm", "bmm"), 0) | dict.fromkeys(("addmm", "baddbmm"), 1)
 """Name of a product of matrices → position of the first factor among its arguments."""
 _MOVES = ("cat", "stack", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu")
 
 
-def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor | None:
-    """Return the marks of what an operation of PyTorch returns; None where nothing is known of it."""
+def _output_marks(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor | None:
+    """Return the marks of the result of an operation of PyTorch; None if the operation is unknown."""
     name = func.overloadpacket.__name__.removesuffix("_")
     if func.namespace != "aten":
         return None
@@ -55,17 +63,17 @@ def _passed_on(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) ->
     if torch.Tag.pointwise in func.tags or name in _ACTIVATIONS or name in _COPIES:
         return reduce(torch.logical_or, [marks(one) for one in tensors])
     if name in _PRODUCTS:
-        return _product(args, _PRODUCTS[name], marks)
+        return _product_marks(args, _PRODUCTS[name], marks)
     if name in _MOVES:
-        return _moved(func, args, kwargs, marks)
+        return _move_marks(func, args, kwargs, marks)
     if name in _NORMS or name == "_native_batch_norm_legit_no_training":
         of_the_batch = name in _NORMS and args[_NORMS[name]] is not False
         others = [one for one in tensors if one is not args[0]]
         return None if of_the_batch or _any_marked(others, marks) else marks(args[0])
     named = _by_name(func, args, kwargs)
     if name in _REDUCTIONS:
-        return _reduced(named, marks)
-    if name in _ALONG:
+        return _reduction_marks(named, marks)
+    if name in _ONE_DIM:
         return marks(named["self"]).any(named.get("dim", -1), keepdim=True)
     rule = _RULES.get(name)
     return None if rule is None else rule(named, marks)
@@ -75,13 +83,13 @@ def _any_marked(tensors: Iterable[Tensor | None], marks: Marks) -> bool:
     return any(bool(marks(one).any()) for one in tensors if one is not None)
 
 
-def _product(args: tuple[Any, ...], first: int, marks: Marks) -> Tensor:
+def _product_marks(args: tuple[Any, ...], first: int, marks: Marks) -> Tensor:
     left, right = (marks(one) for one in args[first : first + 2])
     out = left.any(-1, keepdim=True) | right.any(-2, keepdim=True)
     return out | marks(args[0]) if first else out
 
 
-def _moved(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor:
+def _move_marks(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor:
     first, *rest = args
     if func.overloadpacket is torch.ops.aten.constant_pad_nd:
         rest = rest[:1]
@@ -89,9 +97,9 @@ def _moved(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Ten
     return torch.as_tensor(func(moved, *rest, **kwargs))
 
 
-def _reduced(named: Named, marks: Marks) -> Tensor:
+def _reduction_marks(named: Named, marks: Marks) -> Tensor:
     here, dim = marks(named["self"]), named.get("dim")
-    if named.get("other") is not None:  # the larger of two tensors
+    if named.get("other") is not None:  # maximum of two tensors
         return here | marks(named["other"])
     if dim is None or dim == []:
         return here.any()
@@ -100,7 +108,7 @@ def _reduced(named: Named, marks: Marks) -> Tensor:
     return here
 
 
-def _fits(marks: Tensor, shape: torch.Size) -> bool:
+def _broadcasts(marks: Tensor, shape: torch.Size) -> bool:
     """Whether marks can be broadcast to a shape."""
     try:
         return bool(torch.broadcast_shapes(marks.shape, shape) == shape)
@@ -108,19 +116,19 @@ def _fits(marks: Tensor, shape: torch.Size) -> bool:
         return False
 
 
-def _index_select(named: Named, marks: Marks) -> Tensor:
+def _index_select_marks(named: Named, marks: Marks) -> Tensor:
     dim, index = named["dim"], named["index"]
     here = marks(named["self"])
-    return here.index_select(dim, index) | _along(marks(index).view(-1), dim, here.dim())
+    return here.index_select(dim, index) | _along_dim(marks(index).view(-1), dim, here.dim())
 
 
-def _along(marks: Tensor, dim: int, dims: int) -> Tensor:
-    """A vector laid along one of some dimensions."""
+def _along_dim(marks: Tensor, dim: int, dims: int) -> Tensor:
+    """Return a vector as a tensor of `dims` dimensions, along one of them."""
     return marks.view([-1 if one == dim % dims else 1 for one in range(dims)])
 
 
-def _index(named: Named, marks: Marks) -> Tensor | None:
-    """Reading by one vector, of positions or of truths, along one dimension; else by what is not marked."""
+def _index_marks(named: Named, marks: Marks) -> Tensor | None:
+    """Indexing by one vector, of positions or bools, along one dimension; else by unmarked tensors alone."""
     source, indices = marks(named["self"]), named["indices"]
     chosen = source[tuple(slice(None) if one is None else one for one in indices)]
     vectors = [(dim, one) for dim, one in enumerate(indices) if one is not None]
@@ -130,30 +138,30 @@ def _index(named: Named, marks: Marks) -> Tensor | None:
         return None
     dim, index = vectors[0]
     here = marks(index)
-    if index.dtype == torch.bool:  # where a truth lands depends on the truths before it
-        here = _until(here)[index]
-    return chosen | _along(here, dim, chosen.dim())
+    if index.dtype == torch.bool:  # a position in the result depends on the bools before it
+        here = _after_mark(here)[index]
+    return chosen | _along_dim(here, dim, chosen.dim())
 
 
-def _until(marks: Tensor) -> Tensor:
-    """Whether there is a mark here or before, along a vector."""
+def _after_mark(marks: Tensor) -> Tensor:
+    """Whether there is a mark at a position of a vector or before it."""
     return marks.cumsum(0) > 0
 
 
-def _nonzero(named: Named, marks: Marks) -> Tensor | None:
+def _nonzero_marks(named: Named, marks: Marks) -> Tensor | None:
     vector = named["self"]
-    return _until(marks(vector))[vector != 0][:, None] if vector.dim() == 1 else None
+    return _after_mark(marks(vector))[vector != 0][:, None] if vector.dim() == 1 else None
 
 
-def _repeat_interleave(named: Named, marks: Marks) -> Tensor | None:
+def _repeat_marks(named: Named, marks: Marks) -> Tensor | None:
     counts = named.get("repeats")
     if counts is None or "self" in named or counts.dim() != 1:
         return None
-    return torch.repeat_interleave(_until(marks(counts)), counts)
+    return torch.repeat_interleave(_after_mark(marks(counts)), counts)
 
 
-def _written_at(named: Named, marks: Marks) -> Tensor | None:
-    """What is written or added at an index that is not marked, beside what was there."""
+def _write_marks(named: Named, marks: Marks) -> Tensor | None:
+    """Marks of a tensor into which marks are written or added, at an index that is not marked."""
     indices = named["indices"] if "indices" in named else [named["index"]]
     values = [
         named[key] for key in ("src", "source", "values", "value") if isinstance(named.get(key), Tensor)
@@ -176,7 +184,7 @@ def _written_at(named: Named, marks: Marks) -> Tensor | None:
     return base | (out > 0)
 
 
-def _layer_norm(named: Named, marks: Marks) -> Tensor | None:
+def _layer_norm_marks(named: Named, marks: Marks) -> Tensor | None:
     if _any_marked((named["weight"], named["bias"]), marks):
         return None
     here = marks(named["input"])
@@ -185,7 +193,7 @@ def _layer_norm(named: Named, marks: Marks) -> Tensor | None:
     return here
 
 
-def _segment_reduce(named: Named, marks: Marks) -> Tensor | None:
+def _segment_marks(named: Named, marks: Marks) -> Tensor | None:
     offsets = named.get("offsets")
     if offsets is None or named.get("axis", 0) != 0:
         return None
@@ -193,54 +201,54 @@ def _segment_reduce(named: Named, marks: Marks) -> Tensor | None:
     before = torch.cat([here.new_zeros((1, *here.shape[1:]), dtype=torch.long), here.long().cumsum(0)])
     some = before[offsets[1:]] != before[offsets[:-1]]
     ends = marks(offsets)
-    return some | _along(ends[1:] | ends[:-1], 0, some.dim())
+    return some | _along_dim(ends[1:] | ends[:-1], 0, some.dim())
 
 
-def _linear(named: Named, marks: Marks) -> Tensor | None:
+def _linear_marks(named: Named, marks: Marks) -> Tensor | None:
     if _any_marked((named.get("weight"), named.get("bias")), marks):
         return None
     return marks(named["input"]).any(-1, keepdim=True)
 
 
 _RULES: dict[str, Callable[[Named, Marks], Tensor | None]] = {
-    "index_select": _index_select,
+    "index_select": _index_select_marks,
     "embedding": lambda named, marks: (
         marks(named["weight"])[named["indices"]] | marks(named["indices"])[..., None]
     ),
     "gather": lambda named, marks: (
         marks(named["self"]).gather(named["dim"], named["index"]) | marks(named["index"])
     ),
-    "index": _index,
-    "nonzero": _nonzero,
-    "repeat_interleave": _repeat_interleave,
+    "index": _index_marks,
+    "nonzero": _nonzero_marks,
+    "repeat_interleave": _repeat_marks,
     **dict.fromkeys(
         ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_put"),
-        _written_at,
+        _write_marks,
     ),
-    "segment_reduce": _segment_reduce,
-    "native_layer_norm": _layer_norm,
+    "segment_reduce": _segment_marks,
+    "native_layer_norm": _layer_norm_marks,
     "cumsum": lambda named, marks: marks(named["self"]).int().cumsum(named["dim"]) > 0,
-    "linear": _linear,
+    "linear": _linear_marks,
     "mv": lambda named, marks: marks(named["self"]).any(-1) | marks(named["vec"]).any(),
 }
 
 
-_READS = ("_local_scalar_dense", "equal", "is_nonzero", "item")
+_READERS = ("_local_scalar_dense", "equal", "is_nonzero", "item")
 _FACTORIES = ("empty", "zeros", "ones", "full")
 _BY_SHAPE = frozenset(
     name for kind in _FACTORIES for name in (kind, f"{kind}_like", f"new_{kind}", f"{kind}_strided")
 )
-_KEEPS = frozenset(["cat", "stack", "clone", "index", "index_select"])
-"""Operations that move numbers and change none."""
+_PURE_MOVES = frozenset(["cat", "stack", "clone", "index", "index_select"])
+"""Operations that move numbers without changing any."""
 _POSITIONS = {"select": "index", "slice": "start", "roll": "shifts"}
-"""Name of an operation → its argument that says which numbers are read; as it is in every graph."""
-WIDE = 64
-"""Numbers per entry of sparse features up to which dense ones are read instead."""
+"""Name of an operation → its argument with the positions that are read; the same in every graph."""
+DENSE_BELOW = 64
+"""Numbers per entry of sparse features up to which dense ones are used instead."""
 
 
 @dataclass
 class _Marks:
-    """Of a piece of memory: a mark per number of `step` bytes from address `start`; `source` as in `mark`."""
+    """Marks of a piece of memory: a bool per `step` bytes from address `start`; `source` as in `mark`."""
 
     shadow: Tensor
     step: int
@@ -248,18 +256,18 @@ class _Marks:
     source: bool
 
 
-class _Locality(_Watch):
-    """Which numbers depend on the new nodes.
+class _LocalityMode(_OperationMode):
+    """Marks the numbers that depend on the new nodes.
 
-    `nodes` and `edges` are (all, old); the old ones come first. `spread` is the first operation all of whose
-    results depend on new nodes, `scalars` are the numbers that operations were called with, without sizes.
+    `nodes` and `edges` are (all, old); the old ones come first. `first_global` is the first operation all of
+    whose results depend on new nodes, `scalars` are the numbers that operations were called with, but sizes.
     """
 
     def __init__(self, nodes: tuple[int, int], edges: tuple[int, int]) -> None:
         super().__init__()
         self.sizes, self.old = {edges[0]: edges[1]}, nodes[1]
         self.sizes[nodes[0]] = min(nodes[1], self.sizes.get(nodes[0], nodes[1]))
-        self.spread: str | None = None
+        self.first_global: str | None = None
         self.scalars: list[tuple[Any, ...]] = []
         self._marks: _Memory[_Marks] = _Memory()
 
@@ -278,7 +286,7 @@ class _Locality(_Watch):
             return memory.shadow.any().expand(tensor.shape)
         return memory.shadow.as_strided(tensor.shape, tensor.stride(), offset // memory.step)
 
-    def reaches(self, *tree: Any) -> bool:
+    def tracks(self, *tree: Any) -> bool:
         return _any_marked(_tensors(tree), self.marks)
 
     def _put(self, tensor: Tensor, marks: Tensor, source: bool = False) -> None:
@@ -298,27 +306,27 @@ class _Locality(_Watch):
         else:
             self.marks(tensor).copy_(marks)
 
-    def watch(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plain, named = name.removesuffix("_"), _by_name(func, args, kwargs)
         inputs = _tensors(args, kwargs)
-        marked, passed = self.reaches(inputs), None
-        self._note(func, plain, named)
-        if marked and plain in _READS:
-            self.blame(name)
+        marked, passed = self.tracks(inputs), None
+        self._keep_scalars(func, plain, named)
+        if marked and plain in _READERS:
+            self.report(name)
         if marked and plain not in _BY_SHAPE:
             if plain in ("eq", "ne") and isinstance(args[1], Tensor):
-                passed = self._compared(args[0], args[1])
+                passed = self._equality_marks(args[0], args[1])
             else:
-                passed = _passed_on(func, args, kwargs, self.marks)
+                passed = _output_marks(func, args, kwargs, self.marks)
         out = func(*args, **kwargs)
         if plain in _BY_SHAPE:
-            self._created(out)
+            self._mark_created(out)
         elif marked:
-            self._pass_on(name, out, _written(func, named), inputs, passed)
+            self._mark_results(name, out, _written(func, named), inputs, passed)
         return out
 
-    def _note(self, func: Any, name: str, named: dict[str, Any]) -> None:
-        """Keep the numbers an operation computes with; sizes count where they are values."""
+    def _keep_scalars(self, func: Any, name: str, named: dict[str, Any]) -> None:
+        """Keep the numbers an operation computes with; sizes only where they are values."""
         kinds = {one.name: str(one.type) for one in func._schema.arguments}
         values: list[Any] = [
             value
@@ -329,7 +337,7 @@ class _Locality(_Watch):
         if name == "lift_fresh" and named["self"].numel() <= 64:
             values.append(tuple(named["self"].flatten().tolist()))
         if name == "arange" and (named.get("start", 0), named.get("step", 1)) == (0, 1):
-            values = []  # one number per node, or per edge, is what it is for
+            values = []  # one number per node, or per edge, is its purpose
         elif name not in _BY_SHAPE and not _tensors(list(named.values())):  # as the ends of linspace, or eye
             values = [value for value in named.values() if isinstance(value, int | float | list | tuple)]
         elif name in _POSITIONS:
@@ -337,60 +345,60 @@ class _Locality(_Watch):
         if values:
             self.scalars.append((name, *values))
 
-    def _created(self, out: Any) -> None:
+    def _mark_created(self, out: Any) -> None:
         """Mark rows that exist because of the new nodes."""
         for one in _tensors(out):
             for dim, size in enumerate(one.shape):
                 if size in self.sizes:
                     new = torch.arange(size, device=one.device) >= self.sizes[size]
-                    self._put(one, self.marks(one) | _along(new, dim, one.dim()))
+                    self._put(one, self.marks(one) | _along_dim(new, dim, one.dim()))
 
-    def _pass_on(
+    def _mark_results(
         self, name: str, out: Any, written: list[Any], inputs: list[Tensor], passed: Tensor | None
     ) -> None:
         memory = {one.untyped_storage().data_ptr() for one in inputs if one.layout is torch.strided}
         results = _tensors(out, written)
         writes = any(one is other for one in results for other in written)
-        source = name in _KEEPS and all(self._is_source(one) for one in inputs if self.reaches(one))
+        source = name in _PURE_MOVES and all(self._is_old_source(one) for one in inputs if self.tracks(one))
         for one in results:
             shared = one.layout is torch.strided and one.untyped_storage().data_ptr() in memory
             if not one.numel() or (shared and not writes):
-                continue  # a view has the marks of what it shows
-            fits = passed is not None and _fits(passed, one.shape)
+                continue  # a view shares the marks of its memory
+            fits = passed is not None and _broadcasts(passed, one.shape)
             marks = passed if fits and passed is not None else one.new_ones((), dtype=torch.bool)
             if one.numel() > 1 and bool(marks.all()) and not any(bool(self.marks(i).all()) for i in inputs):
-                self.spread = self.spread or name
+                self.first_global = self.first_global or name
             self._put(one, marks.expand(one.shape), source)
 
-    def _compared(self, left: Tensor, right: Tensor) -> Tensor:
-        """Marks of whether two numbers are equal: an old node, whichever it is, is no new one."""
+    def _equality_marks(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the marks of a comparison: every old node differs from a new one, whichever it is."""
         marks = [self.marks(left), self.marks(right)]
         for side, (one, other) in enumerate(((left, right), (right, left))):
-            if self._is_source(one) and not other.is_floating_point():
+            if self._is_old_source(one) and not other.is_floating_point():
                 marks[side] = marks[side] & ((other < self.old) | marks[1 - side])
         return marks[0] | marks[1]
 
-    def _is_source(self, tensor: Tensor) -> bool:
-        """Whether what is marked of a tensor are numbers of old nodes, moved and nothing else."""
+    def _is_old_source(self, tensor: Tensor) -> bool:
+        """Whether the marked numbers of a tensor are numbers of old nodes, moved and not changed."""
         memory = self._marks.find(tensor) if tensor.layout is torch.strided else None
         return memory is not None and memory.source
 
 
-def _dependence(
+def _find_dependence(
     model: nn.Module, graph: Graph, added: int, *, dense: bool = False
 ) -> tuple[str | None, list[tuple[Any, ...]]]:
-    """Run a model on a graph whose last `added` nodes are new and send nothing; follow what depends on them.
+    """Run a model on a graph whose last `added` nodes are new and have no outgoing edges.
 
-    Returns the operation that lets old rows depend on new ones, or None, and the numbers operations were
-    called with. `dense` is for models that read sparse features by other means than PyTorch.
+    Returns the operation by which old rows depend on new ones, or None, and the numbers operations were
+    called with. `dense` is for models that compute with sparse features outside PyTorch.
     """
     assert graph.features is not None and graph.features.appended is not None
     features = dataclasses.replace(graph.features, appended=graph.features.appended.clone())
     # Plain PyTorch spreads every entry of sparse rows over the channels of a layer.
-    if dense or features.num_rows * features.num_columns <= WIDE * features.stored.numel():
+    if dense or features.num_rows * features.num_columns <= DENSE_BELOW * features.stored.numel():
         features = Features.dense(features.to_dense())
     old, nodes = graph.num_nodes - added, torch.arange(graph.num_nodes + 1, device=graph.device)
-    # Nothing that was derived of the graph before: it would come without marks.
+    # Without cached results of the graph, which would have no marks.
     edges = graph.edge_index.clone()
     adjacency = Adjacency.from_sorted(edges[0].clone(), edges[1].clone(), graph.num_nodes)
     adjacency.check_incoming()
@@ -399,7 +407,7 @@ def _dependence(
     graph = graph.replace(adjacency=adjacency, features=features)
     graph.__dict__["has_loops"] = loops
     new = adjacency.destination >= old
-    mode = _Locality((graph.num_nodes, old), (graph.num_edges, graph.num_edges - int(new.sum())))
+    mode = _LocalityMode((graph.num_nodes, old), (graph.num_edges, graph.num_edges - int(new.sum())))
     if isinstance(features.appended, Tensor):
         mode.mark(features.appended, features.appended.new_ones((), dtype=torch.bool))
     elif isinstance(features.base, Tensor):
@@ -411,9 +419,9 @@ def _dependence(
     for values in (graph.edge_attr, graph.edge_weight):
         if values is not None:
             mode.mark(values, new.view(-1, *[1] * (values.dim() - 1)))
-    with torch.no_grad(), use_backend("reference"), _Exits(mode), mode:
+    with torch.no_grad(), use_backend("reference"), _ExitMode(mode), mode:
         logits = call_model(model, graph)
-    culprit = mode.culprit
-    if culprit is None and bool(mode.marks(logits)[:old].any()):
-        culprit = mode.spread or "an operation"
-    return culprit, mode.scalars
+    violation = mode.violation
+    if violation is None and bool(mode.marks(logits)[:old].any()):
+        violation = mode.first_global or "an operation"
+    return violation, mode.scalars

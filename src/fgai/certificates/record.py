@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fgai.certificates.arrays import _ArrayDocument
+from fgai.certificates.base import _Certificate
 from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, _LayerLayout
 from fgai.errors import CheckpointError, InputError
 from fgai.records import Cell, Column, Table, data_frame, plain
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXPLANATION = "normalised geometric mean of the heads"
 """The vector whose top-k is certified, see `LayerAttention.explanation`."""
 ARITHMETIC = "arithmetic mean of the heads"
-"""The vector of records that name none."""
+"""The vector of older records, which name none."""
 PROMISE = (
     "Certified: perturbations of one layer with its values fixed. The top-k: a node's explanation vector, the"
     f" {EXPLANATION}, moved by at most R. The prediction: each head moved by at most R. Injected nodes or"
@@ -41,7 +41,7 @@ _ROUNDING = 1e-9
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertificateRecord(_ArrayDocument):
+class CertificateRecord(_Certificate):
     """The four properties of each node, measured (1, 3) and certified (2, 4).
 
     1. same explanation: `beta1`, overlap of the top-k1 with the vanilla model's
@@ -149,9 +149,9 @@ class CertificateRecord(_ArrayDocument):
         return torch.stack(masks).all(0) if len(masks) == len(PROPERTIES) else None
 
     def counted(self, index: int = -1) -> Tensor:
-        """What shares are of: nodes with more than max(k1, k2) neighbours, bool.
+        """Return what shares are of, bool: nodes with more than max(k1, k2) neighbours.
 
-        Links with such an end, graphs with such a node.
+        Or links with such an end, graphs with such a node.
         """
         degree = self.layer(index).degree
         sizes = [k for k in (self.k1, self.k2) if k is not None]
@@ -169,19 +169,19 @@ class CertificateRecord(_ArrayDocument):
         }
 
     def sentences(self, index: int = -1) -> list[str]:
-        """One sentence for each number of `shares`, and one that says which nodes are counted."""
-        counted, shares, rows = self.counted(index), self.shares(index), self._rows_are
+        """Return one sentence for each number of `shares`, and one that says which nodes are counted."""
+        counted, shares, rows = self.counted(index), self.shares(index), self._row_name
         sentences = []
-        for name, text in _meanings(self).items():
+        for name, text in _property_texts(self).items():
             share, title = shares[name], name.replace("_", " ").capitalize()
             if share is None:
-                word, why = _missing(self, index, name)
+                word, why = _reason_missing(self, index, name)
                 sentences.append(f"{title}: {word}, {why}.")
             else:
                 sentences.append(f"{title} at {_percent(share)} of the {rows}{text}.")
         return [
             *sentences,
-            f"Counted: {int(counted.sum())} of {len(counted)} {rows}, {_counted_words(self)}.",
+            f"Counted: {int(counted.sum())} of {len(counted)} {rows}, {_counted_text(self)}.",
         ]
 
     def informative_share(self, index: int = -1) -> float | None:
@@ -192,7 +192,7 @@ class CertificateRecord(_ArrayDocument):
         return float((change < 0.99 * self.trivial_probabilities).double().mean())
 
     def summary(self) -> dict[str, Any]:
-        """Shares, medians and curves as plain values; what tables and figures read."""
+        """Return shares, medians and curves as plain values, for tables and figures."""
         return {
             "promise": self.promise,
             "explanation": self.explanation,
@@ -229,7 +229,7 @@ class CertificateRecord(_ArrayDocument):
         """Return the fields of a file."""
         return {**super().layout(), "divergence": Literal[DIVERGENCES], "summary": dict[str, Any]}
 
-    def _check_lengths(self) -> None:
+    def _check_shapes(self) -> None:
         """Raise unless the layers and what is predicted are about the same nodes."""
         sizes = {layer.num_nodes for layer in self.layers}
         if len(sizes) != 1:
@@ -254,12 +254,12 @@ class CertificateRecord(_ArrayDocument):
             raise CheckpointError("radius, alpha, beta, k1 or k2 of the record is out of range")
 
     @property
-    def _rows_are(self) -> str:
-        """What is predicted."""
+    def _row_name(self) -> str:
+        """Plural of what is predicted."""
         return "links" if self.pairs is not None else "graphs" if self.batch is not None else "nodes"
 
     def _rows(self, nodes: Tensor) -> Tensor:
-        """From bool [N] to what is predicted: itself, links with both ends, graphs with all nodes in it."""
+        """Return nodes [N] as rows of predictions: nodes, links with both ends, or graphs with all nodes."""
         if self.pairs is not None:
             return nodes[self.pairs].all(0)
         if self.batch is not None:
@@ -326,22 +326,25 @@ def _mean(values: Tensor | None) -> float | None:
 
 
 @typed
-def promised(promise: str, explanation: str) -> str:
-    """Return the promise of a certificate with the vector whose top-k is meant added unless it names it."""
+def full_promise(promise: str, explanation: str) -> str:
+    """Return a certificate's promise with the vector that the top-k is of, unless the promise names it."""
     if explanation in promise:
         return promise
     return f"{promise} The top-k is that of the {explanation}; with one head, of the attention."
 
 
 def _overview(record: CertificateRecord) -> Table:
-    """One column per layer, one row per property; medians are over nodes with more than k2 neighbours."""
+    """Return a column per layer and a row per number; medians are over nodes with more than k2 neighbours."""
     summary = record.summary()["layers"]
     at = f"at R = {record.radius:g}"
     rows: dict[str, list[Cell]] = {}
     for index, layer in enumerate(summary):
-        topk, classes = layer["topk"], layer["class"]
-        logits, chances = layer["alpha2_logits"], layer["alpha2_probabilities"]
-        cells = {
+        topk, classes, probabilities = layer["topk"], layer["class"], layer["alpha2_probabilities"]
+        cells: dict[str, Cell] = {}
+        for name, share in record.shares(index).items():
+            text = _reason_missing(record, index, name)[0] if share is None else _percent(share)
+            cells[name.replace("_", " ")] = text
+        cells |= {
             "nodes counted": f"{layer['counted']} of {layer['nodes']}",
             "top-k trivial (share of nodes)": _percent(layer["trivial_share"]),
             "sharpness": _number(layer["sharpness"]),
@@ -349,22 +352,15 @@ def _overview(record: CertificateRecord) -> Table:
             f"top-k cannot change {at}": _percent(topk["share"]),
             f"certified overlap β₂, mean {at}": _number(topk["mean_beta2"]),
             "stable explanation, every head moved (bound)": _percent(topk["heads_share"]),
-            "class radius, median": _marked(classes, "median_radius"),
+            "class radius, median": _with_status(classes, "median_radius"),
             f"class cannot change {at}": _percent(classes["share"]),
-            f"α₂ on logits, median {at}": _marked(logits, "median"),
-            f"α₂ on probabilities, median {at}": _marked(chances, "median"),
-            "… below the trivial bound (share)": _percent(chances["informative_share"]),
+            f"α₂ on logits, median {at}": _with_status(layer["alpha2_logits"], "median"),
+            f"α₂ on probabilities, median {at}": _with_status(probabilities, "median"),
+            "… below the trivial bound (share)": _percent(probabilities["informative_share"]),
         }
         if record.compared:
             cells["overlap with vanilla β₁, mean"] = _number(layer["beta1"])
             cells["change from vanilla α₁, mean"] = _number(_mean(record.alpha1))
-        cells = {
-            **{
-                name.replace("_", " "): _missing(record, index, name)[0] if share is None else _percent(share)
-                for name, share in record.shares(index).items()
-            },
-            **cells,
-        }
         for name, cell in cells.items():
             rows.setdefault(name, [name]).append(cell)
     columns = [Column(""), *(Column(layer["name"]) for layer in summary)]
@@ -372,9 +368,9 @@ def _overview(record: CertificateRecord) -> Table:
     alpha, beta = ("·" if bound is None else f"{bound:g}" for bound in (record.alpha, record.beta))
     definition = f"(TV, {record.radius:g}, {alpha}, {beta}, {record.k1}, {record.k2})-FGAI"
     notes = [
-        f"First rows: share of the {record._rows_are} that satisfy {definition}.",
+        f"First rows: share of the {record._row_name} that satisfy {definition}.",
         f"{summary[-1]['name']}: {' '.join(record.sentences())}",
-        promised(record.promise, record.explanation),
+        full_promise(record.promise, record.explanation),
     ]
     notes += [
         f"{layer.name}: prediction unknown, {layer.prediction.reason}."
@@ -385,7 +381,7 @@ def _overview(record: CertificateRecord) -> Table:
 
 
 def _share_table(record: CertificateRecord) -> Table:
-    """Certified shares of the nodes with more than k2 neighbours, against the radius."""
+    """Return the certified shares of the nodes with more than k2 neighbours, by radius."""
     rows: list[list[Cell]] = []
     for layer in record.layers:
         for kind, label in (("topk", f"top-{record.k2 or 'all'}"), ("class", "class")):
@@ -393,17 +389,15 @@ def _share_table(record: CertificateRecord) -> Table:
             status = "exact" if kind == "topk" else layer.prediction.class_status
             rows.append([layer.name, label, status, *shares])
     columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in TABLE_RADII)]
-    note = promised(record.promise, record.explanation)
+    note = full_promise(record.promise, record.explanation)
     return Table(f"Nodes certified, {record.norm} ball", columns, rows, (note,))
 
 
 def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[Any]]:
-    """One layer's columns of `to_pandas`; NaN where nothing is known of single nodes."""
-    nodes, prediction = layer.num_nodes, layer.prediction
+    """Return one layer's columns of `to_pandas`; NaN where nothing is known about single nodes."""
+    nodes, prediction = layer.num_nodes, layer.prediction if layer.prediction.rows_are == "nodes" else None
     names = ("class_radius", "alpha2_logits", "alpha2_probabilities")
-    of_nodes = prediction.rows_are == "nodes"
-    values = {name: getattr(prediction, name) if of_nodes else None for name in names}
-    values["beta1"] = layer.beta1
+    values = {name: getattr(prediction, name, None) for name in names} | {"beta1": layer.beta1}
     return {
         "layer": np.full(nodes, layer.name, dtype=object),
         "node": np.arange(nodes),
@@ -414,12 +408,12 @@ def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[A
     }
 
 
-def _missing(record: CertificateRecord, index: int, name: str) -> tuple[str, str]:
-    """Why there is no share of a property: in a word or two, and the rest of the sentence."""
+def _reason_missing(record: CertificateRecord, index: int, name: str) -> tuple[str, str]:
+    """Say why there is no share of a property: in a word or two, and the rest of the sentence."""
     masks = record.properties(index)
     absent = [one for one in (PROPERTIES if name == ALL_FOUR else (name,)) if masks[one] is None]
     if not absent:
-        return "none counted", f"because no {record._rows_are[:-1]} counts"
+        return "none counted", f"because no {record._row_name[:-1]} counts"
     if (record.beta if absent[0].endswith("explanation") else record.alpha) is None:
         return "not asked for", "because no bound was given"
     if absent[0].startswith("same") and not record.compared:
@@ -427,8 +421,8 @@ def _missing(record: CertificateRecord, index: int, name: str) -> tuple[str, str
     return UNKNOWN, f"because {record.layer(index).prediction.reason or 'it was not certified'}"
 
 
-def _meanings(record: CertificateRecord) -> dict[str, str]:
-    """What each of the four properties means with the bounds of a record, and nothing for all of them."""
+def _property_texts(record: CertificateRecord) -> dict[str, str]:
+    """Return the text of each property with the record's bounds, and none for all four."""
     least = "" if record.beta is None or record.beta >= 1 else f"at least {100 * record.beta:g} % of "
     change = f"{record.alpha or 0.0:g} (total variation of {record.divergence})"
     moved = f"moves by at most {record.radius:g} ({record.norm})"
@@ -442,11 +436,11 @@ def _meanings(record: CertificateRecord) -> dict[str, str]:
     }
 
 
-def _counted_words(record: CertificateRecord) -> str:
+def _counted_text(record: CertificateRecord) -> str:
     """Which nodes, links or graphs are counted."""
     if record.k1 is None or record.k2 is None:
         return "because an explanation of all neighbours cannot change"
-    part = {"nodes": "", "links": "an end with ", "graphs": "a node with "}[record._rows_are]
+    part = {"nodes": "", "links": "an end with ", "graphs": "a node with "}[record._row_name]
     return f"those with {part}more than {max(record.k1, record.k2)} neighbours"
 
 
@@ -460,7 +454,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def _marked(part: dict[str, object], key: str) -> str:
+def _with_status(part: dict[str, object], key: str) -> str:
     value, status = part[key], part["status"]
     if status == UNKNOWN or not isinstance(value, float):
         return UNKNOWN if status == UNKNOWN else "–"

@@ -24,21 +24,24 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Observation
-from fgai.bounds.steps import scale_of
-from fgai.certificates.familiar import _layer_values, unfamiliar
+from fgai.bounds.steps import batch_norm_map
+from fgai.certificates.integrity import _layer_values, find_alteration
 from fgai.certificates.kernels import channel_norms, class_norms
-from fgai.certificates.layer import _BOUNDS, SMALLEST, Prediction, _gaps, _probability_change, _radius_of
+from fgai.certificates.layer import (
+    _BOUNDS,
+    SMALLEST,
+    Prediction,
+    _crossing_radius,
+    _probability_change,
+    _top_and_margins,
+)
 from fgai.models import AttentionLayer, body_of
 from fgai.tasks import get_task
 
-# What float32 may change in logits computed again in float64, relative to what is summed.
-_AGAIN = 1e-3
-# Edges per block: the working set stays around 100 MB.
-_BLOCK = 1 << 15
-# Halvings of the interval in which the class radius lies.
-_HALVINGS = 12
-# Two attentions are never further apart than this, in any of the norms.
-_FARTHEST = 2.0
+_AGAIN = 1e-3  # difference between float32 and float64 logits, relative to what is summed
+_BLOCK = 1 << 15  # edges per block: about 100 MB
+_HALVINGS = 12  # of the interval of the class radius
+_FARTHEST = 2.0  # largest distance of two attention vectors, in any of the norms
 
 
 class _ReluReadOut(NamedTuple):
@@ -69,28 +72,28 @@ class _Rates(NamedTuple):
 
 def _relu_prediction(model: Any, observation: Observation, radius: float, norm: str) -> Prediction | None:
     """Bound nodes of a graph transformer by its last layer's attention; None for other models."""
-    read_out = _find_relu(model, observation)
+    read_out = _relu_read_out(model, observation)
     if read_out is None:
         return None
     rowptr, logits = observation.attention.last.rowptr.cpu(), observation.logits
-    top, lead = _gaps(logits)
+    top, margins = _top_and_margins(logits)
     rates = _first_order(read_out, rowptr, top, norm)
     size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)
     low, high = _remainder(read_out, rates, size)
     positive, negative = read_out.A.clamp(min=0).T, (-read_out.A).clamp(min=0).T
     rise, fall = high @ positive + low @ negative, low @ positive + high @ negative
     spread = radius * rates.spread + rise.amax(1) + fall.amax(1)
-    safe = _class_radius(read_out, rates, top, lead, rowptr)
+    class_radius = _class_radius(read_out, rates, top, margins, rowptr)
     moved = (radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2
     reason = "linear part of the read-out, plus what ReLUs within reach can add"
-    return Prediction(safe, moved, _probability_change(logits, spread), *_BOUNDS, reason)
+    return Prediction(class_radius, moved, _probability_change(logits, spread), *_BOUNDS, reason)
 
 
-def _find_relu(model: Any, observation: Observation) -> _ReluReadOut | None:
-    """Return the read-out of a graph transformer's last attention layer; None where it is another one."""
+def _relu_read_out(model: Any, observation: Observation) -> _ReluReadOut | None:
+    """Return the read-out of a graph transformer's last attention layer; None for other models."""
     if body_of(model) != "blocks" or not get_task(model.task).row_per_node or not observation.runs:
         return None
-    if unfamiliar(model) is not None:
+    if find_alteration(model) is not None:
         return None
     run = observation.runs[-1]
     parts: Any = copy.deepcopy(nn.ModuleList([model.blocks[-1], model.head]))
@@ -104,7 +107,7 @@ def _find_relu(model: Any, observation: Observation) -> _ReluReadOut | None:
     assert isinstance(layer, AttentionLayer) and run.output is not None
     if isinstance(values, str):
         return None
-    scales, shifts = zip(*(scale_of(norm) for norm in norms), strict=True)
+    scales, shifts = zip(*(batch_norm_map(norm) for norm in norms), strict=True)
     out_w, wide_w, narrow_w, head_w, last_w = (one.weight for one in (*maps, head[0], head[2]))
     out_b, wide_b, narrow_b, head_b, last_b = (_bias(one) for one in (*maps, head[0], head[2]))
     state = run.inputs[0].cpu().double() + run.output.cpu().double() @ out_w.T + out_b
@@ -154,33 +157,35 @@ def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str)
 
 
 def _remainder(read_out: _ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Tensor, Tensor]:
-    """Beyond first order relu(p2) lies in [-low, high] of its linear part: two [N, K2] for radii [N]."""
+    """Return low and high [N, K2]: relu(p2) lies in [−low, high] around its linear part, at radii [N]."""
     size = radius[:, None]
-    kink1 = (size * rates.first - read_out.p1.abs()).clamp(min=0)
-    up, down = kink1 @ read_out.B.clamp(min=0).T, kink1 @ (-read_out.B).clamp(min=0).T
+    excess1 = (size * rates.first - read_out.p1.abs()).clamp(min=0)
+    up, down = excess1 @ read_out.B.clamp(min=0).T, excess1 @ (-read_out.B).clamp(min=0).T
     on = read_out.p2 > 0
     reach = size * rates.second + torch.where(on, down, up)
-    kink2 = (reach - read_out.p2.abs()).clamp(min=0)
-    return torch.where(on, down, 0.0), torch.where(on, up, 0.0) + kink2
+    excess2 = (reach - read_out.p2.abs()).clamp(min=0)
+    return torch.where(on, down, 0.0), torch.where(on, up, 0.0) + excess2
 
 
-def _class_radius(read_out: _ReluReadOut, rates: _Rates, top: Tensor, lead: Tensor, rowptr: Tensor) -> Tensor:
-    """Largest radius, up to halving, at which no class can catch up; never above the first-order radius."""
-    limit = _radius_of(lead, rates.margin).clamp(max=_FARTHEST)
+def _class_radius(
+    read_out: _ReluReadOut, rates: _Rates, top: Tensor, margins: Tensor, rowptr: Tensor
+) -> Tensor:
+    """Return the largest radius, up to bisection, at which no class reaches the top one."""
+    limit = _crossing_radius(margins, rates.margin).clamp(max=_FARTHEST)
     low, high = torch.zeros_like(limit), limit.clone()
     tried = high
     for _ in range(_HALVINGS + 1):
         lost = tried[:, None] * rates.margin + _margin_remainder(read_out, rates, top, tried)
-        safe = (lead - lost).amin(1) > 0
+        safe = (margins - lost).amin(1) > 0
         low, high = torch.where(safe, tried, low), torch.where(safe, high, tried)
         tried = (low + high) / 2
-    ahead = lead.amin(1) > 0
+    ahead = margins.amin(1) > 0
     low = torch.where(ahead, low.clamp(min=SMALLEST), 0.0)  # at radius 0 nothing moves
     return torch.where(rowptr.diff() > 0, low, torch.where(ahead, torch.inf, 0.0))
 
 
 def _margin_remainder(read_out: _ReluReadOut, rates: _Rates, top: Tensor, radius: Tensor) -> Tensor:
-    """[N, C]: the most class c can gain on the top class beyond first order, at radii [N]."""
+    """Bound how much class c can gain on the top class beyond first order [N, C], at radii [N]."""
     low, high = _remainder(read_out, rates, radius)
     out = torch.zeros_like(rates.margin)
     for winner in torch.unique(top).tolist():
@@ -191,7 +196,7 @@ def _margin_remainder(read_out: _ReluReadOut, rates: _Rates, top: Tensor, radius
 
 
 def _blocks(rowptr: Tensor) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with about `_BLOCK` edges each."""
+    """Yield ranges of rows with about `_BLOCK` edges each."""
     start, nodes = 0, rowptr.numel() - 1
     while start < nodes:
         stop = int(torch.searchsorted(rowptr, rowptr[start] + _BLOCK, right=True)) - 1

@@ -4,7 +4,7 @@ The model runs with symbols in place of features and edges. A branch on a featur
 of nodes cannot run with symbols, so the operations of the trace are those of every graph. They must be
 `GATConv` or `GATv2Conv` layers on the model's own edges, one after the other, and between them only steps
 that `fgai.bounds.steps` bounds. A branch on the type of a symbol shows in a run on the graph, and what FX
-cannot see, as a function that was replaced in PyG, in a comparison in float64 (`fgai.certificates.chain`).
+does not see, as a function that was replaced in PyG, in a comparison in float64 (`fgai.certificates.chain`).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from fgai.attention import Limits, duplicate
 from fgai.attention.interface import Wrapped, uncompiled
 from fgai.attention.limits import _ClipOutput
 from fgai.attention.pyg import PYG_MAPS
-from fgai.bounds.steps import SMOOTH
+from fgai.bounds.steps import ACTIVATIONS
 from fgai.certificates.chain import Chain
-from fgai.certificates.familiar import _change
-from fgai.certificates.following import _following, _same_constants
+from fgai.certificates.integrity import _module_alteration
+from fgai.certificates.linearity import _changed_constant, _track_linearity
 from fgai.graph import Graph
 from fgai.models import AttentionLayer
 
 # mypy: disable-error-code="no-untyped-call"
 
-_ASIDE = (getattr, operator.getitem, "size", "dim")
-"""Operations that change nothing; allowed where nothing reads them."""
-_LEFT_OUT = (nn.Dropout, nn.Identity)
-_STEPS = (*SMOOTH, nn.Linear, nn.BatchNorm1d, Linear)
+_NO_EFFECT = (getattr, operator.getitem, "size", "dim")
+"""Operations without an effect; allowed where no other operation uses their result."""
+_IDENTITIES = (nn.Dropout, nn.Identity)
+_STEPS = (*ACTIVATIONS, nn.Linear, nn.BatchNorm1d, Linear)
 _FUNCTIONS = (
     *(functional.elu, functional.relu, functional.leaky_relu, torch.relu),
     *(functional.dropout, functional.log_softmax, torch.log_softmax),
@@ -49,22 +49,22 @@ _FUNCTIONS = (
 _METHODS = ("relu", "relu_", "log_softmax")
 
 
-class _RefusedError(Exception):
-    """A structure that proofs do not describe; its text is the reason."""
+class _NotAChainError(Exception):
+    """A model that is no chain; the text is the reason."""
 
 
 def trace(model: nn.Module, graph: Graph) -> Chain | str:
-    """Return a model as a chain, or why it is none; left as it was."""
+    """Return a model as a chain, or why it is none; it is left as it was."""
     try:
-        return _Reader(model).chain(graph)
-    except _RefusedError as refused:
-        return str(refused)
+        return _ChainBuilder(model).chain(graph)
+    except _NotAChainError as error:
+        return str(error)
 
 
 class _Tracer(fx.Tracer):
-    """Calls attention layers and PyTorch's modules as one operation each.
+    """Traces attention layers and PyTorch's modules as one operation each.
 
-    While FX traces, the modules of other threads are called through the tracer, too; they just run.
+    While FX traces, other threads call their modules through the tracer, too; those just run.
     """
 
     def __init__(self) -> None:
@@ -82,8 +82,8 @@ class _Tracer(fx.Tracer):
         return isinstance(module, MessagePassing | Linear) or super().is_leaf_module(module, path)
 
 
-class _Called(nn.Module):
-    """A model, called as fgai calls it."""
+class _ModelCall(nn.Module):
+    """A module that calls a model as fgai calls it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -95,146 +95,142 @@ class _Called(nn.Module):
         return self.model(Data(x=x, edge_index=edge_index, num_nodes=x.shape[0]))
 
 
-class _Reader:
-    """Reads a chain off the operations of a user's model."""
+class _ChainBuilder:
+    """Builds a chain from the operations of a user's model."""
 
     def __init__(self, model: nn.Module) -> None:
         model = uncompiled(model)
         self.prefix = "model.model" if isinstance(model, Wrapped) else "model"
         # A copy: a forward pass may keep symbols in the model.
-        self.root = _Called(duplicate(model).cpu())
+        self.root = _ModelCall(duplicate(model).cpu())
         self.names: list[str] = []
         self.layers: list[AttentionLayer] = []
         self.loops: list[bool] = []
         self.steps: list[list[nn.Module]] = [[]]
-        self.normalised = False
+        self.log_softmax = False
 
     def chain(self, graph: Graph) -> Chain:
-        """Return the chain, after a run with symbols and one on the graph that took the same way."""
+        """Return the chain, after a run with symbols and one on the graph with the same operations."""
         trace = self._traced()
-        aside: set[fx.Node] = set()
+        unused: set[fx.Node] = set()
         for node in reversed(trace.nodes):
-            if node.target in _ASIDE and aside.issuperset(node.users):
-                aside.add(node)
+            if node.target in _NO_EFFECT and unused.issuperset(node.users):
+                unused.add(node)
         x, edges = (node for node in trace.nodes if node.op == "placeholder")
-        at, passed = x, {x, edges}
+        current, used = x, {x, edges}
         while True:
-            following = [node for node in at.users if node not in aside]
+            following = [node for node in current.users if node not in unused]
             if len(following) != 1:
-                raise _RefusedError(f"{self._called(at)} is read more than once, as by a residual connection")
+                name = self._describe(current)
+                raise _NotAChainError(f"{name} is used more than once, as by a residual connection")
             node = following[0]
-            passed.add(node)
+            used.add(node)
             if node.op == "output":
                 break
-            self._follow(node, at, edges)
-            at = node
-        if at not in node.args:
-            raise _RefusedError("the model returns more than its logits")
-        others = [node for node in trace.nodes if node not in passed and node not in aside]
+            self._add_operation(node, current, edges)
+            current = node
+        if current not in node.args:
+            raise _NotAChainError("the model returns more than its logits")
+        others = [node for node in trace.nodes if node not in used and node not in unused]
         if others:
-            raise _RefusedError(f"{self._called(others[0])} is not part of a chain of attention layers")
+            raise _NotAChainError(f"{self._describe(others[0])} is not part of a chain of attention layers")
         if len(set(self.loops)) > 1:
-            raise _RefusedError("some layers add self-loops and others do not")
-        self._require_same_way(trace, graph)
+            raise _NotAChainError("some layers add self-loops and others do not")
+        self._require_same_operations(trace, graph)
         loops = any(self.loops)
-        return Chain(self.names, self.layers, self.steps, loops=loops, normalised=self.normalised)
+        return Chain(self.names, self.layers, self.steps, loops=loops, log_softmax=self.log_softmax)
 
     def _traced(self) -> fx.Graph:
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-            raise _RefusedError("a hook on all modules may change what they return")
+            raise _NotAChainError("a hook on all modules may change what they return")
         try:
             with alone():  # FX replaces `nn.Module.__call__` meanwhile
                 return _Tracer().trace(self.root)
         except Exception as error:  # whatever the user's code raises when it meets a symbol
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise _RefusedError(
+            raise _NotAChainError(
                 f"the forward pass depends on more than its operations and cannot be traced: {first}"
             ) from error
 
-    def _require_same_way(self, trace: fx.Graph, graph: Graph) -> None:
-        """Raise unless the model runs the operations of the trace: symbols are no tensors by type."""
+    def _require_same_operations(self, trace: fx.Graph, graph: Graph) -> None:
+        """Raise unless the model runs the operations of the trace; it may branch on the type of a symbol."""
         assert graph.features is not None
         runs = []
         for model in (self.root, fx.GraphModule(self.root, trace)):
             x = graph.features.to("cpu").to_dense().clone()
-            with _following() as followed:
-                followed.start(x)
+            with _track_linearity() as mode:
+                mode.track(x)
                 model(x, graph.edge_index.cpu())
-            runs.append(followed)
-        culprit = _same_constants(*runs)
-        if culprit is not None:
-            raise _RefusedError(
-                f"the forward pass branches on what cannot be followed, before `{culprit.strip('_')}`"
+            runs.append(mode)
+        if (operation := _changed_constant(*runs)) is not None:
+            raise _NotAChainError(
+                f"the forward pass branches on what cannot be followed, before `{operation.strip('_')}`"
             )
 
     def _path(self, node: fx.Node) -> str:
         inside = str(node.target).removeprefix(self.prefix).removeprefix(".")
         return inside or type(self.root.get_submodule(self.prefix)).__name__
 
-    def _called(self, node: fx.Node) -> str:
+    def _describe(self, node: fx.Node) -> str:
         if node.op == "call_module":
             return f"{self._path(node)} ({type(self.root.get_submodule(str(node.target))).__name__})"
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", node.name)
         return f"`{name}`" if node.op != "placeholder" else f"the input `{name}`"
 
-    def _follow(self, node: fx.Node, at: fx.Node, edges: fx.Node) -> None:
-        """Take one operation on what the chain computed so far into it."""
-        if self.normalised:
-            raise _RefusedError(f"{self._called(node)} follows a log-softmax")
+    def _add_operation(self, node: fx.Node, current: fx.Node, edges: fx.Node) -> None:
+        """Add one operation on the chain's current output."""
+        if self.log_softmax:
+            raise _NotAChainError(f"{self._describe(node)} follows a log-softmax")
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
             if isinstance(module, MessagePassing):
-                self._take_layer(node, module, at, edges)
+                self._add_layer(node, module, current, edges)
                 return
-            change = _change(module, {*_STEPS, *_LEFT_OUT, nn.LogSoftmax})
-            if change is not None:
-                raise _RefusedError(f"{self._path(node)} {change}")
-            step: nn.Module | None = module if node.args == (at,) and not node.kwargs else None
+            if (alteration := _module_alteration(module, {*_STEPS, *_IDENTITIES, nn.LogSoftmax})) is not None:
+                raise _NotAChainError(f"{self._path(node)} {alteration}")
+            step: nn.Module | None = module if node.args == (current,) and not node.kwargs else None
         else:
-            step = _step_of(node, at)
+            step = _step_of(node, current)
         if isinstance(step, nn.LogSoftmax) and step.dim in (1, -1):
-            self.normalised = True
-        elif isinstance(step, _LEFT_OUT):
+            self.log_softmax = True
+        elif isinstance(step, _IDENTITIES):
             if isinstance(step, nn.Dropout) and step.training:
-                raise _RefusedError(f"{self._called(node)} drops out in evaluation mode, too")
+                raise _NotAChainError(f"{self._describe(node)} is active in evaluation mode, too")
         elif isinstance(step, _STEPS):
-            self.steps[-1].append(_plain(step, self._called(node)))
+            self.steps[-1].append(_copy_step(step, self._describe(node)))
         else:
-            raise _RefusedError(
-                f"{self._called(node)} is not followed: between attention layers there may be dropout, ELU,"
+            raise _NotAChainError(
+                f"{self._describe(node)} is not followed: between attention layers there may be dropout, ELU,"
                 " ReLU, leaky ReLU, batch norm and linear layers"
             )
 
-    def _take_layer(self, node: fx.Node, layer: Any, at: fx.Node, edges: fx.Node) -> None:
+    def _add_layer(self, node: fx.Node, layer: Any, current: fx.Node, edges: fx.Node) -> None:
         name = self._path(node)
         if name in self.names:
-            raise _RefusedError(f"layer {name!r} runs more than once")
+            raise _NotAChainError(f"layer {name!r} runs more than once")
         arguments = {**dict(zip(("x", "edge_index", "edge_attr"), node.args, strict=False)), **node.kwargs}
-        if len(node.args) > 3 or arguments.get("x") is not at:
-            raise _RefusedError(
+        if len(node.args) > 3 or arguments.get("x") is not current:
+            raise _NotAChainError(
                 f"layer {name!r} is called with something else than the features of all nodes, as on a"
                 " bipartite graph"
             )
         if arguments.get("edge_index") is not edges:
-            raise _RefusedError(f"layer {name!r} does not read the edges that the model is given")
-        extra = [
-            key for key, value in arguments.items() if key not in ("x", "edge_index") and value is not None
-        ]
-        if extra:
-            raise _RefusedError(f"layer {name!r} is called with `{extra[0]}`, which is not followed")
-        fault = _layer_fault(layer)
-        if fault is not None:
-            raise _RefusedError(f"layer {name!r} {fault}")
+            raise _NotAChainError(f"layer {name!r} does not use the edges that the model is called with")
+        for key, value in arguments.items():
+            if key not in ("x", "edge_index") and value is not None:
+                raise _NotAChainError(f"layer {name!r} is called with `{key}`, which is not followed")
+        if (problem := _layer_problem(layer)) is not None:
+            raise _NotAChainError(f"layer {name!r} {problem}")
         self.names.append(name)
-        self.layers.append(_converted(layer))
+        self.layers.append(_convert(layer))
         self.loops.append(layer.add_self_loops)
         self.steps.append([])
 
 
-def _step_of(node: fx.Node, at: fx.Node) -> nn.Module | None:
-    """Return a function or method call as a module; None if it is no known step of its first argument."""
+def _step_of(node: fx.Node, current: fx.Node) -> nn.Module | None:
+    """Return a function or method call as a module; None if it is no step with `current` as its input."""
     others = (*node.args[1:], *node.kwargs.values())
-    if node.args[:1] != (at,) or any(isinstance(one, fx.Node) for one in others):
+    if node.args[:1] != (current,) or any(isinstance(one, fx.Node) for one in others):
         return None
     if node.target not in (_METHODS if isinstance(node.target, str) else _FUNCTIONS):
         return None
@@ -254,11 +250,11 @@ def _step_of(node: fx.Node, at: fx.Node) -> nn.Module | None:
     return nn.ELU(options["alpha"]) if name == "elu" else nn.LeakyReLU(options["negative_slope"])
 
 
-def _plain(step: Any, called: str) -> nn.Module:
-    """Return a step as the bounds read it, without in-place operations."""
+def _copy_step(step: Any, name: str) -> nn.Module:
+    """Return a copy of a step of PyTorch's own classes, without in-place operations."""
     if isinstance(step, nn.BatchNorm1d):
         if step.training or step.running_mean is None:
-            raise _RefusedError(f"{called} uses the statistics of all nodes, which new ones change")
+            raise _NotAChainError(f"{name} uses the statistics of all nodes, which new ones change")
         return copy.deepcopy(step)
     if isinstance(step, nn.Linear):
         return copy.deepcopy(step)
@@ -271,37 +267,37 @@ def _plain(step: Any, called: str) -> nn.Module:
         return nn.ReLU()
     if isinstance(step, nn.ELU):
         if not 0 < step.alpha <= 1:
-            raise _RefusedError(f"{called} has an alpha of {step.alpha}; up to 1 it is followed")
+            raise _NotAChainError(f"{name} has an alpha of {step.alpha}; up to 1 it is followed")
         return nn.ELU(step.alpha)
     assert isinstance(step, nn.LeakyReLU)
     if not 0 <= step.negative_slope <= 1:
-        raise _RefusedError(f"{called} has a slope of {step.negative_slope}; from 0 to 1 it is followed")
+        raise _NotAChainError(f"{name} has a slope of {step.negative_slope}; from 0 to 1 it is followed")
     return nn.LeakyReLU(step.negative_slope)
 
 
-def _layer_fault(layer: Any) -> str | None:
-    """Say why a PyG layer is none that the proof describes; None if it is."""
+def _layer_problem(layer: Any) -> str | None:
+    """Say why the proof does not cover a PyG layer; None if it does."""
     kind, slope = type(layer), layer.__dict__.get("negative_slope")
     if kind not in (GATConv, GATv2Conv):
         return f"is a {kind.__name__}; only GATConv and GATv2Conv are followed"
     if kind is GATConv and layer.lin is None:
-        return "has weights of its own for destinations, as for bipartite graphs"
+        return "has other weights for destinations, as for bipartite graphs"
     if layer.res is not None:
         return "has a residual connection, which is not followed"
     if layer.edge_dim is not None:
-        return "reads attributes of edges, which are not followed"
+        return "uses edge attributes, which are not followed"
     if layer.flow != "source_to_target" or type(layer.aggr_module) is not SumAggregation:
         return "must sum messages from source to target"
     if layer.decomposed_layers != 1 or layer._explain or layer._edge_mask is not None:
         return "runs decomposed or masked"
     if not isinstance(slope, int | float) or not 0 <= slope <= 1:
         return f"has a slope of {slope}, which is not in [0, 1]: bounds of scores hold for no other"
-    return _parts_fault(layer)
+    return _parts_problem(layer)
 
 
-def _parts_fault(layer: Any) -> str | None:
-    """Say which part may compute something else than its class; the clips of limits may."""
-    hooked = "has a hook, which may change what it reads or returns"
+def _parts_problem(layer: Any) -> str | None:
+    """Say which part may compute something else than its class, but for the hooks of limits."""
+    hooked = "has a hook, which may change its input or output"
     if any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and "_forward_" in name):
         return hooked
     maps, limits = PYG_MAPS[type(layer)](layer), cast(nn.ModuleDict | None, layer._modules.get("limits"))
@@ -312,19 +308,19 @@ def _parts_fault(layer: Any) -> str | None:
             hooks = list(part._forward_hooks.values())
             if [type(hook) for hook in hooks] != [_ClipOutput] or hooks[0].limits is not limits[name]:
                 return hooked
-        change = _change(part, {type(layer), Linear, SumAggregation}, hooked=clips)
-        if change is not None:
-            return f"{path} {change}".strip()
+        alteration = _module_alteration(part, {type(layer), Linear, SumAggregation}, known_hook=clips)
+        if alteration is not None:
+            return f"{path} {alteration}".strip()
     return None
 
 
-def _converted(layer: Any) -> AttentionLayer:
-    """Return a PyG layer, which `_layer_fault` allows, as one of fgai's."""
+def _convert(layer: Any) -> AttentionLayer:
+    """Return a PyG layer without a `_layer_problem` as one of fgai's."""
     maps, heads, channels = PYG_MAPS[type(layer)](layer), layer.heads, layer.out_channels
     value: Any = maps["value"]
     weight: Tensor = value.weight
     additive = type(layer) is GATConv
-    with seeded(0, torch.device("cpu")):  # weights are drawn, and replaced
+    with seeded(0, torch.device("cpu")):  # initial weights, replaced below
         own = AttentionLayer(
             weight.shape[1],
             channels,

@@ -7,20 +7,14 @@ An injected node is in one group, so whatever its features and edges, it changes
 If the leading class of a node is ahead of every other by more than 2 m votes (ties go to the smaller class),
 no m injected nodes change it.
 
-Explanation: the score of group g at a node is the margin of its class (over the best other) in the graph of g
-less that without any neighbour, and so what the neighbours in g do by themselves; ranked are the groups that
-hold a neighbour, ties by number. While the class stays, m injected nodes change at most m scores, and at
-least `n − m` of the top n groups stay among the top k, n = min(k, groups with a neighbour): let c of the top
-n and at most m − c others change. An unchanged member that is i-th of the unchanged ones has at most i − 1
-unchanged groups ahead of it, now as before, and at most m changed ones. So it is among the top k if
-i + m ≤ k, and of the n − c unchanged members at least min(n − c, k − m) ≥ n − m are. Neighbours in one group
-share its score, so this holds for groups, not for neighbours one by one.
+Explanation: the score of group g at a node is the margin of its class in the graph of g less that without any
+neighbour; ranked are the groups with a neighbour, ties by number. While the class stays, at least `n − m` of
+the top n groups stay among the top k, n = min(k, groups with a neighbour); docs/budget.md has the proof.
 
-Required of the model: nodes affect each other along edges, from source to
-destination, and in no other way: no encodings of the graph, no norms or maxima over all nodes, no count of
-nodes or of outgoing edges. To prove it, new nodes without outgoing edges are added and followed through the
-forward pass, operation by operation (`fgai.certificates.locality`); whatever the size of their features, the
-logits of old nodes must not change.
+Required of the model: nodes affect each other along edges, from source to destination, and in no other way:
+no encodings of the graph, no norms or maxima over all nodes, no count of nodes or of outgoing edges. To prove
+it, new nodes without outgoing edges are added and their dependents marked through the forward pass
+(`fgai.certificates.locality`); whatever the size of their features, the logits of old nodes must not change.
 
 A T-th of every neighbourhood often gives worse classes, at worst those of the features alone; compare with
 `fgai.training.accuracy_without_edges`: a certificate below that protects nothing.
@@ -29,7 +23,7 @@ A T-th of every neighbourhood often gives worse classes, at worst those of the f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -40,19 +34,16 @@ from torch.nn.functional import one_hot
 
 from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.attention.interface import originals, uncompiled
-from fgai.certificates.arrays import _ArrayDocument
-from fgai.certificates.injection import _share_of
-from fgai.certificates.locality import _dependence
+from fgai.certificates.base import _InjectionRecord, record_fields, share_of
+from fgai.certificates.locality import _find_dependence
 from fgai.checks import fraction, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import CheckpointError, InputError
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
-from fgai.records import Cell, Column, Table, data_frame, provenance
+from fgai.records import Cell, Column, Table, data_frame
 from fgai.tasks import check_logits, task_of
 from fgai.typed import typed
-from fgai.version import versions
 
 if TYPE_CHECKING:
     import pandas
@@ -63,67 +54,58 @@ VOTING_PROMISE = (
     " as it is, and this share of the groups of neighbours that explain it."
 )
 PROBES = ((1, 1.0), (3, 1e6))
-"""New nodes that are tried, and the size of their features."""
-NEIGHBOURS = 16
-"""Of each of them at most."""
+"""Number of new nodes in each test of locality, and the size of their features."""
+PROBE_NEIGHBOURS = 16
+"""Largest number of neighbours of each."""
 _SAME = 1e-5
 """Rounding of logits, relative to the largest."""
 
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VotingCertificate(_ArrayDocument):
-    """How many injected nodes the majority over groups of nodes tolerates, and what each group does.
+class VotingCertificate(_InjectionRecord):
+    """How many injected nodes the majority over groups of nodes withstands, and the score of each group.
 
     Attributes:
         groups: T.
         confidence: least probability of a class that gets a vote.
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
-        tolerated: int64 [N], injected nodes, with any features and edges, that cannot change it.
-        scores: float32 [N, T], what the neighbours in a group do to the margin of that class; NaN where a
-            group holds none.
+        node_radius: int64 [N], no such number of injected nodes, or fewer, changes it.
+        scores: float32 [N, T], change of that class's margin by the neighbours in a group; NaN where a
+            group has none.
         group: int64 [N], of each node.
-        model: class and settings.
-        data: name and sizes.
-        version: of fgai and torch.
-        seconds: it took.
-        promise: what is certified, in a sentence.
-        provenance: see `fgai.records.provenance`.
+        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "voting-certificate"
     ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
         "votes": ("<i8", 2),
         "classes": ("<i8", 1),
-        "tolerated": ("<i8", 1),
+        "node_radius": ("<i8", 1),
         "scores": ("<f4", 2),
         "group": ("<i8", 1),
     }
+    OLD_NAMES: ClassVar[dict[str, str]] = {"tolerated": "node_radius"}
 
     groups: int
     confidence: float
     votes: Tensor
     classes: Tensor
-    tolerated: Tensor
+    node_radius: Tensor
     scores: Tensor
     group: Tensor
-    model: dict[str, Any]
-    data: dict[str, Any]
-    version: dict[str, str]
-    seconds: float
     promise: str = VOTING_PROMISE
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
-        """Share of nodes, or of those under a mask, that tolerate so many injected nodes."""
+        """Share of nodes, or of those under a mask, that withstand so many injected nodes."""
         whole(injected, "injected", 0)
-        return _share_of(self.tolerated >= injected, nodes)
+        return share_of(self.node_radius >= injected, nodes)
 
     def certified_accuracy(self, injected: int, y: Tensor, nodes: Tensor | None = None) -> float:
-        """Share of nodes, or of those under a mask, that are right and tolerate so many injected nodes."""
+        """Share of nodes, or of those under a mask, that are right and withstand so many injected nodes."""
         whole(injected, "injected", 0)
-        return _share_of((self.tolerated >= injected) & (self.classes == y.to(self.classes.device)), nodes)
+        return share_of((self.node_radius >= injected) & (self.classes == y.to(self.classes.device)), nodes)
 
     def top(self, k: int = 5) -> Tensor:
         """Return the groups of each node's explanation, int64 [N, k]: the k largest scores; -1 for none."""
@@ -132,37 +114,34 @@ class VotingCertificate(_ArrayDocument):
         numbers = ranked.indices.masked_fill(ranked.values == -torch.inf, -1)[:, :k]
         return torch.nn.functional.pad(numbers, (0, k - numbers.shape[1]), value=-1)
 
-    def kept(self, injected: int, k: int = 5, nodes: Tensor | None = None) -> float | None:
+    def topk_share(self, injected: int, k: int = 5, nodes: Tensor | None = None) -> float | None:
         """Share of the top-k groups that provably stays, mean over nodes with such groups; None of none.
 
         A node whose class may change counts as 0.
         """
         whole(injected, "injected", 0)
         count = (self.top(k) >= 0).sum(1).double()
-        share = (
-            ((count - injected) / count.clamp(min=1)).clamp(min=0).masked_fill(self.tolerated < injected, 0)
-        )
+        share = ((count - injected) / count.clamp(min=1)).clamp(min=0)
+        share = share.masked_fill(self.node_radius < injected, 0)
         counted = count > 0 if nodes is None else (count > 0) & nodes.to(count.device)
         return float(share[counted].mean()) if bool(counted.any()) else None
 
     def tables(self) -> list[Table]:
-        """Return what holds for so many injected nodes, up to the most any node tolerates."""
-        most = min(int(self.tolerated.max()), self.groups) if len(self.tolerated) else 0
-        rows: list[list[Cell]] = [[m, self.share(m), self.kept(m)] for m in range(most + 1)]
+        """Return a row per number of injected nodes, up to the largest radius."""
+        most = min(int(self.node_radius.max()), self.groups) if len(self.node_radius) else 0
+        rows: list[list[Cell]] = [[m, self.share(m), self.topk_share(m)] for m in range(most + 1)]
         columns = [Column("injected nodes", "d"), Column("class stays, share of nodes")]
         columns.append(Column("of its top 5 groups, at least"))
         title = f"Majority over {self.groups} groups of {self.model['class']} on {self.data['name']}"
         return [Table(title, columns, rows, (self.promise,))]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per node: class, votes for it, injected nodes tolerated, group."""
-        values = {"class": self.classes, "votes": self.votes.amax(1), "tolerated": self.tolerated}
+        """Return a `DataFrame` with a row per node: class, votes for it, node radius, group."""
+        values = {"class": self.classes, "votes": self.votes.amax(1), "node radius": self.node_radius}
         return data_frame({name: tensor.numpy() for name, tensor in (values | {"group": self.group}).items()})
 
-    def _check_lengths(self) -> None:
-        sizes = {len(getattr(self, name)) for name in self.ARRAYS}
-        if len(sizes) != 1:
-            raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
+    def _check_shapes(self) -> None:
+        super()._check_shapes()
         if self.groups < 1 or self.scores.shape[1] != self.groups or self.votes.shape[1] < 1:
             raise CheckpointError("groups or classes of the record are out of range")
 
@@ -199,53 +178,51 @@ def vote(
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
         raise InputError(f"voting is for the classes of nodes, {graph.name!r} holds another task")
-    group = _group_of(torch.arange(graph.num_nodes), groups, seed)
+    group = _hash_groups(torch.arange(graph.num_nodes), groups, seed)
     largest = int(torch.bincount(group, minlength=groups).argmax())
     with evaluating(model), torch.no_grad():
         _require_local(model, graph, group == largest)
-        each = [_logits(model, graph, group == one) for one in range(groups)]
+        by_group = [_logits(model, graph, group == one) for one in range(groups)]
         alone = _logits(model, graph, torch.zeros_like(group, dtype=torch.bool))
     votes = torch.zeros(alone.shape, dtype=torch.long)
-    for logits in each:
-        sure, chosen = logits.double().softmax(1).max(1)
-        votes += one_hot(chosen, logits.shape[1]) * (sure >= confidence)[:, None]
-    classes, tolerated = _counted(votes, groups)
-    scores = torch.stack([_margin(logits, classes) for logits in each], 1) - _margin(alone, classes)[:, None]
+    for logits in by_group:
+        chance, chosen = logits.double().softmax(1).max(1)
+        votes += one_hot(chosen, logits.shape[1]) * (chance >= confidence)[:, None]
+    classes, radius = _majority(votes, groups)
+    scores = torch.stack([_margin(logits, classes) for logits in by_group], 1)
+    scores = scores - _margin(alone, classes)[:, None]
     (own,) = originals(model)
     return VotingCertificate(
         groups=groups,
         confidence=float(confidence),
         votes=votes,
         classes=classes,
-        tolerated=tolerated,
-        scores=scores.masked_fill(~_with_neighbours(graph, group, groups), torch.nan).float(),
+        node_radius=radius,
+        scores=scores.masked_fill(~_has_neighbour(graph, group, groups), torch.nan).float(),
         group=group,
-        model={"class": model_name(own), "config": getattr(own, "config", None)},
-        data={"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
-        version=versions(),
         seconds=perf_counter() - began,
-        provenance=provenance(own, fingerprint_of(graph), command="fgai.vote"),
+        **record_fields(own, graph, graph, "fgai.vote"),
     )
 
 
 def _logits(model: nn.Module, graph: Graph, senders: Tensor) -> Tensor:
-    """Logits [N, C] in the graph of the edges from `senders`, on the CPU."""
-    part = prepared(model, _sent_by(graph, senders))
+    """Return the logits [N, C] in the graph of the edges from `senders`, bool [N], on the CPU."""
+    part = prepared(model, _edges_from(graph, senders))
     logits = call_model(model, part)
     check_logits(logits, part)
     return logits.cpu()
 
 
 def _margin(logits: Tensor, classes: Tensor) -> Tensor:
-    """Logit of each node's class less the largest other one [N]; 0 where there is one class."""
+    """Return the logit of each node's class less the largest other one [N]; 0 where there is one class."""
     if logits.shape[1] == 1:
         return torch.zeros(len(logits))
     own = logits.gather(1, classes[:, None])
     return (own - logits.scatter(1, classes[:, None], -torch.inf).amax(1, keepdim=True))[:, 0]
 
 
-def _with_neighbours(graph: Graph, group: Tensor, groups: int) -> Tensor:
-    """Whether a group holds a neighbour of a node, other than itself, bool [N, T]."""
+def _has_neighbour(graph: Graph, group: Tensor, groups: int) -> Tensor:
+    """Whether a group contains a neighbour of a node, other than itself, bool [N, T]."""
     source, destination = graph.adjacency.source.cpu(), graph.adjacency.destination.cpu()
     other = source != destination
     out = torch.zeros(graph.num_nodes, groups, dtype=torch.bool)
@@ -253,7 +230,7 @@ def _with_neighbours(graph: Graph, group: Tensor, groups: int) -> Tensor:
     return out
 
 
-def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
+def _hash_groups(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
     """Return the group [M] of each node by its number alone: new nodes do not move the others."""
     mixed = nodes.long() + (seed + 1) * 0x9E3779B9
     for shift, factor in ((16, 0x45D9F3B), (15, 0x2C1B3C6D)):
@@ -261,17 +238,16 @@ def _group_of(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
     return (mixed ^ (mixed >> 16)) % groups
 
 
-def _sent_by(graph: Graph, senders: Tensor) -> Graph:
-    """Return the graph without the edges, loops excepted, whose source is not in `senders` (bool [N])."""
-    adjacency = graph.adjacency
-    source, destination = adjacency.source, adjacency.destination
+def _edges_from(graph: Graph, senders: Tensor) -> Graph:
+    """Return the graph with the edges from `senders`, bool [N], and all self-loops."""
+    source, destination = graph.adjacency.source, graph.adjacency.destination
     gone = ~senders.to(source.device)[source] & (source != destination)
     return graph.remove(gone.nonzero().flatten())[0]
 
 
 def _require_local(model: nn.Module, graph: Graph, senders: Tensor) -> None:
     """Raise unless new nodes without outgoing edges provably change nothing at the others."""
-    part = prepared(model, _sent_by(graph, senders))
+    part = prepared(model, _edges_from(graph, senders))
     if part.positional is not None:
         raise InputError(
             f"{model_name(model)} must not read encodings of the whole graph, which every new node changes"
@@ -282,27 +258,32 @@ def _require_local(model: nn.Module, graph: Graph, senders: Tensor) -> None:
     logits = call_model(plain, part)
     check_logits(logits, part)
     counts = [added for added, _ in PROBES]
-    why = _joined(plain, graph, senders, counts)
-    # Sizes that happen to be equal are told apart by other ones, and dense features need no kernels.
-    if why is not None and (why := _joined(plain, graph, senders, [n + 4 for n in counts], dense=True)):
-        raise _not_local(model, why)
-    for added, size in PROBES:
-        larger = prepared(plain, _with_new(graph, senders, added, size))
+    why = _nonlocal_operation(plain, graph, senders, counts)
+    # Sizes may be equal by chance, so others are tried; dense features need no kernels.
+    if why is not None:
+        why = _nonlocal_operation(plain, graph, senders, [added + 4 for added in counts], dense=True)
+    for added, size in PROBES if why is None else ():
+        larger = prepared(plain, _inject_probes(graph, senders, added, size))
         change = (call_model(plain, larger)[: len(logits)] - logits).abs()
         if not bool((change <= _SAME * logits.abs().max()).all()):
-            raise _not_local(model, "new nodes that send nothing change the logits of others")
+            why = "new nodes that send nothing change the logits of others"
+    if why is not None:
+        raise InputError(
+            f"in {model_name(model)} nodes affect each other in other ways than along edges: {why}, so one"
+            " injected node may change every vote; leave it out, or certify with `certify_injection`"
+        )
 
 
-def _joined(
+def _nonlocal_operation(
     model: nn.Module, graph: Graph, senders: Tensor, counts: Sequence[int], *, dense: bool = False
 ) -> str | None:
-    """What lets old nodes depend on new ones without outgoing edges; None if nothing does."""
+    """Say by which operation old nodes depend on new ones without outgoing edges; None if by none."""
     numbers = []
     for added in counts:
-        larger = prepared(model, _with_new(graph, senders, added, 1.0))
-        culprit, scalars = _dependence(model, larger, added, dense=dense)
-        if culprit is not None:
-            return f"`{culprit.strip('_')}` joins what no edge joins"
+        larger = prepared(model, _inject_probes(graph, senders, added, 1.0))
+        violation, scalars = _find_dependence(model, larger, added, dense=dense)
+        if violation is not None:
+            return f"`{violation.strip('_')}` joins nodes that no edge joins"
         numbers.append(scalars)
     for one, other in zip_longest(*numbers, fillvalue=("an operation",)):
         if one != other:
@@ -310,33 +291,23 @@ def _joined(
     return None
 
 
-def _not_local(model: nn.Module, why: str) -> InputError:
-    return InputError(
-        f"in {model_name(model)} nodes affect each other in other ways than along edges: {why}, so one"
-        " injected node may change every vote; leave it out, or certify with `certify_injection`"
-    )
-
-
-def _with_new(graph: Graph, senders: Tensor, added: int, size: float) -> Graph:
+def _inject_probes(graph: Graph, senders: Tensor, added: int, size: float) -> Graph:
     """Add new nodes without outgoing edges, each with some of `senders` as neighbours."""
     generator = torch.Generator().manual_seed(added)
     among = senders.nonzero().flatten()
     among = among if len(among) else torch.arange(graph.num_nodes)
-    some = [among[torch.randperm(len(among), generator=generator)[:NEIGHBOURS]] for _ in range(added)]
+    some = [among[torch.randperm(len(among), generator=generator)[:PROBE_NEIGHBOURS]] for _ in range(added)]
     assert graph.features is not None
     features = size * torch.randn(added, graph.num_features, generator=generator, dtype=torch.float64)
     larger, _ = graph.inject(torch.stack(some), features.to(graph.device, graph.features.dtype))
-    return _sent_by(larger, torch.cat([senders, senders.new_zeros(added)]))
+    return _edges_from(larger, torch.cat([senders, senders.new_zeros(added)]))
 
 
-def _counted(votes: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Return the class with most votes [N], and how many injected nodes cannot change it [N]."""
-    classes = votes.argmax(1)
-    rows = torch.arange(len(votes))
-    leading = votes[rows, classes]
-    others = votes.clone()
-    others[rows, classes] = -1
+def _majority(votes: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the class with most votes [N], and the number of injected nodes that cannot change it [N]."""
+    classes = votes.argmax(1, keepdim=True)
+    others = votes.scatter(1, classes, -1)
     # A smaller class wins ties, so it must stay behind by one vote more.
-    smaller = torch.arange(votes.shape[1])[None, :] < classes[:, None]
-    ahead = (leading[:, None] - others - smaller.long()).masked_fill(others < 0, 2 * groups + 1)
-    return classes, (ahead.amin(1) // 2).clamp(max=groups)
+    smaller = (torch.arange(votes.shape[1])[None, :] < classes).long()
+    lead = (votes.gather(1, classes) - others - smaller).masked_fill(others < 0, 2 * groups + 1)
+    return classes[:, 0], (lead.amin(1) // 2).clamp(max=groups)

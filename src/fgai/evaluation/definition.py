@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fgai.certificates import ALL_FOUR, PROPERTIES, CertificateRecord
-from fgai.certificates.certification import certify_radii
+from fgai.certificates.attention import certify_radii
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
 from fgai.metrics import Shown, Views, metric
 from fgai.typed import typed

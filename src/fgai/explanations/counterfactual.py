@@ -236,7 +236,7 @@ def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[Injecte
 def _lower_bound(model: nn.Module, graph: Graph, node: int, most: int) -> int:
     """A lower bound, at most `most`, of the new neighbours with any features that change the class."""
     for count in range(1, most if limits_of(model) else 1):
-        if not bool(certify_injection(model, graph, neighbours=count, where="direct").holds[node]):
+        if not bool(certify_injection(model, graph, neighbours=count, where="direct").certified[node]):
             return count
     return most if limits_of(model) else 1
 

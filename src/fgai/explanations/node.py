@@ -25,7 +25,7 @@ from fgai.attention import (
 )
 from fgai.attention.interface import originals
 from fgai.certificates import (
-    KEPT,
+    POSITIONAL_CONDITION,
     PROMISE,
     CertificateRecord,
     certify_attention,
@@ -426,10 +426,10 @@ def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, A
     if limits_of(model):
         near = certify_injection(model, graph, where="direct")
         if near.known:
-            holds = dict.fromkeys(holds, bool(near.holds[node]))
+            holds = dict.fromkeys(holds, bool(near.certified[node]))
         if holds["direct"]:  # otherwise it does not hold against new neighbours of all nodes, either
-            holds["any"] = bool(certify_injection(model, graph).holds[node])
-    condition = None if graph.positional is None else KEPT
+            holds["any"] = bool(certify_injection(model, graph).certified[node])
+    condition = None if graph.positional is None else POSITIONAL_CONDITION
     return {"invariant": fixed, "condition": condition, "class_holds": holds}
 
 

@@ -53,15 +53,15 @@ def _of_nodes(certificates: Sequence[InjectionCertificate], nodes: Sequence[int]
     """What holds at each node, threat by threat: 1 and 0, or None where nothing is known."""
     index = torch.from_numpy(np.asarray(nodes, dtype=np.int64))
 
-    def flags(holds: Tensor | None) -> list[int] | None:
-        return None if holds is None else holds[index].int().tolist()
+    def flags(mask: Tensor | None) -> list[int] | None:
+        return None if mask is None else mask[index].int().tolist()
 
     return [
         {
             **{name: getattr(one, name) for name in ("neighbours", "where", "k")},
-            "class": flags(one.holds) if one.known else None,
+            "class": flags(one.certified) if one.known else None,
             "layers": [
-                {"status": layer.status, "reason": layer.reason, "holds": flags(layer.holds)}
+                {"status": layer.status, "reason": layer.reason, "certified": flags(layer.certified)}
                 for layer in one.layers
             ],
         }

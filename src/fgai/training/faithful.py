@@ -24,7 +24,7 @@ from fgai.attention import (
     straight_through,
 )
 from fgai.attention.interface import originals
-from fgai.bounds.scores import check_followed
+from fgai.bounds.scores import check_two_layers
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.progress import shown
@@ -306,7 +306,7 @@ class FaithfulBase(Recipe):
         if certified in self.terms.weights:
             if not settings.limits:
                 raise InputError("the term `certified` needs limits, give `limits=True`")
-            check_followed(vanilla)
+            check_two_layers(vanilla)
         self.injects = bool(self.terms.select("attacked"))
         self.adversary = InjectionAdversary(graph, settings.budget, feature_range)
         if self.injects:

@@ -89,7 +89,7 @@ def test_badges_are_those_of_the_certificates() -> None:
     limited = limit(untrained_model("GAT", GRAPH), GRAPH, 0.2, shrink=0.5)
     assert proven(untrained_model("GAT", GRAPH), GRAPH) is None and most_proven([]) is None
     most = proven(limited, GRAPH)
-    ones = fgai.certify_injection(limited, GRAPH, neighbours=1, where="direct").holds
+    ones = fgai.certify_injection(limited, GRAPH, neighbours=1, where="direct").certified
     assert most is not None and [value > 0 for value in most] == ones.tolist()
 
 

@@ -125,7 +125,7 @@ function againstInjected(threats, at) {
     const name = near.layers.length > 1 ? ` of layer ${n + 1}` : "";
     const only = layer.reason?.startsWith("if ") ? `, ${layer.reason}` : "";
     if (layer.status === "invariant") words.push(`none of them can reorder the others${name}${only}`);
-    else if (layer.holds?.[at]) words.push(`top ${near.k}${name} holds against ${near.neighbours}`);
+    else if (layer.certified?.[at]) words.push(`top ${near.k}${name} holds against ${near.neighbours}`);
   });
   const held = threats.filter((threat) => threat.class?.[at]);
   const who = { direct: "its own", any: "every node's" };

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from fgai.certificates import RADII, CertificateRecord, promised
+from fgai.certificates import RADII, CertificateRecord, full_promise
 from fgai.checks import real_number
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
@@ -96,7 +96,7 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
         panels[0].set_ylabel("share of nodes")
         if len(named) > 1:
             panels[0].legend()
-        notes = (promised(record.promise, record.explanation) for record in named.values())
+        notes = (full_promise(record.promise, record.explanation) for record in named.values())
         style.footnote(figure, " ".join(dict.fromkeys(notes)))
     return figure
 

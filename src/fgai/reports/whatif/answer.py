@@ -204,9 +204,9 @@ def most_proven(certificates: Sequence[InjectionCertificate]) -> list[int] | Non
     direct = [one for one in certificates if one.where == "direct" and one.known]
     if not direct:
         return None
-    most = torch.zeros(len(direct[0].holds), dtype=torch.long)
+    most = torch.zeros(len(direct[0].certified), dtype=torch.long)
     for one in sorted(direct, key=lambda each: each.neighbours):
-        most[one.holds] = one.neighbours
+        most[one.certified] = one.neighbours
     return [int(value) for value in most.tolist()]
 
 

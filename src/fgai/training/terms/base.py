@@ -1,4 +1,4 @@
-"""Loss terms of faithful training: the decorator `term`, the built-in terms and their weighted sum."""
+"""Loss terms: the decorator `term`, its argument `StepContext`, and weighted sums."""
 
 from __future__ import annotations
 
@@ -12,28 +12,17 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from fgai.attention import LayerAttention
-from fgai.bounds.scores import worst_leads
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.metrics import NOTHING
-from fgai.topk import swap_margin, topk_l1, topk_mask
 from fgai.training.settings import FaithfulSettings
-from fgai.training.targets import Reach, Targets, layer_sharpness
+from fgai.training.targets import Reach, Targets
 from fgai.typed import typed
 
 GRAPHS = ("clean", "attacked")
 """Values of `on`: the graph that a term is computed on."""
 RESERVED = ("total", "score")
 """Names that the history of a training uses for something else."""
-MIN_SHARPNESS = 0.95
-"""Share of the vanilla sharpness below which `sharpness` counts attention as too flat."""
-NEW_NEIGHBOURS = 1
-"""Injected neighbours of every node that the bound of `certified` allows for."""
-MIN_LEAD = 0.1
-"""Worst-case lead that `certified` asks of a class, in units of the vanilla logits' spread."""
-LEAD_WIDTH = 0.3
-"""Width of its sigmoid, in the same units."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,115 +178,6 @@ def term(
     return declare
 
 
-@term(on="clean")
-def closeness(context: StepContext) -> Tensor:
-    """KL(vanilla ‖ faithful) of the predicted classes, averaged over rows."""
-    return kl_divergence(context.targets.logits, context.logits)
-
-
-@term(on="clean", needs_explanation=True)
-def similarity(context: StepContext) -> Tensor:
-    """Distance of the attention to the vanilla model's, and of its top-k neighbours from the top-k.
-
-    Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
-    neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
-    largest entry, a constant. Without the division a layer that is almost uniform would not count.
-    """
-    targets, k = context.targets, context.settings.k
-    layers = zip(targets.attention, context.attention, targets.rowptrs, targets.contrasts, strict=True)
-    distances = [topk_l1(a, b, rowptr, None, factor=1 / size) for a, b, rowptr, size in layers]
-    ranked = zip(context.explanations, targets.top_k(k), targets.rowptrs, context.layers, strict=True)
-    shortfalls = [
-        _below_threshold(w, top, rowptr, first_rows(layer.destination, w), k)
-        for w, top, rowptr, layer in ranked
-    ]
-    return sum_scalars([*distances, *shortfalls])
-
-
-def _below_threshold(w: Tensor, top: Tensor, rowptr: Tensor, destination: Tensor, k: int) -> Tensor:
-    """Mean of `(1/k) Σ_{j in T} relu(θ − w_j) / θ` over nodes with more than k neighbours; `top` [E] is T."""
-    values, degree = w.detach(), rowptr.diff()
-    members = torch.where(topk_mask(values, rowptr, k), values, torch.inf)
-    least = torch.full_like(degree, torch.inf, dtype=w.dtype).scatter_reduce(0, destination, members, "amin")
-    many = degree > k
-    threshold = least.clamp(min=torch.finfo(w.dtype).tiny, max=1.0)[destination]
-    below = (threshold - w).clamp(min=0) / threshold * (top & many[destination])
-    return below.sum() / (k * many.sum().clamp(min=1))
-
-
-@term(on="clean", needs_explanation=True)
-def margin(context: StepContext) -> Tensor:
-    """How far the top-k of the explanation is from being certified at radius R; 0 when every node is.
-
-        Σ over layers of mean over nodes with more than k neighbours and over m of relu(R − c(m) / m) / R
-
-    with `c(m)` the l1 cost of swapping m members. Unlike the literal worst case in attention space, which has
-    no gradient in the attention (docs/method.md), it pulls members and outsiders of the top-k apart.
-    """
-    k, radius, rowptrs = context.settings.k, context.settings.radius, context.targets.rowptrs
-    layers = zip(context.explanations, rowptrs, strict=True)
-    return sum_scalars([swap_margin(w, rowptr, k, radius) for w, rowptr in layers])
-
-
-def _too_flat(context: StepContext) -> Tensor:
-    """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
-    targets = context.targets
-    layers = zip(context.attention, targets.rowptrs, context.layers, strict=True)
-    now = [layer_sharpness(w, rowptr, first_rows(layer.destination, w)) for w, rowptr, layer in layers]
-    return _sharpness_loss(now, targets.sharpness)
-
-
-def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
-    """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
-    pairs = zip(now, before, strict=True)
-    return sum_scalars(
-        [(MIN_SHARPNESS - one / two).clamp(min=0) if two > NOTHING else one * 0 for one, two in pairs]
-    )
-
-
-sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)  # no `def`: a metric has this name, too
-
-
-@term(on="attacked")
-def prediction_stability(context: StepContext) -> Tensor:
-    """KL(clean ‖ attacked) of the predicted classes, averaged over the rows that the attack can reach.
-
-    The clean side is constant: closeness already ties it to the vanilla model.
-    """
-    assert context.attacked_logits is not None and context.reach is not None
-    return kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions
-
-
-BUILT_IN = (closeness, similarity, margin, sharpness, prediction_stability)
-"""Terms whose weights are settings."""
-
-
-@term(on="clean", weight=4.0, own_pass=True)
-def certified(context: StepContext) -> Tensor:
-    """Mean over nodes of `sigmoid((0.1 − worst-case lead / spread) / 0.3)`; needs limits.
-
-    A smooth count of nodes without a certificate against injection: nodes near one have the largest
-    gradient. The attention mass of new neighbours rises with the ramp; at full size from the start no class
-    would lead anywhere, and there would be no gradient.
-    """
-    settings, targets = context.settings, context.targets
-    leads = worst_leads(
-        context.model,
-        context.graph,
-        targets.classes,
-        neighbours=NEW_NEIGHBOURS,
-        clip_share=settings.clip_share,
-        shrink=settings.shrink,
-        heard=context.ramp,
-    )
-    return _uncertified_share(first_rows(leads, targets.logits), targets.logit_spread)
-
-
-def _uncertified_share(leads: Tensor, logit_spread: float) -> Tensor:
-    """The smooth count of `certified` from the least leads [N, C] over every other class."""
-    return torch.sigmoid((MIN_LEAD - leads.amin(1) / logit_spread) / LEAD_WIDTH).mean()
-
-
 @dataclass(frozen=True)
 class WeightedTerms:
     """The terms of a training with a weight above zero, and their weighted sum.
@@ -329,31 +209,6 @@ class WeightedTerms:
             return {"total": context.outputs.sum() * 0}
         total = sum_scalars(list(values.values()), [self.weights[term] for term in values])
         return {**{term.name: value for term, value in values.items()}, "total": total}
-
-
-def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> WeightedTerms:
-    """Return the built-in terms and a user's, which replace built-in ones of the same name.
-
-    Raises:
-        InputError: a name twice or reserved, or nothing to train.
-    """
-    for each in extra:
-        if each.name in RESERVED:
-            raise InputError(f"a loss term cannot be named {each.name!r}; rename the function")
-    names = [each.name for each in extra]
-    if len(set(names)) < len(names):
-        raise InputError(f"`terms` must have different names, got {', '.join(names)}")
-    built_in = {each.name: each for each in BUILT_IN}
-    weights = {
-        each: getattr(settings, name) if name in built_in else each.weight
-        for name, each in {**built_in, **{each.name: each for each in extra}}.items()
-    }
-    active = {each: weight for each, weight in weights.items() if weight > 0}
-    if not active:
-        raise InputError(
-            "all weights are zero: there is nothing to train; give at least one a positive value"
-        )
-    return WeightedTerms(active)
 
 
 def sum_scalars(values: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:

@@ -1,11 +1,11 @@
-"""Follow a tensor through a forward pass, operation by operation: is the output linear in it?
+"""Is the output linear in a tensor? Tracked through a forward pass, operation by operation.
 
-Autograd does not see what `detach`, a comparison or a branch hide. Here every operation that PyTorch runs is
-seen, whoever calls it. A tensor is reached once an operation has read a reached one. If all operations on
-reached tensors are sums, products with something not reached, and moves of numbers, the result is linear.
-Reading a number out of a reached tensor, to branch on it or to compute elsewhere, ends the proof. Hidden ways
-out, another thread say, show in a second run from another start: whatever is not reached must have the same
-values in both (`_same_constants`).
+Autograd does not see `detach`, a comparison or a branch. Here every operation that PyTorch runs is seen,
+whoever calls it. A tensor is tracked if an operation computed it from a tracked one. If all operations on
+tracked tensors are sums, products with something untracked, and moves of numbers, the output is linear.
+Reading a number out of a tracked tensor, to branch on it or to compute elsewhere, is a violation. Operations
+that are not seen, as in another thread, show in a second run from another start: everything untracked must
+have the same values in both (`_changed_constant`).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_no
 """Name of a batch norm → its argument that says whether it uses the statistics of the batch."""
 _SHAPE_READERS = ("empty", "zeros", "ones", "full")
 _BY_SHAPE = frozenset(f"{name}_like" for name in _SHAPE_READERS) | {f"new_{name}" for name in _SHAPE_READERS}
-"""Operations that read the shape of a tensor only."""
+"""Operations that use only the shape of a tensor."""
 _OVERWRITING = ("copy_", "fill_", "zero_")
-"""Operations that do not read what they write into, which may be uninitialised memory."""
+"""Operations that do not read their first argument, which may be uninitialised memory."""
 _UNREAD = frozenset([*f"{_SHAPES} {_PARTS}".split(), *_BY_SHAPE]) - {"index", "index_select", "gather"}
 """Operations that compute nothing from the numbers of a tensor."""
 _READERS = "numpy __array__ tolist data_ptr __dlpack__ untyped_storage storage"
 _EXITS = frozenset(f"{_READERS} __reduce_ex__ __repr__ __format__ __deepcopy__".split())
-"""Ways out of a tensor that are not operations."""
+"""Methods that read numbers out of a tensor without an operation."""
 _TYPES = (torch.float32, torch.float64)
 SAMPLE = 64
-"""Entries of a constant that are compared one by one, about."""
+"""Entries of a constant that are compared one by one, about as many."""
 AGAIN = 1e-4
 """Relative change of constants computed again, by the order of sums on a GPU."""
 
@@ -72,122 +72,124 @@ def _written(func: Any, named: dict[str, Any]) -> list[Any]:
 
 
 class _Memory(Generic[V]):
-    """Facts about tensors, by the memory they lie in, so that views share them."""
+    """Values kept for tensors by their memory, so that views share them."""
 
     def __init__(self) -> None:
         self._starts: dict[torch.device, list[int]] = {}
-        self._facts: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
+        self._values: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
 
     def find(self, tensor: Tensor) -> V | None:
         starts, address = self._starts.get(tensor.device, []), tensor.data_ptr()
         while tensor.numel() and (index := bisect_right(starts, address) - 1) >= 0:
-            end, memory, value = self._facts[tensor.device, starts[index]]
+            end, memory, value = self._values[tensor.device, starts[index]]
             if not memory.expired():
                 return value if address < end else None
-            del self._facts[tensor.device, starts.pop(index)]  # given back: something else may lie there
+            del self._values[tensor.device, starts.pop(index)]  # freed: another tensor may be there
         return None
 
     def keep(self, tensor: Tensor, value: V) -> None:
         storage, starts = tensor.untyped_storage(), self._starts.setdefault(tensor.device, [])
         start = storage.data_ptr()
-        if (tensor.device, start) not in self._facts:
+        if (tensor.device, start) not in self._values:
             insort(starts, start)
-        self._facts[tensor.device, start] = start + storage.nbytes(), StorageWeakRef(storage), value
+        self._values[tensor.device, start] = start + storage.nbytes(), StorageWeakRef(storage), value
 
 
-class _Watch(TorchDispatchMode):
-    """Sees every operation; `culprit` is the first one that ends the proof, or None."""
+class _OperationMode(TorchDispatchMode):
+    """Base of modes that see every operation; `violation` is the first one that breaks the property."""
 
-    culprit: str | None = None
+    violation: str | None = None
 
-    def blame(self, name: str) -> None:
-        self.culprit = self.culprit or name
+    def report(self, name: str) -> None:
+        self.violation = self.violation or name
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation and note what it did."""
+        """Run an operation and track its results."""
         name = func.overloadpacket.__name__
-        if torch.Tag.nondeterministic_seeded in func.tags:  # reached or not: the next run is another one
-            self.blame(name)
-        return self.watch(func, name, args, kwargs or {})
+        if torch.Tag.nondeterministic_seeded in func.tags:  # the next run will differ
+            self.report(name)
+        return self.run(func, name, args, kwargs or {})
 
-    def watch(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise NotImplementedError
 
-    def reaches(self, *tree: Any) -> bool:
+    def tracks(self, *tree: Any) -> bool:
         raise NotImplementedError
 
 
-class _Following(_Watch):
-    """What happens to the tensors given to `start`; made by `_following`.
+class _LinearityMode(_OperationMode):
+    """Tracks the tensors given to `track`; made by `_track_linearity`.
 
-    `constants` are, for every operation since `start`, its name, its numbers and a summary of the tensors
-    that are not reached.
+    `constants` are, for every operation since then, its name, its numbers and a summary of its untracked
+    tensors.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.started = False
         self.constants: list[tuple[str, tuple[Any, ...], tuple[Tensor, ...]]] = []
-        self._reached: _Memory[bool] = _Memory()
+        self._tracked: _Memory[bool] = _Memory()
 
-    def start(self, tensor: Tensor) -> None:
+    def track(self, tensor: Tensor) -> None:
         self.started = True
-        if tensor.numel() and self._reached.find(tensor) is None:
-            self._reached.keep(tensor, True)
+        if tensor.numel() and self._tracked.find(tensor) is None:
+            self._tracked.keep(tensor, True)
 
-    def reaches(self, *tree: Any) -> bool:
-        # Memory is what is marked, so views and writes into a buffer are seen; sparse tensors are never made
-        # of followed numbers without an operation that ends the proof.
+    def tracks(self, *tree: Any) -> bool:
+        # By memory, so views and writes into a buffer are seen; no operation makes a sparse tensor of tracked
+        # numbers without a violation.
         strided = (leaf for leaf in _tensors(tree) if leaf.layout is torch.strided)
-        return any(self._reached.find(leaf) is not None for leaf in strided)
+        return any(self._tracked.find(leaf) is not None for leaf in strided)
 
-    def watch(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        reached = self.reaches(args, kwargs)
+    def run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tracked = self.tracks(args, kwargs)
         if self.started and name not in _UNREAD:
-            self._note(name, args[1:] if name in _OVERWRITING else args, kwargs)
+            self._keep_constants(name, args[1:] if name in _OVERWRITING else args, kwargs)
         out = func(*args, **kwargs)
-        if reached and name not in _BY_SHAPE:
-            self._pass_on(func, name.removesuffix("_"), args, kwargs, out)
+        if tracked and name not in _BY_SHAPE:
+            self._track_results(func, name.removesuffix("_"), args, kwargs, out)
         return out
 
-    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _keep_constants(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         others = {key: value for key, value in kwargs.items() if key != "out"}
         leaves = tree_leaves((args, others))
         numbers = tuple(leaf for leaf in leaves if isinstance(leaf, int | float))
-        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not self.reaches(leaf))
+        tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not self.tracks(leaf))
         self.constants.append((name, numbers, tuple(_summary(one) for one in tensors)))
 
-    def _pass_on(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+    def _track_results(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> None:
         results = _tensors(out, _written(func, _by_name(func, args, {})))
         if not self._is_linear(func, name, args, kwargs) or not all(one.dtype in _TYPES for one in results):
-            self.blame(name)
+            self.report(name)
         for result in results:
             if result.layout is torch.strided:
-                self.start(result)
+                self.track(result)
 
     def _is_linear(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if func.namespace != "aten":
             return False
         if name in _PRODUCTS:
             first = _PRODUCTS[name]
-            return sum(self.reaches(factor) for factor in args[first : first + 2]) <= 1
+            return sum(self.tracks(factor) for factor in args[first : first + 2]) <= 1
         if name == "div":
-            return not self.reaches(args[1]) and kwargs.get("rounding_mode") is None
+            return not self.tracks(args[1]) and kwargs.get("rounding_mode") is None
         if name in ("scatter_reduce", "segment_reduce"):
             return any(argument in ("sum", "mean") for argument in args if isinstance(argument, str))
         if name == "scatter":
             return bool(kwargs.get("reduce", "add") == "add")
         if name in _NORMS:
-            return args[_NORMS[name]] is False and not self.reaches(args[1:5])
+            return args[_NORMS[name]] is False and not self.tracks(args[1:5])
         if name == "_native_batch_norm_legit_no_training":
-            return not self.reaches(args[1:5])
+            return not self.tracks(args[1:5])
         return name in _LINEAR
 
 
 def _summary(tensor: Tensor) -> Tensor:
-    """A few numbers that tell tensors apart: sum and size first, then some of the entries."""
+    """Return a few numbers that tell tensors apart: sum and absolute sum, then some of the entries."""
     flat = tensor.detach()
     flat = (flat.to_dense() if flat.layout is not torch.strided else flat).reshape(-1)
     some = flat[:: max(1, flat.numel() // SAMPLE)].double()
@@ -196,16 +198,16 @@ def _summary(tensor: Tensor) -> Tensor:
     return torch.cat([torch.stack(sums), some]).cpu()
 
 
-def _same_constants(one: _Following, other: _Following) -> str | None:
-    """Name an operation that met other constants, or none, in another run; None where both are alike."""
+def _changed_constant(one: _LinearityMode, other: _LinearityMode) -> str | None:
+    """Name an operation whose constants differ between two runs; None if all are the same."""
     for first, second in zip_longest(one.constants, other.constants, fillvalue=("an operation", (), ())):
-        alike = first[:2] == second[:2] and len(first[2]) == len(second[2])
-        if not alike or not all(map(_alike, first[2], second[2])):
+        same = first[:2] == second[:2] and len(first[2]) == len(second[2])
+        if not same or not all(map(_summaries_near, first[2], second[2])):
             return first[0]
     return None
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def _summaries_near(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     size = one.nan_to_num(0.0, 0.0, 0.0).abs()
@@ -215,34 +217,34 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return bool(same.all())
 
 
-class _Exits(TorchFunctionMode):
-    """Blames numbers that are read out of PyTorch, if a mode has reached them."""
+class _ExitMode(TorchFunctionMode):
+    """Reports methods that read tracked numbers out of a tensor."""
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, mode: _OperationMode) -> None:
         super().__init__()
-        self.mode = watch
+        self.mode = mode
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _EXITS and self.mode.reaches(args):
-            self.mode.blame(name)
+        if name in _EXITS and self.mode.tracks(args):
+            self.mode.report(name)
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def _following() -> Iterator[_Following]:
-    """Watch every operation in the block, on tensors given to `start` and on what is computed from them.
+def _track_linearity() -> Iterator[_LinearityMode]:
+    """Track the tensors given to `track`, and what is computed from them, in every operation of the block.
 
     Example:
         >>> x = torch.ones(3)
-        >>> with _following() as watched:
-        ...     watched.start(x)
+        >>> with _track_linearity() as mode:
+        ...     mode.track(x)
         ...     y = 2 * x + (x.round() - x).detach()
-        >>> watched.culprit
+        >>> mode.violation
         'round'
     """
-    mode = _Following()
-    with _Exits(mode), mode:
+    mode = _LinearityMode()
+    with _ExitMode(mode), mode:
         yield mode

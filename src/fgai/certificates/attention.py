@@ -15,24 +15,22 @@ from torch import Tensor, nn
 from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.attention.interface import originals
-from fgai.certificates.familiar import _alike, unfamiliar
+from fgai.certificates.base import record_fields
 from fgai.certificates.hidden import _hidden_predictions
+from fgai.certificates.integrity import _rows_near, find_alteration
 from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
-from fgai.certificates.linear import _item_prediction, _linear_prediction
+from fgai.certificates.linear import _linear_prediction, _link_or_graph_prediction
 from fgai.certificates.record import DIVERGENCES, CertificateRecord
 from fgai.certificates.relu import _relu_prediction
 from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
 from fgai.metrics import sharpness
 from fgai.models import as_graph
-from fgai.records import provenance
 from fgai.tasks import task_of
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.typed import typed
-from fgai.version import versions
 
 PRECISE = (torch.float32, torch.float64)
 
@@ -63,12 +61,12 @@ def certify_attention(
     4. stable prediction: it changes by at most α while each head moves by at most R: exact, a bound or
        unknown.
 
-    Without `vanilla`, 1 and 3 are not measured. Perturbed is one layer, with the values that its attention
-    weighs fixed: this is no guarantee against injected nodes, see `certify_injection`. The record also has
-    the radius below which the class cannot change: exact where the logits are linear in the attention (GAT,
-    GATv2, PyG layers without a nonlinearity after the last one), a lower bound for the graph transformer's
-    last layer and for hidden layers of GAT and GATv2, else unknown; for links (dot product) a lower bound,
-    for graphs (mean of node logits) exact. docs/certificates.md has the proofs.
+    Without `vanilla`, 1 and 3 are not measured. One layer is perturbed at a time, with the values that its
+    attention weighs fixed: this is no guarantee against injected nodes, see `certify_injection`. The record
+    also has the radius below which the class cannot change: exact where the logits are linear in the
+    attention (GAT, GATv2, PyG layers without a nonlinearity after the last one), a lower bound for the graph
+    transformer's last layer and for hidden layers of GAT and GATv2, else unknown; for links (dot product) a
+    lower bound, for graphs (mean of node logits) exact. docs/certificates.md has the proofs.
 
     Args:
         model: fgai's or any PyG attention model; left as it was.
@@ -83,8 +81,8 @@ def certify_attention(
         divergence: D, total variation on "probabilities" or on "logits".
 
     Raises:
-        InputError: an argument out of range, a graph the model cannot read, or a model that computes in less
-            than float32 or gives something else when it runs again.
+        InputError: an argument out of range, a graph that does not fit the model, or a model that computes in
+            less than float32 or returns something else when it runs again.
         AttentionError: no attention to certify, or a vanilla model with other layers or edges.
 
     Warns:
@@ -126,8 +124,8 @@ def certify_radii(
 ) -> list[CertificateRecord]:
     """Return one record per radius from one pass of each model; `settings` are fields of the records.
 
-    Unless `complete`, what Definition 1 does not need is left out: class radii of hidden layers beyond the
-    record's own radius, and the bound of the top-k while every head moves.
+    Only if `complete` do records have what Definition 1 does not need: class radii of hidden layers beyond
+    the record's own radius, and the bound of the top-k while every head moves.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
@@ -135,54 +133,47 @@ def certify_radii(
     original = as_graph(data)
     observation = _observe(model, original)
     _require_repeatable(model, observation)
-    other = observation if vanilla is model else None if vanilla is None else _observe(vanilla, original)
-    graph, norm = observation.graph, settings["norm"]
-    _require_comparable(observation, other)
-    others: Iterable[LayerAttention | None] = repeat(None) if other is None else other.attention
-    tops = [
-        _layer(layer, before, (settings["k1"], settings["k2"]), norm)
-        for layer, before in zip(observation.attention, others, strict=False)
+    reference = observation if vanilla is model else None if vanilla is None else _observe(vanilla, original)
+    _require_comparable(observation, reference)
+    graph, norm, attention = observation.graph, settings["norm"], observation.attention
+    references: Iterable[LayerAttention | None] = repeat(None) if reference is None else reference.attention
+    explanations = [
+        _explanation(layer, before, settings["k1"], settings["k2"], norm)
+        for layer, before in zip(attention, references, strict=False)
     ]
-    distances = {f"alpha1_{space}": _distance(observation, other, space) for space in DIVERGENCES}
-    about = {
+    trivial = _trivial_change(observation.logits)
+    common = {
         **settings,
-        **distances,
-        "model": {"class": model_name(model), "config": getattr(model, "config", None)},
-        "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
+        **{f"alpha1_{space}": _distance(observation, reference, space) for space in DIVERGENCES},
         "compared": vanilla is not None,
         "pairs": None if graph.links is None else graph.links.pairs.cpu(),
         "batch": None if graph.batch is None else graph.batch.cpu(),
-        "version": versions(),
-        "provenance": provenance(model, fingerprint_of(original), command="fgai.certify_attention"),
+        **record_fields(model, graph, original, "fgai.certify_attention"),
     }
-    ran = perf_counter()
+    forward = perf_counter() - began
     records = []
     for radius in radii:
-        last = _last(model, observation, radius, norm)
+        last = _last_prediction(model, observation, radius, norm)
         predictions = [*_hidden_predictions(model, observation, radius, norm, complete), last]
-        by_heads = [
-            _heads_overlap(layer.to("cpu"), settings["k2"], radius, norm) if complete else None
-            for layer in observation.attention
-        ]
-        done = perf_counter()
+        heads: list[Tensor | None] = [None] * len(explanations)
+        if complete:
+            heads = [_heads_overlap(layer.to("cpu"), settings["k2"], radius, norm) for layer in attention]
+        layers = tuple(
+            replace(layer, prediction=prediction, heads_beta2=beta2)
+            for layer, prediction, beta2 in zip(explanations, predictions, heads, strict=True)
+        )
+        total = perf_counter() - began
+        seconds = {"forward": forward, "certificates": total - forward, "total": total}
+        some = None if last.class_radius is None else trivial
         record = CertificateRecord(
-            radius=float(radius),
-            layers=tuple(
-                replace(top, prediction=prediction, heads_beta2=heads)
-                for top, prediction, heads in zip(tops, predictions, by_heads, strict=True)
-            ),
-            trivial_probabilities=_trivial_change(observation.logits)
-            if last.class_radius is not None
-            else None,
-            seconds={"forward": ran - began, "certificates": done - ran, "total": done - began},
-            **about,
+            radius=float(radius), layers=layers, trivial_probabilities=some, seconds=seconds, **common
         )
         records.append(record)
     return records
 
 
 def _observe(model: nn.Module, graph: Graph) -> Observation:
-    """Run a model once, and require finite numbers that are precise enough."""
+    """Run a model once; raise unless its numbers are finite and float32 or float64."""
     observation = observe(model, prepared(model, graph), inputs=True)
     checked = {f"attention of layer {layer.name!r}": layer.values for layer in observation.attention}
     for name, values in {"the model's logits": observation.logits, **checked}.items():
@@ -196,12 +187,12 @@ def _observe(model: nn.Module, graph: Graph) -> Observation:
 
 
 def _require_repeatable(model: nn.Module, observation: Observation) -> None:
-    """Raise unless another forward pass gives the same; that of a familiar model does."""
-    if unfamiliar(model) is None:
+    """Raise unless another forward pass returns the same, as that of an unaltered model does."""
+    if find_alteration(model) is None:
         return
     again = observe(model, observation.graph)
     before, after = ([run.logits, *(layer.values for layer in run.attention)] for run in (observation, again))
-    if len(before) == len(after) and all(map(_alike, before, after)):
+    if len(before) == len(after) and all(map(_rows_near, before, after)):
         return
     raise InputError(
         f"{model_name(model)} must return the same outputs in two runs in eval mode; remove operations that"
@@ -209,28 +200,28 @@ def _require_repeatable(model: nn.Module, observation: Observation) -> None:
     )
 
 
-def _last(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
+def _last_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
     task = task_of(observation.graph)
     if getattr(model, "task", task.name) != task.name:
         return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
     if not task.row_per_node:
-        return _item_prediction(model, observation, radius, norm)
+        return _link_or_graph_prediction(model, observation, radius, norm)
     relu = _relu_prediction(model, observation, radius, norm)
     return _linear_prediction(model, observation, radius, norm) if relu is None else relu
 
 
-def _layer(
-    layer: LayerAttention, vanilla: LayerAttention | None, sizes: tuple[int | None, int | None], norm: str
+def _explanation(
+    layer: LayerAttention, vanilla: LayerAttention | None, k1: int | None, k2: int | None, norm: str
 ) -> LayerCertificate:
-    """The top-k part of a layer's certificate."""
-    (k1, k2), layer = sizes, layer.to("cpu")
+    """Return a layer's certificate without predictions."""
+    layer = layer.to("cpu")
     rowptr, ranks = layer.rowptr, layer.ranking().double()
     explanation = finite(layer.explanation(), f"explanation of layer {layer.name!r}")
     beta1 = None
     if vanilla is not None:
-        theirs = vanilla.to("cpu").ranking()
-        beta1 = overlap(topk_mask(theirs, rowptr, k1), topk_mask(ranks, rowptr, k1), rowptr)
-    # Equal scores are a tie, whatever the last bit of an exponential says.
+        reference = topk_mask(vanilla.to("cpu").ranking(), rowptr, k1)
+        beta1 = overlap(reference, topk_mask(ranks, rowptr, k1), rowptr)
+    # Equal scores are a tie, whatever the last bit of their exponentials.
     tied = ~(swap_costs(ranks, rowptr, k2, "linf") > 0)
     costs = swap_costs(explanation, rowptr, k2, norm).masked_fill(tied, 0.0)
     return LayerCertificate(
@@ -251,7 +242,7 @@ def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: st
     A member i stays if no other neighbour j overtakes it: Σ_h log(w_hi − a_h) > Σ_h log(w_hj + b_h) for the
     worst a_h and b_h of each head. In l1, a_h + b_h = R, and the difference is least at an end: at a_h = R if
     w_hj + R > w_hi, else at b_h = R. In linf both are R. An l2 ball lies in the linf ball of R and in the l1
-    ball of √2 R. Members are looked at one by one, so for several of them it is a bound.
+    ball of √2 R. Members are compared one by one, so for several of them it is a bound.
     """
     rowptr, ranks, w = layer.rowptr, layer.ranking().double(), layer.values.double()
     degree = rowptr.diff()
@@ -261,37 +252,34 @@ def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: st
     top = topk_mask(ranks, rowptr, k)
     row = torch.repeat_interleave(torch.arange(len(degree)), degree)
     members, sizes = top.nonzero().flatten(), degree.clamp(max=k)
-    first = sizes.cumsum(0) - sizes  # of a node's members, which follow each other
+    first = sizes.cumsum(0) - sizes  # index of a node's first member
     outside = (~top & (degree > k)[row]).nonzero().flatten()
     lost = torch.zeros_like(kept)
     for number in range(k):
         member = members[first[row[outside]] + number]
-        lead = _least_lead(w[member], w[outside], radius, norm).nan_to_num(nan=-1.0)
-        least = torch.full_like(kept, torch.inf).scatter_reduce(0, row[outside], lead, "amin")
+        gap = _least_gap(w[member], w[outside], radius, norm).nan_to_num(nan=-1.0)
+        least = torch.full_like(kept, torch.inf).scatter_reduce(0, row[outside], gap, "amin")
         lost += ~(least > 0)
     return kept - lost / k
 
 
-def _least_lead(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:
-    """Least Σ_h log(mine_h − a_h) − log(other_h + b_h) over moves within the ball of each head, [M]."""
+def _least_gap(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:
+    """Return the least Σ_h log(mine_h − a_h) − log(other_h + b_h) [M] over the ball of each head."""
 
-    def apart(lowered: Tensor, raised: Tensor) -> Tensor:
-        return lowered.clamp(min=0).log() - raised.log()
+    def gap(low: Tensor, high: Tensor) -> Tensor:
+        return low.clamp(min=0).log() - high.log()
 
     def in_l1(size: float) -> Tensor:
-        lower = apart(mine - size, other)
-        return torch.where(other + size > mine, lower, apart(mine, other + size))
+        return torch.where(other + size > mine, gap(mine - size, other), gap(mine, other + size))
 
-    in_linf = apart(mine - radius, other + radius)
-    if norm == "linf":
-        return in_linf.sum(-1)
     if norm == "l1":
         return in_l1(radius).sum(-1)
-    return torch.maximum(in_linf, in_l1(math.sqrt(2) * radius)).sum(-1)
+    in_linf = gap(mine - radius, other + radius)
+    return (in_linf if norm == "linf" else torch.maximum(in_linf, in_l1(math.sqrt(2) * radius))).sum(-1)
 
 
 def _require_comparable(observation: Observation, other: Observation | None) -> None:
-    """Raise unless rows and logits of the vanilla model, if there is one, may be compared."""
+    """Raise unless the vanilla model, if there is one, has the same layers, edges and shape of logits."""
     if other is None:
         return
     if len(other.attention) != len(observation.attention):

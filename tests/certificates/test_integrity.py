@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import fgai
 from experiments.defences import GNNGuard
 from fgai.attention import entry_limits, observe, prepared
-from fgai.bounds.scores import check_followed
+from fgai.bounds.scores import check_two_layers
 from fgai.certificates import certify_attention, certify_injection
-from fgai.certificates.familiar import _layer_values, unfamiliar
-from fgai.certificates.following import _alike as _same_summary
-from fgai.certificates.following import _following, _summary
+from fgai.certificates.integrity import _layer_values, find_alteration
+from fgai.certificates.linearity import _summaries_near as _same_summary
+from fgai.certificates.linearity import _summary, _track_linearity
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.explanations.as_pyg import _has_pyg_layers
 from fgai.graph import Graph
@@ -39,7 +39,9 @@ from support.altered_parts import CASES
 @pytest.mark.parametrize("kind", [GAT, GATv2, GT, GNNGuard])
 def test_models_as_they_are_made_are_familiar(kind: type[nn.Module]) -> None:
     model, graph = own(kind)
-    assert unfamiliar(model) is None and unfamiliar(fgai.limit(model, graph, 0.0, shrink=0.0)) is None
+    assert (
+        find_alteration(model) is None and find_alteration(fgai.limit(model, graph, 0.0, shrink=0.0)) is None
+    )
 
 
 class Outside(AttentionModel):
@@ -92,7 +94,7 @@ def test_a_model_from_outside_is_bounded_once_it_declares_its_layers() -> None:
     _, data = own()
     like, model = (kind.for_data(data).double().eval() for kind in (GAT, Outside))
     model.load_state_dict(like.state_dict())
-    assert unfamiliar(model) is None and unfamiliar(Renamed.for_data(data).eval()) is None
+    assert find_alteration(model) is None and find_alteration(Renamed.for_data(data).eval()) is None
     found, wanted = (certify_attention(one, data, radius=0.01) for one in (model, like))
     for mine, theirs in zip(found.layers, wanted.layers, strict=True):
         assert mine.prediction.class_status == theirs.prediction.class_status != "unknown"
@@ -102,8 +104,8 @@ def test_a_model_from_outside_is_bounded_once_it_declares_its_layers() -> None:
 def test_a_false_declaration_is_seen() -> None:
     _, data = own()
     model = Wrong.for_data(data).double().eval()
-    assert unfamiliar(model) is None
-    assert "does not read the ELU" in certify_attention(model, data, radius=0.01).layer(0).prediction.reason
+    assert find_alteration(model) is None
+    assert "is not the ELU" in certify_attention(model, data, radius=0.01).layer(0).prediction.reason
     assert certify_injection(fgai.limit(model, data, 0.0, shrink=0.0), data, neighbours=0).share() == 0
 
 
@@ -112,13 +114,13 @@ def test_a_subclass_inherits_no_capability(kind: type[AttentionModel]) -> None:
     _, data = own()
     model = kind.for_data(data).double().eval()
     assert capabilities_of(kind) is None and body_of(model) == ""
-    assert "forward pass is not known" in (unfamiliar(model) or "")
+    assert "forward pass is not known" in (find_alteration(model) or "")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ReliabilityWarning)
         found = certify_attention(model, data, radius=0.01)
     assert found.layer(0).prediction.class_status == "unknown"
     with pytest.raises(InputError, match="GAT or GATv2"):
-        check_followed(model)
+        check_two_layers(model)
     assert not _has_pyg_layers(model) and certify_injection(model, data).known is False
 
 
@@ -130,9 +132,9 @@ def test_replaced_methods_of_a_declared_class_are_seen(monkeypatch: pytest.Monke
         return self.convolve(self.convs, graph, torch.tanh, 0.0)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Outside, "embed", embed)
-    assert "`embed` was replaced" in (unfamiliar(model) or "")
+    assert "`embed` was replaced" in (find_alteration(model) or "")
     monkeypatch.setattr(Outside, "embed", functools.wraps(Outside.embed)(lambda *given: embed(*given)))
-    assert "`embed` was replaced" in (unfamiliar(model) or "")
+    assert "`embed` was replaced" in (find_alteration(model) or "")
 
 
 def test_the_base_of_models_is_abstract() -> None:
@@ -156,14 +158,14 @@ def test_the_base_of_models_is_abstract() -> None:
     ],
 )
 def test_what_makes_a_model_unfamiliar_is_named(name: str, word: str) -> None:
-    assert word in (unfamiliar(CASES[name].build()[0]) or "")
+    assert word in (find_alteration(CASES[name].build()[0]) or "")
 
 
 def test_a_hook_on_all_modules_is_seen() -> None:
     model, _ = own()
     with CASES["hook on all modules"].during():
-        assert "all modules" in (unfamiliar(model) or "")
-    assert unfamiliar(model) is None
+        assert "all modules" in (find_alteration(model) or "")
+    assert find_alteration(model) is None
 
 
 def test_values_that_do_not_give_the_output_are_refused() -> None:
@@ -184,7 +186,7 @@ def test_what_nodes_are_made_to_say_is_not_certified_by_what_they_would_have_sai
     limited = fgai.limit(model, data, 0.0, shrink=0.0)
     width = sum(limits.low.numel() for limits in entry_limits(limited))
     entry_values = torch.zeros(4, width, dtype=torch.float64)
-    with pytest.warns(ReliabilityWarning, match="run on its own"):
+    with pytest.warns(ReliabilityWarning, match="runs on its own"):
         found = certify_attention(
             limited, prepared(limited, data).replace(entry_values=entry_values), radius=0.01
         )
@@ -207,13 +209,13 @@ def test_constants_without_entries_are_alike() -> None:
     assert _same_summary(none, none) and not _same_summary(none, one)
 
 
-def culprit(function: Callable[[Tensor], object]) -> str | None:
+def violation(function: Callable[[Tensor], object]) -> str | None:
     given = torch.arange(6.0).view(3, 2) + 1
-    with torch.no_grad(), _following() as seen:
-        seen.start(given)
+    with torch.no_grad(), _track_linearity() as seen:
+        seen.track(given)
         result = function(given)
-    assert not isinstance(result, Tensor) or seen.culprit is not None or seen.reaches(result)
-    return seen.culprit
+    assert not isinstance(result, Tensor) or seen.violation is not None or seen.tracks(result)
+    return seen.violation
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def culprit(function: Callable[[Tensor], object]) -> str | None:
     ],
 )
 def test_linear_operations_pass(function: Callable[[Tensor], object]) -> None:
-    assert culprit(function) is None
+    assert violation(function) is None
 
 
 @pytest.mark.parametrize(
@@ -260,4 +262,4 @@ def test_linear_operations_pass(function: Callable[[Tensor], object]) -> None:
     ],
 )
 def test_everything_else_ends_the_proof(function: Callable[[Tensor], object], name: str) -> None:
-    assert culprit(function) == name
+    assert violation(function) == name

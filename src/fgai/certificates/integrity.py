@@ -1,8 +1,8 @@
-"""Familiar models: their class declares its `Capabilities`, and their forward pass is still as written there.
+"""Unaltered models: their class declares its `Capabilities`, and their forward pass is the one written there.
 
-A hook, a replaced method, a subclass, a parametrised or compiled module may change the forward pass; then
-nothing that is known of the class holds, and the model is followed operation by operation instead
-(`fgai.certificates.following`).
+A hook, a replaced method, a subclass, a parametrised or compiled module may change the forward pass; then a
+proof about the class does not hold, and the model's operations are checked one by one instead
+(`fgai.certificates.linearity`).
 """
 
 from __future__ import annotations
@@ -29,22 +29,20 @@ from fgai.typed import typed
 _LAYERS = (AttentionLayer, Projection, InputNorm, Limits)
 _TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_FAMILIAR = frozenset({*_LAYERS, *_TORCH, *_CONTAINERS})
+_KNOWN = frozenset({*_LAYERS, *_TORCH, *_CONTAINERS})
 _PYG = getattr(find_spec("torch_geometric"), "submodule_search_locations", None) or []
-_HOMES = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, *_PYG))
+_FOLDERS = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, *_PYG))
 """Folders of fgai, PyTorch and PyG."""
 _PACKAGES = ("fgai", "torch", "torch_geometric", "builtins", "typing")
-_IN_USE = ("_reader", "_points")
-# What computing the output of a layer a second time may change: the order of a sum on a GPU.
-AGAIN = 1e-4
+AGAIN = 1e-4  # relative change of an output that is computed again: a GPU adds in another order
 
 
-def unfamiliar(model: nn.Module) -> str | None:
+def find_alteration(model: nn.Module) -> str | None:
     """Say why a model may compute something else than its class declares; None if it does not.
 
-    A familiar model's class declares `Capabilities` in its own body; all parts are declared there, or fgai's
-    or PyTorch's own, without hooks on the forward pass, taps, methods replaced on an instance or a class,
-    parametrisations or compiled calls. Hooks that fgai sets in another thread are waited for.
+    An unaltered model's class declares `Capabilities` in its own body; all parts are declared there, or
+    fgai's or PyTorch's own, without hooks on the forward pass, taps, methods replaced on an instance or a
+    class, parametrisations or compiled calls. Waits until fgai's hooks of another thread are removed.
     """
     with alone():
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
@@ -53,31 +51,31 @@ def unfamiliar(model: nn.Module) -> str | None:
         declared = {kind: able for kind in kinds if (able := capabilities_of(kind)) is not None}
         parts = {part for able in declared.values() for part in able.parts}
         for path, module in model.named_modules():
-            change = _change(module, {*declared, *parts})
-            if change is not None:
-                return f"{path or 'the model'} {change}"
+            if (alteration := _module_alteration(module, {*declared, *parts})) is not None:
+                return f"{path or 'the model'} {alteration}"
     return None
 
 
-def _change(module: nn.Module, declared: set[type[nn.Module]], *, hooked: bool = False) -> str | None:
-    """Say why a module may compute something else than its class; `hooked` if a hook on it is known."""
+def _module_alteration(
+    module: nn.Module, declared: set[type[nn.Module]], *, known_hook: bool = False
+) -> str | None:
+    """Say why a module may compute something else than its class; `known_hook` if a hook on it is fgai's."""
     kind = type(module)
-    if kind not in _FAMILIAR and kind not in declared:
+    if kind not in _KNOWN and kind not in declared:
         return f"is a {kind.__name__}, whose forward pass is not known"
-    if (module._forward_hooks and not hooked) or module._forward_pre_hooks:
-        return "has a hook, which may change what it reads or returns"
+    if (module._forward_hooks and not known_hook) or module._forward_pre_hooks:
+        return "has a hook, which may change its input or output"
     if isinstance(module, TappedLayer):
         for name in ("tap", "watch"):
             if getattr(module, name) is not None:
                 return f"has a `{name}`, which may change its attention"
-    if isinstance(module, Limits) and any(getattr(module, name) is not None for name in _IN_USE):
+    if isinstance(module, Limits) and (module._reader is not None or module._points is not None):
         return "are limits that are being measured or overridden"
-    replaced = [name for name in vars(module) if callable(getattr(kind, name, None))]
-    if replaced:
-        return f"has `{replaced[0]}` replaced"
-    patched = _patched(kind, declared)
-    if patched is not None:
-        return f"is of a class whose `{patched}` was replaced"
+    replaced = next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
+    if replaced is not None:
+        return f"has `{replaced}` replaced"
+    if (replaced := _replaced_method(kind, declared)) is not None:
+        return f"is of a class whose `{replaced}` was replaced"
     if module._compiled_call_impl is not None:
         return "is compiled"
     if any(type(weight) is not nn.Parameter for weight in module.parameters(recurse=False)):
@@ -85,35 +83,33 @@ def _change(module: nn.Module, declared: set[type[nn.Module]], *, hooked: bool =
     return None
 
 
-def _patched(kind: type[nn.Module], declared: set[type[nn.Module]]) -> str | None:
-    """Name a method whose code is not fgai's, PyTorch's or written in the class declared, if there is one."""
-    for ancestor in kind.__mro__:
-        if ancestor is object:
-            continue
-        home = ancestor if ancestor in declared or capabilities_of(ancestor) is not None else None
+def _replaced_method(kind: type[nn.Module], declared: set[type[nn.Module]]) -> str | None:
+    """Name a method that is not code of fgai, PyTorch or a declared class; None if there is none."""
+    for ancestor in kind.__mro__[:-1]:
+        body = ancestor if ancestor in declared or capabilities_of(ancestor) is not None else None
         for name, member in vars(ancestor).items():
-            if not _is_own(member, name, home):
+            if not _is_original(member, name, body):
                 return name
     return None
 
 
-def _is_own(member: Any, name: str, home: type | None) -> bool:
-    """Whether an attribute of a class is code of fgai, PyTorch or PyG, or of the body of `home`, or no code.
+def _is_original(member: Any, name: str, body: type | None) -> bool:
+    """Whether an attribute of a class is code of fgai, PyTorch or PyG, or of the class `body`, or no code.
 
     Names and modules are copied by `functools.wraps`; the code object and its globals are not.
     """
     if isinstance(member, FunctionType):
         inner = getattr(member, "__wrapped__", None)
-        own = member.__code__.co_filename.startswith(_HOMES) or _is_generated(member)
-        own = own or _is_written_in(member, name, home)
-        return own and (inner is None or _is_own(inner, name, home))
+        own = member.__code__.co_filename.startswith(_FOLDERS) or _is_generated(member)
+        own = own or _is_in_body(member, name, body)
+        return own and (inner is None or _is_original(inner, name, body))
     if isinstance(member, classmethod | staticmethod):
-        return _is_own(member.__func__, name, home)
+        return _is_original(member.__func__, name, body)
     if isinstance(member, property):
         parts = (member.fget, member.fset, member.fdel)
-        return all(one is None or _is_own(one, name, home) for one in parts)
+        return all(one is None or _is_original(one, name, body) for one in parts)
     if isinstance(member, cached_property):
-        return _is_own(member.func, name, home)
+        return _is_original(member.func, name, body)
     if isinstance(member, type):
         return str(member.__module__).partition(".")[0] in _PACKAGES
     builtin = isinstance(member, GetSetDescriptorType | MemberDescriptorType)
@@ -127,15 +123,16 @@ def _is_generated(member: FunctionType) -> bool:
     return generated and member.__globals__ is vars(sys.modules.get(name, sys))
 
 
-def _is_written_in(member: FunctionType, name: str, home: type | None) -> bool:
-    module = None if home is None else sys.modules.get(home.__module__)
-    if home is None or module is None or member.__globals__ is not vars(module):
+def _is_in_body(member: FunctionType, name: str, body: type | None) -> bool:
+    """Whether the code of a function is written in the body of a class, under this name."""
+    module = None if body is None else sys.modules.get(body.__module__)
+    if body is None or module is None or member.__globals__ is not vars(module):
         return False
-    return member.__code__.co_qualname == f"{home.__qualname__}.{name}"
+    return member.__code__.co_qualname == f"{body.__qualname__}.{name}"
 
 
-def _alike(first: Tensor, second: Tensor) -> bool:
-    """Whether two runs gave the same, row by row, up to the order of sums on a GPU."""
+def _rows_near(first: Tensor, second: Tensor) -> bool:
+    """Whether two runs returned the same, row by row, up to the order of sums on a GPU."""
     if first.shape != second.shape or not first.numel():
         return first.shape == second.shape
     rows = first.reshape(first.shape[0], -1)
@@ -144,9 +141,9 @@ def _alike(first: Tensor, second: Tensor) -> bool:
 
 
 def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
-    """Return the values [N, H, C] of a layer of a familiar model, float64 on the CPU, or why not.
+    """Return the values [N, H, C] of a layer of an unaltered model, float64 on the CPU, or why not.
 
-    They are computed again from the layer's inputs, and must give its output.
+    They are computed again from the layer's inputs, and must lead to its output.
     """
     layer, output = run.layer, run.output
     assert isinstance(layer, AttentionLayer) and output is not None and recorded.adjacency is not None
@@ -157,14 +154,14 @@ def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
         return f"layer {recorded.name!r} computes numbers that are not finite"
     scale = torch.maximum(output.abs(), again.abs()).amax(1, keepdim=True)
     if not bool(((again - output).abs() <= AGAIN * scale).all()):
-        return f"layer {recorded.name!r} gives something else when it is run on its own"
+        return f"layer {recorded.name!r} returns something else when it runs on its own"
     return values.detach().cpu().double()
 
 
 INVARIANT = (
-    "scores of old edges read nothing that an injection changes; new neighbours only change the normaliser"
+    "scores of old edges depend on nothing that an injection changes; new neighbours change the normaliser"
 )
-KEPT = "if positional encodings are kept as computed on the original graph"
+POSITIONAL_CONDITION = "if positional encodings are kept as computed on the original graph"
 """Condition of models that read positional encodings."""
 
 
@@ -173,10 +170,10 @@ def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     """Return by layer name why no injection can reorder old neighbours there; None where it may.
 
     Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`).
-    The normaliser Z is the same for all neighbours of a node, so where both sides of the score read inputs
-    that an injection leaves alone, the order stays. That holds for the first attention layer of a model that
-    reads features alone; with positional encodings on the condition `KEPT`: recomputed on the larger graph
-    they can reorder every node. New neighbours may rank anywhere.
+    The normaliser Z is the same for all neighbours of a node, so where an injection does not change the
+    inputs of the score, the order stays. That holds for the first attention layer of a model of features
+    alone, and of one with positional encodings on the condition `POSITIONAL_CONDITION`: recomputed on the
+    larger graph they can reorder every node. New neighbours may rank anywhere.
 
     Args:
         model: any.
@@ -194,7 +191,7 @@ def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     except AttentionError:
         return {}
     reasons: dict[str, str | None] = dict.fromkeys(names)
-    plain = bool(body_of(model)) and unfamiliar(model) is None
+    plain = bool(body_of(model)) and find_alteration(model) is None
     if names and plain and getattr(model, "guard", None) is None and graph.edge_weight is None:
-        reasons[names[0]] = INVARIANT if graph.positional is None else KEPT
+        reasons[names[0]] = INVARIANT if graph.positional is None else POSITIONAL_CONDITION
     return reasons

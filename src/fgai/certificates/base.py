@@ -1,0 +1,128 @@
+"""Base classes of the certificates' records: tensors in files as packed arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from fgai.attention import model_name
+from fgai.errors import CheckpointError
+from fgai.graph import Graph
+from fgai.graph.fingerprint import fingerprint_of
+from fgai.records import PackedArray, TabledDocument, pack_array, plain, provenance, unpack_array
+from fgai.version import versions
+
+BOOL = "|u1"
+"""Type in a file of masks, as zeros and ones."""
+
+
+def pack(tensor: Tensor | None) -> dict[str, Any] | None:
+    """Return a tensor as a packed array."""
+    if tensor is None:
+        return None
+    return pack_array((tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor).numpy())
+
+
+def unpack(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
+    """Inverse of `pack`; raises `CheckpointError` for another type or shape."""
+    if values is None:
+        return None
+    array = unpack_array(values)
+    if array.dtype.str != dtype or array.ndim != dimensions:
+        raise CheckpointError(f"{name} must be {dtype} in {dimensions} dimensions, got {array.dtype.str}")
+    tensor = torch.from_numpy(array.copy())
+    if dtype != BOOL:
+        return tensor
+    if bool((tensor > 1).any()):
+        raise CheckpointError(f"{name} must be zeros and ones")
+    return tensor.bool()
+
+
+def current_names(values: Any, old: Mapping[str, str]) -> Any:
+    """Return the values of a file with the names in `old` (old name → new name) replaced."""
+    if not isinstance(values, Mapping):
+        return values
+    return {old.get(key, key): value for key, value in values.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Certificate(TabledDocument):
+    """A record with tensors, and with `layers` if there is a `LAYER`.
+
+    `ARRAYS` has type and dimensions of each tensor in a file, `OLD_NAMES` fields of older files.
+    """
+
+    ARRAYS: ClassVar[dict[str, tuple[str, int]]]
+    OLD_NAMES: ClassVar[dict[str, str]] = {}
+    LAYER: ClassVar[Any] = None
+    LAYER_LAYOUT: ClassVar[Any] = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; arrays are packed."""
+        special: dict[str, Any] = {name: pack(getattr(self, name)) for name in self.ARRAYS}
+        if self.LAYER is not None:
+            special["layers"] = [layer.to_dict() for layer in vars(self)["layers"]]
+        names = [f.name for f in dataclasses.fields(self) if f.name not in special]
+        fields = {name: plain(getattr(self, name)) for name in names}
+        return {"kind": self.KIND, "schema": self.SCHEMA, **fields, **special}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
+        return super().from_dict(current_names(values, cls.OLD_NAMES))
+
+    @classmethod
+    def layout(cls) -> dict[str, Any]:
+        """Return the fields of a file."""
+        fields = super().layout()
+        for name in cls.ARRAYS:
+            fields[name] = PackedArray if fields[name] is Tensor else PackedArray | None
+        return fields if cls.LAYER is None else {**fields, "layers": cls.LAYER_LAYOUT}
+
+    @classmethod
+    def _build(cls, fields: dict[str, Any]) -> Self:
+        if cls.LAYER is not None:
+            fields["layers"] = tuple(cls.LAYER.from_dict(layer) for layer in fields["layers"])
+        for name, shape in cls.ARRAYS.items():
+            fields[name] = unpack(fields.get(name), name, *shape)
+        record = cls(**fields)
+        record._check_shapes()
+        return record
+
+    def _check_shapes(self) -> None:
+        """Raise unless all tensors have one row per node."""
+        sizes = {len(getattr(self, name)) for name in self.ARRAYS}
+        if len(sizes) != 1:
+            raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _InjectionRecord(_Certificate):
+    """Fields of all certificates against injected nodes."""
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    version: dict[str, str]
+    seconds: float
+    promise: str
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
+
+
+def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:
+    """Return the fields of a record that name the model, the data, the versions and the command."""
+    return {
+        "model": {"class": model_name(model), "config": getattr(model, "config", None)},
+        "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
+        "version": versions(),
+        "provenance": provenance(model, fingerprint_of(original), command=command),
+    }
+
+
+def share_of(mask: Tensor, nodes: Tensor | None) -> float:
+    """Return the share of nodes [N], or of those under the mask `nodes`, in a bool [N]; 0 of none."""
+    mask = mask if nodes is None else mask[nodes.to(mask.device)]
+    return float(mask.double().mean()) if mask.numel() else 0.0

@@ -1,0 +1,33 @@
+"""The term `sharpness`: attention that is not flatter than the vanilla model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fgai.metrics import NOTHING
+from fgai.training.targets import layer_sharpness
+from fgai.training.terms.base import StepContext, Term, first_rows, sum_scalars
+
+MIN_SHARPNESS = 0.95
+"""Share of the vanilla sharpness below which attention counts as too flat."""
+
+
+def _too_flat(context: StepContext) -> Tensor:
+    """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
+    targets = context.targets
+    layers = zip(context.attention, targets.rowptrs, context.layers, strict=True)
+    now = [layer_sharpness(w, rowptr, first_rows(layer.destination, w)) for w, rowptr, layer in layers]
+    return _sharpness_loss(now, targets.sharpness)
+
+
+def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
+    """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
+    pairs = zip(now, before, strict=True)
+    return sum_scalars(
+        [(MIN_SHARPNESS - one / two).clamp(min=0) if two > NOTHING else one * 0 for one, two in pairs]
+    )
+
+
+sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)  # no `def`: a metric has this name, too
