@@ -20,14 +20,14 @@ BOOL = "|u1"
 """Type in a file of masks, as zeros and ones."""
 
 
-def pack(tensor: Tensor | None) -> dict[str, Any] | None:
+def pack_tensor(tensor: Tensor | None) -> dict[str, Any] | None:
     """Return a tensor as a packed array."""
     if tensor is None:
         return None
     return pack_array((tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor).numpy())
 
 
-def unpack(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
+def unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
     """Inverse of `pack`; raises `CheckpointError` for another type or shape."""
     if values is None:
         return None
@@ -63,7 +63,7 @@ class _Certificate(TabledDocument):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""
-        special: dict[str, Any] = {name: pack(getattr(self, name)) for name in self.ARRAYS}
+        special: dict[str, Any] = {name: pack_tensor(getattr(self, name)) for name in self.ARRAYS}
         if self.LAYER is not None:
             special["layers"] = [layer.to_dict() for layer in vars(self)["layers"]]
         names = [f.name for f in dataclasses.fields(self) if f.name not in special]
@@ -88,7 +88,7 @@ class _Certificate(TabledDocument):
         if cls.LAYER is not None:
             fields["layers"] = tuple(cls.LAYER.from_dict(layer) for layer in fields["layers"])
         for name, shape in cls.ARRAYS.items():
-            fields[name] = unpack(fields.get(name), name, *shape)
+            fields[name] = unpack_tensor(fields.get(name), name, *shape)
         record = cls(**fields)
         record._check_shapes()
         return record

@@ -36,7 +36,7 @@ from fgai.attention import evaluating
 from fgai.bounds.intervals import ROUNDING, LayerBounds, StateBounds, layer_ranges
 from fgai.bounds.scores import first_layer_output, score_bounds, source_bounds
 from fgai.bounds.steps import linear_map, propagate
-from fgai.certificates.base import BOOL, _InjectionRecord, current_names, pack, share_of, unpack
+from fgai.certificates.base import BOOL, _InjectionRecord, current_names, pack_tensor, share_of, unpack_tensor
 from fgai.certificates.chain import Chain
 from fgai.certificates.integrity import INVARIANT, invariant_layers
 from fgai.certificates.kernels import classes_certified, mean_bounds, order_certified
@@ -91,14 +91,16 @@ class LayerOrder:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; the array is packed."""
-        return {**vars(self), "certified": pack(self.certified)}
+        return {**vars(self), "certified": pack_tensor(self.certified)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
         values = current_names(values, _OLD_NAMES)
         check(values, _OrderLayout, "a layer")
-        return cls(**{**values, "certified": unpack(values["certified"], "certified of a layer", BOOL, 1)})
+        return cls(
+            **{**values, "certified": unpack_tensor(values["certified"], "certified of a layer", BOOL, 1)}
+        )
 
 
 _OLD_NAMES = {"holds": "certified"}

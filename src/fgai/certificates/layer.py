@@ -10,7 +10,7 @@ from typing import Any, Literal, NotRequired, Self, TypedDict
 import torch
 from torch import Tensor
 
-from fgai.certificates.base import pack, unpack
+from fgai.certificates.base import pack_tensor, unpack_tensor
 from fgai.checks import at_least, fraction, one_of
 from fgai.errors import CheckpointError
 from fgai.files import check, check_items
@@ -245,7 +245,7 @@ class LayerCertificate:
             "k": self.k,
             "sharpness": None if math.isnan(self.sharpness) else self.sharpness,
             **{name: getattr(self.prediction, name) for name in _TEXTS},
-            "per_node": {name: pack(tensor) for name, tensor in arrays.items()},
+            "per_node": {name: pack_tensor(tensor) for name, tensor in arrays.items()},
         }
 
     @classmethod
@@ -256,7 +256,7 @@ class LayerCertificate:
         kinds, required = dict.fromkeys(shapes, PackedArray | None), shapes.keys() - {"heads_beta2"}
         check_items(values["per_node"], kinds, "per_node of a layer", required=required)
         arrays: dict[str, Any] = {
-            name: unpack(values["per_node"].get(name), name, *shape) for name, shape in shapes.items()
+            name: unpack_tensor(values["per_node"].get(name), name, *shape) for name, shape in shapes.items()
         }
         prediction = Prediction(
             **{name: arrays.pop(name) for name in _PREDICTION},
