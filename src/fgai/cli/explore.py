@@ -13,7 +13,7 @@ from fgai.cli.files import _open_models
 from fgai.cli.output import Output, command
 
 CERTIFIED = 20_000
-"""Nodes up to which badges are certified before the page opens."""
+"""Nodes up to which models are certified before the page opens."""
 
 
 @command
@@ -38,17 +38,16 @@ def explore(
     - `fgai explore weights.pt --model mine:Model --data graph`
     """
     from fgai.reports.whatif import Server, WhatIf
-    from fgai.reports.whatif.answer import proven
 
     opened = _open_models(models, own)
     graph = next(iter(opened.values())).graph
     answers = WhatIf({name: entry.model for name, entry in opened.items()}, graph, k=k)
     start = None if node is None else graph.number_of(node)
-    badges = {}
+    certified = {}
     if graph.num_nodes <= CERTIFIED:
         out.say("certifying against injected neighbours")
-        badges = {name: most for name, model in answers.models.items() if (most := proven(model, graph))}
-    with Server(answers, answers.facts(node=start, proven=badges)) as server:
+        certified = answers.certify()
+    with Server(answers, answers.facts(node=start, certified=certified)) as server:
         address = server.address
 
         def show(console: Console) -> None:

@@ -22,7 +22,7 @@ from fgai.models import as_graph
 from fgai.records import Document, read_json
 from fgai.reports.nodes import Case, _clipped, _ModelViews, _nodes_of_models, _nodes_of_records, subgraph
 from fgai.reports.parts import Injections, _intervals_of, _objects, _Part, _parts_of, summary
-from fgai.reports.whatif.answer import WhatIf, most_proven
+from fgai.reports.whatif.answer import WhatIf, certified_neighbours
 from fgai.reports.whatif.payload import in_browser
 from fgai.tasks import task_of
 from fgai.training import History
@@ -193,8 +193,9 @@ def _whatif(
     """What the page computes changes from; None where it cannot by itself."""
     if task_of(graph).name != "node" or not all(in_browser(model, graph) for model in models.values()):
         return None
-    proven = {name: most for name, entries in injections.items() if (most := most_proven(entries))}
-    facts = WhatIf(models, graph).facts(node=node, proven=proven)
+    counts = {name: certified_neighbours(entries) for name, entries in injections.items()}
+    certified = {name: most for name, most in counts.items() if most}
+    facts = WhatIf(models, graph).facts(node=node, certified=certified)
     if facts["graph"] is None:
         return None
     if node_names is not None:

@@ -26,8 +26,7 @@ from fgai.files import write_atomic
 from fgai.records import provenance_line
 from fgai.reports.build import Report, make_report
 from fgai.reports.numbers import _code, _esc, _number_table
-from fgai.reports.template import asset, fill
-from fgai.reports.whatif import module, style
+from fgai.reports.template import asset, fill, whatif_script
 from fgai.reports.words import (
     DEFINITION_SHARE,
     TOPK_SHARE,
@@ -258,7 +257,7 @@ def render(report: Report, library: str | None = None) -> str:
     promises = (str(proof["promise"]) for proof in report.certificates.values() if proof.get("promise"))
     parts = {
         "title": _esc(report.title),
-        "style": asset("style.css") + style(),
+        "style": asset("style.css") + asset("whatif.css", "whatif"),
         "header": header(report),
         "missing": _missing_box(report),
         "cards": cards(report),
@@ -271,7 +270,7 @@ def render(report: Report, library: str | None = None) -> str:
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
         "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
-        "whatif": module() + asset("whatif.js"),
+        "whatif": whatif_script() + asset("whatif.js"),
         "version": _esc((report.records[0].get("version") or {}).get("fgai", "")),
     }
     return fill(asset("page.html"), parts)

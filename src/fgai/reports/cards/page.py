@@ -18,8 +18,6 @@ from fgai.reports.template import asset, fill
 from fgai.typed import typed
 from fgai.version import __version__
 
-_PACKAGE = "fgai.reports.cards"
-
 
 @typed
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +74,14 @@ def _render(listing: Listing, title: str) -> str:
     parts = {
         "title": _esc(title),
         "style": asset("style.css"),
-        "own_style": asset("cards.css", _PACKAGE),
+        "own_style": asset("cards.css", "cards"),
         "count": str(len(listing.cards)),
         "unusable": _unusable(listing.unusable),
         "sections": "\n".join(_section(group) for group in ordered),
-        "script": asset("cards.js", _PACKAGE),
+        "script": asset("cards.js", "cards"),
         "version": _esc(__version__),
     }
-    return fill(asset("cards.html", _PACKAGE), parts)
+    return fill(asset("cards.html", "cards"), parts)
 
 
 def _heading(card: Card) -> str:

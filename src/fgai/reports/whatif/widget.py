@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from fgai.errors import FgaiError, extra
-from fgai.reports.whatif.answer import WhatIf, proven
-from fgai.reports.whatif.scripts import module, style
+from fgai.reports.template import asset, whatif_script
+from fgai.reports.whatif.answer import WhatIf
 from fgai.typed import typed
 
 
@@ -17,13 +17,13 @@ from fgai.typed import typed
 def explore(
     models: Mapping[str, nn.Module] | nn.Module, data: Any, *, node: int | None = None, k: int = 5
 ) -> Any:
-    """Return a widget that shows what changed edges and injected nodes do to one node.
+    """Return a widget that shows how changed edges and injected nodes change one node's attention and class.
 
     GAT and GATv2 are computed in the browser, other models here. The extra `notebook` installs anywidget.
 
     Args:
         models: node classifiers by name, or one.
-        data: the `Graph` or PyG `Data` they are for.
+        data: a `Graph` or PyG `Data`.
         node: shown first; the first test node by default.
         k: neighbours in an explanation.
 
@@ -33,20 +33,15 @@ def explore(
     """
     base = extra("anywidget").AnyWidget
     answers = WhatIf(models, data, k=k)
-    shown = {name: most for name, one in answers.models.items() if (most := proven(one, answers.graph))}
-    facts = answers.facts(node=node, proven=shown)
-    parts = {
-        "_esm": module(),
-        "_css": style(),
-        "facts": extra("traitlets").Dict().tag(sync=True),
-    }
+    facts = answers.facts(node=node, certified=answers.certify())
+    parts = {"_esm": whatif_script(), "_css": asset("whatif.css", "whatif")}
+    parts["facts"] = extra("traitlets").Dict().tag(sync=True)
     widget = type("WhatIfWidget", (base,), parts)(facts=facts)
 
     def reply(_: Any, content: dict[str, Any], buffers: Any) -> None:
-        questions = {"view": answers.views, "worst": answers.worst}
         answer: dict[str, Any] = {"id": content.get("id")}
         try:
-            answer["answer"] = questions[str(content.get("question"))](content.get("change") or {})
+            answer["answer"] = answers.questions[str(content.get("question"))](content.get("change") or {})
         except (FgaiError, KeyError, ValueError) as error:
             answer["error"] = str(error)
         widget.send(answer)
