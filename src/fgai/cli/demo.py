@@ -22,11 +22,12 @@ from fgai.cli.options import checked_folder, checked_output
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
 from fgai.evaluation.summary import RULE
+from fgai.explanations.node import RADIUS
 from fgai.models import MODELS
 from fgai.reports import make_report, write_report
-from fgai.reports.compose import RADIUS, measure
-from fgai.reports.page import checked_page
-from fgai.reports.parts import certify_injections
+from fgai.reports.compose import measure
+from fgai.reports.page import check_page
+from fgai.reports.results import certify_injections
 from fgai.reports.words import attack_words, balance_words, changes_in, headline, meaning, table
 from fgai.training import train_method
 
@@ -72,7 +73,7 @@ def demo(
     checked_output(folder / "comparison.json", force)
     page: Path | None = None
     try:
-        page = checked_page(folder / "report.html")
+        page = check_page(folder / "report.html")
     except MissingExtraError as error:
         out.say(f"there will be no report: {error}")
     out.say(

@@ -75,10 +75,10 @@ def report(
     """
     from fgai.reports import read_report, write_report
     from fgai.reports import report as make_page
-    from fgai.reports.page import checked_page
+    from fgai.reports.page import check_page
 
     threat = attacker.sized()  # bad input first
-    page = options.checked_output(checked_page(output), force)
+    page = options.checked_output(check_page(output), force)
     names: dict[str, Any] = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
     records = [word for word in files if word.endswith(".json")]
     models = [word for word in files if not word.endswith(".json")]
@@ -227,14 +227,14 @@ def audit(
     - `fgai audit --model mine:Model --data edges.csv --nodes 2 --edges 3`
     - `fgai audit planted-gat --output page.html`
     """
+    from fgai.explanations.node import RADIUS
     from fgai.reports import make_report, write_report
     from fgai.reports.cards import card as make_card
-    from fgai.reports.compose import RADIUS
-    from fgai.reports.page import checked_page
-    from fgai.reports.parts import certify_injections
+    from fgai.reports.page import check_page
+    from fgai.reports.results import certify_injections
 
     threat, k = attacker.sized(), attacker.k  # bad input first
-    page = options.checked_output(checked_page(output), force)
+    page = options.checked_output(check_page(output), force)
     for file in (page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])):
         options.checked_output(file, force)
     opened = _open_model(source)

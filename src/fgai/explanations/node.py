@@ -150,8 +150,7 @@ class GraphView:
         Raises:
             InputError: there is no such node.
         """
-        if isinstance(node, bool) or not 0 <= node < self.num_original:
-            raise InputError(f"`node` must be in 0..{self.num_original - 1}, got {node}")
+        check_node(node, self.num_original)
         row = slice(*self.attention.rowptr[node : node + 2].tolist())
         order = torch.argsort(self.attention.ranking()[row], descending=True, stable=True)
         truth = self.graph.edge_truth if self.attention.num_edges == self.graph.num_edges else None
@@ -268,6 +267,14 @@ def explain(
         contributions=_contributions(SignedMargins(model, observation), node, names),
         counterfactual=_counterfactuals(model, original, node, names, seed) if counterfactual else None,
     )
+
+
+def check_node(node: int | None, count: int) -> None:
+    """Raise `InputError` if a graph of `count` nodes has no node of this number; None is no node."""
+    if node is None:
+        return
+    if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < count:
+        raise InputError(f"`node` must be in 0..{count - 1}, got {node}")
 
 
 def check_counterfactual(graph: Graph, counterfactual: bool) -> None:

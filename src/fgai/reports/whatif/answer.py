@@ -15,6 +15,7 @@ from fgai.attention.interface import originals
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.checks import whole
 from fgai.errors import InputError, collected
+from fgai.explanations.node import check_node
 from fgai.graph import ChangeRecord, Graph
 from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
@@ -98,8 +99,7 @@ class WhatIf:
         graph = self.graph
         first = 0 if graph.test_mask is None else int(graph.test_mask.nonzero()[0])
         start = first if node is None else node
-        if not 0 <= start < graph.num_nodes:
-            raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+        check_node(start, graph.num_nodes)
         values: dict[str, Any] | None = None
         layers: dict[str, Any] = {}
         if all(in_browser(model, graph) for model in self.models.values()):
