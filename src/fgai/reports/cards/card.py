@@ -1,4 +1,4 @@
-"""`Card`: what is claimed of one model's explanations, short enough to read and strict enough to check."""
+"""`Card`: the measured and certified numbers of one model, and `check_card`, which checks them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fgai.records import (
 from fgai.typed import typed
 
 Proof = CertificateRecord | InjectionCertificate
-"""What a card can take certified shares from."""
+"""Certificates whose shares a card can hold."""
 ONE_RUN = "One model, one split, one seed: other trainings of the same kind may give other numbers."
 
 
@@ -64,7 +64,7 @@ class Card(TabledDocument):
         threat: name, budget, and the name with a size that is not its own, in `words`.
         protocol: task, targets, k and seed.
         numbers: by their names in records; None if undefined, chance is None where there is no such level.
-        limits: what the numbers do not say, a sentence each.
+        limits: of what the numbers say, a sentence each.
         definition: at how many nodes Definition 1 holds, a sentence for each property.
         warnings: code and message of everything raised while measuring.
         version: of fgai and torch.
@@ -87,7 +87,7 @@ class Card(TabledDocument):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; cards of before have no `definition`."""
+        """Inverse of `to_dict`; older cards have no `definition`."""
         return super().from_dict({"definition": [], **values} if isinstance(values, Mapping) else values)
 
     @classmethod
@@ -105,7 +105,7 @@ class Card(TabledDocument):
         return cls(**fields)
 
     def tables(self) -> list[Table]:
-        """Return the numbers, what they were measured on, and what they do not say."""
+        """Return the numbers, and notes on Definition 1 and the limits."""
         rows: list[list[Cell]] = []
         for path, number in self.numbers.items():
             column = Column(number["title"], _form_of(path), number["direction"])
@@ -119,8 +119,7 @@ class Card(TabledDocument):
         (table,) = self.tables()
         if not every:
             words = self.readable()
-            kept = [row for row in table.rows if row[0] in words]
-            rows = [[words[str(row[0])], row[2], row[3]] for row in kept]
+            rows = [[words[str(row[0])], row[2], row[3]] for row in table.rows if row[0] in words]
             names = [Column("quantity"), Column("value"), Column("chance")]
             table = replace(table, columns=names, rows=rows, notes=[*table.notes, "Every number: --all."])
         table.show(console)
@@ -278,10 +277,8 @@ def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
 def _check_same(record: EvaluationRecord, proof: Proof) -> None:
     """Raise unless a certificate is about the model and the data of the record."""
     for what, part in (("model", "class"), ("model", "config"), ("data", "name"), ("data", "nodes")):
-        ours, theirs = (
-            getattr(record, what).get(part) or None,
-            getattr(proof, what),
-        )  # an own model: no config
+        ours = getattr(record, what).get(part) or None  # a model of the user's own has no config
+        theirs = getattr(proof, what)
         if part in theirs and (theirs[part] or None) != ours:
             text = f"its {part} is {theirs[part]!r}, that of the record {ours!r}"
             raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
@@ -349,7 +346,7 @@ def _read(path: Path) -> Document:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One number of a card under one bar.
+    """One number of a card compared with one bar.
 
     Attributes:
         path: of the number on the card.
