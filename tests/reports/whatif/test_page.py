@@ -339,4 +339,4 @@ class TestCommands:
         done = here("evaluate", "planted-gat", "--change", "bad.json", cwd=tmp_path)
         assert done.exit_code == 2 and "damaged" in done.stderr
         done = here("evaluate", "planted-gat", "--change", "change.json", "--nodes", "3", cwd=tmp_path)
-        assert done.exit_code == 2 and "attacks nothing" in done.stderr
+        assert done.exit_code == 2 and "runs no attack" in done.stderr
