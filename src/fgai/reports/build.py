@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -147,7 +147,7 @@ def make_report(
     proofs = {name: record.to_dict() for name, record in (certificates or {}).items()}
     results = _results_of([record.to_dict() for record in rows], proofs, notes, injections)
     fields: dict[str, Any] = {"reproduce": list(reproduce)}
-    if models and graph is not None:
+    if models and graph is not None and whole is not None:
         fields["histories"] = _histories(models)
         if views := _attacked_views(results, models, graph, attacks or {}, threat, notes):
             explorer = _nodes_of_models(results, graph, views, node, node_names or graph.node_names)
@@ -286,7 +286,7 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
 
 
 _KINDS: tuple[type[Document], ...] = (Report, Comparison, EvaluationRecord, CertificateRecord)
-_RECORD = EvaluationRecord.layout()
+_OPTIONAL = ("warnings", "per_node")  # keys of an evaluation that a page does without
 # Layers of a newer fgai may hold more.
 _CERTIFICATE = {**CertificateRecord.layout(), "layers": list[dict[str, Any]]}
 
@@ -326,14 +326,14 @@ def read_report(
         if kind == "report":
             if len(named) > 1:
                 raise InputError(f"{path} is a whole report; give it alone")
-            return _report(values, path, notes)
+            return _report(values, path.name, notes)
         if kind == "certificate":
-            certificates[path] = label, _valid(values, _CERTIFICATE, path.name, notes)
+            certificates[path] = label, _valid(values, _CERTIFICATE, path.name, notes, optional=_CERTIFICATE)
         elif kind == "comparison":
             reference = reference or str(values.get("reference") or "")
-            records += _records(values.get("records"), path, notes)
+            records += _records(values.get("records"), path.name, notes)
         else:
-            record = _record(values, path.name, notes)
+            record = _valid(values, EvaluationRecord.layout(), path.name, notes, optional=_OPTIONAL)
             records.append({**record, "name": label or record.get("name", "model")})
     if not records:
         raise InputError("there is no evaluation in these files; give a comparison or an evaluation record")
@@ -361,20 +361,18 @@ def _read(path: Path, notes: list[str]) -> dict[str, Any]:
     return values
 
 
-def _records(values: Any, path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    return [_record(entry, f"a record in {path.name}", notes) for entry in _objects(values)]
+def _records(values: Any, file: str, notes: list[str]) -> list[dict[str, Any]]:
+    layout, where = EvaluationRecord.layout(), f"a record in {file}"
+    return [_valid(entry, layout, where, notes, optional=_OPTIONAL) for entry in _objects(values)]
 
 
-def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
-    """The valid parts of an evaluation; notes name what it lacks."""
-    missing = [name for name in _RECORD if name not in values and name not in ("warnings", "per_node")]
+def _valid(
+    values: Mapping[str, Any], layout: Schema, where: str, notes: list[str], optional: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The values that fit the layout; notes name the others, and missing keys."""
+    missing = [name for name in layout if name not in {*values, *optional}]
     if missing:
-        notes.append(f"{where[0].upper()}{where[1:]} lacks {', '.join(missing)}.")
-    return _valid(values, _RECORD, where, notes)
-
-
-def _valid(values: Mapping[str, Any], layout: Schema, where: str, notes: list[str]) -> dict[str, Any]:
-    """The values that fit the layout; notes name the others."""
+        notes.append(f"{where} lacks {', '.join(missing)}.")
     valid: dict[str, Any] = {}
     for name, value in values.items():
         try:
@@ -386,17 +384,11 @@ def _valid(values: Mapping[str, Any], layout: Schema, where: str, notes: list[st
     return valid
 
 
-def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
-    fields: dict[str, Any] = {}
-    for name, default in vars(Report()).items():
-        kind: Any = dict | None if default is None else type(default)
-        if name not in values:
-            notes.append(f"{path.name} lacks {name}.")
-        elif isinstance(values[name], kind):
-            fields[name] = values[name]
-        else:
-            notes.append(f"{path.name}: {name} is not what it should be and is left out.")
-    fields["records"] = _records(fields.get("records"), path, notes)
+def _report(values: Mapping[str, Any], file: str, notes: list[str]) -> Report:
+    defaults = vars(Report())
+    kinds = {name: dict | None if value is None else type(value) for name, value in defaults.items()}
+    fields = _valid({name: values[name] for name in kinds if name in values}, kinds, file, notes)
+    fields["records"] = _records(fields.get("records"), file, notes)
     return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
 
 

@@ -19,7 +19,7 @@ from fgai.evaluation.definition import ALPHA, BETA, RADII
 from fgai.evaluation.record import shown_quantities, threat_words
 from fgai.evaluation.summary import measure_names
 from fgai.files import check, write_atomic
-from fgai.metrics import Quantity, chance_path, metric_at, quantity
+from fgai.metrics import chance_path, metric_at, quantity
 from fgai.records import (
     Cell,
     Column,
@@ -196,8 +196,7 @@ def card(
         if name is None and len(record) > 1:
             raise InputError(f"`name` must say whose card is made: {', '.join(r.name for r in record)}")
         record = record.records[0] if name is None else record[name]
-    numbers = {number.path: _measured(record, number) for number in shown_quantities(record.metrics)}
-    numbers |= _definition_numbers(record)
+    numbers = _measured_numbers(record)
     limits, definition = [ONE_RUN, weak_search_note(str(record.threat.get("name")))], list[str]()
     for proof in certificates:
         _check_same(record, proof)
@@ -230,27 +229,27 @@ def _form_of(path: str) -> str:
     return ".4g" if form.endswith("d") else form
 
 
-def _number(path: str, value: Any, chance: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+def _number(path: str, value: Any, parameters: dict[str, Any], chance: Any = None) -> dict[str, Any]:
     """The entry of a number, as `Number` lists it."""
     about = quantity(path)
     values = {"title": about.title, "value": value, "chance": chance, "direction": about.direction}
     return {**values, "parameters": parameters}
 
 
-def _measured(record: EvaluationRecord, number: Quantity) -> dict[str, Any]:
-    spec, chance_at = metric_at(number.path), chance_path(number.path)
-    defaults = {} if spec is None else spec.defaults
-    options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
-    chance = look_up(record.metrics, chance_at) if chance_at else None
-    return _number(number.path, look_up(record.metrics, number.path), chance, options)
-
-
-def _definition_numbers(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
-    """The shares of Definition 1 at the output layer, for the larger radius."""
+def _measured_numbers(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
+    """The metrics, and the shares of Definition 1 at the output layer for the larger radius."""
+    numbers = {}
+    for path in (number.path for number in shown_quantities(record.metrics)):
+        spec, chance = metric_at(path), chance_path(path)
+        defaults = {} if spec is None else spec.defaults
+        options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
+        level = look_up(record.metrics, chance) if chance else None
+        numbers[path] = _number(path, look_up(record.metrics, path), options, level)
     shares = look_up(record.metrics, f"definition.{_RADIUS}") or {}
     about = {"radius": RADII[_RADIUS], "alpha": ALPHA, "beta": BETA, "k": record.config.get("k")}
-    paths = [f"definition.{_RADIUS}.{name}.last" for name in (*PROPERTIES, ALL_FOUR) if name in shares]
-    return {path: _number(path, look_up(record.metrics, path), None, about) for path in paths}
+    for path in (f"definition.{_RADIUS}.{name}.last" for name in (*PROPERTIES, ALL_FOUR) if name in shares):
+        numbers[path] = _number(path, look_up(record.metrics, path), about)
+    return numbers
 
 
 def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
@@ -271,7 +270,7 @@ def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
             "certificate.class_share": last["class"]["share"],
             "certificate.median_radius": last["topk"]["median_radius"],
         }
-    return {path: _number(path, plain(value), None, options) for path, value in values.items()}
+    return {path: _number(path, plain(value), options) for path, value in values.items()}
 
 
 def _check_same(record: EvaluationRecord, proof: Proof) -> None:
