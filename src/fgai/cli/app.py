@@ -17,23 +17,23 @@ from fgai.cli.output import command_words
 from fgai.version import __version__
 
 _PANELS = {
-    "See it": {
+    "Explain and report": {
         "demo": "demo",
         "explain": "evaluate",
         "explore": "explore",
         "report": "report",
         "audit": "report",
     },
-    "Make models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
-    "Judge models": {
+    "Train models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
+    "Evaluate models": {
         "attack": "attack",
         "evaluate": "evaluate",
         "compare": "evaluate",
         "certify": "evaluate",
         "bench": "bench",
     },
-    "Publish what was found": {"card": "cards", "check": "cards", "cards": "cards"},
-    "Around": {"doctor": "data", "data": "data"},
+    "Publish numbers": {"card": "cards", "check": "cards", "cards": "cards"},
+    "Installation and data": {"doctor": "data", "data": "data"},
 }
 """Panels of the help, their commands, and the module of each."""
 

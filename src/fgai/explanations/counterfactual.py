@@ -16,6 +16,7 @@ from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
 from fgai.errors import CheckpointError, collected
 from fgai.evaluation.breaking import smallest_below
+from fgai.evaluation.run import logits_again
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
 from fgai.graph.saved import typical_features
 from fgai.recompute import Recompute
@@ -110,8 +111,7 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
     mask = torch.arange(graph.num_nodes, device=graph.device) == node
     one = graph.replace(test_mask=mask, train_mask=None, val_mask=None)
     features = dict[int, Tensor]()
-    with evaluating(model), torch.no_grad():
-        top = call_model(model, prepared(model, graph))[node].argmax()
+    top = _logits(model, graph)[node].argmax()
 
     def unchanged(count: int) -> float:
         """1 while the class stays under the attack with so many nodes, else 0."""
@@ -122,8 +122,7 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
             result = PGDInjection(budget, MARGIN).run(model, one, seed=seed)
         assert result.change.features is not None
         features[count] = result.change.features
-        with evaluating(model), torch.no_grad():
-            return float(call_model(model, prepared(model, result.graph))[node].argmax() == top)
+        return float(_logits(model, result.graph)[node].argmax() == top)
 
     size, _ = smallest_below(unchanged, 0.5, sizes.stop - 1)
     rows = [] if size is None else features[size].tolist()
@@ -214,8 +213,7 @@ def _without(chosen: Choice, *positions: int) -> Choice:
 def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[InjectedNode, Tensor]]:
     """New nodes that may change the class, and their features [1, F]."""
     assert graph.features is not None
-    with evaluating(model), torch.no_grad():
-        logits = call_model(model, prepared(model, graph)).detach()
+    logits = _logits(model, graph)
     top = int(logits[node].argmax())
     candidates: list[tuple[InjectedNode, Tensor]] = []
     for label in range(logits.shape[1]):
@@ -252,10 +250,12 @@ def _replay(
     exhausted: bool = False,
 ) -> Counterfactual:
     """Replay a change as from its file, and keep it only if the class of the node changes."""
-    predicted = []
-    for one in (graph, record.apply(model, graph)) if size else ():
-        with evaluating(model), torch.no_grad():
-            predicted.append(int(call_model(model, prepared(model, one))[record.node].argmax()))
-    if not size or predicted[0] == predicted[1]:
-        return Counterfactual(None, None, None, bound, exhausted)
-    return Counterfactual(record, predicted[1], size, bound)
+    if size:
+        before, after = (_logits(model, one)[record.node] for one in (graph, record.apply(model, graph)))
+        if before.argmax() != after.argmax():
+            return Counterfactual(record, int(after.argmax()), size, bound)
+    return Counterfactual(None, None, None, bound, exhausted)
+
+
+def _logits(model: nn.Module, graph: Graph) -> Tensor:
+    return logits_again(model, prepared(model, graph))

@@ -212,7 +212,7 @@ class NodeExplanation(TabledDocument):
         if not attacked:
             return []
         top = min(self.k, count)
-        chance = f" (by chance {top * attacked['chance']:.1f})" if top < count else ", all it has"
+        chance = f" (by chance {top * attacked['chance']:.1f})" if top < count else ", all its neighbours"
         changed = "" if attacked["predicted"] == self.predicted else ", another one"
         lines = [
             f"under the {attacked['threat']} attack: class {self._class(attacked['predicted'])}"
@@ -248,13 +248,13 @@ class NodeExplanation(TabledDocument):
         order = (
             f"its top-{k}{listed} cannot change while its explanation vector moves by less than {radius:.4f}"
             if radius is not None
-            else f"top-{k}: no other neighbour to swap in"
+            else f"top-{k}: no other neighbour can enter"
         )
         if kind is not None:
             status = layer["class_status"]
             return f"{order}; class not while each head moves by less than {kind:.4f} ({status})"
         unknown = layer["class_status"] == "unknown"
-        return f"{order}; class: {'unknown' if unknown else 'attention has no say'}"
+        return f"{order}; class: {'unknown' if unknown else 'does not depend on attention'}"
 
 
 def _sign_sentences(signed: dict[str, Any]) -> list[str]:
@@ -292,10 +292,11 @@ def _injection_sentences(proof: dict[str, Any]) -> list[str]:
     order = f"injected nodes cannot reorder its neighbours{condition}"
     lines = [f"{name}: {order}" for name in proof.get("invariant", ())]
     holds = proof.get("class_holds") or {}
+    any_features = "an injected neighbour, whatever its features"
     if holds.get("any"):
-        lines.append("class: holds if every node gains an injected neighbour, whatever it says")
+        lines.append(f"class: holds if every node gains {any_features}")
     elif holds.get("direct"):
-        lines.append("class: holds if the node gains an injected neighbour, whatever it says")
+        lines.append(f"class: holds if the node gains {any_features}")
     elif holds.get("direct") is not None:
         lines.append("class: not proved to hold against an injected neighbour")
     return lines

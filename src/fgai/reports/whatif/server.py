@@ -1,17 +1,19 @@
-"""`Server`: the what-if page on this machine alone, with Python behind it."""
+"""`Server` serves the what-if page on this machine only; `explore` shows it in a notebook."""
 
 from __future__ import annotations
 
 import html
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
 from typing import Any
 
-from fgai.errors import FgaiError
+from torch import nn
+
+from fgai.errors import FgaiError, extra
 from fgai.reports.template import asset, fill, whatif_script
 from fgai.reports.whatif.answer import WhatIf
 from fgai.typed import typed
@@ -156,3 +158,40 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """Log nothing: addresses hold the token."""
+
+
+@typed
+def explore(
+    models: Mapping[str, nn.Module] | nn.Module, data: Any, *, node: int | None = None, k: int = 5
+) -> Any:
+    """Return a widget that shows how changed edges and injected nodes change one node's attention and class.
+
+    GAT and GATv2 are computed in the browser, other models here. The extra `notebook` installs anywidget.
+
+    Args:
+        models: node classifiers by name, or one.
+        data: a `Graph` or PyG `Data`.
+        node: shown first; the first test node by default.
+        k: neighbours in an explanation.
+
+    Raises:
+        InputError: no models, a node the graph does not have, or another task than node classification.
+        MissingExtraError: anywidget is not installed.
+    """
+    base = extra("anywidget").AnyWidget
+    answers = WhatIf(models, data, k=k)
+    facts = answers.facts(node=node, certified=answers.certify())
+    parts = {"_esm": whatif_script(), "_css": asset("whatif.css", "whatif")}
+    parts["facts"] = extra("traitlets").Dict().tag(sync=True)
+    widget = type("WhatIfWidget", (base,), parts)(facts=facts)
+
+    def reply(_: Any, content: dict[str, Any], buffers: Any) -> None:
+        answer: dict[str, Any] = {"id": content.get("id")}
+        try:
+            answer["answer"] = answers.questions[str(content.get("question"))](content.get("change") or {})
+        except (FgaiError, KeyError, ValueError) as error:
+            answer["error"] = str(error)
+        widget.send(answer)
+
+    widget.on_msg(reply)
+    return widget
