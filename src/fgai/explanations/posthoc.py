@@ -27,7 +27,7 @@ from fgai.errors import FgaiError, InputError, extra
 from fgai.explanations.as_pyg import _as_pyg
 from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.pyg import _along_paths, _on_edges
-from fgai.explanations.scores import EdgeExplainer, EdgeScores, _Field, _Fields
+from fgai.explanations.scores import EdgeExplainer, EdgeScores, _ReceptiveField, _ReceptiveFields
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.sparse import edge_keys
@@ -55,13 +55,15 @@ _Score = Callable[[int, Tensor], Tensor]  # from a node and the edges of its fie
 class _FieldScores(EdgeExplainer):
     """Scores edges by a function that is made once for a graph, from the graph and its receptive fields."""
 
-    def __init__(self, setup: _Setup, score: Callable[[_FieldScores, Graph, _Fields], _Score]) -> None:
+    def __init__(
+        self, setup: _Setup, score: Callable[[_FieldScores, Graph, _ReceptiveFields], _Score]
+    ) -> None:
         super().__init__(setup.model, setup.seed)
         self.hops, self.score, self.generator = setup.hops, score, torch.Generator().manual_seed(setup.seed)
 
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        fields = _Fields(graph, self.hops)
+        fields = _ReceptiveFields(graph, self.hops)
         score = self.score(self, graph, fields)
         used = map(fields.edges, nodes)
         return [
@@ -69,7 +71,7 @@ class _FieldScores(EdgeExplainer):
         ]
 
 
-def _random(explainer: _FieldScores, graph: Graph, fields: _Fields) -> _Score:
+def _random(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
     """New scores at every call: the baseline of an explanation without information."""
 
     def score(node: int, edges: Tensor) -> Tensor:
@@ -79,13 +81,13 @@ def _random(explainer: _FieldScores, graph: Graph, fields: _Fields) -> _Score:
     return score
 
 
-def _attention(explainer: _FieldScores, graph: Graph, fields: _Fields, heads: str) -> _Score:
+def _attention(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields, heads: str) -> _Score:
     """The model's attention, as `FaithfulAttention` reduces it."""
     scores = _on_edges(observe(explainer.model, graph).attention.detach(), fields.keys, "mean", heads)
     return lambda node, edges: scores[edges]
 
 
-def _paths(explainer: _FieldScores, graph: Graph, fields: _Fields) -> _Score:
+def _paths(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
     """The model's attention along paths, as `PropagatedAttention` computes it."""
     attention = observe(explainer.model, graph).attention.detach()
 
@@ -97,7 +99,7 @@ def _paths(explainer: _FieldScores, graph: Graph, fields: _Fields) -> _Score:
     return score
 
 
-def _signed(explainer: _FieldScores, graph: Graph, fields: _Fields) -> _Score:
+def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
     """Signed contributions of the edges into a node, see `SignedMargin`; 0 on the rest of its field."""
     margins = SignedMargins(explainer.model, observe(explainer.model, graph, inputs=True))
     if margins.reason is not None:
@@ -144,21 +146,21 @@ class _PyGScores(EdgeExplainer):
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
         return Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
 
-    def search(self, field: _Field, target: Tensor) -> Tensor:
+    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
         """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
         mask: Tensor = self.explainer()(field.x, field.edge_index, index=field.index).edge_mask
         return mask
 
-    def fields(self, graph: Graph) -> Callable[[int], tuple[_Field, Tensor]]:
+    def fields(self, graph: Graph) -> Callable[[int], tuple[_ReceptiveField, Tensor]]:
         """Return a function from a node to its receptive field and the class to explain, [n].
 
         The field is the whole graph if the model's output differs on the part.
         """
-        fields = _Fields(graph, self.hops)
+        fields = _ReceptiveFields(graph, self.hops)
         with evaluating(self.model), torch.no_grad():
             logits = call_model(self.model, graph).detach()
 
-        def field_of(node: int) -> tuple[_Field, Tensor]:
+        def field_of(node: int) -> tuple[_ReceptiveField, Tensor]:
             for field in (fields.around(node), fields.whole(node)):
                 with evaluating(self.copy), torch.no_grad():
                     again = self.copy(field.x, field.edge_index)[field.index]
@@ -180,7 +182,7 @@ class _PGExplainerScores(_PyGScores):
         with seeded(setup.seed, setup.graph.device), _pyg_errors(self):
             self.trained = self._train(prepared(setup.model, setup.graph))
 
-    def search(self, field: _Field, target: Tensor) -> Tensor:
+    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
         """Return the mask of the trained network, without a search."""
         mask: Tensor = self.trained(field.x, field.edge_index, target=target, index=field.index).edge_mask
         return mask

@@ -20,7 +20,7 @@ from fgai.typed import typed
 
 
 @dataclass(frozen=True, eq=False)
-class _Field:
+class _ReceptiveField:
     """The receptive field of a node as a graph, without self-loops."""
 
     x: Tensor  # [n, F], features of its nodes
@@ -30,7 +30,7 @@ class _Field:
     index: int  # position of the node in `x`
 
 
-class _Fields:
+class _ReceptiveFields:
     """The receptive fields of a graph's nodes through `hops` layers that pass messages."""
 
     def __init__(self, graph: Graph, hops: int) -> None:
@@ -50,17 +50,19 @@ class _Fields:
             reached[self.source[used]] = True
         return used
 
-    def around(self, node: int) -> _Field:
+    def around(self, node: int) -> _ReceptiveField:
         """The field of a node as a graph of its own, on which its output is the same."""
         used = self.edges(node)
         ends = torch.stack([self.source[used], self.destination[used]]).flatten()
         nodes, index = torch.unique(torch.cat([ends, ends.new_tensor([node])]), return_inverse=True)
-        return _Field(self.x[nodes], index[:-1].view(2, -1), self.keys[used], used[used], int(index[-1]))
+        return _ReceptiveField(
+            self.x[nodes], index[:-1].view(2, -1), self.keys[used], used[used], int(index[-1])
+        )
 
-    def whole(self, node: int) -> _Field:
+    def whole(self, node: int) -> _ReceptiveField:
         """The whole graph, for models whose outputs depend on more than the messages in the field."""
         edge_index = torch.stack([self.source, self.destination])
-        return _Field(self.x, edge_index, self.keys, self.edges(node), node)
+        return _ReceptiveField(self.x, edge_index, self.keys, self.edges(node), node)
 
 
 @typed
