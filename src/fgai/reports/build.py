@@ -385,9 +385,8 @@ def _valid(
 
 
 def _report(values: Mapping[str, Any], file: str, notes: list[str]) -> Report:
-    defaults = vars(Report())
-    kinds = {name: dict | None if value is None else type(value) for name, value in defaults.items()}
-    fields = _valid({name: values[name] for name in kinds if name in values}, kinds, file, notes)
+    layout = Report.layout()
+    fields = _valid({name: values[name] for name in layout if name in values}, layout, file, notes)
     fields["records"] = _records(fields.get("records"), file, notes)
     return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
 
