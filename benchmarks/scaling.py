@@ -84,8 +84,7 @@ def slope(found: list[dict[str, float]], fit_from: float) -> float:
 
 def draw(results: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> None:
     """One panel per device: seconds over edges, a line of slope 1 beside."""
-    with style.styled():
-        figure = style.blank(3.4 * len(results) + 0.4, 2.9)
+    with style.new_figure(3.4 * len(results) + 0.4, 2.9) as figure:
         panels = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
         for axes, (device, ways) in zip(panels, results.items(), strict=True):
             for index, (way, found) in enumerate(ways.items()):

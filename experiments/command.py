@@ -20,7 +20,7 @@ from experiments.fingerprint import change_of
 from experiments.progress import GridProgress
 from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
-from fgai.cli.options import checked_folder, listed
+from fgai.cli.options import check_folder, choices
 from fgai.errors import InputError
 from fgai.progress import shown
 from fgai.records import Column, Table
@@ -30,7 +30,7 @@ app = App(
     no_args_is_help=True,
 )
 
-Named = typer.Argument(metavar="GRID", help=f"A TOML file, or {listed(grid_names())}.")
+Named = typer.Argument(metavar="GRID", help=f"A TOML file, or {choices(grid_names())}.")
 Grid = Annotated[str, Named]
 
 
@@ -86,7 +86,7 @@ def run(
     cells = only_of(read_grid(grid), only or ())
     cells = cells if sample is None else sample_of(cells, sample)
     part = cells if shard is None else shard_of(cells, shard)
-    checked_folder(results)
+    check_folder(results)
     stale = len(_changes(part, store))
     todo = len(part) - status_of(part, store).done + stale * redo
     out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")

@@ -17,7 +17,7 @@ from experiments.tables import FORMATS, TABLES, render
 from experiments.tables import table as parts_of
 from fgai.checks import one_of
 from fgai.cli import Output, command
-from fgai.cli.options import Epochs, Seed, checked_folder, checked_output, listed
+from fgai.cli.options import Epochs, Seed, check_folder, check_output, choices
 from fgai.errors import DataError
 from fgai.files import write_atomic
 
@@ -28,13 +28,13 @@ Data = Annotated[
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Folder for trained models that cells share.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-Format = Annotated[str, typer.Option("--format", "-f", help=f"{listed(FORMATS)}.")]
+Format = Annotated[str, typer.Option("--format", "-f", help=f"{choices(FORMATS)}.")]
 Here = Path("results")
 
 
 @command
 def table(
-    name: Annotated[str, typer.Argument(help=f"{listed(TABLES)}.")],
+    name: Annotated[str, typer.Argument(help=f"{choices(TABLES)}.")],
     *,
     results: Results = Here,
     format_: Format = "table",
@@ -45,7 +45,7 @@ def table(
     one_of(format_, "--format", FORMATS)
     store = opened_store(results)
     if output is not None:
-        write_atomic(checked_output(output, force=True), _text(name, store, format_))
+        write_atomic(check_output(output, force=True), _text(name, store, format_))
         out.say(f"written to {output}")
 
     def show(console: Console) -> None:
@@ -117,7 +117,7 @@ def figure(
 
     one_of(threat, "--threat", tuple(THREATS))
     source = Source(seed=seed, root=data, cache=cache, device=device, epochs=epochs, threat=threat)
-    folder = checked_folder(output)
+    folder = check_folder(output)
     written: list[str] = []
     for stem, drawn in figures_of(name, Store(results), source, Choice(dataset or (), model or ())):
         written += [str(save(drawn, folder / f"{stem}.{kind}")) for kind in ("pdf", "png")]
@@ -167,7 +167,7 @@ def choose(
 
     text = presets(Store(results))
     if output is not None:
-        write_atomic(checked_output(output, force=True), text)
+        write_atomic(check_output(output, force=True), text)
         out.say(f"written to {output}")
     values: dict[str, Any] = {"command": "bench choose", "presets": tomllib.loads(text)}
     out.result(values, lambda console: None if output else typer.echo(text, nl=False))

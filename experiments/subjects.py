@@ -14,7 +14,8 @@ from experiments.trained import model_path, trained
 from fgai import Graph, load_dataset
 from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attention import observe, prepared
-from fgai.reports.figures import Case, NodeView, before_after
+from fgai.explanations import NodeView
+from fgai.reports.figures import Case, before_after
 
 K = 5
 DEGREES = (K + 1, 15)

@@ -374,7 +374,7 @@ class TestTerminal:
         os.kill(running, signal.SIGINT)
         done = processes().finish()
         assert done.code == 130, done
-        assert "run the same command again to go on" in done.err and "Traceback" not in done.err
+        assert "run the same command again to continue" in done.err and "Traceback" not in done.err
         assert state.exists() and not (tmp_path / "model.safetensors").exists()
         refusal = here(*words, cwd=tmp_path)
         assert refusal.exit_code == 2 and "another training" in refusal.stderr

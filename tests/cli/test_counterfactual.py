@@ -26,7 +26,7 @@ def test_the_smaller_change_is_written_and_replayed(tmp_path: Path) -> None:
         logits = call_model(model.eval(), prepared(model, change.apply(model, data)))
     assert int(logits[8].argmax()) == chosen["predicted"] != found["predicted"]
     told = refused(*WORDS, "--save-change", "change.json", cwd=tmp_path)
-    assert "change.json is there already; add --force" in told
+    assert "change.json exists; add --force" in told
 
 
 def test_shown(tmp_path: Path) -> None:

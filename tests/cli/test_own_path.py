@@ -65,7 +65,7 @@ def test_audit_card_and_gate(folder: Path) -> None:
     assert here("check", "card.json", "--min", "F1, under attack=1.01", cwd=folder).exit_code == 1
     message = refused("check", "card.json", cwd=folder)
     assert "--min" in message and "top 2 kept" in message.replace("\n", " ")
-    assert "audit.html is there already; add --force" in refused("audit", *OWN, *SMALL, cwd=folder)
+    assert "audit.html exists; add --force" in refused("audit", *OWN, *SMALL, cwd=folder)
 
 
 def test_every_command_takes_an_own_model(folder: Path) -> None:

@@ -120,7 +120,7 @@ class TestRecord:
         found = explain(model, GRAPH, 39, threat=None)
         assert [entry["itself"] for entry in found.neighbours] == [True]
         assert found.certified is not None and found.certified["layers"][0]["topk_radius"] is None
-        assert "no other neighbour to swap in" in text_of(found)
+        assert "no other neighbour can enter" in text_of(found)
         transformer = untrained_model("GT", GRAPH, hidden_channels=16, heads=(2, 1)).eval()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FgaiWarning)

@@ -21,7 +21,7 @@ from fgai.explanations import (
     FaithfulAttention,
     edge_explainer,
 )
-from fgai.explanations.scores import _Fields
+from fgai.explanations.scores import _ReceptiveFields
 from fgai.graph import Graph
 from fgai.metrics import overlap, overlap_chance
 from fgai.models import AttentionModel
@@ -218,7 +218,7 @@ class TestFields:
         graph = build(7, [(0, 1), (1, 2), (2, 3), (4, 3), (5, 4), (3, 3), (6, 5)])
         for node in range(7):
             for hops in (1, 2, 3):
-                field = _Fields(graph, hops).around(node)
+                field = _ReceptiveFields(graph, hops).around(node)
                 assert set(pairs(field.keys)) == field_by_loop(graph, node, hops)
                 ends = field.x[field.edge_index][:, :, 0] / 10  # features say which node a row is
                 assert ends.t().tolist() == [list(map(float, pair)) for pair in pairs(field.keys)]
@@ -288,7 +288,7 @@ class TestDoor:
         assert edge_explainer("attention-mean", Attributed(), graph)(graph, [4])
         bare = GRAPH.replace(features=None)
         with pytest.raises(InputError, match="features"):
-            _Fields(bare, 2)
+            _ReceptiveFields(bare, 2)
 
     def test_scores(self) -> None:
         keys = edge_keys(torch.tensor([0, 3]), torch.tensor([2, 2]))
@@ -306,7 +306,7 @@ class TestDoor:
     def test_an_explainer_of_ones_own(self, model: AttentionModel) -> None:
         class ByDegree(EdgeExplainer):
             def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-                fields = _Fields(graph, 1)
+                fields = _ReceptiveFields(graph, 1)
                 used = [fields.edges(node) for node in nodes]
                 degree = graph.adjacency.degree.double()
                 return [

@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv, global_mean_
 import fgai
 from fgai.errors import AttentionError, FgaiWarning, InputError
 from fgai.explanations import AsPyG, FaithfulAttention
-from fgai.explanations.pyg import _looked_up
+from fgai.explanations.pyg import _at_edges
 from fgai.graph import Graph
 from fgai.models import GAT, GT, AttentionModel
 from fgai.training import train, untrained_model
@@ -112,7 +112,7 @@ class TestMask:
             torch.tensor([[0.2], [0.3], [0.5]]), [1, 1, 2], [0, 0, 0], num_nodes=3
         )
         keys = torch.tensor([2, 1, 1, 1, 5])
-        assert _looked_up(layer, keys).tolist() == pytest.approx([0.5, 0.2, 0.3, 0.3, 0.0])
+        assert _at_edges(layer, keys).tolist() == pytest.approx([0.5, 0.2, 0.3, 0.3, 0.0])
 
     def test_graph_task(self) -> None:
         small = [Data(x=DATA.x[:n], edge_index=torch.tensor([[0, 1, 2], [1, 2, 0]])) for n in (3, 5)]

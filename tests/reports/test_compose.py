@@ -13,7 +13,7 @@ import fgai
 from fgai.attacks import Attack, AttackResult
 from fgai.errors import FgaiWarning, InputError
 from fgai.reports import Report, make_report
-from fgai.reports.parts import certify_injections
+from fgai.reports.results import certify_injections
 from support import task_cases
 from support.report_cases import GRAPH, THREAT, K, attacks, comparison, models
 

@@ -12,8 +12,8 @@ from fgai.certificates import certify_injection
 from fgai.certificates.integrity import INVARIANT
 from fgai.graph import Graph
 from fgai.reports.build import Report
-from fgai.reports.page import cards
-from fgai.reports.parts import _of_nodes, certify_injections, summary
+from fgai.reports.page import _cards
+from fgai.reports.results import _injections_at, certify_injections, injection_summary
 
 K = 3
 
@@ -36,15 +36,15 @@ def test_every_number_is_a_certificate_s() -> None:
     for one in found["limited"]:
         same = certify_injection(models()["limited"], planted(), neighbours=1, where=one.where, k=K)
         assert torch.equal(one.certified, same.certified)
-    shares = summary(found["limited"], scored)
+    shares = injection_summary(found["limited"], scored)
     assert [one["share"] for one in shares] == [one.share(scored) for one in found["limited"]]
     assert shares[0]["share"] >= shares[1]["share"]
     assert shares[0]["share"] > 0
     nodes = [5, 0, 17]
-    told = _of_nodes(found["limited"], nodes)
+    told = _injections_at(found["limited"], nodes)
     assert told[0]["class"] == found["limited"][0].certified[nodes].int().tolist()
     assert told[0]["layers"][0] == {"status": "invariant", "reason": INVARIANT, "certified": [1, 1, 1]}
-    assert _of_nodes(found["GAT"], nodes)[0]["class"] is None
+    assert _injections_at(found["GAT"], nodes)[0]["class"] is None
 
 
 def test_the_card_shows_both_threats_and_says_nothing_of_unknown_ones() -> None:
@@ -54,12 +54,12 @@ def test_the_card_shows_both_threats_and_says_nothing_of_unknown_ones() -> None:
         title="t",
         reference="GAT",
         records=records,
-        injections={name: summary(one, scored) for name, one in found.items()},
+        injections={name: injection_summary(one, scored) for name, one in found.items()},
     )
-    page = cards(report)
+    page = _cards(report)
     assert "Classes no injected node can change" in page
     shares = [f"{100 * one.share(scored):.1f}" for one in found["limited"]]
     assert all(share in page for share in shares)
-    assert "Classes no injected node can change" not in cards(
+    assert "Classes no injected node can change" not in _cards(
         Report(title="t", reference="GAT", records=records)
     )

@@ -11,8 +11,8 @@ from fgai.evaluation.summary import BETTER, SAME, WORSE
 from fgai.records import pack_array
 from fgai.reports.build import Report, _assemble
 from fgai.reports.numbers import _best_records, _best_value, _numbers_of
-from fgai.reports.page import cards
-from fgai.reports.parts import _parts_of
+from fgai.reports.page import _cards
+from fgai.reports.results import _results_of
 from fgai.reports.words import _kind_of, changes_in, headline, meaning
 from support.report_cases import whole_report
 
@@ -43,7 +43,7 @@ def document(counts: dict[str, tuple[int, int]], kept: dict[str, float] | None =
         }
         packed = {key: pack_array(value) for key, value in arrays.items()}
         records.append({"name": name, "config": {"k": 5}, "metrics": metrics, "per_node": packed})
-    parts = _parts_of(records, {}, [])
+    parts = _results_of(records, {}, [])
     return _assemble(parts, reference=next(iter(counts)), histories={})
 
 
@@ -83,7 +83,7 @@ def test_chance_and_sharpness_are_said() -> None:
     assert "classified right (chance: 30 %)" in words and "(chance: 66 %)." in words
     assert "strongest neighbour gets 33 % of its attention in GAT (sharpness 0.015)" in words
     assert words.endswith("; 28 % if all got the same.")
-    made = cards(report).replace("\u00a0", " ")
+    made = _cards(report).replace("\u00a0", " ")
     assert "chance: 30 %" in made and "chance: 3.3 of 5" in made
 
 
@@ -114,5 +114,5 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     for record, gap, moved in zip(report.records, (0.03, 0.07), (0.2, 0.4), strict=True):
         record["metrics"]["f_slope"] = {"node": {"clean": {"gap": gap}, "attacked": {"gap": gap}}}
         record["metrics"]["g_tvd"] = {"rel": moved}
-    made = cards(report)
+    made = _cards(report)
     assert "width:7.0%" in made and "width:3.0%" in made and "width:40.0%" in made

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fgai.attention import AttentionMap, observe, prepared
+from fgai.explanations import GraphView
 from fgai.graph import Graph
-from fgai.reports.figures import GraphView
 
 
 def seen_by(model: nn.Module, graph: Graph, perturb: Any = None) -> tuple[Tensor, AttentionMap]:

@@ -69,7 +69,7 @@ def random_change(graph: Graph, model: nn.Module, rng: np.random.Generator) -> C
 def computed(browser: Any, graph: Graph, models: list[nn.Module], changes: list[ChangeRecord]) -> list[Any]:
     """What the script computes, per model: views, and milliseconds of each."""
     page = browser.new_page()
-    script = asset("recompute.js", "fgai.reports.whatif")
+    script = asset("recompute.js", "whatif")
     values = [model_values(model) for model in models]
     plain = [json.loads(json.dumps(change.to_dict())) for change in changes]
     out: list[Any] = page.evaluate(COMPUTE, [script, graph_values(graph), values, plain])

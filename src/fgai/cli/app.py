@@ -13,27 +13,27 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fgai.cli.output import typed_words
+from fgai.cli.output import command_words
 from fgai.version import __version__
 
 _PANELS = {
-    "See it": {
+    "Explain and report": {
         "demo": "demo",
         "explain": "evaluate",
         "explore": "explore",
         "report": "report",
         "audit": "report",
     },
-    "Make models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
-    "Judge models": {
+    "Train models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
+    "Evaluate models": {
         "attack": "attack",
         "evaluate": "evaluate",
         "compare": "evaluate",
         "certify": "evaluate",
         "bench": "bench",
     },
-    "Publish what was found": {"card": "cards", "check": "cards", "cards": "cards"},
-    "Around": {"doctor": "data", "data": "data"},
+    "Publish numbers": {"card": "cards", "check": "cards", "cards": "cards"},
+    "Installation and data": {"doctor": "data", "data": "data"},
 }
 """Panels of the help, their commands, and the module of each."""
 
@@ -66,7 +66,7 @@ class _Group(_Flags, TyperGroup):
 
 
 class _LazyCommand(TyperCommand):
-    """A command that is imported when it is called: all would load PyTorch before `--help` could answer."""
+    """A command that is imported when it is called, so that `--help` need not import PyTorch."""
 
     def __init__(self, name: str, module: str, panel: str) -> None:
         super().__init__(name, help=_summaries(module)[name], rich_help_panel=panel)
@@ -93,7 +93,7 @@ class _Root(_Group):
                 self.add_command(_LazyCommand(name, module, panel))
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        typed_words.set(list(args))
+        command_words.set(list(args))
         return super().make_context(info_name, args, parent, **extra)
 
 
@@ -124,7 +124,7 @@ def _root(
         bool, typer.Option("--version", is_eager=True, help="Print the version and stop.")
     ] = False,
 ) -> None:
-    """Stable attention explanations for graph neural networks: train them, attack them, measure what holds.
+    """Stable attention explanations for graph neural networks: train, attack, measure and certify models.
 
     Results go to standard output, everything else to standard error; --json prints one JSON document instead
     of tables. Exit codes: 0 good, 1 failure, 2 bad input, 130 interrupted.
@@ -136,7 +136,7 @@ def _root(
 
 def main() -> None:
     """Entry point of the `fgai` script."""
-    if not os.environ.get("FGAI_DEBUG"):  # an interrupt leaves half-made objects that complain as they go
+    if not os.environ.get("FGAI_DEBUG"):  # after an interrupt, incomplete objects raise when they are deleted
         sys.unraisablehook = lambda _: None
     if "OMP_WAIT_POLICY" not in os.environ:
         # Waiting OpenMP threads spin for milliseconds and slow small graphs down on shared cores: let them

@@ -1,4 +1,4 @@
-"""`fgai attack`: the strongest perturbation found within a budget, its members, and the breaking point."""
+"""`fgai attack`: the strongest perturbation within a budget that a search finds, and the breaking point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import announce, attack_passes
-from fgai.cli.files import _open_model, _opened_log
+from fgai.cli.files import _open_log, _open_model
 from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
@@ -44,7 +44,7 @@ def _members_of(ledger: Ledger) -> list[dict[str, Any]]:
 
 def _show_members(console: Console, rows: list[dict[str, Any]]) -> None:
     if not rows:
-        console.print("this attack has no members: it is one search", markup=False)
+        console.print("this attack has no members: it is a single search", markup=False)
         return
     forms = {"member": "", "endpoints": "", "damage": ".3f", "steps": "d", "seconds": ".1f"}
     columns = [*(Column(name, form) for name, form in forms.items()), Column("")]
@@ -61,7 +61,7 @@ def attack(
     objective: Annotated[
         str | None,
         typer.Option(
-            help=f"What the attacker wants: {options.listed(OBJECTIVES)}. Default: prediction, or that of the"
+            help=f"Aim of the attack: {options.choices(OBJECTIVES)}. Default: prediction, or that of the"
             " threat."
         ),
     ] = None,
@@ -72,7 +72,7 @@ def attack(
         float | None,
         typer.Option(
             "--breaking-point",
-            help="Search the fewest injected nodes at which touched explanations overlap by less than this.",
+            help="Search the fewest injected nodes at which explanations in reach overlap by less than this.",
         ),
     ] = None,
     most: Annotated[
@@ -80,7 +80,7 @@ def attack(
     ] = 160,
     explain_members: Annotated[
         bool,
-        typer.Option("--explain-members", help="Also list what every search of an ensemble found."),
+        typer.Option("--explain-members", help="Also list the results of every search of an ensemble."),
     ] = False,
     listed: Annotated[
         bool,
@@ -90,7 +90,7 @@ def attack(
     record: options.Record,
     out: Output,
 ) -> None:
-    """Attack a model through its own gradients and say what that did.
+    """Attack a model through its own gradients and print the damage.
 
     The model's file is only read. `fgai evaluate` measures more, under the same attack.
 
@@ -109,14 +109,15 @@ def attack(
     model, graph, task = opened.model, opened.graph, task_of(opened.graph)
     search = make_attack(threat, objective, targets=targets, k=k, task=task.name)
     record.check()
-    tracker = _opened_log(log)
+    tracker = _open_log(log)
+    values: dict[str, Any]
     passes = 0 if breaking is not None else attack_passes(search)
     announce(out, f"attacking {opened.path} on {graph!r}", [model], graph, passes)
     if breaking is not None:
         limits: dict[str, Any] = {"threshold": breaking, "limit": most}
         point = breaking_point(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
-        reached = {"command": "attack", "dataset": graph.name, "breaking_point": point.to_dict()}
-        record.write(out, reached, point.show)
+        values = {"command": "attack", "dataset": graph.name, "breaking_point": point.to_dict()}
+        record.write(out, values, point.show)
         return
     result = search.run(model, graph, seed=seed, tracker=tracker)
     ledger = result.ledger
@@ -126,7 +127,7 @@ def attack(
         name: logits_again(model, view)[rows] for name, view in (("clean", clean), ("attacked", result.graph))
     }
     changed = logits["clean"].argmax(1) != logits["attacked"].argmax(1)
-    values: dict[str, Any] = {
+    values = {
         "command": "attack",
         "model": str(opened.path),
         "dataset": graph.name,
@@ -152,7 +153,7 @@ def attack(
     notes = [f"{100 * values['predictions_changed']:.1f} % of the {subject} are predicted otherwise"]
     notes.append(f"{ledger.steps} steps, {ledger.forwards} forward passes, {ledger.seconds:.1f} s")
     if ledger.feasible is not None:
-        notes[-1] += f"; {100 * ledger.feasible:.0f} % of what was tried kept the classes"
+        notes[-1] += f"; {100 * ledger.feasible:.0f} % of the tried changes kept the classes"
 
     def show(console: Console) -> None:
         columns = [Column(name) for name in ("", "clean", "noise", "attacked")]

@@ -1,4 +1,4 @@
-"""`fgai bench`: the experiments of a checkout, found and handed to the command line."""
+"""`fgai bench`: the commands of the experiments in a checkout."""
 
 from __future__ import annotations
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import webbrowser
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fgai.cli import options
-from fgai.cli.options import checked_output
+from fgai.cli.options import check_output
 from fgai.cli.output import FAILURE, Output, command
 from fgai.errors import InputError
-from fgai.records import Column, Table
+from fgai.records import Cell, Column, Table
 from fgai.reports.cards import Card, card_from_files, check_card, read_cards, write_page
 
 
@@ -27,22 +27,21 @@ def cards(
     open_: options.Open = False,
     out: Output,
 ) -> None:
-    """List the cards of a folder on one page: a table for each data and threat, sortable, one file.
+    """List the cards of a folder on one page, with a sortable table for each data and threat.
 
-    Files that are no usable cards are named on the page and here.
+    Other files are named on the page and here.
 
     Examples:
     - `fgai cards cards --output leaderboard.html --open`
     """
-    page = checked_output(output, force)
+    page = check_output(output, force)
     listing = read_cards(folder)
     for name, reason in listing.unusable.items():
         out.warn(f"left out {name}: {reason}")
     write_page(listing, page, title=title)
     titles = {name: card.title for name, card in listing.cards.items()}
     values = {"command": "cards", "output": str(page), "cards": titles, "unusable": listing.unusable}
-    text = f"{len(titles)} cards written to {page}"
-    out.result(values, lambda console: console.print(text, markup=False, soft_wrap=True))
+    out.result(values, f"{len(titles)} cards written to {page}")
     if open_:
         webbrowser.open(page.resolve().as_uri())
 
@@ -77,7 +76,7 @@ def card(
     if output.suffix != ".json":
         output = output.with_name(f"{output.name}.json")
     for file in (output, output.with_suffix(".md")):
-        checked_output(file, force)
+        check_output(file, force)
     result = card_from_files(files, name=name)
     for path in result.write(output):
         out.say(f"written to {path}")
@@ -98,11 +97,11 @@ def check(
     ] = None,
     out: Output,
 ) -> None:
-    """Hold a card's numbers against bars, and fail where one is missed.
+    """Compare a card's numbers with bars, and fail if one is missed.
 
     Exit codes: 0 all met, 1 a bar is missed, 2 the card is unusable or has no such quantity. Names are those
-    on the card or readable ones; `top 5 kept` stands for all that begin with it. A number that is not
-    defined meets no bar.
+    on the card or readable ones; `top 5 kept` stands for all that begin with it. An undefined number meets
+    no bar.
 
     Examples:
     - `fgai check card.json --min "top 5 kept=0.8" --min "F1, under attack=0.9"`
@@ -112,15 +111,12 @@ def check(
     read = Card.load(card)
     findings, words = check_card(read, *bars), read.readable()
     missed, count = sum(not entry.met for entry in findings), len(findings)
-    rows = [
-        {"quantity": entry.path, "value": entry.value, entry.side: entry.bound, "met": entry.met}
-        for entry in findings
-    ]
-    signs = {"min": "≥", "max": "≤"}
-    cells = [
-        [words.get(e.path, e.path), e.value, f"{signs[e.side]} {e.bound:g}", "met" if e.met else "MISSED"]
-        for e in findings
-    ]
+    rows: list[dict[str, Any]] = []
+    cells: list[list[Cell]] = []
+    for one in findings:
+        rows.append({"quantity": one.path, "value": one.value, one.side: one.bound, "met": one.met})
+        bar = f"{'≥' if one.side == 'min' else '≤'} {one.bound:g}"
+        cells.append([words.get(one.path, one.path), one.value, bar, "met" if one.met else "MISSED"])
     columns = [Column("quantity"), Column("value", ".4g"), Column("bar"), Column("")]
     note = f"{missed} of {count} bars missed" if missed else f"all {count} bars met"
     values = {"command": "check", "card": str(card), "passed": not missed, "bars": rows}

@@ -1,4 +1,4 @@
-"""`fgai data`: the datasets, and graphs on disk; `fgai doctor`: does the installation work?"""
+"""`fgai data` lists datasets and converts graphs to folders; `fgai doctor` checks the installation."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ data = App(no_args_is_help=True)
 
 @data.callback()
 def _data() -> None:
-    """The datasets: which there are, what is in them, and graphs larger than memory."""
+    """List and describe datasets, and convert graphs that are larger than memory."""
 
 
 def _location_of(name: str, root: Any = None) -> str:
-    """Say where a dataset's files are: built in, a folder, or nowhere yet."""
+    """Return where a dataset's files are: `built in`, a folder, or `to download`."""
     about = datasets.info(name)
     if not about.files:
         return "built in"
@@ -75,7 +75,7 @@ def _info(
     root: options.Root = None,
     out: Output,
 ) -> None:
-    """Say what a dataset holds, where it comes from and which files it needs."""
+    """Describe a dataset: its sizes, source, licence and files."""
     about = datasets.info(name)
     values = {**dataclasses.asdict(about), "where": _location_of(name, root)}
     sizes = ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs")
@@ -113,27 +113,21 @@ def _convert(
         bool, typer.Option("--undirected", help="Also store every edge's reverse.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--force", help="Replace an older stored graph.")] = False,
-    resume: Annotated[
-        bool, typer.Option(help="Go on where an earlier run was stopped, or discard what it left.")
-    ] = True,
+    resume: Annotated[bool, typer.Option(help="Continue a stopped run, or discard its files.")] = True,
     root: options.Root = None,
     out: Output,
 ) -> None:
-    """Turn a graph into a folder of memory-mapped arrays, which `--data` takes like a name.
+    """Convert a graph to a folder of memory-mapped arrays for `--data`.
 
     Edge lists (.csv, .txt, .tsv, .edges, also .gz; .parquet, .npy) are streamed and may be larger than
-    memory. The folder appears when it is whole; a run that was stopped goes on from its last finished stage.
+    memory. The folder appears when it is complete; a stopped run continues from its last finished stage.
     """
     files: dict[str, Any] = {"node_table": node_table, "features": features, "labels": labels, "root": root}
     stored = convert_graph(source, target, undirected=undirected, overwrite=overwrite, resume=resume, **files)
     sizes = {"nodes": stored.num_nodes, "edges": stored.num_edges, "features": stored.num_features}
     values = {"path": str(stored.path), "name": stored.name, **sizes, "fingerprint": stored.fingerprint}
     counts = ", ".join(f"{count:,} {what}" for what, count in sizes.items())
-    text = f"{target}: {counts} ({stored.fingerprint})"
-    out.result(
-        {"command": "data convert", **values},
-        lambda console: console.print(text, markup=False, soft_wrap=True),
-    )
+    out.result({"command": "data convert", **values}, f"{target}: {counts} ({stored.fingerprint})")
 
 
 @command
@@ -234,7 +228,7 @@ def _end_to_end() -> str:
 
 def _figures() -> str:
     import_module("fgai.reports.figures")
-    return "matplotlib draws"
+    return "matplotlib can be imported"
 
 
 CHECKS = {

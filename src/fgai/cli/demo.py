@@ -1,4 +1,4 @@
-"""`fgai demo`: the whole story on one dataset, in one command."""
+"""`fgai demo`: train, make faithful, attack, certify and report on one dataset, in one command."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.files import _resumable, _write_model
-from fgai.cli.options import checked_folder, checked_output
+from fgai.cli.options import check_folder, check_output
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
 from fgai.evaluation.summary import RULE
+from fgai.explanations.node import RADIUS
 from fgai.models import MODELS
 from fgai.reports import make_report, write_report
-from fgai.reports.compose import RADIUS, measure
-from fgai.reports.page import checked_page
-from fgai.reports.parts import certify_injections
+from fgai.reports.compose import measure
+from fgai.reports.page import check_page
+from fgai.reports.results import certify_injections
 from fgai.reports.words import attack_words, balance_words, changes_in, headline, meaning, table
 from fgai.training import train_method
 
@@ -51,13 +52,13 @@ def demo(
     force: options.Force = False,
     open_: Annotated[bool, typer.Option("--open", help="Open the result when done.")] = False,
     epochs: options.Epochs = None,
-    source: options.Place,
+    source: options.Location,
     out: Output,
 ) -> None:
     """Train a model, make it faithful, attack both equally, and show what changed.
 
-    Writes a report to look at in a browser, both models, the records and pictures to a folder. Ctrl-C saves
-    the training; the same command goes on with it.
+    Writes a report for the browser, both models, the records and pictures to a folder. Ctrl-C saves the
+    training; the same command continues it.
 
     Examples:
     - `fgai demo`
@@ -68,11 +69,11 @@ def demo(
     model = one_of(model, "--model", tuple(MODELS), any_case=True)
     target = checked_device(source.device)
     graph = datasets.load_dataset(data, source.root, seed).to(target)
-    folder = checked_folder(output)
-    checked_output(folder / "comparison.json", force)
+    folder = check_folder(output)
+    check_output(folder / "comparison.json", force)
     page: Path | None = None
     try:
-        page = checked_page(folder / "report.html")
+        page = check_page(folder / "report.html")
     except MissingExtraError as error:
         out.say(f"there will be no report: {error}")
     out.say(
@@ -151,14 +152,14 @@ def demo(
         "comparison": str(folder / "comparison.json"),
     }
 
+    lines = [] if page is None else [f"see it all in a browser:  {page}"]
+    lines += [f"pictures, models and records are in {folder}/"]
+    lines += [f"look at one node:  fgai explain {paths['FGAI']} --node {node}"]
+
     def show(console: Console) -> None:
         shown.show(console)
         console.print(f"\n{text}\n", markup=False)
-        if page is not None:
-            console.print(f"see it all in a browser:  {page}", markup=False, soft_wrap=True)
-        console.print(f"pictures, models and records are in {folder}/", markup=False, soft_wrap=True)
-        again = f"look at one node:  fgai explain {paths['FGAI']} --node {node}"
-        console.print(again, markup=False, soft_wrap=True)
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
 
     out.result(values, show)
     if open_:

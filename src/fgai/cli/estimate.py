@@ -1,4 +1,4 @@
-"""What a long command will cost: a pass of the model is timed, the passes of the command are counted."""
+"""Estimates of what a long command costs: the time of a pass of the model, times the number of passes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MEASURES, CURVES, NULLS, CERTIFICATE = 110, 40, 200, 25
 CAPTURED = 0.15
 """Seconds of a step captured in a CUDA graph, by those of one that is not (docs/performance.md)."""
 COPIES = 12
-"""Passes whose memory is held at a time: searches climb side by side."""
+"""Passes whose memory is held at a time, since searches run in parallel."""
 
 
 def announce(out: Output, text: str, models: Iterable[nn.Module], graph: Any, passes: float) -> None:
-    """Print what begins, and about what it costs if it takes as long as `passes` of each model.
+    """Print `text`, and about what the work costs if it takes as long as `passes` of each model.
 
     A pass is one forward and backward on the graph. Nothing is estimated for a graph that stays on disk.
     """
     out.say(text)
     if not passes or out.quiet or not isinstance(graph, Graph):
         return
-    with suppress(Exception), collected():  # the command itself says what does not fit
+    with suppress(Exception), collected():  # the command itself raises what is wrong
         meter = Meter(graph.device)
         seconds, memory = zip(*(_pass_of(model, graph, meter) for model in models), strict=True)
         total = passes * sum(seconds) * (CAPTURED if graph.device.type == "cuda" else 1)
@@ -53,7 +53,7 @@ def announce(out: Output, text: str, models: Iterable[nn.Module], graph: Any, pa
 def training_passes(
     method: str, settings: dict[str, Any], *, trained: bool = False, check: bool = True
 ) -> float:
-    """Return the passes of a training; `trained`: the vanilla model that most methods need is there."""
+    """Return the passes of a training; `trained`: whether the vanilla model that most methods need exists."""
     epochs: int = settings.get("epochs", TrainConfig.epochs)
     passes = EPOCH[method] * epochs + CHECK.get(method, 0) * (check and epochs >= MIN_EPOCHS)
     needs_vanilla = not trained and method not in FROM_SCRATCH

@@ -1,4 +1,4 @@
-"""`fgai evaluate`, `compare`, `certify` and `explain`: measure models, prove bounds, look at one node."""
+"""`fgai evaluate`, `compare`, `certify` and `explain`: measure and certify models, explain one node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fgai.certificates import certify_attention, certify_budget, certify_injecti
 from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import _on_all_ranks, _open_model, _open_models, _Opened
+from fgai.cli.files import _ModelAndGraph, _on_all_ranks, _open_model, _open_models
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.evaluation import compare as compare_models
@@ -36,26 +36,25 @@ def evaluate(
         bool,
         typer.Option(
             "--stored",
-            help="Leave a converted folder on disk: exact values without an attack, and nothing is loaded"
-            " whole.",
+            help="Leave a converted folder on disk and measure exact values without an attack.",
         ),
     ] = False,
     change: Annotated[
         Path | None,
         typer.Option(
             "--change",
-            help="Replay a change that the page of `fgai explore` saved: class and attention of its node"
-            " before and after, no attack.",
+            help="Replay a change that was saved on the page of `fgai explore`: class and attention of its"
+            " node before and after, no attack.",
         ),
     ] = None,
     record: options.Record,
     out: Output,
 ) -> None:
-    """Attack a model and measure how its predictions and its attention hold.
+    """Attack a model and measure how stable its predictions and its attention are.
 
-    With --change there is no attack, either: one node is shown on the graph as it is and as it was changed.
-    With --stored there is no attack: F1, sharpness, and with --vanilla agreement, g-TVD and overlap; under
-    torchrun several processes share the work.
+    With --change there is no attack: one node is shown before and after the change. With --stored there is
+    none, either: F1, sharpness, and with --vanilla agreement, g-TVD and overlap; under torchrun several
+    processes share the work.
 
     Examples:
     - `fgai evaluate gat.safetensors`
@@ -69,8 +68,7 @@ def evaluate(
         raise InputError("an attack runs in one process: leave torchrun out, or give `--stored`")
     if change is not None and (stored or vanilla is not None or attacker.is_sized or attacker.per_node):
         raise InputError(
-            "`--change` attacks nothing: leave out --stored, --vanilla, --nodes, --edges, --box and"
-            " --per-node"
+            "`--change` runs no attack: leave out --stored, --vanilla, --nodes, --edges, --box and --per-node"
         )
     threat = attacker.sized()
     opened = _open_model(source, stored=stored)
@@ -84,7 +82,7 @@ def evaluate(
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
         if record.output or attacker.per_node or attacker.is_sized:
             raise InputError(
-                "`--stored` attacks nothing: leave out --output, --nodes, --edges, --box and --per-node"
+                "`--stored` runs no attack: leave out --output, --nodes, --edges, --box and --per-node"
             )
         split = opened.about.get("split_seed", 0)
         exact = evaluate_store(
@@ -102,7 +100,7 @@ def evaluate(
     record.write(out, evaluation, partial(evaluation.show, every=attacker.all_))
 
 
-def _replay(opened: _Opened, path: Path, k: int, record: options.Record, out: Output) -> None:
+def _replay(opened: _ModelAndGraph, path: Path, k: int, record: options.Record, out: Output) -> None:
     """Print one node before and after a change, the k neighbours it attends to most and the injected ones."""
     from fgai.reports.whatif import WhatIf
 
@@ -148,13 +146,11 @@ def compare(
     """
     threat = attacker.sized()
     one_of(format_, "--format", ("table", "markdown", "latex", "csv"))
-    opened = _open_models(models, own)
+    _, named, graph = _open_models(models, own)
     record.check()
-    graph = next(iter(opened.values())).graph
-    named = {name: entry.model for name, entry in opened.items()}
     passes = evaluation_passes(threat, graph, curves=attacker.curves, nulls=attacker.nulls)
-    begins = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
-    announce(out, begins, list(named.values()), graph, passes)
+    begins = f"comparing {', '.join(named)} on {graph!r}, threat {threat.name}"
+    announce(out, begins, named.values(), graph, passes)
     comparison = compare_models(named, graph, threat, **attacker.arguments)
 
     def show(console: Console) -> None:
@@ -209,12 +205,12 @@ def certify(
     record: options.Record,
     out: Output,
 ) -> None:
-    """Say at how many nodes the four properties of Definition 1 hold, for each layer.
+    """Count the nodes at which the four properties of Definition 1 hold, for each layer.
 
-    Stability is proved while a layer's attention moves by at most --radius; the same explanation and
+    Stability is proved while a layer's attention changes by at most --radius; the same explanation and
     prediction are measured against --vanilla. With --injected: which nodes keep class and explanation
-    whatever a few new neighbours are; with --budget: how many nodes can change their class at once; both for
-    models behind limits. With --votes: how many injected nodes a majority tolerates.
+    with any few new neighbours; with --budget: how many nodes can change their class at once; both for
+    models with limits. With --votes: how many injected nodes a majority tolerates.
 
     Examples:
     - `fgai certify gat.safetensors --radius 0.01`
@@ -229,26 +225,26 @@ def certify(
         )
     if confidence and votes is None:
         raise InputError("`--confidence` is of the votes; give `--votes`, too")
-    sizes = [_sizes(text) for text in budget or ()]
+    sizes = [_parse_budget(text) for text in budget or ()]
     opened = _open_model(source)
     reference = opened.load(vanilla)
     record.check()
     announce(out, f"certifying {opened.path} on {opened.graph!r}", [opened.model], opened.graph, CERTIFICATE)
     model, graph = opened.model, opened.graph
-    made: Any
+    certificate: Any
     if votes is not None:
-        made = vote(model, graph, groups=votes, confidence=confidence)
+        certificate = vote(model, graph, groups=votes, confidence=confidence)
     elif sizes:
-        made = certify_budget(model, graph, budgets=sizes)
+        certificate = certify_budget(model, graph, budgets=sizes)
     elif injected is not None:
-        made = certify_injection(model, graph, neighbours=injected, where=where, k=k)
+        certificate = certify_injection(model, graph, neighbours=injected, where=where, k=k)
     else:
-        made = certify_attention(model, graph, vanilla=reference, k1=k, k2=k, **vars(definition))
-    record.write(out, made)
+        certificate = certify_attention(model, graph, vanilla=reference, k1=k, k2=k, **vars(definition))
+    record.write(out, certificate)
 
 
-def _sizes(text: str) -> tuple[int, int]:
-    """The new nodes and the edges of each that `--budget` names."""
+def _parse_budget(text: str) -> tuple[int, int]:
+    """Return the new nodes of `--budget` and the edges of each."""
     nodes, times, edges = text.partition("x")
     if not (times and nodes.isdecimal() and edges.isdecimal()):
         raise InputError(f"`--budget` takes new nodes x edges of each, like 20x20, got {text!r}")
@@ -256,7 +252,7 @@ def _sizes(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class _OneAttack(options.Attacker):
+class _OptionalAttacker(options.Attacker):
     threat: Annotated[
         str, typer.Option("--threat", "-t", help="Attack to try the explanation with; `none` for no attack.")
     ] = "standard"
@@ -270,14 +266,12 @@ def explain(
     layer: Annotated[
         str, typer.Option(help="Attention shown: mean, last or max over layers, or a layer's number.")
     ] = "mean",
-    attacker: _OneAttack,
+    attacker: _OptionalAttacker,
     vanilla: options.VanillaFile = None,
     counterfactual: options.Counterfactual = False,
     save_change: Annotated[
         Path | None,
-        typer.Option(
-            "--save-change", help="Write the smaller of both counterfactuals, to be replayed: .json."
-        ),
+        typer.Option("--save-change", help="Write the smaller of both counterfactuals to replay it: .json."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
@@ -285,7 +279,7 @@ def explain(
     force: options.Force = False,
     out: Output,
 ) -> None:
-    """Show whom a node attends to and who supports its class, under attack too, and what is certified.
+    """Show the neighbours behind a node's class by attention and contribution, under attack too.
 
     Certified: which of the four properties of Definition 1 the node has in each layer, at radius 0.01; two
     of them compare it with --vanilla. The picture shows attention before and after the attack, or alone with
@@ -309,7 +303,7 @@ def explain(
     opened = _open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)
-    path, replayed = options.checked_output(output, force), options.checked_output(save_change, force)
+    path, change_path = options.check_output(output, force), options.check_output(save_change, force)
     out.say(f"explaining node {node} of {graph!r}" + ("" if threat is None else f", threat {threat.name}"))
     number = graph.number_of(node)
     common: dict[str, Any] = {"k": attacker.k, "layer": shown_layer, "seed": attacker.seed}
@@ -320,14 +314,14 @@ def explain(
     common |= {"threat": threat, "attack": attack, "vanilla": reference}
     common |= {"counterfactual": counterfactual or save_change is not None}
     explanation = explain_node(model, graph, number, **common)
-    if replayed is not None:
-        searched = filter(None, (explanation.counterfactual or {}).values())
-        changes = sorted((one for one in searched if one["change"]), key=lambda one: int(one["size"]))
+    if change_path is not None:
+        searches = filter(None, (explanation.counterfactual or {}).values())
+        changes = [one for one in searches if one["change"]]
         if changes:
-            ChangeRecord.from_dict(changes[0]["change"]).save(replayed)
-        out.say(
-            f"change written to {replayed}" if changes else "no counterfactual was found, none is written"
-        )
+            ChangeRecord.from_dict(min(changes, key=lambda one: int(one["size"]))["change"]).save(change_path)
+            out.say(f"change written to {change_path}")
+        else:
+            out.say("no counterfactual was found, none is written")
     if path is not None:
         if attack is None:
             picture = figures.node_attention(model, graph, number, layer=shown_layer)

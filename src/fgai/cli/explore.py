@@ -1,4 +1,4 @@
-"""`fgai explore`: the what-if page, served to this machine alone."""
+"""`fgai explore`: the what-if page, served on this machine only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import webbrowser
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fgai.cli import options
 from fgai.cli.files import _open_models
 from fgai.cli.output import Output, command
 
 CERTIFIED = 20_000
-"""Nodes up to which badges are certified before the page opens."""
+"""Nodes up to which models are certified before the page opens."""
 
 
 @command
@@ -29,7 +28,7 @@ def explore(
     own: options.OwnModel,
     out: Output,
 ) -> None:
-    """Serve a page on which you change the graph around a node and see its attention and class move.
+    """Serve a page on which you change the graph around a node and see its attention and class change.
 
     It listens on 127.0.0.1 under a random address until Ctrl-C, and writes nothing.
 
@@ -38,26 +37,19 @@ def explore(
     - `fgai explore weights.pt --model mine:Model --data graph`
     """
     from fgai.reports.whatif import Server, WhatIf
-    from fgai.reports.whatif.answer import proven
 
-    opened = _open_models(models, own)
-    graph = next(iter(opened.values())).graph
-    answers = WhatIf({name: entry.model for name, entry in opened.items()}, graph, k=k)
+    _, networks, graph = _open_models(models, own)
+    answers = WhatIf(networks, graph, k=k)
     start = None if node is None else graph.number_of(node)
-    badges = {}
+    certified = {}
     if graph.num_nodes <= CERTIFIED:
         out.say("certifying against injected neighbours")
-        badges = {name: most for name, model in answers.models.items() if (most := proven(model, graph))}
-    with Server(answers, answers.facts(node=start, proven=badges)) as server:
-        address = server.address
-
-        def show(console: Console) -> None:
-            console.print(f"open {address}", markup=False, soft_wrap=True)
-
-        out.result({"command": "explore", "address": address}, show)
+        certified = answers.certify()
+    with Server(answers, answers.facts(node=start, certified=certified)) as server:
+        out.result({"command": "explore", "address": server.address}, f"open {server.address}")
         out.say("Ctrl-C ends it")
         if open_:
-            webbrowser.open(address)
+            webbrowser.open(server.address)
         try:
             server.serve()
         except KeyboardInterrupt:

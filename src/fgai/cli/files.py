@@ -1,4 +1,4 @@
-"""Read models with their data, write models, and train across interruptions and processes."""
+"""Read models with their data, write models, and continue interrupted trainings, in several processes too."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fgai.tasks import task_of
 from fgai.trackers import LogFile, Tracker
 from fgai.training import load_model, make_model, read_header, save_model
 
-UNTRAINED = "untrained weights: the model is as its function made it, no --weights were given"
+UNTRAINED = "untrained weights: no --weights were given, so the model has its initial ones"
 
 
 @dataclass(frozen=True, eq=False)
-class _Opened:
+class _ModelAndGraph:
     """A model, its graph, and the `about` block of its file; `factory` makes it, if it is the user's own."""
 
     path: Path
@@ -57,7 +57,7 @@ class _Opened:
 
 
 def _open_data(
-    name: str, place: options.Place, seed: int = 0, task: str | None = None, *, stored: bool = False
+    name: str, place: options.Location, seed: int = 0, task: str | None = None, *, stored: bool = False
 ) -> Graph | StoredGraph:
     """Load a dataset; with `stored`, open a converted folder without loading it."""
     device = checked_device(place.device)
@@ -68,7 +68,7 @@ def _open_data(
     return open_store(name)
 
 
-def _open_model(source: options.Source, *, stored: bool = False) -> _Opened:
+def _open_model(source: options.Source, *, stored: bool = False) -> _ModelAndGraph:
     """Read a model and its graph: the one it was trained on, with the same split, or that of `--data`."""
     target, path = checked_device(source.device), source.model
     if source.own is not None:
@@ -94,10 +94,10 @@ def _open_model(source: options.Source, *, stored: bool = False) -> _Opened:
         raise CheckpointError(
             f"the files of {name!r} are not those {path} was trained on; restore them, or train anew"
         )
-    return _Opened(path, model.to(target), graph, about)
+    return _ModelAndGraph(path, model.to(target), graph, about)
 
 
-def _open_own(source: options.Source, factory: str, *, stored: bool) -> _Opened:
+def _open_own(source: options.Source, factory: str, *, stored: bool) -> _ModelAndGraph:
     """Make a model of the user's own and read its graph."""
     device, data, weights = checked_device(source.device), source.data, source.weights
     if data is None:
@@ -105,22 +105,27 @@ def _open_own(source: options.Source, factory: str, *, stored: bool) -> _Opened:
     if data in datasets.names() or (stored and is_store(data)):
         graph = _open_data(data, source, stored=stored)
     elif Path(data).exists() or Path(data).suffix in (".npz", ".pt", ".csv"):
-        # As it is: a split that is drawn here would be another than the model's.
+        # No split is drawn: it would differ from the model's.
         graph = load_graph(data).to(device)
     else:
         datasets.info(data)  # which says that there is none, and what comes close
-    if (here := str(Path.cwd())) not in sys.path:  # last of all; `python -m fgai` has it anyway
+    if (here := str(Path.cwd())) not in sys.path:  # `python -m fgai` has it
         sys.path.append(here)
     model = make_model(factory).eval() if weights is None else load_model(weights, factory=factory)
     if weights is None:
         warn(FgaiWarning(UNTRAINED))
     path = weights or Path(f"{model_name(model)}.safetensors".lower())
     about = {"dataset": data, "model": factory}
-    return _Opened(path, model.to(device), graph, about, factory, weights is None)
+    return _ModelAndGraph(path, model.to(device), graph, about, factory, weights is None)
 
 
-def _open_models(words: list[str], own: options.OwnModel) -> dict[str, _Opened]:
-    """Read several `[NAME=]FILE` models of the same data and split, or weights of a model of the user's."""
+def _open_models(
+    words: list[str], own: options.OwnModel
+) -> tuple[dict[str, _ModelAndGraph], dict[str, nn.Module], Any]:
+    """Read several `[NAME=]FILE` models of the same data and split, or weights of a model of the user's.
+
+    Returns all that was read, the models alone, and their graph.
+    """
     file = "model" if own.own is None else "weights"
     opened = {
         name: _open_model(options.Source(**vars(own), **{file: path}))  # type: ignore[arg-type]
@@ -133,15 +138,16 @@ def _open_models(words: list[str], own: options.OwnModel) -> dict[str, _Opened]:
             for name, entry in opened.items()
         )
         raise InputError(f"the models were trained on different data or splits ({splits})")
-    return opened
+    models = {name: entry.model for name, entry in opened.items()}
+    return opened, models, next(iter(opened.values())).graph
 
 
 def _fingerprint(graph: Graph | StoredGraph) -> str:
     return graph.fingerprint if isinstance(graph, StoredGraph) else fingerprint(graph)
 
 
-def _opened_log(text: str | None) -> Tracker | None:
-    """Return the file that `--log` names, on the first rank."""
+def _open_log(text: str | None) -> Tracker | None:
+    """Open the file that `--log` names, on the first rank."""
     return None if text is None or not current().leads else LogFile(text)
 
 
@@ -160,24 +166,24 @@ def _write_model(
 
 @contextmanager
 def _resumable(output: Output, path: Path) -> Iterator[Path]:
-    """Give a folder for the state of a training; deleted when it is done, kept when it is interrupted."""
+    """Give a folder for the state of a training, which stays if the training is interrupted."""
     folder = path.with_name(f"{path.name}.partial")
     if not current().leads:
         yield folder
         return
     if folder.exists():
-        output.say(f"going on with the training in {folder}")
+        output.say(f"continuing the training in {folder}")
     try:
         yield folder
     except KeyboardInterrupt:
         if folder.exists():
-            output.notes.print(f"saved in {folder}; run the same command again to go on", markup=False)
+            output.notes.print(f"saved in {folder}; run the same command again to continue", markup=False)
         raise
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
-    """Return F1, ROC-AUC or accuracy, as the task has it, on training, validation and test nodes."""
+    """Return the headline metric of the task on training, validation and test nodes."""
     if isinstance(graph, StoredGraph):
         from fgai.large import evaluate_store
 
@@ -199,10 +205,10 @@ def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict
 
 
 def _on_all_ranks(work: Callable[..., None]) -> Callable[..., None]:
-    """Join the other processes before a command, where torchrun has started some; the first one prints."""
+    """Join the processes that torchrun started before a command runs; only the first one prints."""
 
     @functools.wraps(work)
-    def together(*, source: options.Place, out: Output, **groups: Any) -> None:
+    def together(*, source: options.Location, out: Output, **groups: Any) -> None:
         device = checked_device(source.device)
         with joined(device) as ranks:
             source = replace(source, device=str(ranks.place(device)))

@@ -1,4 +1,4 @@
-"""Options that several commands share, groups of them, which a command takes as one argument, and checks."""
+"""Options of several commands, groups of options that a command takes as one argument, and checks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ from fgai.files import is_stream, write_atomic
 from fgai.models import MODELS
 from fgai.processes import current
 
-__all__ = ["Epochs", "Seed", "checked_folder", "checked_output", "listed"]  # for commands outside the package
+__all__ = [
+    "Epochs",
+    "Seed",
+    "check_folder",
+    "check_output",
+    "choices",
+]  # for commands outside the package
 
 P = TypeVar("P", bound=Path | None)
 
 
-def listed(names: Iterable[str]) -> str:
+def choices(names: Iterable[str]) -> str:
     """Return names as `a, b or c`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
@@ -40,8 +46,8 @@ Data = Annotated[str, typer.Option("--data", "-d", help=f"The graph: {_DATA}")]
 Root = Annotated[
     Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
 ]
-Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {listed(MODELS)}.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that are there already.")]
+Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {choices(MODELS)}.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 All = Annotated[bool, typer.Option("--all", "-a", help="Print every number, not only the summary.")]
 VanillaFile = Annotated[
     Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
@@ -80,12 +86,12 @@ Log = Annotated[
 ]
 
 
-def parsed_box(text: str | None) -> tuple[float, float] | None:
+def parse_box(text: str | None) -> tuple[float, float] | None:
     """Return the two numbers of `--box`."""
     if text is None:
         return None
     try:
-        low, high = (float(part) for part in text.split(","))
+        low, high = map(float, text.split(","))
     except ValueError:
         low, high = 0.0, 0.0
     if not -inf < low < high < inf:
@@ -105,10 +111,10 @@ def named_files(words: Iterable[str], kind: str) -> dict[str, Path]:
     return named
 
 
-def checked_output(path: P, force: bool = False) -> P:
-    """Raise `FgaiError` before any long work unless a file can be written to `path`; return it.
+def check_output(path: P, force: bool = False) -> P:
+    """Return `path`; raise `FgaiError`, before any long work, if a file cannot be written there.
 
-    A file that is there is only replaced with `force`.
+    An existing file is only replaced with `force`.
     """
     if path is None or not current().leads:  # nothing is written
         return path
@@ -117,13 +123,13 @@ def checked_output(path: P, force: bool = False) -> P:
     if is_stream(path):
         return path
     if path.exists() and not force:
-        raise FgaiError(f"{path} is there already; add --force to replace it, or name another file")
-    checked_folder(Path(os.path.realpath(path)).parent)
+        raise FgaiError(f"{path} exists; add --force to replace it, or name another file")
+    check_folder(Path(os.path.realpath(path)).parent)
     return path
 
 
-def checked_folder(path: Path) -> Path:
-    """Make a folder if needed and make sure files can be written in it."""
+def check_folder(path: Path) -> Path:
+    """Return a folder, made if needed; raise `FgaiError` if files cannot be written in it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -134,8 +140,8 @@ def checked_folder(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where files are read from and where to compute."""
+class Location:
+    """The folder of datasets and the device."""
 
     root: Root = None
     device: Annotated[
@@ -144,8 +150,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class OwnModel(Place):
-    """A model of the user's own and its graph; neither is needed where the file of a model names them."""
+class OwnModel(Location):
+    """A model of the user's own and its graph; neither is needed if the file of a model names them."""
 
     own: Annotated[
         str | None,
@@ -153,8 +159,8 @@ class OwnModel(Place):
             "--model",
             "-m",
             metavar="MODULE:NAME",
-            help="What makes a PyG model of your own: a class or function without arguments, looked for here"
-            " and on the Python path, imported and called.",
+            help="A class or function without arguments that returns a PyG model of your own; imported from"
+            " here or the Python path, and called.",
         ),
     ] = None
     data: Annotated[
@@ -181,22 +187,22 @@ class Source(OwnModel):
         typer.Option(
             "--weights",
             "-w",
-            help="With --model: its weights, .safetensors or a .pt with its state_dict; it is as it was made"
-            " without them.",
+            help="With --model: its weights, .safetensors or a .pt with its state_dict; without them the"
+            " model keeps its initial weights.",
         ),
     ] = None
 
 
 @dataclass(frozen=True)
 class Attacker:
-    """A threat of any size, and what is measured under it."""
+    """A threat with its size, the k of explanations, and the seed."""
 
     threat: Annotated[
         str,
         typer.Option(
             "--threat",
             "-t",
-            help=f"{listed(THREATS)}. ensemble is the strongest and takes minutes on a CPU; standard is the"
+            help=f"{choices(THREATS)}. ensemble is the strongest and takes minutes on a CPU; standard is the"
             " paper's, fast and weak.",
         ),
     ] = DEFAULT
@@ -215,8 +221,8 @@ class Attacker:
     seed: Seed = 0
 
     def sized(self) -> Threat:
-        """Return the threat at its size."""
-        return threat_of(self.threat).sized(self.nodes, self.edges, parsed_box(self.box))
+        """Return the threat with the size that the options set."""
+        return threat_of(self.threat).sized(self.nodes, self.edges, parse_box(self.box))
 
     @property
     def is_sized(self) -> bool:
@@ -226,13 +232,13 @@ class Attacker:
 
 @dataclass(frozen=True)
 class Evaluation(Attacker):
-    """A threat, which slow parts of an evaluation are done, and how much of it is kept and printed."""
+    """A threat, the slow parts of an evaluation, and how much of it is stored and printed."""
 
     curves: Annotated[
         bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
     ] = True
     nulls: Annotated[
-        bool, typer.Option("--nulls/--no-nulls", help="Also measure attention that says nothing; slower.")
+        bool, typer.Option("--nulls/--no-nulls", help="Also measure random and uniform attention; slower.")
     ] = True
     per_node: Annotated[
         bool, typer.Option("--per-node", help="Keep the values of every node in the record.")
@@ -256,11 +262,11 @@ class Record:
     force: Force = False
 
     def check(self) -> None:
-        """Raise unless the record can be written."""
-        checked_output(self.output, self.force)
+        """Raise if the record cannot be written."""
+        check_output(self.output, self.force)
 
     def write(self, out: Output, record: Any, show: Callable[[Console], None] | None = None) -> None:
-        """Write a record, or plain values that `show` prints, where that is asked for, and print it."""
+        """Print a record, or plain values that `show` prints, and write it if a file is named."""
         plain = isinstance(record, dict)
         if self.output is not None:
             if plain:
@@ -273,7 +279,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Training:
-    """A training: its seed, its settings, its batches, its log and its output."""
+    """Settings of a training, with its seed, batches, log and output."""
 
     output: Annotated[
         Path | None,
@@ -307,11 +313,11 @@ class Training:
 
     @property
     def batches(self) -> dict[str, Any]:
-        """Arguments of trainings: the size of a batch, and `--fan-out` as one number or one per layer."""
+        """The size of a batch and `--fan-out`, one number or one per layer, as arguments of trainings."""
         if self.fan_out is None:
             return {"batch_size": self.batch_size, "fan_out": None}
         try:
-            first, *others = (int(part) for part in self.fan_out.split(","))
+            first, *others = map(int, self.fan_out.split(","))
         except ValueError:
             raise InputError(
                 f"`--fan-out` takes whole numbers like 10 or 10,5, got {self.fan_out!r}"
@@ -321,7 +327,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Retraining(Training):
-    """A training of a model that is there, against an adversary."""
+    """Settings of a further training of a model against an adversary."""
 
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, help="Nodes the adversary injects; 60 by default.")

@@ -25,9 +25,9 @@ from fgai.progress import shown
 from fgai.version import stating
 
 _notes: ContextVar[Console | None] = ContextVar("notes", default=None)
-"""Where a running command writes remarks; its progress bar shares the console."""
-typed_words: ContextVar[list[str] | None] = ContextVar("words", default=None)
-"""The command that is running, as it was typed; its records keep it."""
+"""The console for remarks of the running command and its progress bar."""
+command_words: ContextVar[list[str] | None] = ContextVar("words", default=None)
+"""The command that is running, as the user typed it; its records keep it."""
 FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
@@ -59,10 +59,12 @@ class Output:
         """Warn on standard error."""
         self.notes.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
 
-    def result(self, values: dict[str, Any], show: Callable[[Console], None]) -> None:
-        """Print the result: `values` as JSON, or what `show` draws."""
+    def result(self, values: dict[str, Any], show: Callable[[Console], None] | str) -> None:
+        """Print the result: `values` as JSON, or a text, or what `show` draws."""
         if self.json:
             typer.echo(json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False))
+        elif isinstance(show, str):
+            Console(highlight=False).print(show, markup=False, soft_wrap=True)
         else:
             show(Console(highlight=False))
 
@@ -104,7 +106,7 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         output = next((value for value in values.values() if isinstance(value, Output)), Output())
-        token, words = _notes.set(output.notes), typed_words.get()
+        token, words = _notes.set(output.notes), command_words.get()
         facts = {} if words is None else {"command": shlex.join(["fgai", *words])}
         try:
             with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**facts):

@@ -1,4 +1,4 @@
-"""`fgai report` and `audit`: one page about models, from records, models or files of your own."""
+"""`fgai report` and `audit`: one HTML page about models, from records, models or a model of your own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from fgai.certificates import certify_attention
 from fgai.cli import options
 from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import UNTRAINED, _open_model, _open_models, _Opened
+from fgai.cli.files import UNTRAINED, _ModelAndGraph, _open_model, _open_models
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
@@ -40,7 +40,7 @@ def report(
     ],
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; the document it is made of lies beside it.")
+        Path, typer.Option("--output", "-o", help="The page; the document it is made of is beside it.")
     ] = Path("report.html"),
     force: options.Force = False,
     open_: options.Open = False,
@@ -55,7 +55,7 @@ def report(
     what_if: Annotated[
         bool,
         typer.Option(
-            "--what-if/--no-what-if", help="Put the graph and the weights into the page, to change and try."
+            "--what-if/--no-what-if", help="Put the graph and the weights into the page, to try changes."
         ),
     ] = True,
     attacker: options.Attacker,
@@ -64,9 +64,8 @@ def report(
 ) -> None:
     """Write one HTML page: headline numbers, attention before and after, every node, curves, settings.
 
-    The page is one file, needs no network and opens from disk. From models everything is measured anew (the
-    threat, its budget, k and seed count then); from records the page shows what they hold and says what is
-    missing.
+    The page is one file, needs no network and opens from disk. Models are measured anew, with the threat, its
+    budget, k and seed of the options; from records the page shows their numbers and names what is missing.
 
     Examples:
     - `fgai report GAT=gat.safetensors FGAI=faithful-gat.safetensors --open`
@@ -75,10 +74,10 @@ def report(
     """
     from fgai.reports import read_report, write_report
     from fgai.reports import report as make_page
-    from fgai.reports.page import checked_page
+    from fgai.reports.page import check_page
 
     threat = attacker.sized()  # bad input first
-    page = options.checked_output(checked_page(output), force)
+    page = options.check_output(check_page(output), force)
     names: dict[str, Any] = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
     records = [word for word in files if word.endswith(".json")]
     models = [word for word in files if not word.endswith(".json")]
@@ -87,14 +86,12 @@ def report(
     beside = page.with_suffix(".json")
     is_source = beside.resolve() in {Path(word.rpartition("=")[2]).resolve() for word in records}
     if not is_source:
-        options.checked_output(beside, force)
+        options.check_output(beside, force)
     if models:
-        opened = _open_models(models, own)
-        graph = next(iter(opened.values())).graph
-        networks = {name: entry.model for name, entry in opened.items()}
+        opened, networks, graph = _open_models(models, own)
         passes = evaluation_passes(threat, graph) + CERTIFICATE
-        begins = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
-        announce(out, begins, networks.values(), graph, passes)
+        text = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
+        announce(out, text, networks.values(), graph, passes)
         flags = {**vars(attacker), "counterfactual": counterfactual}
         document = make_page(
             networks,
@@ -126,8 +123,8 @@ def report(
     _show_page(out, document, page, open_=open_)
 
 
-def _reproduce(opened: dict[str, _Opened]) -> list[str]:
-    """The commands that made the models, where their files say how; the vanilla one first."""
+def _reproduce(opened: dict[str, _ModelAndGraph]) -> list[str]:
+    """The commands that made the models, as far as their files name them."""
     lines, others = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
     for entry in opened.values():
         about = entry.about
@@ -149,9 +146,11 @@ def _reproduce(opened: dict[str, _Opened]) -> list[str]:
 
 def _line(*words: str, flags: dict[str, Any]) -> str:
     """A command with its words and the flags that have a value."""
-    given = {f"--{key}": value for key, value in flags.items() if value is not None and value is not False}
-    pairs = ([name] if value is True else [name, str(value)] for name, value in given.items())
-    return shlex.join([*words, *(word for pair in pairs for word in pair)])
+    line = list(words)
+    for key, value in flags.items():
+        if value is not None and value is not False:
+            line += [f"--{key}"] if value is True else [f"--{key}", str(value)]
+    return shlex.join(line)
 
 
 def _lines(path: Path | None) -> list[str] | None:
@@ -174,7 +173,7 @@ def _show_page(
     """Print which page was written, after the output of `above`, and open it if asked."""
     from fgai.reports import missing
 
-    lacking, document, size = missing(report), path.with_suffix(".json"), path.stat().st_size
+    missing_parts, document, size = missing(report), path.with_suffix(".json"), path.stat().st_size
     values: dict[str, Any] = {
         "command": command,
         "output": str(path),
@@ -182,13 +181,13 @@ def _show_page(
         "bytes": size,
         "models": report.names,
         "nodes": len(((report.explorer or {}).get("nodes") or {}).get("id") or []),
-        "missing": lacking,
+        "missing": missing_parts,
         **more,
     }
 
     def show(console: Console) -> None:
         above(console)
-        for line in lacking:
+        for line in missing_parts:
             console.print(f"not shown: {line}", style="dim", markup=False, soft_wrap=True)
         written = f"written to {path} ({size / 1e6:.1f} MB); open it in a browser"
         console.print(written, markup=False, soft_wrap=True)
@@ -218,25 +217,24 @@ def audit(
 ) -> None:
     """Attack, measure and certify one model, your own on your own graph, and write one page with a verdict.
 
-    Your model is made by a function or class of yours; a call of its own it brings along with `fgai.wrap`.
-    Nothing in the files is run: a `.pt` is read by PyTorch's restricted loader. `fgai.load_graph` tells how
-    graphs are laid out.
+    A function or class of yours makes the model; `fgai.wrap` adapts models with other calls. No code in the
+    files is run: PyTorch's restricted loader reads a `.pt`. See `fgai.load_graph` for the formats of graphs.
 
     Examples:
     - `fgai audit --model mine:Model --weights mine.pt --data graph --card card.json --threat ensemble`
     - `fgai audit --model mine:Model --data edges.csv --nodes 2 --edges 3`
     - `fgai audit planted-gat --output page.html`
     """
+    from fgai.explanations.node import RADIUS
     from fgai.reports import make_report, write_report
     from fgai.reports.cards import card as make_card
-    from fgai.reports.compose import RADIUS
-    from fgai.reports.page import checked_page
-    from fgai.reports.parts import certify_injections
+    from fgai.reports.page import check_page
+    from fgai.reports.results import certify_injections
 
     threat, k = attacker.sized(), attacker.k  # bad input first
-    page = options.checked_output(checked_page(output), force)
+    page = options.check_output(check_page(output), force)
     for file in (page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])):
-        options.checked_output(file, force)
+        options.check_output(file, force)
     opened = _open_model(source)
     graph, name = opened.graph, opened.kind
     opening_node = None if node is None else graph.number_of(node)
@@ -273,7 +271,7 @@ def audit(
             node=opening_node,
             reproduce=[_line("fgai", "audit", *file_of, flags=flags)],
             counterfactual=counterfactual,
-            what_if=False,  # an audit is handed to others: it holds no features and no weights
+            what_if=False,  # an audit is for other readers: it holds no features and no weights
         )
         write_report(document, page)
     more: dict[str, Any] = {"metrics": record.to_dict()["metrics"], "card": None}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from torch import nn
 
 from fgai import datasets
@@ -18,16 +17,16 @@ from fgai.checks import one_of
 from fgai.cli import options
 from fgai.cli.estimate import announce, training_passes
 from fgai.cli.files import (
+    _ModelAndGraph,
     _on_all_ranks,
     _open_data,
+    _open_log,
     _open_model,
-    _Opened,
-    _opened_log,
     _resumable,
     _scores,
     _write_model,
 )
-from fgai.cli.options import checked_output
+from fgai.cli.options import check_output
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -64,17 +63,17 @@ def train(
     method: Annotated[
         str,
         typer.Option(
-            help=f"{options.listed(METHODS)}; ln is layer norm, at adversarial training without limits."
+            help=f"{options.choices(METHODS)}; ln: with layer norm; at: adversarial training without limits."
         ),
     ] = "vanilla",
     training: options.Training,
-    source: options.Place,
+    source: options.Location,
     out: Output,
 ) -> None:
-    """Train a model and write it to a file that knows its data.
+    """Train a model and write it to a file that names its data.
 
     The seed draws the split, the weights and everything random in training. Ctrl-C saves the training; the
-    same command goes on with it. Under torchrun several processes share the mini-batches.
+    same command continues it. Under torchrun several processes share the mini-batches.
 
     Examples:
     - `fgai train --data cora --model GATv2 --output cora.safetensors`
@@ -93,15 +92,15 @@ def train(
     usual = datasets.info(data).task if data in datasets.names() else "node"  # of a graph of your own
     mark = "" if kind == usual else f"-{kind}"
     name = f"{method}-{model}-{Path(data).stem}{mark}.safetensors".lower()
-    path = checked_output(training.output or Path(name), training.force)
-    tracker = _opened_log(training.log)
-    begins = f"training {model} ({method}) on {graph!r}"
+    path = check_output(training.output or Path(name), training.force)
+    tracker = _open_log(training.log)
+    text = f"training {model} ({method}) on {graph!r}"
     if isinstance(graph, Graph) and training.batch_size is None:
         sizes = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
         network = untrained_model(model, graph, **(sizes if method in FROM_SCRATCH else {})).to(graph.device)
-        announce(out, begins, [network], graph, training_passes(method, settings))
+        announce(out, text, [network], graph, training_passes(method, settings))
     else:
-        out.say(begins)
+        out.say(text)
     common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
     common |= {"progress": out.progress, "tracker": tracker, "settings": settings}
     work = partial(train_method, method, model, graph, **common)
@@ -123,7 +122,7 @@ def _settings(training: options.Training, model: str, method: str, **more: int |
         except ValueError:
             value = text
         settings[name] = tuple(value) if isinstance(value, list) else value
-    own = {"epochs": training.epochs, "lr": training.lr, **more, "box": options.parsed_box(training.box)}
+    own = {"epochs": training.epochs, "lr": training.lr, **more, "box": options.parse_box(training.box)}
     return settings | {name: value for name, value in own.items() if value is not None}
 
 
@@ -156,33 +155,16 @@ def _run(
         f"{counts['epochs']} epochs in {history.seconds:.1f} s, {history.ending};"
         f" kept: epoch {history.kept_epoch}",
     ]
-    _print(out, name, path, model, about, {measure: scores, **counts, "seconds": history.seconds}, lines)
-
-
-def _print(
-    out: Output,
-    name: str,
-    path: Path,
-    model: nn.Module,
-    about: dict[str, Any],
-    values: dict[str, Any],
-    lines: list[str],
-) -> None:
-    """Print what a command that made a model has to say."""
-
-    def show(console: Console) -> None:
-        for line in (*lines, f"written to {path}"):
-            console.print(line, markup=False, soft_wrap=True)
-
     first = {"command": name, "output": str(path), "model": type(model).__name__}
-    out.result({**first, **about, **values}, show)
+    values = {**first, **about, measure: scores, **counts, "seconds": history.seconds}
+    out.result(values, "\n".join([*lines, f"written to {path}"]))
 
 
-def _output(opened: _Opened, prefix: str, output: Path | None, force: bool) -> Path:
-    """Where a model made of another is written: `output`, or its file's name behind `prefix`."""
+def _output(opened: _ModelAndGraph, prefix: str, output: Path | None, force: bool) -> Path:
+    """Where a model made from another is written: `output`, or the other's name with a prefix."""
     path = output or opened.path.with_name(f"{prefix}-{opened.path.name}")
     stem = path.with_suffix("") if path.suffix in (".safetensors", ".pt", ".pth") else path
-    return checked_output(stem.with_name(f"{stem.name}.safetensors"), force)
+    return check_output(stem.with_name(f"{stem.name}.safetensors"), force)
 
 
 @command
@@ -201,9 +183,9 @@ def faithful(
     ] = None,
     out: Output,
 ) -> None:
-    """Make a model faithful: attention that points at the same neighbours and stays put under attack.
+    """Make a model faithful: its attention keeps the same neighbours, under attack too.
 
-    Labels are not used. Ctrl-C saves the training; the same command goes on with it. Under torchrun several
+    Labels are not used. Ctrl-C saves the training; the same command continues it. Under torchrun several
     processes share the mini-batches.
 
     Examples:
@@ -221,10 +203,10 @@ def faithful(
 @command
 @_on_all_ranks
 def harden(source: options.Source, *, training: options.Retraining, out: Output) -> None:
-    """Harden a model: adversarial training behind limits, for predictions that stay the same under attack.
+    """Harden a model: adversarial training with limits, for predictions that stay the same under attack.
 
     Needs labels. Explanations may change; `fgai faithful` keeps them. Ctrl-C saves the training; the same
-    command goes on with it. Under torchrun several processes share the mini-batches.
+    command continues it. Under torchrun several processes share the mini-batches.
 
     Examples:
     - `fgai harden gat.safetensors`
@@ -244,7 +226,7 @@ def _retrain(
     training: options.Retraining,
     **more: Any,
 ) -> None:
-    """Make another model of one that is there; `more` is noted in its file."""
+    """Train a model further and write the result; `more` is added to its file."""
     batches, opened = training.batches, _open_model(source, stored=training.batch_size is not None)
     graph, split_seed, seed = opened.graph, opened.about.get("split_seed", 0), training.seed
     if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != split_seed:
@@ -255,7 +237,7 @@ def _retrain(
     settings = _settings(training, opened.kind, method, nodes=training.nodes, edges=training.edges)
     path = _output(opened, {"harden": "hardened"}.get(name, name), training.output, training.force)
     common: dict[str, Any] = {"seed": seed, "check": training.check, "progress": out.progress, **batches}
-    work = partial(train, opened.model, graph, tracker=_opened_log(training.log), **common, **settings)
+    work = partial(train, opened.model, graph, tracker=_open_log(training.log), **common, **settings)
     passes = 0.0
     if training.batch_size is None:
         passes = training_passes(method, settings, trained=True, check=training.check)
@@ -271,7 +253,7 @@ def limit(
     source: options.Source,
     *,
     clip_share: Annotated[
-        str, typer.Option(help="Share of the nodes left out at either end of each range, or `auto`.")
+        str, typer.Option(help="Share of the nodes outside either end of each range, or `auto`.")
     ] = "0.02",
     shrink: Annotated[
         float,
@@ -283,9 +265,9 @@ def limit(
     force: options.Force = False,
     out: Output,
 ) -> None:
-    """Clip values in a model's attention layers to those seen on the graph it was trained for; no training.
+    """Clip values in a model's attention layers to their range on the graph it was trained on; no training.
 
-    An injected node then contributes no more than an ordinary one could. It costs part of the explanation:
+    An injected node then contributes no more than an ordinary one could. Part of the explanation is lost:
     `fgai faithful` restores it. With `--clip-share 0 --shrink 0` nothing changes on that graph.
 
     Examples:
@@ -304,8 +286,9 @@ def limit(
     path = _write_model(limited, path, opened.graph, about, opened.factory)
     after, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
-    values: dict[str, Any] = {measure: after, f"{measure}_before": before}
+    values: dict[str, Any] = {"command": "limit", "output": str(path), "model": type(limited).__name__}
+    values |= {**about, measure: after, f"{measure}_before": before}
     values |= {"clipped": clips.count, "clipped_share": clips.share}
     lines = [f"{measure} {p}: {before[p]:.3f} before, {v:.3f} behind limits" for p, v in after.items()]
     lines.append(f"{clips.count} of {clips.total} numbers clipped on this graph ({clips.share:.2%})")
-    _print(out, "limit", path, limited, about, values, lines)
+    out.result(values, "\n".join([*lines, f"written to {path}"]))

@@ -1,4 +1,4 @@
-"""fgai's models as PyG calls models: `AsPyG` for all of them, `GATConvs` in PyG's own layers."""
+"""fgai's models with PyG's calls: `AsPyG` wraps any of them, `GATConvs` copies one into PyG's layers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
         if self._edge_mask is None or not edge_index.numel():
             return model(graph)
         mask = self._edge_mask.sigmoid() if self._apply_sigmoid else self._edge_mask
-        keys, order = edge_keys(edge_index[0], edge_index[1]).sort(stable=True)
+        keys, order = edge_keys(*edge_index).sort(stable=True)
         mask = mask[order]
 
         def masked(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
@@ -111,7 +111,7 @@ class GATConvs(nn.Module):
                 heads = [range(h, h + 1) for h in range(layer.heads)] if split_heads else [range(layer.heads)]
                 # the output layer has one head, so nothing is averaged when heads are split
                 layers.append(
-                    _Joined(_convolution(layer, part, split_heads or layer.concat) for part in heads)
+                    _Parallel(_convolution(layer, part, split_heads or layer.concat) for part in heads)
                 )
         self.layers = nn.ModuleList(layers)
         self.eval().requires_grad_(False)
@@ -128,8 +128,8 @@ class GATConvs(nn.Module):
         return x
 
 
-class _Joined(nn.Module):
-    """Layers that read the same states, their outputs side by side."""
+class _Parallel(nn.Module):
+    """Layers with the same input, their outputs concatenated."""
 
     def __init__(self, convs: Iterable[nn.Module]) -> None:
         super().__init__()

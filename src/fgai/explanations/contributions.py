@@ -21,8 +21,8 @@ class SignedMargin:
 
         c_e = Σ_h w_eh d_eh,   d_eh = z_eh,top − z_eh,second
 
-    with the last attention w and the values z that it weighs, read out as logits. Moved is w with z fixed, as
-    in `certify_attention`: each head in an l1 ball, its weights never negative.
+    with the last attention w and the values z that it weighs, read out as logits. Radii are for changes of w
+    with z fixed, as in `certify_attention`: each head in an l1 ball, its weights never negative.
 
     Attributes:
         top: predicted class.
@@ -31,8 +31,8 @@ class SignedMargin:
         rest: what does not pass through the last attention: bias, residual.
         sources: [K] of the edges, the node itself among them if it has a loop.
         parts: float64 [K], c_e.
-        edge_parts: float64 [K], what the features of the edge add to c_e through z_e; None where they add
-            nothing, as in GAT and GATv2, whose scores alone read them.
+        edge_parts: float64 [K], the part of c_e that comes from the features of the edge through z_e; None
+            where there is none, as in GAT and GATv2, which use them in scores only.
         radii: float64 [K], c_e keeps its sign while each head moves by less; infinite where d_eh has one sign
             in all heads, so that no attention at all gives c_e the other one.
         pair_radius: `top` and `second` stay first and second while each head moves by less.
@@ -53,7 +53,7 @@ class SignedMargins:
     """The signed margins of the nodes of an observation, which must be made with `inputs=True`.
 
     Attributes:
-        reason: why there are none, or None.
+        reason: why the model has no contributions, or None.
     """
 
     def __init__(self, model: nn.Module, observation: Observation) -> None:
@@ -85,7 +85,7 @@ class SignedMargins:
         radii = torch.where(fixed, torch.inf, parts.abs() / sizes.clamp(min=torch.finfo(sizes.dtype).tiny))
         pairs = [(top, c) for c in range(len(logits)) if c != top]
         pairs += [(second, c) for c in range(len(logits)) if c not in (top, second)]
-        pair_radius = min(_overtakes(logits, values, ahead, behind) for ahead, behind in pairs)
+        pair_radius = min(_order_radius(logits, values, ahead, behind) for ahead, behind in pairs)
         return SignedMargin(
             top=top,
             second=second,
@@ -104,14 +104,14 @@ def _unsupported(observation: Observation) -> str | None:
     if not task.row_per_node:
         return f"contributions are those of a node's neighbours, and the rows of logits are {task.rows_are}"
     if any(layer.edge_type is not None for layer in observation.attention):
-        return "several types of edges share one softmax or none; only one type is followed"
+        return "several types of edges share one softmax or none; only graphs with one type are supported"
     return None
 
 
 def _edge_values(model: nn.Module, observation: Observation, values: Tensor) -> Tensor | None:
     """[E, H, C]: the part of a PyG layer's values that its `lin_edge` makes; None if there is none.
 
-    The rest is read out again with `lin_edge` silent, under the same attention.
+    The rest is read out again with `lin_edge` set to zero, under the same attention.
     """
     layers = find_layers(model)
     encode = getattr(layers.get(observation.attention.last.name), "lin_edge", None)
@@ -128,7 +128,7 @@ def _edge_values(model: nn.Module, observation: Observation, values: Tensor) -> 
     return values - rest.values
 
 
-def _overtakes(logits: Tensor, values: Tensor, ahead: int, behind: int) -> float:
+def _order_radius(logits: Tensor, values: Tensor, ahead: int, behind: int) -> float:
     """Radius below which one class stays ahead of another: lead / Σ_h max_e |z_eh,ahead − z_eh,behind|."""
     apart = (values[:, :, ahead] - values[:, :, behind]).abs()
     rate = float(apart.amax(0).sum()) if len(apart) else 0.0

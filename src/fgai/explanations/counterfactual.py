@@ -1,4 +1,4 @@
-"""Counterfactuals: few neighbours to remove, or to inject, so that the class of a node changes."""
+"""Counterfactuals: few neighbours whose removal, or injection, changes the class of a node."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, combinations_with_replacement
+from itertools import chain, combinations, combinations_with_replacement, islice
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
 from fgai.errors import CheckpointError, collected
 from fgai.evaluation.breaking import smallest_below
+from fgai.evaluation.run import logits_again
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
 from fgai.graph.saved import typical_features
 from fgai.recompute import Recompute
@@ -25,8 +26,10 @@ MOST = 20  # items in a counterfactual
 EXHAUSTIVE = 200  # choices of one size up to which all of them are tried
 PROVED = 5  # new neighbours up to which a bound is computed where no counterfactual was found
 SHORT = 30  # items that each step of the greedy search tries
-ROUNDING = 1e-5  # of logits computed again in part, relative: at smaller leads the model itself runs
-TIE = 1e-30  # lead that a class that loses a tie is behind by
+ROUNDING = (
+    1e-5  # relative error of logits that are recomputed in part: at smaller leads the model itself runs
+)
+TIE = 1e-30  # by how much a class that loses a tie is behind
 COPIES = 2  # existing nodes of each other class that new neighbours may copy
 STEPS, RESTARTS = 20, 2  # of the attack on the features of new neighbours
 
@@ -51,10 +54,10 @@ class Counterfactual:
 
 
 def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
-    """Search the neighbours without whose edges to `node`, in both directions, its class is another one.
+    """Search few neighbours whose removal (of the edges with `node`, in both directions) changes its class.
 
     All sets of one size are tried, from one neighbour up, as long as there are at most `EXHAUSTIVE`: the next
-    size is a lower bound. Larger sets are found by a greedy search, pruned and exchanged.
+    size is a lower bound. Larger sets are found by a greedy search, then made smaller.
     """
     adjacency = graph.adjacency
     sources = adjacency.source[adjacency.destination == node]
@@ -75,30 +78,30 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0
     """Search new neighbours of `node` alone that change its class; None for a graph without features.
 
     A new node copies one of the nodes whose logits are most in favour of another class, or the mean of the
-    training nodes of a class; then an attack climbs the features of fewer new nodes. What these cannot do
-    others may: the lower bound is that of `certify_injection`, for any features, of models behind limits.
+    training nodes of a class; then an attack searches features of fewer new nodes. Other features may need
+    fewer still: the lower bound is that of `certify_injection`, for any features, of models with limits.
     """
     if graph.features is None:
         return None
-    new = _candidates(model, graph, node)
-    if not new:
+    candidates = _candidates(model, graph, node)
+    if not candidates:
         return None
-    rows = torch.cat([row for _, row in new])
+    rows = torch.cat([row for _, row in candidates])
 
     def change(chosen: Choice) -> GraphChange:
         ends = torch.full((len(chosen), 1), node, device=graph.device)
         return GraphChange(endpoints=ends, features=rows[list(chosen)])
 
-    chosen, _ = _search(model, graph, node, change, len(new), repeats=True)
-    copies = [new[i][0] for i in chosen or ()]
+    chosen, _ = _search(model, graph, node, change, len(candidates), repeats=True)
+    copies = [candidates[i][0] for i in chosen or ()]
     bound = _lower_bound(model, graph, node, len(copies) or PROVED)
     fewer = range(bound, len(copies) or MOST + 1)
     for injected in (_attack(model, graph, node, fewer, seed), copies):
         record = ChangeRecord.of(model, graph, node, injected=injected)
-        verified = _replay(model, graph, record, len(injected), bound)
-        if verified.change is not None:
+        result = _replay(model, graph, record, len(injected), bound)
+        if result.change is not None:
             break
-    return verified
+    return result
 
 
 def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) -> list[InjectedNode]:
@@ -108,20 +111,18 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
     mask = torch.arange(graph.num_nodes, device=graph.device) == node
     one = graph.replace(test_mask=mask, train_mask=None, val_mask=None)
     features = dict[int, Tensor]()
-    with evaluating(model), torch.no_grad():
-        top = call_model(model, prepared(model, graph))[node].argmax()
+    top = _logits(model, graph)[node].argmax()
 
     def unchanged(count: int) -> float:
         """1 while the class stays under the attack with so many nodes, else 0."""
         if count < sizes.start:
             return 1.0
         budget = Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS)
-        with collected():  # a weak search is seen in what it finds
+        with collected():  # the size that is returned shows a weak search
             result = PGDInjection(budget, MARGIN).run(model, one, seed=seed)
         assert result.change.features is not None
         features[count] = result.change.features
-        with evaluating(model), torch.no_grad():
-            return float(call_model(model, prepared(model, result.graph))[node].argmax() == top)
+        return float(_logits(model, result.graph)[node].argmax() == top)
 
     size, _ = smallest_below(unchanged, 0.5, sizes.stop - 1)
     rows = [] if size is None else features[size].tolist()
@@ -183,20 +184,18 @@ def _smallest(count: int, lead: Callable[[Choice], float], *, repeats: bool) -> 
             break
         chosen = min((_with(chosen, item) for item in free), key=lead)
         if lead(chosen) < 0:
-            return _shrunk(chosen, order[:SHORT], lead, tried), tried
+            return _shrink(chosen, order[:SHORT], lead, tried), tried
     return None, tried
 
 
-def _shrunk(chosen: Choice, items: list[int], lead: Callable[[Choice], float], tried: int) -> Choice:
+def _shrink(chosen: Choice, items: list[int], lead: Callable[[Choice], float], tried: int) -> Choice:
     """Drop items, and exchange two for one of `items`, as long as the lead stays negative."""
     while len(chosen) > tried + 1:
         pruned = (_without(chosen, i) for i in range(len(chosen)))
         pairs = combinations(range(len(chosen)), 2)
-        kept = (_without(chosen, *pair) for pair in pairs)
-        exchanged = (_with(rest, item) for rest in kept for item in items if item not in rest)
-        smaller = next((one for one in pruned if lead(one) < 0), None) or next(
-            (one for _, one in zip(range(EXHAUSTIVE), exchanged, strict=False) if lead(one) < 0), None
-        )
+        rests = (_without(chosen, *pair) for pair in pairs)
+        exchanged = (_with(rest, item) for rest in rests for item in items if item not in rest)
+        smaller = next((c for c in chain(pruned, islice(exchanged, EXHAUSTIVE)) if lead(c) < 0), None)
         if smaller is None:
             break
         chosen = smaller
@@ -214,31 +213,32 @@ def _without(chosen: Choice, *positions: int) -> Choice:
 def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[InjectedNode, Tensor]]:
     """New nodes that may change the class, and their features [1, F]."""
     assert graph.features is not None
-    with evaluating(model), torch.no_grad():
-        logits = call_model(model, prepared(model, graph)).detach()
+    logits = _logits(model, graph)
     top = int(logits[node].argmax())
-    found: list[tuple[InjectedNode, Tensor]] = []
+    candidates: list[tuple[InjectedNode, Tensor]] = []
     for label in range(logits.shape[1]):
         if label == top:
             continue
         ahead = logits[:, label] - logits[:, top]
         for copied in ahead.topk(min(COPIES, len(ahead))).indices.tolist():
             row = graph.features.select(torch.tensor([copied], device=graph.device))
-            found.append((InjectedNode(copy=copied, strength=1.0, edges=[node]), row))
+            candidates.append((InjectedNode(copy=copied, strength=1.0, edges=[node]), row))
         try:
             mean = typical_features(graph, label)
         except CheckpointError:  # no such training nodes
             continue
-        found.append((InjectedNode(typical=label, strength=1.0, edges=[node]), mean))
-    return found
+        candidates.append((InjectedNode(typical=label, strength=1.0, edges=[node]), mean))
+    return candidates
 
 
 def _lower_bound(model: nn.Module, graph: Graph, node: int, most: int) -> int:
     """A lower bound, at most `most`, of the new neighbours with any features that change the class."""
-    for count in range(1, most if limits_of(model) else 1):
+    if not limits_of(model):
+        return 1
+    for count in range(1, most):
         if not bool(certify_injection(model, graph, neighbours=count, where="direct").certified[node]):
             return count
-    return most if limits_of(model) else 1
+    return most
 
 
 def _replay(
@@ -249,11 +249,13 @@ def _replay(
     bound: int | None,
     exhausted: bool = False,
 ) -> Counterfactual:
-    """Replay a change as its file would be, and keep it only if the class of the node really changes."""
-    predicted = []
-    for one in (graph, record.apply(model, graph)) if size else ():
-        with evaluating(model), torch.no_grad():
-            predicted.append(int(call_model(model, prepared(model, one))[record.node].argmax()))
-    if not size or predicted[0] == predicted[1]:
-        return Counterfactual(None, None, None, bound, exhausted)
-    return Counterfactual(record, predicted[1], size, bound)
+    """Replay a change as from its file, and keep it only if the class of the node changes."""
+    if size:
+        before, after = (_logits(model, one)[record.node] for one in (graph, record.apply(model, graph)))
+        if before.argmax() != after.argmax():
+            return Counterfactual(record, int(after.argmax()), size, bound)
+    return Counterfactual(None, None, None, bound, exhausted)
+
+
+def _logits(model: nn.Module, graph: Graph) -> Tensor:
+    return logits_again(model, prepared(model, graph))

@@ -1,4 +1,4 @@
-"""`explain`: one node, the attention behind its class, and how both stand up."""
+"""`explain`: the attention and the class of one node, under attack too, and what is proved about both."""
 
 from __future__ import annotations
 
@@ -136,12 +136,13 @@ class GraphView:
         )
 
     def weights(self, node: int) -> dict[int, float]:
-        """Attention of a node's neighbours; nothing for a node that is not in this graph."""
+        """Return the attention of a node's neighbours; nothing for a node that is not in this graph."""
         if node >= self.attention.num_nodes:
             return {}
-        first, last = self.attention.rowptr[node : node + 2].tolist()
-        sources, weights = self.attention.source[first:last], self.attention.values[first:last, 0]
-        return dict(zip(sources.tolist(), weights.tolist(), strict=True))
+        row = slice(*self.attention.rowptr[node : node + 2].tolist())
+        return dict(
+            zip(self.attention.source[row].tolist(), self.attention.values[row, 0].tolist(), strict=True)
+        )
 
     def node(self, node: int) -> NodeView:
         """Return the part of the view that concerns one node.
@@ -149,23 +150,20 @@ class GraphView:
         Raises:
             InputError: there is no such node.
         """
-        if isinstance(node, bool) or not 0 <= node < self.num_original:
-            raise InputError(f"`node` must be in 0..{self.num_original - 1}, got {node}")
-        first, last = self.attention.rowptr[node : node + 2].tolist()
-        sources = self.attention.source[first:last]
-        weights = self.attention.values[first:last, 0]
-        order = torch.argsort(self.attention.ranking()[first:last], descending=True, stable=True)
+        check_node(node, self.num_original)
+        row = slice(*self.attention.rowptr[node : node + 2].tolist())
+        order = torch.argsort(self.attention.ranking()[row], descending=True, stable=True)
         truth = self.graph.edge_truth if self.attention.num_edges == self.graph.num_edges else None
         task = task_of(self.graph)
         labels = task.node_labels(self.graph)
         return NodeView(
             node=node,
-            neighbours=tuple(sources[order].tolist()),
-            weights=tuple(weights[order].tolist()),
+            neighbours=tuple(self.attention.source[row][order].tolist()),
+            weights=tuple(self.attention.values[row, 0][order].tolist()),
             predicted=int(self.predicted[node]),
             confidence=float(self.confidence[node]),
             label=-1 if labels is None else int(labels[node]),
-            informative=None if truth is None else tuple(truth[first:last][order].tolist()),
+            informative=None if truth is None else tuple(truth[row][order].tolist()),
             num_original=self.num_original,
             class_names=task.class_names or self.graph.class_names,
         )
@@ -190,7 +188,7 @@ def explain(
     names: Names | None = None,
     counterfactual: bool = False,
 ) -> NodeExplanation:
-    """Return whom a node attends to, whether that survives an attack, and what is proved about it.
+    """Return the neighbours a node attends to, whether they stay under attack, and what is proved about them.
 
     `certified` says for each layer which of the four properties of Definition 1 the node has.
 
@@ -236,19 +234,23 @@ def explain(
     check_counterfactual(graph, counterfactual)
     label = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
-    before = observe(model, graph, inputs=True)
-    clean = GraphView.of(before, layer=layer).node(node)
-    after = None
+    observation = observe(model, graph, inputs=True)
+    clean = GraphView.of(observation, layer=layer).node(node)
+    attacked = None
     if attack is None and threat is not None:
-        attack = _attack(model, graph, threat_of(threat).sized(nodes, edges), k, seed)
+        task = task_of(graph)
+        # Every small graph of a batch is attacked, so that nodes keep their numbers.
+        everywhere = graph.replace(train_mask=None, val_mask=None, test_mask=None)
+        search = make_attack(threat_of(threat).sized(nodes, edges), k=k, task=task.name)
+        attack = search.run(model, everywhere if task.row_per_graph else graph, seed=seed)
     if attack is not None:
         attacked_pass = observe(model, prepared(model, attack.graph))
-        warn_coupled(model, before, attacked_pass, attack.change.rows)
-        after = GraphView.of(attacked_pass, layer=layer, original=graph.num_nodes).node(node)
+        warn_coupled(model, observation, attacked_pass, attack.change.rows)
+        attacked = GraphView.of(attacked_pass, layer=layer, original=graph.num_nodes).node(node)
     certified = None
     if certificate:
         proof = certify_attention(model, original, vanilla=vanilla, radius=RADIUS, k1=k, k2=k)
-        certified = _certified(model, before, clean, layer, proof)
+        certified = _certified(model, observation, clean, layer, proof)
     return NodeExplanation(
         dataset=graph.name,
         node=node,
@@ -258,27 +260,27 @@ def explain(
         predicted=clean.predicted,
         confidence=clean.confidence,
         label=clean.label,
-        neighbours=_neighbours(clean, after, names),
-        attacked=None if after is None else _under_attack(clean, after, k, label or "given"),
+        neighbours=_neighbours(clean, attacked, names),
+        attacked=None if attacked is None else _under_attack(clean, attacked, k, label or "given"),
         certified=certified,
         class_names=None if clean.class_names is None else list(clean.class_names),
-        contributions=_contributions(SignedMargins(model, before), node, names),
+        contributions=_contributions(SignedMargins(model, observation), node, names),
         counterfactual=_counterfactuals(model, original, node, names, seed) if counterfactual else None,
     )
 
 
-def check_counterfactual(graph: Graph, wanted: bool) -> None:
-    """Raise `InputError` if counterfactuals are wanted of links or graphs."""
-    if wanted and not task_of(graph).row_per_node:
+def check_node(node: int | None, count: int) -> None:
+    """Raise `InputError` if a graph of `count` nodes has no node of this number; None is no node."""
+    if node is None:
+        return
+    if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < count:
+        raise InputError(f"`node` must be in 0..{count - 1}, got {node}")
+
+
+def check_counterfactual(graph: Graph, counterfactual: bool) -> None:
+    """Raise `InputError` if counterfactuals are searched for links or graphs."""
+    if counterfactual and not task_of(graph).row_per_node:
         raise InputError("`counterfactual` is searched for the class of a node; leave it out for other tasks")
-
-
-def _attack(model: nn.Module, graph: Graph, threat: Threat, k: int, seed: int) -> AttackResult:
-    """Attack test nodes or links, or every small graph of a batch, so that nodes keep their numbers."""
-    task = task_of(graph)
-    if task.row_per_graph:
-        graph = graph.replace(train_mask=None, val_mask=None, test_mask=None)
-    return make_attack(threat, k=k, task=task.name).run(model, graph, seed=seed)
 
 
 def _contributions(margins: SignedMargins, node: int, names: Names | None) -> dict[str, Any]:
@@ -300,10 +302,7 @@ def _contributions(margins: SignedMargins, node: int, names: Names | None) -> di
     ]
     return {
         "reason": None,
-        "top": signed.top,
-        "second": signed.second,
-        "margin": signed.margin,
-        "rest": signed.rest,
+        **{name: getattr(signed, name) for name in ("top", "second", "margin", "rest")},
         "pair_radius": signed.pair_radius if math.isfinite(signed.pair_radius) else None,
         "neighbours": sorted(entries, key=lambda entry: -entry["contribution"]),
     }
@@ -312,12 +311,10 @@ def _contributions(margins: SignedMargins, node: int, names: Names | None) -> di
 def _counterfactuals(
     model: nn.Module, graph: Graph, node: int, names: Names | None, seed: int
 ) -> dict[str, Any]:
-    searched = {
-        "removed": removed_neighbours(model, graph, node),
-        "injected": injected_neighbours(model, graph, node, seed),
-    }
+    injected = injected_neighbours(model, graph, node, seed)
     return {
-        kind: None if one is None else _counterfactual(one, graph, names) for kind, one in searched.items()
+        "removed": _counterfactual(removed_neighbours(model, graph, node), graph, names),
+        "injected": None if injected is None else _counterfactual(injected, graph, names),
     }
 
 
@@ -347,8 +344,8 @@ def name_of(node: int, names: Names | None) -> str:
     return str(names[node])
 
 
-def _neighbours(clean: NodeView, after: NodeView | None, names: Names | None) -> list[dict[str, Any]]:
-    later = {} if after is None else dict(zip(after.neighbours, after.weights, strict=True))
+def _neighbours(clean: NodeView, attacked: NodeView | None, names: Names | None) -> list[dict[str, Any]]:
+    after = {} if attacked is None else dict(zip(attacked.neighbours, attacked.weights, strict=True))
     return [
         {
             "node": neighbour,
@@ -357,21 +354,20 @@ def _neighbours(clean: NodeView, after: NodeView | None, names: Names | None) ->
             "itself": neighbour == clean.node,
             "injected": False,
             "informative": None if clean.informative is None else clean.informative[rank],
-            "attacked": later.get(neighbour),
+            "attacked": after.get(neighbour),
         }
         for rank, (neighbour, weight) in enumerate(zip(clean.neighbours, clean.weights, strict=True))
     ]
 
 
-def _under_attack(clean: NodeView, after: NodeView, k: int, threat: str) -> dict[str, Any]:
-    neighbours = set(clean.neighbours)
-    top = clean.neighbours[:k]
-    kept = set(top) & set([n for n in after.neighbours if n in neighbours][:k])
-    new = [w for n, w in zip(after.neighbours, after.weights, strict=True) if n not in neighbours]
+def _under_attack(clean: NodeView, attacked: NodeView, k: int, threat: str) -> dict[str, Any]:
+    neighbours, top = set(clean.neighbours), clean.neighbours[:k]
+    kept = set(top) & set([n for n in attacked.neighbours if n in neighbours][:k])
+    new = [w for n, w in zip(attacked.neighbours, attacked.weights, strict=True) if n not in neighbours]
     return {
         "threat": threat,
-        "predicted": after.predicted,
-        "confidence": after.confidence,
+        "predicted": attacked.predicted,
+        "confidence": attacked.confidence,
         "kept": sorted(kept),
         "overlap": len(kept) / len(top) if top else None,
         "chance": len(top) / len(clean.neighbours) if top else None,
@@ -381,56 +377,52 @@ def _under_attack(clean: NodeView, after: NodeView, k: int, threat: str) -> dict
 
 
 def _certified(
-    model: nn.Module, before: Observation, clean: NodeView, shown: str | int, record: CertificateRecord
+    model: nn.Module, observation: Observation, clean: NodeView, layer: str | int, record: CertificateRecord
 ) -> dict[str, Any]:
-    """Radii of one node, shown and per layer; None where nothing is known or nothing can change."""
+    """Radii of one node, of the shown layer and of each; None where unknown or where nothing can change."""
     node, k = clean.node, record.k2
     assert k is not None
     layers = [
         {
-            "layer": layer.name,
-            "topk": list(GraphView.of(before, layer=index).node(node).neighbours[:k]),
-            "topk_radius": _number(layer.topk_radius, node),
-            "class_radius": _number(layer.prediction.class_radius, node),
-            "class_status": layer.prediction.class_status,
+            "layer": proof.name,
+            "topk": list(GraphView.of(observation, layer=index).node(node).neighbours[:k]),
+            "topk_radius": _number(proof.topk_radius, node),
+            "class_radius": _number(proof.prediction.class_radius, node),
+            "class_status": proof.prediction.class_status,
             "properties": {
                 name: None if values is None else bool(values[node])
                 for name, values in record.properties(index).items()
             },
         }
-        for index, layer in enumerate(record.layers)
+        for index, proof in enumerate(record.layers)
     ]
-    radius, typed_edges = None, any(layer.edge_type is not None for layer in before.attention)
-    if shown != "max" and not typed_edges and len(clean.weights) > k:
+    radius, typed_edges = None, any(part.edge_type is not None for part in observation.attention)
+    if layer != "max" and not typed_edges and len(clean.weights) > k:
         # The least l1 change of the weights that lets another neighbour into the top-k. If no layer's vector
         # moves by more than R, their mean does not, either.
         radius = max(0.0, clean.weights[k - 1] - clean.weights[k])
     return {
-        "norm": record.norm,
+        **{name: getattr(record, name) for name in ("norm", "radius", "alpha", "beta", "compared")},
         "k": k,
-        "radius": record.radius,
-        "alpha": record.alpha,
-        "beta": record.beta,
-        "compared": record.compared,
         "shown_radius": radius,
         "layers": layers,
         "promise": PROMISE,
-        "injection": _against_injection(model, before.graph, node),
+        "injection": _against_injection(model, observation.graph, node),
     }
 
 
 def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, Any]:
     """Layers no injected node can reorder, and whether the class holds against one injected neighbour."""
-    fixed = [name for name, why in invariant_layers(model, graph).items() if why is not None]
+    invariant = [name for name, reason in invariant_layers(model, graph).items() if reason is not None]
     holds: dict[str, bool | None] = {"any": None, "direct": None}
     if limits_of(model):
-        near = certify_injection(model, graph, where="direct")
-        if near.known:
-            holds = dict.fromkeys(holds, bool(near.certified[node]))
+        direct = certify_injection(model, graph, where="direct")
+        if direct.known:
+            holds = dict.fromkeys(holds, bool(direct.certified[node]))
         if holds["direct"]:  # otherwise it does not hold against new neighbours of all nodes, either
             holds["any"] = bool(certify_injection(model, graph).certified[node])
     condition = None if graph.positional is None else POSITIONAL_CONDITION
-    return {"invariant": fixed, "condition": condition, "class_holds": holds}
+    return {"invariant": invariant, "condition": condition, "class_holds": holds}
 
 
 def _number(values: Tensor | None, node: int) -> float | None:

@@ -27,19 +27,19 @@ from fgai.errors import FgaiError, InputError, extra
 from fgai.explanations.as_pyg import _as_pyg
 from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.pyg import _along_paths, _on_edges
-from fgai.explanations.scores import EdgeExplainer, EdgeScores, _Field, _Fields
+from fgai.explanations.scores import EdgeExplainer, EdgeScores, _ReceptiveField, _ReceptiveFields
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.sparse import edge_keys
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-FITTED_ON = 30  # training nodes that PGExplainer learns from
+TRAINING_NODES = 30  # that PGExplainer learns from
 _CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
 _TOLERANCE = 1e-3  # relative and absolute, between logits of the whole graph and of a receptive field
 
 
-class _Order(NamedTuple):
+class _Setup(NamedTuple):
     """The arguments of an explainer; `hops` counts the layers that pass messages."""
 
     model: nn.Module
@@ -49,133 +49,151 @@ class _Order(NamedTuple):
     epochs: int
 
 
-class _RandomScores(EdgeExplainer):
-    """Draws new scores at every call: the baseline of an explanation without information."""
-
-    def __init__(self, order: _Order) -> None:
-        super().__init__(order.model, order.seed)
-        self.hops, self.generator = order.hops, torch.Generator().manual_seed(order.seed)
-
-    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        fields = _Fields(graph, self.hops)
-        scores = []
-        for node in nodes:
-            keys = fields.keys[fields.edges(node)]
-            drawn = torch.rand(keys.numel(), generator=self.generator, dtype=torch.float64)
-            scores.append(EdgeScores(node, keys, drawn.to(keys.device)))
-        return scores
+_Score = Callable[[int, Tensor], Tensor]  # from a node and the edges of its field, bool [E], to scores [K]
 
 
-class _AttentionScores(EdgeExplainer):
-    """The model's attention, reduced as `FaithfulAttention` or, with `paths`, `PropagatedAttention` does."""
+class _FieldScores(EdgeExplainer):
+    """Scores edges by a function that is made once for a graph, from the graph and its receptive fields."""
 
-    def __init__(self, order: _Order, heads: str, *, paths: bool = False) -> None:
-        super().__init__(order.model)
-        self.heads, self.paths = heads, paths
-
-    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        attention = observe(self.model, graph).attention.detach()
-        fields = _Fields(graph, _hops_of(self.model, len(attention)))
-        shown = _on_edges(attention, fields.keys, "mean", self.heads)
-        scores = []
-        for node in nodes:
-            used = fields.edges(node)
-            values = shown[used]
-            if self.paths:
-                ends = values.new_zeros(graph.num_nodes)
-                ends[node] = 1.0
-                values = _along_paths(attention, ends, fields.keys[used], self.heads)
-            scores.append(EdgeScores(node, fields.keys[used], values))
-        return scores
-
-
-class _SignedScores(EdgeExplainer):
-    """Signed contributions of the edges into a node, see `SignedMargin`; 0 on the rest of its field."""
-
-    def __init__(self, order: _Order) -> None:
-        super().__init__(order.model)
-        self.hops = order.hops
+    def __init__(
+        self, setup: _Setup, score: Callable[[_FieldScores, Graph, _ReceptiveFields], _Score]
+    ) -> None:
+        super().__init__(setup.model, setup.seed)
+        self.hops, self.score, self.generator = setup.hops, score, torch.Generator().manual_seed(setup.seed)
 
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        margins, fields = (
-            SignedMargins(self.model, observe(self.model, graph, inputs=True)),
-            _Fields(graph, self.hops),
-        )
-        if margins.reason is not None:
-            raise InputError(f"`model` has no signed contributions: {margins.reason}")
-        scores = []
-        for node in nodes:
-            keys, signed = fields.keys[fields.edges(node)], margins.of(node)
-            into = edge_keys(signed.sources, torch.full_like(signed.sources, node)).to(keys.device)
-            values = torch.zeros(keys.numel(), dtype=torch.float64, device=keys.device)
-            there = torch.isin(into, keys)
-            values[torch.searchsorted(keys, into[there])] = signed.parts.to(keys.device)[there]
-            scores.append(EdgeScores(node, keys, values))
+        fields = _ReceptiveFields(graph, self.hops)
+        score = self.score(self, graph, fields)
+        used = map(fields.edges, nodes)
+        return [
+            EdgeScores(n, fields.keys[edges], score(n, edges)) for n, edges in zip(nodes, used, strict=True)
+        ]
+
+
+def _random(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
+    """New scores at every call: the baseline of an explanation without information."""
+
+    def score(node: int, edges: Tensor) -> Tensor:
+        scores = torch.rand(int(edges.sum()), generator=explainer.generator, dtype=torch.float64)
+        return scores.to(edges.device)
+
+    return score
+
+
+def _attention(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields, heads: str) -> _Score:
+    """The model's attention, as `FaithfulAttention` reduces it."""
+    scores = _on_edges(observe(explainer.model, graph).attention.detach(), fields.keys, "mean", heads)
+    return lambda node, edges: scores[edges]
+
+
+def _paths(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
+    """The model's attention along paths, as `PropagatedAttention` computes it."""
+    attention = observe(explainer.model, graph).attention.detach()
+
+    def score(node: int, edges: Tensor) -> Tensor:
+        ends = attention.last.values.new_zeros(graph.num_nodes)
+        ends[node] = 1.0
+        return _along_paths(attention, ends, fields.keys[edges])
+
+    return score
+
+
+def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
+    """Signed contributions of the edges into a node, see `SignedMargin`; 0 on the rest of its field."""
+    margins = SignedMargins(explainer.model, observe(explainer.model, graph, inputs=True))
+    if margins.reason is not None:
+        raise InputError(f"`model` has no signed contributions: {margins.reason}")
+
+    def score(node: int, edges: Tensor) -> Tensor:
+        keys, signed = fields.keys[edges], margins.of(node)
+        into = edge_keys(signed.sources, torch.full_like(signed.sources, node)).to(keys.device)
+        scores = torch.zeros(keys.numel(), dtype=torch.float64, device=keys.device)
+        present = torch.isin(into, keys)
+        scores[torch.searchsorted(keys, into[present])] = signed.parts.to(keys.device)[present]
         return scores
 
-
-def _hops_of(model: nn.Module, attentions: int) -> int:
-    """Return how many layers pass messages, given the number of those with recorded attention."""
-    return max(attentions, int(ExplainerAlgorithm._num_hops(model)))
+    return score
 
 
-class _SearchedScores(EdgeExplainer):
+class _PyGScores(EdgeExplainer):
     """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy."""
 
     def __init__(
-        self, order: _Order, make: Callable[[int, int], ExplainerAlgorithm], *, split_heads: bool = False
+        self, setup: _Setup, make: Callable[[int, int], ExplainerAlgorithm], *, split_heads: bool = False
     ) -> None:
-        super().__init__(order.model, order.seed)
-        self.hops, self.epochs, self.make, self.name = order.hops, order.epochs, make, "PyG's explainer"
-        self.called = _as_pyg(order.model, split_heads=split_heads)
-        self.layers = ExplainerAlgorithm._num_hops(self.called) if split_heads else order.hops
+        super().__init__(setup.model, setup.seed)
+        self.hops, self.epochs, self.make, self.name = setup.hops, setup.epochs, make, "PyG's explainer"
+        self.copy = _as_pyg(setup.model, split_heads=split_heads)
+        self.layers = ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
 
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
-        predictions = _Predictions(self, graph)
-        return [EdgeScores(node, *self._scores(predictions, node)) for node in nodes]
+        field_of, scores = self.fields(graph), list[EdgeScores]()
+        for node in nodes:
+            with _pyg_errors(self), seeded(self.seed, graph.device):
+                field, target = field_of(node)
+                mask = field.x.new_zeros(len(field.keys))
+                if bool(field.reached.any()):
+                    mask = self.search(field, target).detach()
+                scores.append(EdgeScores(node, field.keys[field.reached], mask[field.reached]))
+        return scores
 
     def explainer(self, explanation_type: str = "model") -> Explainer:
         """Return a new explainer on a new copy of the model: some leave hooks and masks in it."""
         algorithm = self.make(self.layers, self.epochs)
         self.name = type(algorithm).__name__
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
-        return Explainer(duplicate(self.called), algorithm, explanation_type=explanation_type, **options)
+        return Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
 
-    def search(self, field: _Field, target: Tensor) -> Tensor:
+    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
         """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
         mask: Tensor = self.explainer()(field.x, field.edge_index, index=field.index).edge_mask
         return mask
 
-    def _scores(self, predictions: _Predictions, node: int) -> tuple[Tensor, Tensor]:
-        with _running(self), seeded(self.seed, predictions.logits.device):
-            field, target = predictions.field(node)
-            if not bool(field.reached.any()):
-                return field.keys[:0], field.x.new_zeros(0)
-            return field.keys[field.reached], self.search(field, target).detach()[field.reached]
+    def fields(self, graph: Graph) -> Callable[[int], tuple[_ReceptiveField, Tensor]]:
+        """Return a function from a node to its receptive field and the class to explain, [n].
+
+        The field is the whole graph if the model's output differs on the part.
+        """
+        fields = _ReceptiveFields(graph, self.hops)
+        with evaluating(self.model), torch.no_grad():
+            logits = call_model(self.model, graph).detach()
+
+        def field_of(node: int) -> tuple[_ReceptiveField, Tensor]:
+            for field in (fields.around(node), fields.whole(node)):
+                with evaluating(self.copy), torch.no_grad():
+                    again = self.copy(field.x, field.edge_index)[field.index]
+                if torch.allclose(again, logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
+                    return field, logits[node].argmax().expand(field.x.shape[0])
+            raise InputError(
+                "`model` returns other logits if called as `model(x, edge_index)`, as PyG's explainers do;"
+                " use an explainer that reads attention"
+            )
+
+        return field_of
 
 
-class _FittedScores(_SearchedScores):
+class _PGExplainerScores(_PyGScores):
     """PGExplainer: learns on the graph it is made with, and explains any other with the learned network."""
 
-    def __init__(self, order: _Order) -> None:
-        super().__init__(order, lambda layers, epochs: PGExplainer(epochs=epochs))
-        with seeded(order.seed, order.graph.device), _running(self):
-            self.fitted = self._fit(prepared(order.model, order.graph))
+    def __init__(self, setup: _Setup) -> None:
+        super().__init__(setup, lambda layers, epochs: PGExplainer(epochs=epochs))
+        with seeded(setup.seed, setup.graph.device), _pyg_errors(self):
+            self.trained = self._train(prepared(setup.model, setup.graph))
 
-    def search(self, field: _Field, target: Tensor) -> Tensor:
+    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
         """Return the mask of the trained network, without a search."""
-        mask: Tensor = self.fitted(field.x, field.edge_index, target=target, index=field.index).edge_mask
+        mask: Tensor = self.trained(field.x, field.edge_index, target=target, index=field.index).edge_mask
         return mask
 
     @with_gradients
-    def _fit(self, graph: Graph) -> Explainer:
-        explainer, predictions = self.explainer("phenomenon"), _Predictions(self, graph)
-        among = graph.train_mask.nonzero().flatten() if graph.train_mask is not None else None
-        among = torch.arange(graph.num_nodes) if among is None else among.cpu()
-        chosen = among[torch.randperm(among.numel())[:FITTED_ON]].tolist()
-        fields = [pair for pair in map(predictions.field, chosen) if bool(pair[0].reached.any())]
+    def _train(self, graph: Graph) -> Explainer:
+        explainer, field_of = self.explainer("phenomenon"), self.fields(graph)
+        among = torch.arange(graph.num_nodes) if graph.train_mask is None else graph.train_mask.nonzero()
+        among = among.flatten().cpu()
+        nodes = among[torch.randperm(among.numel())[:TRAINING_NODES]].tolist()
+        fields = [pair for pair in map(field_of, nodes) if bool(pair[0].reached.any())]
         for epoch in range(self.epochs):
             for field, target in fields:
                 explainer.algorithm.train(
@@ -184,29 +202,8 @@ class _FittedScores(_SearchedScores):
         return explainer
 
 
-class _Predictions:
-    """The predictions of an explainer's model on a graph, and the receptive fields that give the same."""
-
-    def __init__(self, explainer: _SearchedScores, graph: Graph) -> None:
-        self.called, self.fields = explainer.called, _Fields(graph, explainer.hops)
-        with evaluating(explainer.model), torch.no_grad():
-            self.logits = call_model(explainer.model, graph).detach()
-
-    def field(self, node: int) -> tuple[_Field, Tensor]:
-        """The field of a node (the whole graph if its output differs there), and [n] the class to explain."""
-        for field in (self.fields.around(node), self.fields.whole(node)):
-            with evaluating(self.called), torch.no_grad():
-                again = self.called(field.x, field.edge_index)[field.index]
-            if torch.allclose(again, self.logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
-                return field, self.logits[node].argmax().expand(field.x.shape[0])
-        raise InputError(
-            "`model` returns other logits if called as `model(x, edge_index)`, as PyG's explainers do; use"
-            " an explainer that reads attention"
-        )
-
-
 @contextmanager
-def _running(explainer: _SearchedScores) -> Iterator[None]:
+def _pyg_errors(explainer: _PyGScores) -> Iterator[None]:
     """Turn errors of PyG and Captum into `InputError`s that name the explainer and the model."""
     try:
         yield
@@ -220,44 +217,45 @@ def _running(explainer: _SearchedScores) -> Iterator[None]:
 @dataclass(frozen=True)
 class _Entry:
     title: str
-    make: Callable[[_Order], EdgeExplainer]
+    make: Callable[[_Setup], EdgeExplainer]
     epochs: int = 0  # of its search by default; 0 if it does not search
     draws: bool = False  # whether the seed changes the result
     needs: str = ""  # an optional package
 
     def check(self) -> None:
+        """Raise unless the optional package is installed."""
         if self.needs:
             extra(self.needs)
 
 
-def _searched(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_SearchedScores]:
-    return partial(_SearchedScores, make=make, **options)
+def _pyg(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
+    return partial(_PyGScores, make=make, **options)
 
 
 EDGE_EXPLAINERS: dict[str, _Entry] = {
-    "random": _Entry("random", _RandomScores, draws=True),
-    "gnn-explainer": _Entry("GNNExplainer", _searched(lambda n, epochs: GNNExplainer(epochs)), 100, True),
-    "pg-explainer": _Entry("PGExplainer", _FittedScores, 20, True),
+    "random": _Entry("random", partial(_FieldScores, score=_random), draws=True),
+    "gnn-explainer": _Entry("GNNExplainer", _pyg(lambda n, epochs: GNNExplainer(epochs)), 100, True),
+    "pg-explainer": _Entry("PGExplainer", _PGExplainerScores, 20, True),
     "graph-mask": _Entry(
         "GraphMask",
-        _searched(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
+        _pyg(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
         10,
         True,
     ),
-    "saliency": _Entry("saliency", _searched(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
+    "saliency": _Entry("saliency", _pyg(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
     "integrated-gradients": _Entry(
         "integrated gradients",
-        _searched(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
+        _pyg(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
         50,
         needs="captum",
     ),
-    "pyg-attention": _Entry("PyG's AttentionExplainer", _searched(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": _Entry(
-        "attention along paths", partial(_AttentionScores, heads="mean", paths=True)
+    "pyg-attention": _Entry("PyG's AttentionExplainer", _pyg(lambda n, epochs: AttentionExplainer())),
+    "propagated-attention": _Entry("attention along paths", partial(_FieldScores, score=_paths)),
+    "attention-mean": _Entry(
+        "attention, mean", partial(_FieldScores, score=partial(_attention, heads="mean"))
     ),
-    "attention-mean": _Entry("attention, mean", partial(_AttentionScores, heads="mean")),
-    "attention-log": _Entry("attention, log", partial(_AttentionScores, heads="log")),
-    "signed-contributions": _Entry("signed contributions", _SignedScores),
+    "attention-log": _Entry("attention, log", partial(_FieldScores, score=partial(_attention, heads="log"))),
+    "signed-contributions": _Entry("signed contributions", partial(_FieldScores, score=_signed)),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 
@@ -313,5 +311,5 @@ def edge_explainer(
     if not task_of(graph).row_per_node:
         raise InputError("`data` must be one graph whose nodes are classified; explain links by their ends")
     observation = observe(model, prepared(model, graph), heads="mean")
-    hops = _hops_of(model, len(observation.attention))
-    return entry.make(_Order(model, graph, hops, seed, entry.epochs if epochs is None else epochs))
+    hops = max(len(observation.attention), int(ExplainerAlgorithm._num_hops(model)))
+    return entry.make(_Setup(model, graph, hops, seed, entry.epochs if epochs is None else epochs))

@@ -1,4 +1,4 @@
-"""Attention as an explainer inside PyG: `FaithfulAttention`, and along paths `PropagatedAttention`."""
+"""Attention as PyG explainers: `FaithfulAttention`, and multiplied along paths `PropagatedAttention`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from fgai.typed import typed
 
 class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
     """Base of explainers by attention: one recorded pass. A subclass defines `_mask`."""
-
-    limited_to_field = False  # whether edges outside the receptive field are set to 0
 
     def __init__(self, heads: str | int) -> None:
         super().__init__()
@@ -47,8 +45,7 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
         source, destination = edge_index if flow == "source_to_target" else edge_index.flip(0)
         keys = edge_keys(source.long(), destination.long())
         mask = self._mask(tape.attention.detach(), keys, x, index)
-        at_nodes = index is not None and self.model_config.task_level == ModelTaskLevel.node
-        if self.limited_to_field and at_nodes:
+        if index is not None and self.model_config.task_level == ModelTaskLevel.node:
             hops = max(self._num_hops(model), len(tape.attention))
             *_, reached = k_hop_subgraph(index, hops, edge_index, num_nodes=x.shape[0], flow=flow)
             mask = mask * reached
@@ -105,8 +102,6 @@ class FaithfulAttention(_AttentionAlgorithm):
         ([0.333, 0.333, 0.0], True)
     """
 
-    limited_to_field = True
-
     def __init__(self, layer: str | int = "mean", heads: str | int = "log") -> None:
         super().__init__(heads)
         self.layer = one_of(layer, "layer", ("mean", "max", "last")) if isinstance(layer, str) else layer
@@ -120,13 +115,13 @@ def _on_edges(
 ) -> Tensor:
     """[E]: heads and layers reduced, in the order of `keys`; see `FaithfulAttention`."""
     if isinstance(layer, int):
-        return _looked_up(attention.layer(layer), keys, heads)
+        return _at_edges(attention.layer(layer), keys, heads)
     chosen = [attention.last] if layer == "last" else list(attention)
-    stacked = torch.stack([_looked_up(one, keys, heads) for one in chosen])
+    stacked = torch.stack([_at_edges(one, keys, heads) for one in chosen])
     return stacked.amax(0) if layer == "max" else stacked.mean(0)
 
 
-def _looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
+def _at_edges(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
     """[E]: attention of edges in any order, 0 for those the layer does not have.
 
     The n-th occurrence of a key gets the layer's n-th entry, or its last.
@@ -142,16 +137,16 @@ def _looked_up(layer: LayerAttention, keys: Tensor, heads: str | int = "log") ->
     occurrence = torch.empty_like(keys)
     steps = torch.arange(keys.numel(), device=keys.device)
     occurrence[order] = steps - torch.searchsorted(ordered, ordered)
-    spot = torch.minimum(first + occurrence, last.clamp(min=0))
-    return torch.where(present, values[spot], 0.0)
+    index = torch.minimum(first + occurrence, last.clamp(min=0))
+    return torch.where(present, values[index], 0.0)
 
 
 def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """First position of each key in a sorted vector, and whether it is there."""
     if ordered.numel() == 0:
         return torch.zeros_like(keys), torch.zeros_like(keys, dtype=torch.bool)
-    spot = torch.searchsorted(ordered, keys).clamp(max=ordered.numel() - 1)
-    return spot, ordered[spot] == keys
+    index = torch.searchsorted(ordered, keys).clamp(max=ordered.numel() - 1)
+    return index, ordered[index] == keys
 
 
 @typed
@@ -203,6 +198,6 @@ def _along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str
     total = ends.new_zeros(keys.numel())
     for layer in reversed(attention.layers):
         carried = layer.heads(heads) * ends[layer.destination]
-        total = total + _looked_up(layer.with_values(carried[:, None]), keys, "mean")
+        total = total + _at_edges(layer.with_values(carried[:, None]), keys, "mean")
         ends = torch.zeros_like(ends).index_add(0, layer.source, carried)
     return total

@@ -1,4 +1,4 @@
-"""`NodeExplanation`: why one node was classified as it was, and how far that can be trusted."""
+"""`NodeExplanation`: the neighbours behind the class of one node, under attack, and what is proved."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _MOST_ROWS = 10
 _MOST_BLOCKS = 24  # length of the longest bar
 _LEAST_BLOCKS = 4  # bars that would be shorter are left out
 _OTHER_COLUMNS = 65  # characters that everything but the bars takes
-_LATER = dict.fromkeys(("class_names", "contributions", "counterfactual"))
-"""What older records lack."""
+_NEW_FIELDS = dict.fromkeys(("class_names", "contributions", "counterfactual"))
+"""Fields that older records lack."""
 
 
 @typed
@@ -82,15 +82,15 @@ class NodeExplanation(TabledDocument):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; what older records lack is None."""
-        return super().from_dict({**_LATER, **values} if isinstance(values, Mapping) else values)
+        """Inverse of `to_dict`; fields that older records lack are None."""
+        return super().from_dict({**_NEW_FIELDS, **values} if isinstance(values, Mapping) else values)
 
     def show(self, console: Console | None = None) -> None:
         """Print in a terminal."""
         console = console or Console()
         console.print(f"[bold]node {escape(self.name)}[/]{escape(self._prediction())}", highlight=False)
         if self.neighbours:
-            console.print(self._drawn(min(_MOST_BLOCKS, console.width - _OTHER_COLUMNS)))
+            console.print(self._bars(min(_MOST_BLOCKS, console.width - _OTHER_COLUMNS)))
         else:
             console.print(_NO_NEIGHBOURS)
         hidden = len(self.neighbours) - max(self.k, _MOST_ROWS)
@@ -135,7 +135,7 @@ class NodeExplanation(TabledDocument):
             f" of {self.dataset}: class {self._class(self.predicted)}, {100 * self.confidence:.0f} %{truth}"
         )
 
-    def _drawn(self, longest: int) -> RichTable:
+    def _bars(self, longest: int) -> RichTable:
         """The strongest neighbours for a terminal, with bars of attention of up to `longest` blocks."""
         (table,) = self.tables()
         headings = [column.title for column in table.columns]
@@ -154,7 +154,7 @@ class NodeExplanation(TabledDocument):
         return drawn
 
     def _sentences(self) -> list[str]:
-        """Everything below the table."""
+        """The notes below the table."""
         lines = [*self._contribution_sentences(), *self.counterfactual_sentences()]
         return [*lines, *self._attack_sentences(), *self._certified_sentences()]
 
@@ -164,20 +164,21 @@ class NodeExplanation(TabledDocument):
             return []
         if signed["reason"] is not None:
             return [f"contributions: not available: {signed['reason']}"]
-        pair = f"class {self._class(signed['top'])} leads class {self._class(signed['second'])}"
         sides = {
             "supporting": [entry for entry in signed["neighbours"] if entry["contribution"] > 0],
             "opposing": [entry for entry in signed["neighbours"][::-1] if entry["contribution"] < 0],
         }
-        sums = [f"{_total(side):+.3f} {name}" for name, side in sides.items() if side]
-        whole = " ".join([*sums, f"{signed['rest']:+.3f} bias or residual"])
-        lines = [f"{pair} by {signed['margin']:.3f} = {whole}"]
-        for name, side in sides.items():
-            if side:
-                lines.append(f"{name}: {self._listed(side)}")
-        return [*lines, *_sign_sentences(signed)]
+        totals = {name: sum(entry["contribution"] for entry in side) for name, side in sides.items() if side}
+        terms = [f"{total:+.3f} {name}" for name, total in totals.items()]
+        terms.append(f"{signed['rest']:+.3f} bias or residual")
+        return [
+            f"class {self._class(signed['top'])} leads class {self._class(signed['second'])} by"
+            f" {signed['margin']:.3f} = {' '.join(terms)}",
+            *(f"{name}: {self._side(sides[name])}" for name in totals),
+            *_sign_sentences(signed),
+        ]
 
-    def _listed(self, side: list[dict[str, Any]]) -> str:
+    def _side(self, side: list[dict[str, Any]]) -> str:
         """The strongest contributions of one sign."""
         shown = [
             f"{'itself' if entry['itself'] else entry['name']} {entry['contribution']:+.3f}"
@@ -200,16 +201,18 @@ class NodeExplanation(TabledDocument):
         if size is None:
             return f"{words.format(f'up to {MOST}')}: no other class found{needed}"
         least = "no fewer do" if size == bound else f"perhaps fewer do{needed}"
-        changed = f"class {self._class(entry['predicted'])}"
         words = words.removesuffix("s") if size == 1 and words.startswith("with ") else words
-        return f"{words.format(size)}: {changed}: {_counted(entry['items'])}; {least}"
+        items = ", ".join(
+            item if count == 1 else f"{count} × {item}" for item, count in Counter(entry["items"]).items()
+        )
+        return f"{words.format(size)}: class {self._class(entry['predicted'])}: {items}; {least}"
 
     def _attack_sentences(self) -> list[str]:
         attacked, count = self.attacked, len(self.neighbours)
         if not attacked:
             return []
         top = min(self.k, count)
-        chance = f" (by chance {top * attacked['chance']:.1f})" if top < count else ", all it has"
+        chance = f" (by chance {top * attacked['chance']:.1f})" if top < count else ", all its neighbours"
         changed = "" if attacked["predicted"] == self.predicted else ", another one"
         lines = [
             f"under the {attacked['threat']} attack: class {self._class(attacked['predicted'])}"
@@ -245,23 +248,13 @@ class NodeExplanation(TabledDocument):
         order = (
             f"its top-{k}{listed} cannot change while its explanation vector moves by less than {radius:.4f}"
             if radius is not None
-            else f"top-{k}: no other neighbour to swap in"
+            else f"top-{k}: no other neighbour can enter"
         )
         if kind is not None:
             status = layer["class_status"]
             return f"{order}; class not while each head moves by less than {kind:.4f} ({status})"
         unknown = layer["class_status"] == "unknown"
-        return f"{order}; class: {'unknown' if unknown else 'attention has no say'}"
-
-
-def _counted(items: list[str]) -> str:
-    """Items with their numbers where they repeat."""
-    counts = Counter(items)
-    return ", ".join(item if count == 1 else f"{count} × {item}" for item, count in counts.items())
-
-
-def _total(side: list[dict[str, Any]]) -> float:
-    return float(sum(entry["contribution"] for entry in side))
+        return f"{order}; class: {'unknown' if unknown else 'does not depend on attention'}"
 
 
 def _sign_sentences(signed: dict[str, Any]) -> list[str]:
@@ -299,10 +292,11 @@ def _injection_sentences(proof: dict[str, Any]) -> list[str]:
     order = f"injected nodes cannot reorder its neighbours{condition}"
     lines = [f"{name}: {order}" for name in proof.get("invariant", ())]
     holds = proof.get("class_holds") or {}
+    any_features = "an injected neighbour, whatever its features"
     if holds.get("any"):
-        lines.append("class: holds if every node gains an injected neighbour, whatever it says")
+        lines.append(f"class: holds if every node gains {any_features}")
     elif holds.get("direct"):
-        lines.append("class: holds if the node gains an injected neighbour, whatever it says")
+        lines.append(f"class: holds if the node gains {any_features}")
     elif holds.get("direct") is not None:
         lines.append("class: not proved to hold against an injected neighbour")
     return lines

@@ -20,17 +20,17 @@ from fgai.typed import typed
 
 
 @dataclass(frozen=True, eq=False)
-class _Field:
-    """A node with the edges around it, without self-loops."""
+class _ReceptiveField:
+    """The receptive field of a node as a graph, without self-loops."""
 
     x: Tensor  # [n, F], features of its nodes
     edge_index: Tensor  # [2, K], between positions in `x`
     keys: Tensor  # [K] of the same edges in the whole graph, sorted
-    reached: Tensor  # bool [K], whether they are in the receptive field
+    reached: Tensor  # bool [K], whether they are in the receptive field: not all are if it is the whole graph
     index: int  # position of the node in `x`
 
 
-class _Fields:
+class _ReceptiveFields:
     """The receptive fields of a graph's nodes through `hops` layers that pass messages."""
 
     def __init__(self, graph: Graph, hops: int) -> None:
@@ -42,7 +42,7 @@ class _Fields:
         self.keys, self.x, self.hops = adjacency.keys[kept], graph.features.to_dense(), hops
 
     def edges(self, node: int) -> Tensor:
-        """Bool [E]: the edges of the field, into nodes at most `hops - 1` steps away."""
+        """Bool [E]: the edges of a node's field, into nodes at most `hops - 1` steps away."""
         reached = torch.zeros(self.x.shape[0], dtype=torch.bool, device=self.x.device)
         reached[node] = True
         for _ in range(self.hops):
@@ -50,18 +50,19 @@ class _Fields:
             reached[self.source[used]] = True
         return used
 
-    def around(self, node: int) -> _Field:
+    def around(self, node: int) -> _ReceptiveField:
         """The field of a node as a graph of its own, on which its output is the same."""
         used = self.edges(node)
-        ends = torch.stack([self.source[used], self.destination[used]])
-        centre = torch.tensor([node], device=ends.device)
-        nodes, index = torch.unique(torch.cat([ends.flatten(), centre]), return_inverse=True)
-        return _Field(self.x[nodes], index[:-1].view(2, -1), self.keys[used], used[used], int(index[-1]))
+        ends = torch.stack([self.source[used], self.destination[used]]).flatten()
+        nodes, index = torch.unique(torch.cat([ends, ends.new_tensor([node])]), return_inverse=True)
+        return _ReceptiveField(
+            self.x[nodes], index[:-1].view(2, -1), self.keys[used], used[used], int(index[-1])
+        )
 
-    def whole(self, node: int) -> _Field:
-        """The whole graph, for models in which more than messages joins nodes."""
+    def whole(self, node: int) -> _ReceptiveField:
+        """The whole graph, for models whose outputs depend on more than the messages in the field."""
         edge_index = torch.stack([self.source, self.destination])
-        return _Field(self.x, edge_index, self.keys, self.edges(node), node)
+        return _ReceptiveField(self.x, edge_index, self.keys, self.edges(node), node)
 
 
 @typed
@@ -70,7 +71,7 @@ class EdgeScores:
     """The scores of one node: one for every edge of its receptive field, without self-loops.
 
     Attributes:
-        node: that is explained.
+        node: the node that is explained.
         keys: [K] sorted keys of the edges, see `fgai.sparse.edge_keys`.
         values: [K], larger for edges that matter more; only their order within a node is comparable.
 
@@ -135,9 +136,10 @@ class EdgeExplainer(ABC):
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"`nodes` must hold the numbers of nodes, got {nodes!r:.100}") from error
         if numbers.dim() != 1 or numbers.dtype == torch.bool:
-            raise InputError("`nodes` must hold the numbers of nodes, one after the other")
-        chosen = checks.positions(numbers, graph.num_nodes, "nodes") if numbers.numel() else numbers
-        return self.explain(graph, chosen.tolist())
+            raise InputError("`nodes` must hold the numbers of nodes in one dimension")
+        if numbers.numel():
+            numbers = checks.positions(numbers, graph.num_nodes, "nodes")
+        return self.explain(graph, numbers.tolist())
 
     @abstractmethod
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:

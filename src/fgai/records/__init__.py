@@ -1,4 +1,4 @@
-"""Records and tables: JSON documents that say everything about themselves, and how they print."""
+"""Records, which are JSON documents with their provenance, and the tables they print."""
 
 from fgai.records.document import Document, TabledDocument, read_json
 from fgai.records.plain import PackedArray, check_arrays, look_up, pack_array, plain, to_text, unpack_array

@@ -1,4 +1,4 @@
-"""`Document`, the base of all records: schema and files; `TabledDocument`: those that print."""
+"""`Document`, the base of all records, with a schema and files; `TabledDocument` also prints tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """Base of all records: a schema, and files written in one step."""
+    """Base of all records: fields with a schema that are saved as JSON."""
 
     SCHEMA: ClassVar[int] = 1
     KIND: ClassVar[str] = "document"
@@ -48,7 +48,7 @@ class Document:
             )
         body = {key: value for key, value in values.items() if key not in ("kind", "schema")}
         fields = [f.name for f in dataclasses.fields(cls)]
-        # All are written, empty ones too; records of before have no provenance.
+        # Every field is written, empty ones too; older records have no provenance.
         required = [name for name in fields if name != "provenance"]
         check_items(body, cls.layout(), "the record", required=required)
         check_arrays(body)
@@ -56,7 +56,7 @@ class Document:
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
-        """Return the names in a file of this kind, and the types of their plain values."""
+        """Return the keys of a file of this kind, and the types of their plain values."""
         hints = get_type_hints(cls)
         return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
 

@@ -101,20 +101,20 @@ def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def check_arrays(values: Any) -> None:
-    """Raise `CheckpointError` if packed arrays claim more memory than their text explains."""
+    """Raise `CheckpointError` if packed arrays would unpack to more bytes than their text can hold."""
     total = needed = 0
-    left = [values]
-    while left:
-        value = left.pop()
+    stack = [values]
+    while stack:
+        value = stack.pop()
         if isinstance(value, Mapping) and PackedArray.__required_keys__ <= value.keys():
             check(value, PackedArray, "a packed array")
             total, needed = total + len(value["data"]), needed + _size(value)
         elif isinstance(value, Mapping):
-            left += value.values()
+            stack += value.values()
         elif isinstance(value, list):
-            left += [item for item in value if isinstance(item, Mapping | list)]
+            stack += [item for item in value if isinstance(item, Mapping | list)]
     if needed > most_bytes(total):
-        raise CheckpointError(f"packed arrays claim {needed} bytes, more than {total} characters explain")
+        raise CheckpointError(f"packed arrays claim {needed} bytes, more than {total} characters can hold")
 
 
 def _size(packed: Mapping[str, Any]) -> int:

@@ -34,7 +34,7 @@ def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = 
         model: whose weights are hashed.
         data: fingerprint of the graph.
         command: the function that was called, unless `fgai.version.stating` names a command line.
-        seed: of random numbers, where any were drawn.
+        seed: of the random numbers, if any were drawn.
     """
     return {
         "weights": weights_hash(model),
@@ -82,7 +82,7 @@ def provenance_line(block: Mapping[str, Any]) -> str:
 
 @typed
 class Meter:
-    """Counts wall-clock seconds by part, and peak memory of the work on a device.
+    """Measures wall-clock seconds by part, and the peak memory of a device.
 
     On CUDA, memory is the peak of allocated bytes since construction, which resets the device's statistics;
     on the CPU it is the largest size the process ever had.

@@ -99,30 +99,25 @@ class Table:
         rows = [[column.heading, *(row[i] for row in cells)] for i, column in enumerate(self.columns) if i]
         return Table(self.title, columns, rows, self.notes)
 
-    def width(self) -> int:
-        """Return the characters a line takes in a terminal."""
-        return sum(max(map(len, cells)) + 3 for cells in self._cells()) + 1
-
-    def narrowest(self) -> int:
-        """Return the same with cells wrapped wherever there is a space."""
-        return sum(width + 3 for width in self._longest_words()) + 1
-
     def show(self, console: Console | None = None) -> None:
         """Print in a terminal: transposed, wrapped or as a list where it is too wide."""
         console = console or Console()
-        tables, most = (self, self.transposed()), console.width
-        fitting = [table for table in tables if table.width() <= most]
-        wrapped = sorted((table for table in tables if table.narrowest() <= most), key=Table.width)
-        for table in (fitting or wrapped)[:1]:
-            console.print(table._drawn(most))
-        if not wrapped:
-            console.print(max(tables, key=lambda table: len(table.rows))._listed())
+        tables = (self, self.transposed())
+        wrapped = [table for table in tables if _line_width(table._longest_words()) <= console.width]
+        if wrapped:
+            first = next((table for table in tables if table._width() <= console.width), None)
+            console.print((first or min(wrapped, key=Table._width))._rich(console.width))
+        else:
+            console.print(max(tables, key=lambda table: len(table.rows))._list())
         for note in self.notes:
             console.print(note, style="dim", markup=False, highlight=False)
 
     def _cells(self) -> list[tuple[str, ...]]:
         """The texts of every column, its heading first."""
         return list(zip(*[[column.heading for column in self.columns], *self.texts()], strict=True))
+
+    def _width(self) -> int:
+        return _line_width(max(map(len, cells)) for cells in self._cells())
 
     def _longest_words(self) -> list[int]:
         return [
@@ -133,14 +128,14 @@ class Table:
         """Characters of each column: those of its cells, the widest narrowed down to whole words."""
         least = self._longest_words()
         widths = [max(map(len, cells)) for cells in self._cells()]
-        while sum(widths) + 3 * len(widths) + 1 > most:
+        while _line_width(widths) > most:
             spare = [width if width > low else 0 for width, low in zip(widths, least, strict=True)]
             if not any(spare):
                 break
             widths[spare.index(max(spare))] -= 1
         return widths
 
-    def _drawn(self, most: int) -> RichTable:
+    def _rich(self, most: int) -> RichTable:
         """Widths are set here: rich would narrow columns below their longest word and cut the last ones."""
         out = RichTable(title=escape(self.title), title_justify="left")
         for index, (column, width) in enumerate(zip(self.columns, self._widths(most), strict=True)):
@@ -150,7 +145,7 @@ class Table:
             out.add_row(*map(escape, row))
         return out
 
-    def _listed(self) -> Text:
+    def _list(self) -> Text:
         """Row by row, each value on a line under the row's name."""
         headings = [column.heading for column in self.columns[1:]]
         room = max(map(len, headings), default=0)
@@ -164,8 +159,11 @@ class Table:
 
     def to_markdown(self) -> str:
         """Return a Markdown table, notes below it."""
-        lines = [_line([column.heading for column in self.columns]), "|" + "---|" * len(self.columns)]
-        lines += [_line(row) for row in self.texts()]
+        head, *body = (
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+            for row in ([column.heading for column in self.columns], *self.texts())
+        )
+        lines = [head, "|" + "---|" * len(self.columns), *body]
         return "\n".join([*lines, *(f"\n{note}" for note in self.notes)])
 
     def to_html(self) -> str:
@@ -187,12 +185,14 @@ class Table:
 
     def to_latex(self) -> str:
         """Return a LaTeX `tabular` in booktabs style, notes as comments."""
-        width = len(self.columns)
-        head = " & ".join(_escape(column.heading) for column in self.columns)
-        body = [" & ".join(_escape(cell) for cell in row) + r" \\" for row in self.texts()]
-        lines = [rf"\begin{{tabular}}{{l{'r' * (width - 1)}}}", r"\toprule", head + r" \\", r"\midrule"]
+        head, *body = (
+            " & ".join("".join(_LATEX.get(letter, letter) for letter in cell) for cell in row) + r" \\"
+            for row in ([column.heading for column in self.columns], *self.texts())
+        )
+        begin = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
         notes = [f"% {line}" for note in self.notes for line in note.splitlines()]
-        return "\n".join([*notes, *lines, *body, r"\bottomrule", r"\end{tabular}"])
+        lines = [*notes, begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+        return "\n".join(lines)
 
     def to_csv(self) -> str:
         """Return CSV with full precision; undefined values are empty."""
@@ -226,8 +226,9 @@ def data_frame(
         raise InputError(f"`values` do not fit a table: {error}") from error
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _line_width(widths: Iterable[int]) -> int:
+    """Characters of a line in a terminal, with borders."""
+    return sum(width + 3 for width in widths) + 1
 
 
 def _html_row(texts: Sequence[str], left: Sequence[bool], tag: str) -> str:
@@ -236,10 +237,6 @@ def _html_row(texts: Sequence[str], left: Sequence[bool], tag: str) -> str:
         for text, at_left in zip(texts, left, strict=True)
     )
     return f"<tr>{''.join(cells)}</tr>"
-
-
-def _escape(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 class Tabled(ABC):

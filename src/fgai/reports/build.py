@@ -1,9 +1,9 @@
-"""`make_report`: from records, models and data to the document the page is made of."""
+"""`Report`, the document a page is made of; `make_report` and `read_report`, which build it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,14 +15,21 @@ from fgai.certificates import CertificateRecord
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.explanations import explain
-from fgai.explanations.node import Names, name_of
+from fgai.explanations.node import Names, check_node, name_of
 from fgai.files import Schema, check
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.records import Document, read_json
-from fgai.reports.nodes import Case, _clipped, _ModelViews, _nodes_of_models, _nodes_of_records, subgraph
-from fgai.reports.parts import Injections, _intervals_of, _objects, _Part, _parts_of, summary
-from fgai.reports.whatif.answer import WhatIf, most_proven
+from fgai.records import Document, look_up, read_json
+from fgai.reports.nodes import Case, _ModelViews, _nodes_of_models, _nodes_of_records, _shorten, subgraph
+from fgai.reports.results import (
+    Injections,
+    _intervals_of,
+    _ModelResults,
+    _objects,
+    _results_of,
+    injection_summary,
+)
+from fgai.reports.whatif.answer import WhatIf, certified_neighbours
 from fgai.reports.whatif.payload import in_browser
 from fgai.tasks import task_of
 from fgai.training import History
@@ -32,7 +39,7 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Report(Document):
-    """What the page is made of. Every part but the title may be missing; the page then says so.
+    """The document a page is made of. Every part but the title may be missing; the page then names it.
 
     Attributes:
         title: of the page.
@@ -40,7 +47,7 @@ class Report(Document):
         records: evaluation records as plain values, without their per-node arrays.
         certificates: by model: norm, radius, k, promise, and shares over radii for each layer.
         injections: by model: shares of nodes that no injected neighbour can change, threat by threat.
-        intervals: by model: confidence intervals of differences, see `fgai.reports.parts`.
+        intervals: by model: confidence intervals of differences, see `fgai.evaluation.paired`.
         histories: by model: loss terms per epoch, and the epoch kept.
         distribution: per-node overlap under each attack, counted in bins.
         subgraph: positions, edges and attention of one neighbourhood, before and after the attack.
@@ -120,51 +127,45 @@ def make_report(
     rows = [records] if isinstance(records, EvaluationRecord) else list(records)
     if not rows:
         raise InputError("`records` must hold at least one evaluation, got none")
-    _require_models(models, data, counterfactual)
+    if models and data is None:
+        raise InputError("`data` must be given with `models`: the graph they were evaluated on")
+    if counterfactual and not models:
+        raise InputError("`counterfactual` is a search, which needs `models` and `data`")
     reference = records.reference if isinstance(records, Comparison) else rows[0].name
     notes: list[str] = []
-    explorer, scored, graph = None, None, None
+    explorer, scored, graph, whole = None, None, None, None
     if data is not None:
         whole = as_graph(data)
         task = task_of(whole)
         graph = task.view(whole, str(rows[0].config.get("targets", "test"))).to("cpu")
-        if node is not None and not 0 <= node < graph.num_nodes:
-            raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+        check_node(node, graph.num_nodes)
         scored = graph.test_mask
         class_names = (task.class_names or graph.class_names) if class_names is None else class_names
         if graph.num_nodes != whole.num_nodes and (certificates or injections):
             notes.append("Certificates are of all graphs, the page of those under attack: left out.")
             certificates, injections = None, None
     proofs = {name: record.to_dict() for name, record in (certificates or {}).items()}
-    parts = _parts_of([record.to_dict() for record in rows], proofs, notes, injections)
+    results = _results_of([record.to_dict() for record in rows], proofs, notes, injections)
     fields: dict[str, Any] = {"reproduce": list(reproduce)}
-    if models and graph is not None:
+    if models and graph is not None and whole is not None:
         fields["histories"] = _histories(models)
-        if views := _attacked_views(parts, models, graph, attacks or {}, threat, notes):
-            explorer = _nodes_of_models(parts, graph, views, node, node_names or graph.node_names)
+        if views := _attacked_views(results, models, graph, attacks or {}, threat, notes):
+            explorer = _nodes_of_models(results, graph, views, node, node_names or graph.node_names)
             start = explorer["nodes"]["id"][0]
             fields["subgraph"] = subgraph(views, graph, start)
-            _say_changes(explorer, models if counterfactual else {}, as_graph(data), node_names, class_names)
+            if counterfactual:
+                _add_counterfactuals(explorer, models, whole, node_names, class_names)
             if what_if:
-                entries = injections or {}
-                fields["whatif"] = _whatif(models, as_graph(data), entries, start, node_names, class_names)
+                fields["whatif"] = _whatif(models, whole, injections or {}, start, node_names, class_names)
     if explorer is None:
-        explorer = _nodes_of_records(parts, node)
+        explorer = _nodes_of_records(results, node)
     if explorer is not None and class_names is not None:
-        explorer["classes"] = [_clipped(str(name)) for name in class_names]
-    if title:
-        fields["title"] = title
-    return _assemble(parts, reference, notes, explorer, scored, **fields)
+        explorer["classes"] = [_shorten(str(name)) for name in class_names]
+    fields |= {"title": title} if title else {}
+    return _assemble(results, reference, notes, explorer, scored, **fields)
 
 
-def _require_models(models: Mapping[str, nn.Module] | None, data: Any, counterfactual: bool) -> None:
-    if models and data is None:
-        raise InputError("`data` must be given with `models`: the graph they were evaluated on")
-    if counterfactual and not models:
-        raise InputError("`counterfactual` is a search, which needs `models` and `data`")
-
-
-def _say_changes(
+def _add_counterfactuals(
     explorer: dict[str, Any],
     models: Mapping[str, nn.Module],
     graph: Graph,
@@ -172,14 +173,12 @@ def _say_changes(
     class_names: Sequence[str] | None,
 ) -> None:
     """Add to each model which few neighbours of the first node change its class, in words."""
-    if not models:
-        return
     graph = graph.replace(class_names=None if class_names is None else tuple(class_names))
-    options: dict[str, Any] = {"names": node_names, "counterfactual": True}
-    for shown in explorer["models"]:
-        node, model = explorer["nodes"]["id"][0], models[shown["name"]]
-        found = explain(model, graph, node, threat=None, certificate=False, **options)
-        shown["changes"] = found.counterfactual_sentences()
+    options: dict[str, Any] = {"names": node_names, "threat": None, "certificate": False}
+    for column in explorer["models"]:
+        node, model = explorer["nodes"]["id"][0], models[column["name"]]
+        explanation = explain(model, graph, node, counterfactual=True, **options)
+        column["changes"] = explanation.counterfactual_sentences()
 
 
 def _whatif(
@@ -190,63 +189,66 @@ def _whatif(
     node_names: Names | None,
     class_names: Sequence[str] | None,
 ) -> dict[str, Any] | None:
-    """What the page computes changes from; None where it cannot by itself."""
+    """Graph and weights for the part "What if?"; None if Python has to compute it."""
     if task_of(graph).name != "node" or not all(in_browser(model, graph) for model in models.values()):
         return None
-    proven = {name: most for name, entries in injections.items() if (most := most_proven(entries))}
-    facts = WhatIf(models, graph).facts(node=node, proven=proven)
+    counts = {name: certified_neighbours(entries) for name, entries in injections.items()}
+    certified = {name: most for name, most in counts.items() if most}
+    facts = WhatIf(models, graph).facts(node=node, certified=certified)
     if facts["graph"] is None:
         return None
     if node_names is not None:
-        facts["names"] = [_clipped(name_of(number, node_names)) for number in range(graph.num_nodes)]
-    return facts | {"classes": None if class_names is None else [_clipped(str(name)) for name in class_names]}
+        facts["names"] = [_shorten(name_of(number, node_names)) for number in range(graph.num_nodes)]
+    return facts | {"classes": None if class_names is None else [_shorten(str(name)) for name in class_names]}
 
 
 def _assemble(
-    parts: Sequence[_Part],
+    results: Sequence[_ModelResults],
     reference: str,
     notes: Sequence[str] = (),
     explorer: dict[str, Any] | None = None,
     scored: Tensor | None = None,
     **fields: Any,
 ) -> Report:
-    """Put the document together; `fields` are those that come from models alone."""
-    names = " and ".join(dict.fromkeys(part.name for part in parts))
+    """Return the document; `fields` are those that come from models alone."""
+    names = " and ".join(dict.fromkeys(result.name for result in results))
+    data = results[0].record.get("data") or {}
+    remarks = {result.name: look_up(result.record, "provenance.note") for result in results}
     distribution = [
         {"key": key, "models": models}
         for key in ("explanation", "prediction")
-        if (models := [entry for part in parts if (entry := part.overlaps(key)) is not None])
+        if (models := [entry for result in results if (entry := result.overlaps(key)) is not None])
     ]
     return Report(
-        **{"title": f"{names} on {(parts[0].record.get('data') or {}).get('name', 'a graph')}", **fields},
+        **{"title": f"{names} on {data.get('name', 'a graph')}", **fields},
         reference=reference,
-        records=[part.record for part in parts],
-        certificates={part.name: part.certificate for part in parts if part.certificate is not None},
-        injections={part.name: summary(part.injections, scored) for part in parts if part.injections},
-        intervals=_intervals_of(parts, reference),
-        distribution={"k": parts[0].k, "attacks": distribution} if distribution else None,
+        records=[result.record for result in results],
+        certificates={r.name: r.certificate for r in results if r.certificate is not None},
+        injections={r.name: injection_summary(r.injections, scored) for r in results if r.injections},
+        intervals=_intervals_of(results, reference),
+        distribution={"k": results[0].k, "attacks": distribution} if distribution else None,
         explorer=explorer,
-        notes=[*(note for part in parts if (note := part.note) is not None), *notes],
+        notes=[*(f"{name}: {note}" for name, note in remarks.items() if note is not None), *notes],
     )
 
 
 def _attacked_views(
-    parts: Sequence[_Part],
+    results: Sequence[_ModelResults],
     models: Mapping[str, nn.Module],
     graph: Graph,
     attacks: Mapping[str, AttackResult],
     threat: str | Threat | None,
     notes: list[str],
 ) -> list[_ModelViews]:
-    """Every model before and after its attack, which is run again where its result is not given."""
+    """Every model before and after its attack, which is run again if `attacks` does not hold it."""
     out = []
-    for part in parts:
-        if part.name not in models:
-            notes.append(f"There is no model for the row {part.name!r}: its attention is not shown.")
+    for result in results:
+        if result.name not in models:
+            notes.append(f"There is no model for the row {result.name!r}: its attention is not shown.")
             continue
-        model, result = models[part.name], attacks.get(part.name)
-        if result is None:
-            recorded = part.record.get("threat") or {}
+        model, attack = models[result.name], attacks.get(result.name)
+        if attack is None:
+            recorded = result.record.get("threat") or {}
             name, budget = str(recorded.get("name", "standard")), recorded.get("budget") or {}
             if threat is None and name not in THREATS:
                 notes.append(f"The attack {name!r} is not a named threat, so it could not be run again.")
@@ -255,10 +257,10 @@ def _attacked_views(
             nodes, edges = budget.get("nodes") or None, budget.get("edges") or None
             box = budget.get("box") if nodes or budget.get("radius") else None
             chosen = threat or threat_of(name).sized(nodes, edges, None if box is None else tuple(box))
-            targets = str((part.record.get("config") or {}).get("targets", "test"))
-            attack = make_attack(chosen, targets=targets, k=part.k, task=task_of(graph).name)
-            result = attack.run(model, graph, seed=int(part.record.get("seed", 0)))
-        out.append(_ModelViews.of(Case(part.name, model, result), graph))
+            targets = str((result.record.get("config") or {}).get("targets", "test"))
+            search = make_attack(chosen, targets=targets, k=result.k, task=task_of(graph).name)
+            attack = search.run(model, graph, seed=int(result.record.get("seed", 0)))
+        out.append(_ModelViews.of(Case(result.name, model, attack), graph))
     return out
 
 
@@ -277,16 +279,14 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
                 "terms": curves,
                 "step": step,
                 "epochs": len(history.terms),
-                "best_epoch": history.best_epoch,
+                **{key: getattr(history, key) for key in ("best_epoch", "stopped", "ending")},
                 "seconds": round(history.seconds, 3),
-                "stopped": history.stopped,
-                "ending": history.ending,
             }
     return out
 
 
 _KINDS: tuple[type[Document], ...] = (Report, Comparison, EvaluationRecord, CertificateRecord)
-_RECORD = EvaluationRecord.layout()
+_OPTIONAL = ("warnings", "per_node")  # keys of an evaluation that a page does without
 # Layers of a newer fgai may hold more.
 _CERTIFICATE = {**CertificateRecord.layout(), "layers": list[dict[str, Any]]}
 
@@ -326,21 +326,21 @@ def read_report(
         if kind == "report":
             if len(named) > 1:
                 raise InputError(f"{path} is a whole report; give it alone")
-            return _report(values, path, notes)
+            return _report(values, path.name, notes)
         if kind == "certificate":
-            certificates[path] = label, _valid(values, _CERTIFICATE, path.name, notes)
+            certificates[path] = label, _valid(values, _CERTIFICATE, path.name, notes, optional=_CERTIFICATE)
         elif kind == "comparison":
             reference = reference or str(values.get("reference") or "")
-            records += _records(values.get("records"), path, notes)
+            records += _records(values.get("records"), path.name, notes)
         else:
-            record = _record(values, path.name, notes)
+            record = _valid(values, EvaluationRecord.layout(), path.name, notes, optional=_OPTIONAL)
             records.append({**record, "name": label or record.get("name", "model")})
     if not records:
         raise InputError("there is no evaluation in these files; give a comparison or an evaluation record")
     rows = [str(record.get("name")) for record in records]
     owners = {_owner(label, path, rows, notes): values for path, (label, values) in certificates.items()}
-    parts = _parts_of(records, owners, notes)
-    return _assemble(parts, reference or parts[0].name, notes, _nodes_of_records(parts, node))
+    results = _results_of(records, owners, notes)
+    return _assemble(results, reference or results[0].name, notes, _nodes_of_records(results, node))
 
 
 def _read(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -361,20 +361,18 @@ def _read(path: Path, notes: list[str]) -> dict[str, Any]:
     return values
 
 
-def _records(values: Any, path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    return [_record(entry, f"a record in {path.name}", notes) for entry in _objects(values)]
+def _records(values: Any, file: str, notes: list[str]) -> list[dict[str, Any]]:
+    layout, where = EvaluationRecord.layout(), f"a record in {file}"
+    return [_valid(entry, layout, where, notes, optional=_OPTIONAL) for entry in _objects(values)]
 
 
-def _record(values: Mapping[str, Any], where: str, notes: list[str]) -> dict[str, Any]:
-    """The valid parts of an evaluation; notes name what it lacks."""
-    missing = [name for name in _RECORD if name not in values and name not in ("warnings", "per_node")]
+def _valid(
+    values: Mapping[str, Any], layout: Schema, where: str, notes: list[str], optional: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The values that fit the layout; notes name the others, and missing keys."""
+    missing = [name for name in layout if name not in {*values, *optional}]
     if missing:
-        notes.append(f"{where[0].upper()}{where[1:]} lacks {', '.join(missing)}.")
-    return _valid(values, _RECORD, where, notes)
-
-
-def _valid(values: Mapping[str, Any], layout: Schema, where: str, notes: list[str]) -> dict[str, Any]:
-    """The values that fit the layout; notes name the others."""
+        notes.append(f"{where} lacks {', '.join(missing)}.")
     valid: dict[str, Any] = {}
     for name, value in values.items():
         try:
@@ -386,17 +384,10 @@ def _valid(values: Mapping[str, Any], layout: Schema, where: str, notes: list[st
     return valid
 
 
-def _report(values: Mapping[str, Any], path: Path, notes: list[str]) -> Report:
-    fields: dict[str, Any] = {}
-    for name, default in vars(Report()).items():
-        kind: Any = dict | None if default is None else type(default)
-        if name not in values:
-            notes.append(f"{path.name} lacks {name}.")
-        elif isinstance(values[name], kind):
-            fields[name] = values[name]
-        else:
-            notes.append(f"{path.name}: {name} is not what it should be and is left out.")
-    fields["records"] = _records(fields.get("records"), path, notes)
+def _report(values: Mapping[str, Any], file: str, notes: list[str]) -> Report:
+    layout = Report.layout()
+    fields = _valid({name: values[name] for name in layout if name in values}, layout, file, notes)
+    fields["records"] = _records(fields.get("records"), file, notes)
     return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
 
 

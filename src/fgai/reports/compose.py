@@ -1,4 +1,4 @@
-"""`report`: from models and data to the page, in one call."""
+"""`report`: attack, measure and certify models, and write the page, in one call."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from fgai.attacks import DEFAULT, AttackResult, Threat, threat_of
 from fgai.attention import model_name
 from fgai.attention.interface import originals
 from fgai.certificates import CertificateRecord, certify_attention
-from fgai.errors import InputError
 from fgai.evaluation import Comparison, compare
-from fgai.explanations.node import Names, check_counterfactual
+from fgai.explanations.node import RADIUS, Names, check_counterfactual, check_node
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.reports.build import Report, make_report
-from fgai.reports.page import checked_page, write_report
-from fgai.reports.parts import certify_injections
+from fgai.reports.page import check_page, write_report
+from fgai.reports.results import certify_injections
 from fgai.version import stating
-
-RADIUS = 0.01
-"""Radius of the certificates on the page."""
 
 
 @with_gradients
@@ -83,12 +79,11 @@ def report(
     models = {model_name(models): models} if isinstance(models, nn.Module) else models
     if isinstance(models, Mapping):  # anything else is refused by `compare`
         models = dict(zip(models, originals(*models.values()), strict=True))
-    if node is not None and (not isinstance(node, int) or not 0 <= node < graph.num_nodes):
-        raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    check_node(node, graph.num_nodes)
     check_counterfactual(graph, counterfactual)
-    page = None if path is None else checked_page(path)
-    say = (lambda step: None) if on_step is None else on_step
-    comparison, certificates, attacks = measure(models, graph, threat=threat, k=k, seed=seed, on_step=on_step)
+    page = None if path is None else check_page(path)
+    say = on_step or (lambda step: None)
+    comparison, certificates, attacks = measure(models, graph, threat=threat, k=k, seed=seed, on_step=say)
     say("certifying against injection")
     injections = certify_injections(models, graph, k)
     say("making the page")
@@ -119,21 +114,16 @@ def measure(
     threat: str | Threat = DEFAULT,
     k: int = 5,
     seed: int = 0,
-    on_step: Callable[[str], None] | None = None,
+    on_step: Callable[[str], None] = lambda step: None,
 ) -> tuple[Comparison, dict[str, CertificateRecord], dict[str, AttackResult]]:
     """Compare and certify models, the first as the vanilla one; also return the attacks on predictions."""
-    say = (lambda step: None) if on_step is None else on_step
-    attacks: dict[str, AttackResult] = {}
-
-    def keep(name: str, results: dict[str, AttackResult]) -> None:
-        attacks[name] = results["prediction"]
-
-    say("comparing")
-    comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True, on_attack=keep)
-    say("certifying")
+    results: dict[str, dict[str, AttackResult]] = {}
+    on_step("comparing")
+    comparison = compare(models, graph, threat, seed=seed, k=k, per_node=True, on_attack=results.__setitem__)
+    on_step("certifying")
     first = next(iter(models.values()))
     certificates = {
         name: certify_attention(model, graph, vanilla=first, radius=RADIUS, k1=k, k2=k)
         for name, model in models.items()
     }
-    return comparison, certificates, attacks
+    return comparison, certificates, {name: result["prediction"] for name, result in results.items()}

@@ -1,11 +1,11 @@
-"""Where the nodes of a small network go: the same points every time."""
+"""Positions of the nodes of a small network: equal graphs get equal positions."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fgai.errors import InputError
+from fgai.explanations.node import check_node
 from fgai.graph import Graph
 
 Points = NDArray[np.float64]
@@ -18,9 +18,9 @@ def _around(count: int) -> Points:
 
 
 def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Points:
-    """[count, 2] positions in the unit square: edges [E, 2] pull, all pairs push, cooled step by step.
+    """[count, 2] positions within ±1: edges [E, 2] attract, all pairs repel, by ever smaller steps.
 
-    Starts on a circle, so equal graphs look equal. Each round looks at every pair.
+    Starts on a circle. Takes time quadratic in `count`.
 
     Reference: Fruchterman, Reingold, Graph Drawing by Force-directed Placement, 1991.
     """
@@ -45,7 +45,7 @@ def _spring(count: int, edges: NDArray[np.int64], *, rounds: int = 300) -> Point
 
 
 def _between(points: Points, anchors: list[list[int]]) -> Points:
-    """Positions of new nodes, outside the others, each in the direction of the nodes it is joined to."""
+    """Positions of injected nodes, outside the others, each in the direction of the nodes it is joined to."""
     out = np.zeros((len(anchors), 2))
     for index, ends in enumerate(anchors):
         middle = points[ends].mean(0) if ends else np.zeros(2)
@@ -56,7 +56,7 @@ def _between(points: Points, anchors: list[list[int]]) -> Points:
 
 
 def _spread(points: Points, gap: float = 0.28) -> Points:
-    """Turn points on a ring apart until no two are closer than `gap` radians."""
+    """Move points on a circle apart until no two are closer than `gap` radians."""
     if len(points) < 2:
         return points
     angle = np.arctan2(points[:, 1], points[:, 0])
@@ -71,9 +71,8 @@ def _spread(points: Points, gap: float = 0.28) -> Points:
 
 
 def _surroundings(graph: Graph, node: int, size: int) -> list[int]:
-    """Return up to `size` nodes in the order a breadth-first walk from `node` meets them (loops ignored)."""
-    if not 0 <= node < graph.num_nodes:
-        raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
+    """Return up to `size` nodes, breadth first from `node`."""
+    check_node(node, graph.num_nodes)
     rowptr, source = graph.adjacency.rowptr.tolist(), graph.adjacency.source
     queue = [node]
     for here in queue:

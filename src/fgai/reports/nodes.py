@@ -1,10 +1,11 @@
-"""The nodes the page carries, from models and records or from records alone."""
+"""The nodes on a page, from models and records or from records alone."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -17,19 +18,19 @@ from fgai.explanations.node import GraphView, Names, name_of
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.reports.layout import _between, _spring, _surroundings
-from fgai.reports.parts import _of_nodes, _over_layers, _Part
+from fgai.reports.results import _injections_at, _ModelResults, _over_layers
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-UNIT = 1e-6  # attention is carried as whole multiples of this
+UNIT = 1e-6  # attention on the page is in whole multiples of this
 ANY = -1  # an unlimited radius
 LONGEST = 80  # characters of a name
 
 MOST_NODES = 2000
 MOST_ENTRIES = 120_000  # neighbour entries over all models; about 30 bytes each on the page
 MOST_NEIGHBOURS = 40
-WORST = 100
-CANDIDATES = 200
+WORST = 100  # nodes of each kind that are shown because the attack changed them most
+CANDIDATES = 200  # nodes among which the first one is chosen by its overlap
 
 SIZE = 36  # original nodes drawn
 NEW = 6  # injected nodes drawn
@@ -91,11 +92,11 @@ class _ModelViews:
         return len({*first} & {*second}) / len(first) if first else 1.0
 
     def flipped(self, scored: Ints) -> list[int]:
-        """Tested nodes the attack made the model predict otherwise, the surest ones first."""
+        """Tested nodes whose predicted class the attack changed, those of highest confidence first."""
         flipped = scored[self.clean.predicted[scored] != self.attacked.predicted[scored]]
         order = np.argsort(-self.clean.confidence[flipped], kind="stable")
-        worst: list[int] = flipped[order][:WORST].tolist()
-        return worst
+        nodes: list[int] = flipped[order][:WORST].tolist()
+        return nodes
 
 
 def _strongest(weights: Mapping[int, float], k: int) -> list[int]:
@@ -103,52 +104,44 @@ def _strongest(weights: Mapping[int, float], k: int) -> list[int]:
     return sorted(weights, key=lambda n: (-weights[n], n))[:k]
 
 
-def _coded(weight: float | None) -> int | None:
+def _in_units(weight: float | None) -> int | None:
     """Attention in units; None where the edge is not there."""
     return None if weight is None else round(weight / UNIT)
 
 
-@dataclass
-class _Choice:
-    nodes: list[int] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
-    complete: bool = False
-
-    def words(self, total: int) -> str:
-        if self.complete:
-            return f"This page carries all {total:,} nodes."
-        parts = [f"{count:,} {reason}" for reason, count in self.counts.items()]
-        listed = ", ".join(parts[:-1]) + " and " + parts[-1] if len(parts) > 1 else "".join(parts)
-        return (
-            f"This page carries {len(self.nodes):,} of {total:,} nodes: {listed}."
-            " The numbers and curves above count all nodes."
-        )
-
-
 def _choose(
     total: int, priorities: Sequence[tuple[str, Iterable[int]]], cost: Ints, *, models: int = 1
-) -> _Choice:
-    """Take nodes group by group, then at random, until the page is full; `cost` [N] counts neighbours."""
-    choice, taken = _Choice(), np.zeros(total, dtype=bool)
+) -> tuple[list[int], str]:
+    """Take nodes group by group, then at random, until the page is full; also say so in words.
+
+    `cost` [N] counts neighbours.
+    """
+    chosen, counts, taken = list[int](), Counter[str](), np.zeros(total, dtype=bool)
     left = MOST_ENTRIES // max(1, models)
     sample = np.random.Generator(np.random.PCG64(0)).permutation(total)
     for reason, nodes in (*priorities, ("drawn at random", sample.tolist())):
         for node in nodes:
             need = min(int(cost[node]), MOST_NEIGHBOURS) + 1
-            if taken[node] or need > left or len(choice.nodes) >= MOST_NODES:
+            if taken[node] or need > left or len(chosen) >= MOST_NODES:
                 continue
             taken[node] = True
             left -= need
-            choice.nodes.append(int(node))
-            choice.counts[reason] = choice.counts.get(reason, 0) + 1
-    choice.complete = len(choice.nodes) == total
-    return choice
+            chosen.append(int(node))
+            counts[reason] += 1
+    if len(chosen) == total:
+        return chosen, f"This page carries all {total:,} nodes."
+    *parts, last = (f"{count:,} {reason}" for reason, count in counts.items())
+    listed = f"{', '.join(parts)} and {last}" if parts else last
+    return chosen, (
+        f"This page carries {len(chosen):,} of {total:,} nodes: {listed}."
+        " The numbers and curves above count all nodes."
+    )
 
 
-def _telling_node(
+def _default_node(
     models: Sequence[_ModelViews], degree: Ints, label: Ints | None, scored: Ints, k: int
 ) -> int:
-    """Pick the node the page opens with: attacked, of middling degree, and lost by the first model alone."""
+    """The node the page opens with: attacked, of medium degree, and wrong in the first model alone."""
     first, last = models[0], models[-1]
     count = degree.size
     score = np.zeros(count)
@@ -166,14 +159,14 @@ def _telling_node(
     return int(score.argmax())
 
 
-def _facts(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
+def _node_columns(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
     index = np.asarray(nodes, dtype=np.int64)
     source, destination = graph.adjacency.source.cpu().numpy(), graph.adjacency.destination.cpu().numpy()
     degree = np.bincount(destination[source != destination], minlength=graph.num_nodes)
     label = _labels(graph)
     return {
         "id": list(nodes),
-        "name": None if names is None else [_clipped(name_of(node, names)) for node in nodes],
+        "name": None if names is None else [_shorten(name_of(node, names)) for node in nodes],
         "label": None if label is None else label[index].tolist(),
         "degree": degree[index].tolist(),
     }
@@ -185,12 +178,12 @@ def _labels(graph: Graph) -> Ints | None:
     return None if labels is None else labels.cpu().numpy()
 
 
-def _clipped(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int) -> dict[str, Any]:
-    """Neighbours of each node and the attention each model pays them, before and after.
+    """Neighbours of each node and their attention in each model, before and after.
 
     Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
     added up. Returns `neighbours` [n][d], `rest` [n], and per model `before`, `after` [n][d] in units,
@@ -215,8 +208,8 @@ def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int)
         out["rest"].append(len(largest) - len(listed))
         for column, pair in zip(columns, pairs, strict=True):
             for when, weights in zip(("before", "after"), pair, strict=True):
-                column[when].append([_coded(weights.get(n)) for n in listed])
-                column[f"rest_{when}"].append(_coded(sum(w for n, w in weights.items() if n not in kept)))
+                column[when].append([_in_units(weights.get(n)) for n in listed])
+                column[f"rest_{when}"].append(_in_units(sum(w for n, w in weights.items() if n not in kept)))
     return out
 
 
@@ -229,14 +222,17 @@ def _predictions(model: _ModelViews, nodes: Sequence[int]) -> dict[str, Any]:
     return out
 
 
-def _recorded(part: _Part, nodes: Sequence[int]) -> dict[str, Any]:
+def _record_columns(result: _ModelResults, nodes: Sequence[int]) -> dict[str, Any]:
     """Values of each node in a record's per-node arrays, as far as there are any, and certified radii.
 
     `kept` and `kept_explanation` are percentages of the top-k kept, mean over layers; `reach` is whether the
     attack can have moved the node's attention.
     """
-    arrays = part.arrays
-    out: dict[str, Any] = {"name": part.name, "radii": radii(part.layers, nodes) if part.layers else None}
+    arrays = result.arrays
+    out: dict[str, Any] = {
+        "name": result.name,
+        "radii": radii(result.layers, nodes) if result.layers else None,
+    }
     for key, array in (("predicted", "predicted_clean"), ("predicted_after", "predicted_attacked")):
         if array in arrays:
             out[key] = arrays[array][nodes].tolist()
@@ -310,8 +306,8 @@ def subgraph(
         )
         columns.append(
             {
-                "before": [_coded(before.get(pair)) for pair in edges],
-                "after": [_coded(after.get(pair)) for pair in edges],
+                "before": [_in_units(before.get(pair)) for pair in edges],
+                "after": [_in_units(after.get(pair)) for pair in edges],
                 "wrong": wrong,
                 "wrong_after": wrong_after,
             }
@@ -349,19 +345,19 @@ def _edge_weights(view: GraphView, shown: list[int]) -> dict[tuple[int, int], fl
 
 
 def _nodes_of_models(
-    parts: Sequence[_Part],
+    results: Sequence[_ModelResults],
     graph: Graph,
     models: Sequence[_ModelViews],
     node: int | None,
     node_names: Names | None,
 ) -> dict[str, Any]:
-    """The nodes the page carries, with their neighbourhoods; the one it opens with comes first."""
-    k = parts[0].k
+    """The nodes on the page, with their neighbourhoods; the one it opens with comes first."""
+    k = results[0].k
     degree = graph.adjacency.degree.numpy()
     label = _labels(graph)
     mask = graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
-    centre = _telling_node(models, degree, label, scored, k) if node is None else node
+    centre = _default_node(models, degree, label, scored, k) if node is None else node
     close = _surroundings(graph, centre, SIZE)
     joined = {int(n) for model in models for n in model.ends}
     attacked = sorted(joined | {int(n) for model in models for n in model.changed})
@@ -369,60 +365,56 @@ def _nodes_of_models(
         ("around the one drawn above", [centre, *close]),
         ("that the attack changed directly", attacked),
         *((f"that {model.name} predicts otherwise", model.flipped(scored)) for model in models),
-        *((f"whose explanation {part.name} loses most", part.worst(WORST)) for part in parts),
+        *((f"whose explanation {result.name} loses most", result.worst(WORST)) for result in results),
     ]
-    choice = _choose(graph.num_nodes, priorities, degree, models=len(models))
-    nodes, around = choice.nodes, _neighbourhoods(models, choice.nodes, k)
-    named = {part.name: part for part in reversed(parts)}
+    nodes, words = _choose(graph.num_nodes, priorities, degree, models=len(models))
+    if task_of(graph).needs_links:
+        words += " Prediction and truth at a node are those of one pair it is an end of."
+    around = _neighbourhoods(models, nodes, k)
+    named = {result.name: result for result in reversed(results)}
     columns = [
         {
-            **_recorded(named[model.name], nodes),
+            **_record_columns(named[model.name], nodes),
             **_predictions(model, nodes),
             **attention,
             "changed": np.isin(nodes, model.changed).astype(int).tolist() if model.changed.size else None,
-            "injections": _of_nodes(named[model.name].injections, nodes),
+            "injections": _injections_at(named[model.name].injections, nodes),
         }
         for model, attention in zip(models, around["models"], strict=True)
     ]
     listed = {n for row in around["neighbours"] for n in row if n < graph.num_nodes}
-    mentioned = _facts(graph, sorted(listed | set(close)), node_names)
+    mentioned = _node_columns(graph, sorted(listed | set(close)), node_names)
     facts = {
-        **_facts(graph, nodes, node_names),
+        **_node_columns(graph, nodes, node_names),
         "neighbours": around["neighbours"],
         "rest": around["rest"],
         "truth": _truth(graph, nodes, around["neighbours"]),
         "joined": [int(n in joined) for n in nodes],
     }
-    explorer = _explorer(k, choice, graph.num_nodes, facts, columns)
-    if task_of(graph).needs_links:
-        explorer["words"] += " Prediction and truth at a node are those of one pair it is an end of."
+    explorer = _explorer(k, graph.num_nodes, words, facts, columns)
     return {**explorer, "around": {key: mentioned[key] for key in ("id", "name", "label")}}
 
 
-def _nodes_of_records(parts: Sequence[_Part], node: int | None) -> dict[str, Any] | None:
+def _nodes_of_records(results: Sequence[_ModelResults], node: int | None) -> dict[str, Any] | None:
     """Predictions and overlaps of single nodes without models; None without per-node values."""
-    k = parts[0].k
-    parts = [part for part in parts if "degree" in part.arrays]
-    if not parts:
+    k = results[0].k
+    results = [result for result in results if "degree" in result.arrays]
+    if not results:
         return None
-    first = parts[0].arrays
+    first = results[0].arrays
     degree = first["degree"].astype(np.int64)
     priorities: list[tuple[str, list[int]]] = [("asked for", [] if node is None else [node])]
-    priorities += [(f"whose explanation {part.name} loses most", part.worst(WORST)) for part in parts]
-    choice = _choose(degree.size, priorities, np.zeros_like(degree))
-    facts = {
-        "id": choice.nodes,
-        "name": None,
-        "label": first["label"][choice.nodes].tolist() if "label" in first else None,
-        "degree": degree[choice.nodes].tolist(),
-    }
-    return _explorer(k, choice, int(degree.size), facts, [_recorded(part, choice.nodes) for part in parts])
+    priorities += [(f"whose explanation {result.name} loses most", result.worst(WORST)) for result in results]
+    nodes, words = _choose(degree.size, priorities, np.zeros_like(degree))
+    label = first["label"][nodes].tolist() if "label" in first else None
+    facts = {"id": nodes, "name": None, "label": label, "degree": degree[nodes].tolist()}
+    columns = [_record_columns(result, nodes) for result in results]
+    return _explorer(k, int(degree.size), words, facts, columns)
 
 
 def _explorer(
-    k: int, choice: _Choice, total: int, nodes: dict[str, Any], models: list[dict[str, Any]]
+    k: int, total: int, words: str, nodes: dict[str, Any], models: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    words = choice.words(total)
     values = {"k": k, "unit": UNIT, "total": total, "words": words, "classes": None}
     return {**values, "nodes": nodes, "models": models}
 
@@ -435,7 +427,7 @@ def _truth(graph: Graph, nodes: Sequence[int], neighbours: list[list[int]]) -> l
     truth = graph.edge_truth.numpy()
     out = []
     for node, listed in zip(nodes, neighbours, strict=True):
-        part = slice(int(rowptr[node]), int(rowptr[node + 1]))
-        good = set(source[part][truth[part]].tolist())
+        row = slice(*rowptr[node : node + 2].tolist())
+        good = set(source[row][truth[row]].tolist())
         out.append([int(n in good) for n in listed])
     return out

@@ -1,4 +1,4 @@
-"""The table of every number on the page: metrics down, models and null attention across."""
+"""The table of all numbers on the page: a metric a row, a model or a null attention a column."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _GROUPS = {
     "fidelity": "Does attention decide?",
 }
 _NULLS_NOTE = (
-    "“uniform” gives every neighbour the same attention, “random” rolls dice: what explanations score that"
-    " say nothing. "
+    "“uniform” gives every neighbour the same attention, “random” draws it: the values of explanations"
+    " without information. "
 )
 _NOTE = (
-    "“chance”: what a random ranking gets on average, or always naming the most frequent class. Bold: best of"
-    " the models (≈: closest to its own value without attack); whether that is more than noise, the headline"
-    " says."
+    "“chance”: the mean of random rankings, or always the most frequent class. Bold: best of"
+    " the models (≈: closest to its own value without attack); the headline says whether that is more than"
+    " noise."
 )
 
 
@@ -62,7 +62,7 @@ def _number_table(report: Report) -> str:
 
 
 def _number_row(report: Report, reference: Record, nulls: Sequence[str], entry: Shown) -> str:
-    """One metric of every model, of null attention and of chance; nothing where no model has it."""
+    """One metric of every model, of null attention and of chance; an empty text if no model has it."""
     values = [number_at(record, entry.path) for record in report.records]
     if all(value is None for value in values):
         return ""
@@ -99,12 +99,12 @@ def _best_value(shown: Shown) -> str:
 
 
 def _best_records(shown: Shown, records: Sequence[Record]) -> list[bool]:
-    """Which records hold the best value; none where all print alike, or only one has any."""
+    """Which records hold the best value; none if all print alike, or only one has a value."""
     declared = quantity(shown.path)
     values = [number_at(record, shown.path) for record in records]
     if shown.like:
-        aims = [number_at(record, shown.like) for record in records]
-        values = [None if v is None or a is None else abs(v - a) for v, a in zip(values, aims, strict=True)]
+        clean = [number_at(record, shown.like) for record in records]
+        values = [None if v is None or c is None else abs(v - c) for v, c in zip(values, clean, strict=True)]
         declared = replace(declared, direction="lower")
     numbers = [value for value in values if value is not None]
     if len(numbers) < 2 or len({format(value, declared.form) for value in numbers}) == 1:

@@ -26,8 +26,7 @@ from fgai.files import write_atomic
 from fgai.records import provenance_line
 from fgai.reports.build import Report, make_report
 from fgai.reports.numbers import _code, _esc, _number_table
-from fgai.reports.template import asset, fill
-from fgai.reports.whatif import module, style
+from fgai.reports.template import asset, fill, whatif_script
 from fgai.reports.words import (
     DEFINITION_SHARE,
     TOPK_SHARE,
@@ -42,8 +41,8 @@ from fgai.reports.words import (
 from fgai.typed import typed
 
 
-def header(report: Report) -> str:
-    """The title, the headline, its numbers, the data, the attack, and the provenance of each model."""
+def _header(report: Report) -> str:
+    """Title, headline, its numbers, the data, the attack, and the provenance of each model."""
     lead = "".join(f"<p>{_esc(line)}</p>" for line in meaning(report))
     data: Mapping[str, Any] = report.records[0].get("data") or {}
     sizes = [
@@ -58,7 +57,10 @@ def header(report: Report) -> str:
         if isinstance(block, Mapping) and (line := provenance_line(block)):
             facts.append((f"{name}.", line))
     listed = (f'<p class="facts"><strong>{_esc(name)}</strong> {_esc(text)}</p>' for name, text in facts)
-    alone = "" if len(report.records) > 1 else _risks(report) + _steps(report)
+    alone = ""
+    if len(report.records) == 1:
+        steps = "".join(f"<li>{_code(step)}</li>" for step in next_steps(report.records[0]))
+        alone = f"{_risks(report)}<p><strong>What to do next</strong></p><ol>{steps}</ol>"
     return (
         f'<p class="kicker">{_esc(report.title)}</p><h1>{_esc(headline(report))}</h1>'
         f'{_warnings_box(report.records)}<div class="lead">{lead}</div>{alone}{"".join(listed)}'
@@ -66,7 +68,7 @@ def header(report: Report) -> str:
 
 
 def _risks(report: Report) -> str:
-    """Of one model: how many nodes of each class it finds, without the attack and under it."""
+    """The table of a single model's recall by class, without the attack and under it."""
     names, rows = (report.explorer or {}).get("classes") or [], ""
     for number, (count, clean, attacked) in enumerate(recall_by_class(report.records[0])):
         if count:
@@ -83,14 +85,8 @@ def _risks(report: Report) -> str:
     )
 
 
-def _steps(report: Report) -> str:
-    """Of one model: what to do next."""
-    listed = "".join(f"<li>{_code(step)}</li>" for step in next_steps(report.records[0]))
-    return f"<p><strong>What to do next</strong></p><ol>{listed}</ol>"
-
-
 def _missing_box(report: Report) -> str:
-    """What the page cannot show, folded unless something is odd."""
+    """What the page cannot show; folded if the report has no notes."""
     listed = "".join(f"<li>{_code(line)}</li>" for line in missing(report))
     opened = " open" if report.notes else ""
     return listed and (
@@ -100,7 +96,7 @@ def _missing_box(report: Report) -> str:
 
 
 def _warnings_box(records: Sequence[Record]) -> str:
-    """Reliability warnings, once each, with the models they concern."""
+    """Each reliability warning once, with the models it concerns."""
     models: dict[str, list[str]] = {}
     for record in records:
         for entry in record.get("warnings") or []:
@@ -112,8 +108,8 @@ def _warnings_box(records: Sequence[Record]) -> str:
     )
 
 
-def configuration(report: Report) -> str:
-    """The exact settings, and how to get the same numbers again."""
+def _configuration(report: Report) -> str:
+    """All settings, and how to get the same numbers again."""
     first = report.records[0]
     threat = first.get("threat") or {}
     budget = threat.get("budget")
@@ -128,13 +124,13 @@ def configuration(report: Report) -> str:
         settings = {"class": model.get("class"), **(model.get("config") or {})}
         settings["parameters"] = model.get("parameters")
         history = report.histories.get(str(record.get("name"))) or {}
-        best, spent = history.get("best_epoch"), (record.get("seconds") or {}).get("total")
+        best = history.get("best_epoch")
         settings |= {
             "training epochs": history.get("epochs"),
             "training kept epoch": best + 1 if isinstance(best, int) else None,  # from 1, as the charts count
             "training ended": history.get("ending", history["stopped"]) if "stopped" in history else None,
             "training seconds": _rounded(history.get("seconds")),
-            "evaluation seconds": _rounded(spent),
+            "evaluation seconds": _rounded((record.get("seconds") or {}).get("total")),
         }
         blocks.append(_listing(f"Model: {record.get('name')}", settings))
     commands = "\n".join(report.reproduce) or _snippet(report)
@@ -166,21 +162,21 @@ def _rounded(value: Any) -> str | None:
 def _listing(title: str, values: Any) -> str:
     items = values.items() if isinstance(values, Mapping) else ()
     rows = "".join(
-        f"<div><dt>{_esc(str(name).replace('_', ' '))}</dt><dd>{_esc(_plain(value))}</dd></div>"
+        f"<div><dt>{_esc(str(name).replace('_', ' '))}</dt><dd>{_esc(_words(value))}</dd></div>"
         for name, value in items
         if value is not None and not isinstance(value, Mapping)
     )
     return f"<section class='listing'><h4>{_esc(title)}</h4><dl>{rows}</dl></section>" if rows else ""
 
 
-def _plain(value: Any) -> str:
+def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 LIMIT = 9_500_000  # bytes of a page; nodes are dropped from the explorer until it fits
-FEWEST = 50
+FEWEST = 50  # nodes in the explorer; below, it is left out
 SCRIPTS = ("elements", "base", "charts", "network", "explorer", "node", "main")
 
 
@@ -213,7 +209,7 @@ def write_report(
         >>> write_report(record, "report.html", models={"GAT": model}, data=data).name
         'report.html'
     """
-    library, path = _plotly(), checked_page(path)
+    library, path = _plotly(), check_page(path)
     if isinstance(report, Report):
         if options:
             raise InputError(f"{', '.join(options)}: a finished document takes no further options")
@@ -225,7 +221,7 @@ def write_report(
     return path
 
 
-def checked_page(path: Path | str) -> Path:
+def check_page(path: Path | str) -> Path:
     """Return the path of a page, with `.html` added where it is missing; raise if plotly is not installed."""
     _plotly()
     path = Path(path)
@@ -258,20 +254,20 @@ def render(report: Report, library: str | None = None) -> str:
     promises = (str(proof["promise"]) for proof in report.certificates.values() if proof.get("promise"))
     parts = {
         "title": _esc(report.title),
-        "style": asset("style.css") + style(),
-        "header": header(report),
+        "style": asset("style.css") + asset("whatif.css", "whatif"),
+        "header": _header(report),
         "missing": _missing_box(report),
-        "cards": cards(report),
+        "cards": _cards(report),
         "rule": f'<p class="caption">{_esc(RULE)}</p>' if len(report.records) > 1 else "",
         "words": _esc((values.get("explorer") or {}).get("words", "")),
         "definition": _definition_lists(report),
         "promise": _esc(next(promises, "")),
         "numbers": _number_table(report),
-        "configuration": configuration(report),
+        "configuration": _configuration(report),
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
         "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
-        "whatif": module() + asset("whatif.js"),
+        "whatif": whatif_script() + asset("whatif.js"),
         "version": _esc((report.records[0].get("version") or {}).get("fgai", "")),
     }
     return fill(asset("page.html"), parts)
@@ -304,7 +300,7 @@ def _trimmed(explorer: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def _definition_lists(report: Report) -> str:
-    """What Definition 1 says of each certified model's output layer, a sentence for each property."""
+    """Which properties of Definition 1 hold at each certified model's output layer, a sentence for each."""
     out = ""
     for name in report.names:
         layers = (report.certificates.get(name) or {}).get("layers") or [{}]
@@ -338,13 +334,21 @@ class _Card(NamedTuple):
     chance: str = ""
 
 
-def cards(report: Report) -> str:
-    """All cards that have an answer, as HTML."""
-    makers = (_predictions, _explanations, _output_shift, _same, _decides, _definition, _proved, _injected)
+def _cards(report: Report) -> str:
+    """All cards that have a value, as HTML."""
     changes = changes_in(report)
     shown = "".join(
         _html(card, report.names, [_kind_of(changes, key) for key in card.key.split()])
-        for card in (make(report) for make in makers)
+        for card in (
+            _predictions(report),
+            _explanations(report),
+            _output_shift(report),
+            _same(report),
+            _decides(report),
+            _certified(report, *_DEFINITION),
+            _certified(report, *_TOPK),
+            _injected(report),
+        )
         if any(bar.length is not None for bar in card.bars)
     )
     return f'<div class="cards">{shown}</div>'
@@ -431,24 +435,24 @@ def _decides(report: Report) -> _Card:
     return _Card("slope_attacked", "Attention that decides", about, bars)
 
 
-def _definition(report: Report) -> _Card:
-    about = (
-        "Nodes with all four properties at the output layer: same and stable explanation, same and stable"
-        " prediction, while its attention moves by at most {radius} ({norm})."
-    )
-    return _certified(report, "definition", "Nodes where Definition 1 holds", about, DEFINITION_SHARE)
-
-
-def _proved(report: Report) -> _Card:
-    about = (
-        "Nodes whose top {k2} at the output layer cannot change while its explanation vector moves by at most"
-        " {radius} ({norm}), its values fixed."
-    )
-    return _certified(report, "proved", "Explanations that are proved", about, TOPK_SHARE)
+_DEFINITION = (
+    "definition",
+    "Nodes where Definition 1 holds",
+    "Nodes with all four properties at the output layer: same and stable explanation, same and stable"
+    " prediction, while its attention moves by at most {radius} ({norm}).",
+    DEFINITION_SHARE,
+)
+_TOPK = (
+    "proved",
+    "Explanations that are proved",
+    "Nodes whose top {k2} at the output layer cannot change while its explanation vector moves by at most"
+    " {radius} ({norm}), its values fixed.",
+    TOPK_SHARE,
+)
 
 
 def _certified(report: Report, key: str, title: str, about: str, path: str) -> _Card:
-    """A share of the output layer of every certificate, which `about` describes with its settings."""
+    """A share of the output layer of every certificate; `about` takes its settings."""
     shares = {name: output_share(report.certificates, name, path) for name in report.names}
     settings = [report.certificates[name] for name, share in shares.items() if share is not None][-1:]
     words = {name: (settings or [{}])[0].get(name) for name in ("k2", "radius", "norm")}

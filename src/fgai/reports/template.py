@@ -1,4 +1,4 @@
-"""Templates and other files that pages are made of."""
+"""Templates, scripts and styles that pages are made of."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1].strip()], template)
 
 
-def asset(name: str, package: str = "fgai.reports") -> str:
-    """Return a file of a package's assets as text."""
-    return (files(package) / "assets" / name).read_text(encoding="utf-8")
+def asset(name: str, folder: str = ".") -> str:
+    """Return a file among the assets of this package, or of its `cards` or `whatif`, as text."""
+    return (files("fgai.reports") / folder / "assets" / name).read_text(encoding="utf-8")
+
+
+def whatif_script() -> str:
+    """Return the script of the what-if page, an ES module: `mount`, and `default.render` for notebooks."""
+    return asset("elements.js") + asset("recompute.js", "whatif") + asset("whatif.js", "whatif")

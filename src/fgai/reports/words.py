@@ -1,4 +1,4 @@
-"""Sentences: whether it helped, what the attack was, what is missing."""
+"""Sentences of the page: the headline, what changed, what the attack may do, what is missing."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Change:
 
     key: str
     name: str  # as the tables call it
-    title: str  # in plain words
+    title: str  # as sentences call it
     before: float
     after: float
     texts: tuple[str, str]  # both, as printed
     kind: str  # `better`, `as before` or `worse`
-    chance: float | None = None  # what a random ranking or the most frequent class gets
+    chance: float | None = None  # the value of a random ranking or of the most frequent class
 
 
 def _changes(
@@ -110,7 +110,7 @@ def _verdict(changes: Sequence[Change], reference: str, other: str) -> str:
 
 
 def balance_words(changes: Sequence[Change]) -> str:
-    """How much got better, and what did not, with its numbers."""
+    """How many measures got better, and the numbers of those that did not."""
     count = sum(change.kind == BETTER for change in changes)
     parts = [f"{count} of {len(changes)} measures got better"]
     for kind in (SAME, WORSE):
@@ -121,7 +121,7 @@ def balance_words(changes: Sequence[Change]) -> str:
 
 
 def table(changes: Sequence[Change], reference: str, other: str) -> Table:
-    """The same as a table, one measure a row."""
+    """The changes as a table, one measure a row."""
     columns = [Column(""), Column(reference), Column(other), Column("chance"), Column("")]
     rows: list[list[Cell]] = [
         [f"{change.title} ({change.name})", *change.texts, percent(change.chance, 1), change.kind]
@@ -140,35 +140,33 @@ def output_share(certificates: Mapping[str, Mapping[str, Any]] | None, name: str
 
 
 def headline(report: Report) -> str:
-    """In a few words: did it help?"""
-    reference, other = _pair(report.records, report.reference)
-    if other is None:
+    """The verdict in a few words."""
+    reference, *other = _pair(report)
+    if not other:
         return verdict(reference, (report.explorer or {}).get("classes"))
-    return _verdict(changes_in(report), str(reference.get("name")), str(other.get("name")))
+    return _verdict(changes_in(report), str(reference.get("name")), str(other[0].get("name")))
 
 
 def changes_in(report: Report) -> list[Change]:
-    """What changed from the reference to the model compared with it; empty if there is only one model."""
-    reference, other = _pair(report.records, report.reference)
-    return [] if other is None else _changes(reference, other, report.certificates, report.intervals)
+    """The measures of the reference and of the model compared with it; empty if there is only one model."""
+    reference, *other = _pair(report)
+    return _changes(reference, other[0], report.certificates, report.intervals) if other else []
 
 
 def meaning(report: Report) -> list[str]:
-    """What the headline numbers mean, in plain sentences."""
-    reference, other = _pair(report.records, report.reference)
-    shown = [reference] if other is None else [reference, other]
-    return sentences(shown, report.intervals, (report.explorer or {}).get("classes"))
+    """The headline numbers in sentences."""
+    return sentences(_pair(report), report.intervals, (report.explorer or {}).get("classes"))
 
 
-def _pair(records: Sequence[Record], name: str) -> tuple[Record, Record | None]:
-    """The reference, and the model that is compared with it: the last other one."""
-    reference = next((record for record in records if record.get("name") == name), records[0])
-    others = [record for record in records if record is not reference]
-    return reference, others[-1] if others else None
+def _pair(report: Report) -> list[Record]:
+    """The record of the reference, and of the model that is compared with it: the last other one, if any."""
+    records = report.records
+    reference = next((record for record in records if record.get("name") == report.reference), records[0])
+    return [reference, *[record for record in records if record is not reference][-1:]]
 
 
 def attack_words(record: Record, several: bool = True) -> str:
-    """What the attack may do, from its budget; `several` models get the same."""
+    """What the attack may do, from its budget; `several`: whether more than one model is attacked."""
     threat: Mapping[str, Any] = record.get("threat") or {}
     budget = threat.get("budget")
     budget = budget if isinstance(budget, Mapping) else {}
@@ -205,7 +203,7 @@ def attack_words(record: Record, several: bool = True) -> str:
 
 @typed
 def missing(report: Report) -> list[str]:
-    """What the page cannot show, and how to get it."""
+    """What the page cannot show, and the command that adds it."""
     out = list(report.notes)
     if report.subgraph is None:
         out.append(

@@ -16,7 +16,7 @@ from fgai.attention import observe, prepared
 from fgai.errors import InputError, MissingExtraError
 from fgai.graph import ChangeRecord, Graph
 from fgai.reports.whatif import WhatIf
-from fgai.reports.whatif.answer import most_proven, proven
+from fgai.reports.whatif.answer import certified_neighbours
 from fgai.training import limit, untrained_model
 from support.graph_cases import small_data
 from support.whatif_cases import random_change
@@ -87,10 +87,10 @@ def test_the_worst_node_lowers_the_margin() -> None:
 
 def test_badges_are_those_of_the_certificates() -> None:
     limited = limit(untrained_model("GAT", GRAPH), GRAPH, 0.2, shrink=0.5)
-    assert proven(untrained_model("GAT", GRAPH), GRAPH) is None and most_proven([]) is None
-    most = proven(limited, GRAPH)
+    assert WhatIf(untrained_model("GAT", GRAPH), GRAPH).certify() == {} and certified_neighbours([]) is None
+    (most,) = WhatIf(limited, GRAPH).certify().values()
     ones = fgai.certify_injection(limited, GRAPH, neighbours=1, where="direct").certified
-    assert most is not None and [value > 0 for value in most] == ones.tolist()
+    assert [value > 0 for value in most] == ones.tolist()
 
 
 def test_bad_arguments_are_named() -> None:

@@ -19,7 +19,8 @@ from fgai.datasets import load_dataset
 from fgai.graph import ChangeRecord, InjectedNode
 from fgai.hub import from_pretrained
 from fgai.models import AttentionModel
-from fgai.reports.whatif import Server, WhatIf, module
+from fgai.reports.template import whatif_script
+from fgai.reports.whatif import Server, WhatIf
 from fgai.training import limit, load_model, train, untrained_model
 from support.cli_cases import here
 from support.graph_cases import small_data
@@ -53,7 +54,7 @@ NODE = neighbour_of(7)
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     shown = {"<b>limited</b>": [2] * 40}
-    with Server(answers(), answers().facts(node=NODE, proven=shown)) as server:
+    with Server(answers(), answers().facts(node=NODE, certified=shown)) as server:
         thread = threading.Thread(target=server.serve, daemon=True)
         thread.start()
         yield server.address
@@ -304,7 +305,7 @@ WIDGET = """async ([script, facts]) => {
 @pytest.mark.browser
 def test_a_notebook_shows_it_and_keeps_its_address(browser: Any) -> None:
     page = browser.new_page()
-    sent, said, text, address = page.evaluate(WIDGET, [module(), answers().facts(node=NODE)])
+    sent, said, text, address = page.evaluate(WIDGET, [whatif_script(), answers().facts(node=NODE)])
     assert sent == [{"id": 1, "question": "worst", "change": plain()}] and said == "no gradient"
     assert "Probability" in text and "Copy link" not in text and address == "about:blank"
     page.close()
@@ -361,4 +362,4 @@ class TestCommands:
         done = here("evaluate", "planted-gat", "--change", "bad.json", cwd=tmp_path)
         assert done.exit_code == 2 and "damaged" in done.stderr
         done = here("evaluate", "planted-gat", "--change", "change.json", "--nodes", "3", cwd=tmp_path)
-        assert done.exit_code == 2 and "attacks nothing" in done.stderr
+        assert done.exit_code == 2 and "runs no attack" in done.stderr

@@ -97,7 +97,7 @@ function side(model, index, at) {
   return box;
 }
 
-// What a random order would keep; with no other neighbour to swap in, all of them.
+// What a random order would keep; without other neighbours, all of them.
 function byChance(model, at, shown) {
   const neighbours = model.before[at].filter((weight) => weight !== null).length + explorer.nodes.rest[at];
   return neighbours > shown ? ` (chance: ${((shown * shown) / neighbours).toFixed(1)})` : " (it has no others)";
@@ -110,9 +110,9 @@ function proved(model, layer, at) {
   const kind = value(layer.class);
   const k = dig(doc.certificates || {}, `${model.name}.k2`) ?? explorer.k;
   const words = [];
-  if (top === -1) words.push(`top ${k}: no other neighbour to swap in`);
+  if (top === -1) words.push(`top ${k}: no other neighbour can enter`);
   else if (top !== null && top !== undefined) words.push(`its own top ${k} stays while its explanation vector moves by less than ${radius(top)}`);
-  if (kind === -1) words.push("class: attention has no say");
+  if (kind === -1) words.push("class: does not depend on attention");
   else if (kind !== null && kind !== undefined) words.push(`class while each head moves by less than ${radius(kind)}${layer.class_status === "bound" ? " (a bound)" : ""}`);
   return words.join("; ") || "nothing known";
 }

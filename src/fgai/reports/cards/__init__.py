@@ -1,4 +1,4 @@
-"""Cards: what is claimed of a model's explanations, to be published, checked and listed on a page."""
+"""Cards: the measured and certified numbers of one model, to be published, checked and listed on a page."""
 
 from fgai.reports.cards.card import Card, Finding, Number, card, card_from_files, check_card
 from fgai.reports.cards.page import Listing, read_cards, write_page

@@ -1,4 +1,4 @@
-"""`Card`: what is claimed of one model's explanations, short enough to read and strict enough to check."""
+"""`Card`: the measured and certified numbers of one model, and `check_card`, which checks them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fgai.evaluation.definition import ALPHA, BETA, RADII
 from fgai.evaluation.record import shown_quantities, threat_words
 from fgai.evaluation.summary import measure_names
 from fgai.files import check, write_atomic
-from fgai.metrics import Quantity, chance_path, metric_at, quantity
+from fgai.metrics import chance_path, metric_at, quantity
 from fgai.records import (
     Cell,
     Column,
@@ -34,7 +34,7 @@ from fgai.records import (
 from fgai.typed import typed
 
 Proof = CertificateRecord | InjectionCertificate
-"""What a card can take certified shares from."""
+"""Certificates whose shares a card can hold."""
 ONE_RUN = "One model, one split, one seed: other trainings of the same kind may give other numbers."
 
 
@@ -64,7 +64,7 @@ class Card(TabledDocument):
         threat: name, budget, and the name with a size that is not its own, in `words`.
         protocol: task, targets, k and seed.
         numbers: by their names in records; None if undefined, chance is None where there is no such level.
-        limits: what the numbers do not say, a sentence each.
+        limits: of what the numbers say, a sentence each.
         definition: at how many nodes Definition 1 holds, a sentence for each property.
         warnings: code and message of everything raised while measuring.
         version: of fgai and torch.
@@ -87,7 +87,7 @@ class Card(TabledDocument):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; cards of before have no `definition`."""
+        """Inverse of `to_dict`; older cards have no `definition`."""
         return super().from_dict({"definition": [], **values} if isinstance(values, Mapping) else values)
 
     @classmethod
@@ -105,7 +105,7 @@ class Card(TabledDocument):
         return cls(**fields)
 
     def tables(self) -> list[Table]:
-        """Return the numbers, what they were measured on, and what they do not say."""
+        """Return the numbers, and notes on Definition 1 and the limits."""
         rows: list[list[Cell]] = []
         for path, number in self.numbers.items():
             column = Column(number["title"], _form_of(path), number["direction"])
@@ -119,8 +119,7 @@ class Card(TabledDocument):
         (table,) = self.tables()
         if not every:
             words = self.readable()
-            kept = [row for row in table.rows if row[0] in words]
-            rows = [[words[str(row[0])], row[2], row[3]] for row in kept]
+            rows = [[words[str(row[0])], row[2], row[3]] for row in table.rows if row[0] in words]
             names = [Column("quantity"), Column("value"), Column("chance")]
             table = replace(table, columns=names, rows=rows, notes=[*table.notes, "Every number: --all."])
         table.show(console)
@@ -197,8 +196,7 @@ def card(
         if name is None and len(record) > 1:
             raise InputError(f"`name` must say whose card is made: {', '.join(r.name for r in record)}")
         record = record.records[0] if name is None else record[name]
-    numbers = {number.path: _measured(record, number) for number in shown_quantities(record.metrics)}
-    numbers |= _definition_numbers(record)
+    numbers = _measured_numbers(record)
     limits, definition = [ONE_RUN, weak_search_note(str(record.threat.get("name")))], list[str]()
     for proof in certificates:
         _check_same(record, proof)
@@ -231,27 +229,27 @@ def _form_of(path: str) -> str:
     return ".4g" if form.endswith("d") else form
 
 
-def _number(path: str, value: Any, chance: Any, parameters: dict[str, Any]) -> dict[str, Any]:
+def _number(path: str, value: Any, parameters: dict[str, Any], chance: Any = None) -> dict[str, Any]:
     """The entry of a number, as `Number` lists it."""
     about = quantity(path)
     values = {"title": about.title, "value": value, "chance": chance, "direction": about.direction}
     return {**values, "parameters": parameters}
 
 
-def _measured(record: EvaluationRecord, number: Quantity) -> dict[str, Any]:
-    spec, chance_at = metric_at(number.path), chance_path(number.path)
-    defaults = {} if spec is None else spec.defaults
-    options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
-    chance = look_up(record.metrics, chance_at) if chance_at else None
-    return _number(number.path, look_up(record.metrics, number.path), chance, options)
-
-
-def _definition_numbers(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
-    """The shares of Definition 1 at the output layer, for the larger radius."""
+def _measured_numbers(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
+    """The metrics, and the shares of Definition 1 at the output layer for the larger radius."""
+    numbers = {}
+    for path in (number.path for number in shown_quantities(record.metrics)):
+        spec, chance = metric_at(path), chance_path(path)
+        defaults = {} if spec is None else spec.defaults
+        options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
+        level = look_up(record.metrics, chance) if chance else None
+        numbers[path] = _number(path, look_up(record.metrics, path), options, level)
     shares = look_up(record.metrics, f"definition.{_RADIUS}") or {}
     about = {"radius": RADII[_RADIUS], "alpha": ALPHA, "beta": BETA, "k": record.config.get("k")}
-    paths = [f"definition.{_RADIUS}.{name}.last" for name in (*PROPERTIES, ALL_FOUR) if name in shares]
-    return {path: _number(path, look_up(record.metrics, path), None, about) for path in paths}
+    for path in (f"definition.{_RADIUS}.{name}.last" for name in (*PROPERTIES, ALL_FOUR) if name in shares):
+        numbers[path] = _number(path, look_up(record.metrics, path), about)
+    return numbers
 
 
 def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
@@ -272,16 +270,14 @@ def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
             "certificate.class_share": last["class"]["share"],
             "certificate.median_radius": last["topk"]["median_radius"],
         }
-    return {path: _number(path, plain(value), None, options) for path, value in values.items()}
+    return {path: _number(path, plain(value), options) for path, value in values.items()}
 
 
 def _check_same(record: EvaluationRecord, proof: Proof) -> None:
     """Raise unless a certificate is about the model and the data of the record."""
     for what, part in (("model", "class"), ("model", "config"), ("data", "name"), ("data", "nodes")):
-        ours, theirs = (
-            getattr(record, what).get(part) or None,
-            getattr(proof, what),
-        )  # an own model: no config
+        ours = getattr(record, what).get(part) or None  # a model of the user's own has no config
+        theirs = getattr(proof, what)
         if part in theirs and (theirs[part] or None) != ours:
             text = f"its {part} is {theirs[part]!r}, that of the record {ours!r}"
             raise InputError(f"`certificates` must be of the same {what}: {text[:300]}")
@@ -349,7 +345,7 @@ def _read(path: Path) -> Document:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One number of a card under one bar.
+    """One number of a card compared with one bar.
 
     Attributes:
         path: of the number on the card.

@@ -1,4 +1,4 @@
-"""The leaderboard: every card of a folder on one page that opens from disk and needs no network."""
+"""The page of a folder of cards: one file that opens from disk and needs no network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from fgai.reports.template import asset, fill
 from fgai.typed import typed
 from fgai.version import __version__
 
-_PACKAGE = "fgai.reports.cards"
-
 
 @typed
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,7 @@ class Listing:
 
     Attributes:
         cards: by the name of their file, in order.
-        unusable: what is wrong with other files, by name.
+        unusable: why other files are no cards, by name.
     """
 
     cards: dict[str, Card]
@@ -37,14 +35,14 @@ class Listing:
 
 @typed
 def read_cards(folder: Path | str) -> Listing:
-    """Read every card of a folder, one `.json` file per entry; files that are none are named with the reason.
+    """Read every card of a folder, one `.json` file each; other files are listed with the reason.
 
     Raises:
         InputError: there is no such folder, or not one card in it.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"`folder` must be a folder of cards, and {folder} is none; `fgai card` writes them")
+        raise InputError(f"`folder` must be a folder of cards, got {folder}; `fgai card` writes cards")
     cards, unusable = {}, {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -52,7 +50,7 @@ def read_cards(folder: Path | str) -> Listing:
         except CheckpointError as error:
             unusable[path.name] = str(error)
     if not cards:
-        raise InputError(f"there is no card in {folder}; `fgai card` writes them")
+        raise InputError(f"there is no card in {folder}; `fgai card` writes cards")
     return Listing(cards=cards, unusable=unusable)
 
 
@@ -60,30 +58,25 @@ def read_cards(folder: Path | str) -> Listing:
 def write_page(listing: Listing, path: Path | str, *, title: str = "Explanation cards") -> Path:
     """Write the page in one step; a crash leaves the old one as it was.
 
-    Numbers stand in one table only where they were measured alike: same data, threat, budget and protocol.
+    Cards share a table if they have the same data, threat, budget and protocol. Texts of cards are escaped.
     """
-    write_atomic(Path(path), _render(listing, title))
-    return Path(path)
-
-
-def _render(listing: Listing, title: str) -> str:
-    """The page as text; whatever comes from a card is escaped."""
     groups: dict[str, dict[str, Card]] = {}
-    for name, card in listing.cards.items():  # only cards that agree in these are compared
+    for name, card in listing.cards.items():
         alike = [card.data["fingerprint"], card.threat["name"], card.threat.get("budget"), card.protocol]
         groups.setdefault(json.dumps(alike, sort_keys=True), {})[name] = card
     ordered = sorted(groups.values(), key=lambda group: _heading(next(iter(group.values()))))
     parts = {
         "title": _esc(title),
         "style": asset("style.css"),
-        "own_style": asset("cards.css", _PACKAGE),
+        "own_style": asset("cards.css", "cards"),
         "count": str(len(listing.cards)),
         "unusable": _unusable(listing.unusable),
         "sections": "\n".join(_section(group) for group in ordered),
-        "script": asset("cards.js", _PACKAGE),
+        "script": asset("cards.js", "cards"),
         "version": _esc(__version__),
     }
-    return fill(asset("cards.html", _PACKAGE), parts)
+    write_atomic(Path(path), fill(asset("cards.html", "cards"), parts))
+    return Path(path)
 
 
 def _heading(card: Card) -> str:
@@ -92,7 +85,7 @@ def _heading(card: Card) -> str:
 
 
 def _section(group: dict[str, Card]) -> str:
-    """One table of cards that were measured alike, and below it what each says further."""
+    """One table of comparable cards, and the details of each below it."""
     columns = {
         path: Column(number["title"], _form_of(path), number["direction"])
         for card in group.values()
@@ -110,7 +103,7 @@ def _section(group: dict[str, Card]) -> str:
         name = f'<th scope="row"><a href="#{_anchor(file)}">{_esc(card.name)}</a></th>'
         cells = _cells(card, columns, "value")
         rows += f"<tr>{name}<td>{_esc(card.model['class'])}</td>{cells}</tr>"
-    # chance is the same for all that were measured alike
+    # chance is the same for all cards of a table
     chance = f'<th scope="row">chance</th><td></td>{_cells(first, columns, "chance")}'
     details = "".join(_details(file, card) for file, card in group.items())
     return (
@@ -159,7 +152,7 @@ def _details(file: str, card: Card) -> str:
 
 
 def _anchor(file: str) -> str:
-    """A unique name that is valid in addresses and attributes."""
+    """A unique identifier that is valid in addresses and attributes."""
     stem = file.removesuffix(".json")
     return "card-" + re.sub(r"[^A-Za-z0-9_-]", lambda letter: f".{ord(letter[0]):x}.", stem)
 

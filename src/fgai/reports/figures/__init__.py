@@ -1,6 +1,5 @@
 """Every figure as a function that takes models or records and returns a matplotlib figure."""
 
-from fgai.explanations.node import GraphView, NodeView
 from fgai.reports.figures.attention import (
     node_attention,
     node_before_after,
@@ -23,9 +22,7 @@ from fgai.reports.nodes import Case, before_after
 __all__ = [
     "Case",
     "ExplainerDot",
-    "GraphView",
     "InjectedCurve",
-    "NodeView",
     "before_after",
     "certified_curves",
     "explainer_dots",

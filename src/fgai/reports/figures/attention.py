@@ -34,7 +34,7 @@ from fgai.typed import typed
 def node_attention(
     model: nn.Module, data: Any, node: int, *, layer: str | int = "mean", most: int = 12
 ) -> Figure:
-    """Show whom one node attends to: a star on the left, bars by falling attention on the right.
+    """Show the attention of one node: its neighbours around it, and bars by falling attention.
 
     The dotted line is uniform attention; neighbours of the true explanation, where known, carry a tick. Of
     more than `most` neighbours the others share the last bar.
@@ -46,12 +46,11 @@ def node_attention(
     view = GraphView.of(observe(model, prepared(model, as_graph(data))), layer=layer).node(node)
     if not view.neighbours:
         raise InputError(f"node {node} has no incoming edges, so it attends to nothing; pick another")
-    with style.styled():
-        shown = min(most, len(view.neighbours))
-        figure = style.blank(6.6, max(2.9, 1.1 + 0.22 * shown))
+    shown = min(most, len(view.neighbours))
+    with style.new_figure(6.6, max(2.9, 1.1 + 0.22 * shown)) as figure:
         left, right = figure.subplots(1, 2, width_ratios=[1.0, 1.15])
         norm = Normalize(0.0, max(view.weights))
-        _draw_star(left, view, norm, most)
+        _draw_star(left, view, norm, _ring([view], most))
         left.set_title(f"Node {node}: {_prediction(view)}")
         _draw_bars(right, view, norm, most)
         right.set_title(f"Attention, {_of_layer(layer)}")
@@ -64,7 +63,7 @@ def node_attention(
 def node_before_after(
     cases: Sequence[Case], data: Any, node: int, *, layer: str | int = "mean", most: int = 12
 ) -> Figure:
-    """Show how the attention and the prediction of one node move under attack, one row per model.
+    """Show how the attention and the prediction of one node change under attack, one row per model.
 
     The `most` strongest neighbours before and after are drawn and keep their positions; injected nodes are
     diamonds. All panels share one colour scale.
@@ -74,13 +73,12 @@ def node_before_after(
     pairs = [[view.node(node) for view in before_after(case, data, layer)] for case in cases]
     highest = max([1e-9, *(w for pair in pairs for view in pair for w in view.weights[:most])])
     norm = Normalize(0.0, highest)
-    with style.styled():
-        figure = style.blank(6.2, 0.5 + 2.9 * len(cases))
+    with style.new_figure(6.2, 0.5 + 2.9 * len(cases)) as figure:
         grid = figure.subplots(len(cases), 2, squeeze=False)
-        places = _ring([view for pair in pairs for view in pair], most)
+        positions = _ring([view for pair in pairs for view in pair], most)
         for row, case, (clean, attacked) in zip(grid, cases, pairs, strict=True):
             for axes, view, when in zip(row, (clean, attacked), ("before", "after"), strict=True):
-                _draw_star(axes, view, norm, most, places)
+                _draw_star(axes, view, norm, positions)
                 changed = view.predicted != clean.predicted
                 axes.set_title(
                     f"{case.name}, {when} the attack\n{_prediction(view)}",
@@ -96,30 +94,33 @@ def _check_cases(cases: Sequence[Case]) -> None:
 
 
 def _network_axes(axes: Axes, limit: float) -> None:
-    style.bare(axes)
+    style.hide_axes(axes)
     axes.set_aspect("equal")
-    axes.set_xlim(-limit, limit)
-    axes.set_ylim(-limit, limit)
+    axes.set(xlim=(-limit, limit), ylim=(-limit, limit))
 
 
 def _draw_star(
     axes: Axes,
     view: NodeView,
     norm: Normalize,
-    most: int,
-    places: dict[int, tuple[float, float]] | None = None,
+    positions: dict[int, tuple[float, float]],
 ) -> None:
     _network_axes(axes, 1.35)
     colours = style.attention_colours()
-    spots = places if places is not None else _ring([view], most)
     pairs = list(zip(view.neighbours, view.weights, strict=True))
-    drawn = [(neighbour, weight) for neighbour, weight in pairs if neighbour in spots]
+    drawn = [(neighbour, weight) for neighbour, weight in pairs if neighbour in positions]
     for neighbour, weight in drawn:
-        (x, y), share = spots[neighbour], float(norm(weight))
+        (x, y), share = positions[neighbour], float(norm(weight))
         line = (0, (2, 1)) if neighbour >= view.num_original else "-"
         axes.plot([0, x], [0, y], color=colours(share), linewidth=0.8 + 4.2 * share, linestyle=line, zorder=1)
     for neighbour, _ in drawn:
-        _disc(axes, view, neighbour, spots[neighbour])
+        x, y = positions[neighbour]
+        marker, fill, edge = "o", style.PAPER, style.INK
+        if neighbour >= view.num_original:
+            marker, fill, edge = "D", "#f6d9c6", style.INJECTED
+        axes.scatter([x], [y], s=430, marker=marker, color=fill, edgecolors=edge, linewidths=0.9, zorder=2)
+        label = view.name(neighbour).replace(" ", "\n")
+        axes.text(x, y, label, ha="center", va="center", fontsize=7, zorder=4)
     own = dict(pairs).get(view.node, 0.0)
     shade = colours(float(norm(own))) if own > 0 else style.PAPER
     axes.scatter([0], [0], s=470, color=shade, edgecolors=style.INK, linewidths=1.6, zorder=3)
@@ -156,20 +157,10 @@ def _colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, label: st
 
 
 def _ring(views: Sequence[NodeView], most: int) -> dict[int, tuple[float, float]]:
-    """Positions of the strongest neighbours of any view, injected ones last."""
+    """Positions on a circle of the strongest neighbours of any view, injected ones last."""
     strongest = [[n for n in view.neighbours if n != view.node][:most] for view in views]
     shown = sorted(dict.fromkeys(chain(*strongest)), key=lambda n: n >= views[0].num_original)
     return {n: (float(x), float(y)) for n, (x, y) in zip(shown, _around(len(shown)), strict=True)}
-
-
-def _disc(axes: Axes, view: NodeView, neighbour: int, position: tuple[float, float]) -> None:
-    x, y = position
-    if neighbour >= view.num_original:
-        marker, fill, edge = "D", "#f6d9c6", style.INJECTED
-    else:
-        marker, fill, edge = "o", style.PAPER, style.INK
-    axes.scatter([x], [y], s=430, marker=marker, color=fill, edgecolors=edge, linewidths=0.9, zorder=2)
-    axes.text(x, y, view.name(neighbour).replace(" ", "\n"), ha="center", va="center", fontsize=7, zorder=4)
 
 
 def _prediction(view: NodeView) -> str:
@@ -182,7 +173,7 @@ def _prediction(view: NodeView) -> str:
 
 
 def _class(view: NodeView, number: int) -> str:
-    """The class in words; a dollar sign in its name begins no formula."""
+    """The class in words; a dollar sign in its name must not begin a formula."""
     return f"class {view.class_name(number)}".replace("$", r"\$")
 
 
@@ -202,8 +193,7 @@ def top_neighbours(
     """
     at_least(k, "k", 1)
     _check_cases(cases)
-    with style.styled():
-        figure = style.blank(3.1 * len(cases), 1.5 + 0.34 * k)
+    with style.new_figure(3.1 * len(cases), 1.5 + 0.34 * k) as figure:
         panels = figure.subplots(1, len(cases), squeeze=False)[0]
         for axes, case in zip(panels, cases, strict=True):
             clean, attacked = (view.node(node) for view in before_after(case, data, layer))
@@ -221,7 +211,7 @@ def top_neighbours(
 
 
 def _list_panel(axes: Axes, name: str, clean: NodeView, attacked: NodeView, k: int) -> None:
-    style.bare(axes)
+    style.hide_axes(axes)
     first, second = clean.neighbours[:k], attacked.neighbours[:k]
     both = set(first) & set(second)
     axes.set_xlim(-0.75, 1.75)
@@ -256,11 +246,11 @@ def subgraph_attention(
     injected: int = 6,
     layer: str | int = "mean",
 ) -> Figure:
-    """Draw the surroundings of a node, edges by attention, before (left) and after (right) the attack.
+    """Draw the subgraph around a node, edges by attention, before (left) and after (right) the attack.
 
     One row per model; positions and colours are the same everywhere. The `size` nodes reached first from
-    `node` are shown, and as diamonds outside the `injected` new nodes that are joined to most of them. An
-    edge shows the stronger of its two directions; self-loops are left out.
+    `node` are shown, and outside them, as diamonds, the `injected` new nodes with most edges to them. An edge
+    shows the stronger of its two directions; self-loops are left out.
 
     Raises:
         InputError: no cases, or no such node.
@@ -272,8 +262,7 @@ def subgraph_attention(
     panels = [(model[when], when) for model in drawn["models"] for when in ("before", "after")]
     weights = [weight * UNIT for values, _ in panels for weight in values if weight is not None]
     norm = Normalize(0.0, max(1e-9, float(np.quantile(weights, 0.98))) if weights else 1.0)
-    with style.styled():
-        figure = style.blank(7.0, 0.4 + 3.0 * len(cases))
+    with style.new_figure(7.0, 0.4 + 3.0 * len(cases)) as figure:
         axes = figure.subplots(len(cases), 2, squeeze=False).ravel().tolist()
         for number, (panel, (values, when)) in enumerate(zip(axes, panels, strict=True)):
             _draw_subgraph(panel, drawn, values, norm, graph.num_nodes)
@@ -285,7 +274,7 @@ def subgraph_attention(
 def _draw_subgraph(
     axes: Axes, drawn: dict[str, Any], values: list[int | None], norm: Normalize, original: int
 ) -> None:
-    """One panel: the edges that are there, the weakest first, and the nodes on top of them."""
+    """One panel: the edges, the weakest first, and the nodes on top of them."""
     _network_axes(axes, 1.4)
     points = np.stack([drawn["x"], drawn["y"]], axis=1)
     fake = np.array(drawn["nodes"]) >= original

@@ -1,4 +1,4 @@
-"""Figures of records: losses, certified shares, F-curves, the four properties, explainers side by side."""
+"""Figures of records: losses, certified shares, F-curves, the four properties, explainers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def loss_curves(histories: History | Mapping[str, History]) -> Figure:
     named = {"": histories} if isinstance(histories, History) else dict(histories)
     if not named or any(not history.terms for history in named.values()):
         raise InputError("`histories` must hold at least one training with at least one epoch")
-    with style.styled():
-        figure = style.blank(3.6 * len(named) + 1.0, 2.8)
+    with style.new_figure(3.6 * len(named) + 1.0, 2.8) as figure:
         panels = figure.subplots(1, len(named), squeeze=False)[0]
         for axes, (name, history) in zip(panels, named.items(), strict=True):
             _losses(axes, name, history)
@@ -43,7 +42,9 @@ def _losses(axes: Axes, name: str, history: History) -> None:
     epochs = range(1, len(history.terms) + 1)
     for index, term in enumerate(["total", *names] if len(names) > 1 else names):
         values = [max(terms.get(term, 0.0), 1e-12) for terms in history.terms]
-        colour, line = (style.INK, "-") if term == "total" else (style.COLOURS[index % 7 - 1], _line(index))
+        colour, line = (
+            (style.INK, "-") if term == "total" else (style.COLOURS[index % 7 - 1], style.LINES[index % 7])
+        )
         axes.plot(epochs, values, label=term.replace("_", " "), color=colour, linestyle=line)
     everything = [v for terms in history.terms for v in terms.values() if v > 1e-9]
     if everything and max(everything) > 30 * min(everything):
@@ -63,10 +64,10 @@ def _losses(axes: Axes, name: str, history: History) -> None:
 
 @typed
 def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: int = -1) -> Figure:
-    """Draw the share of nodes whose top-k, and whose class, provably stay, against the radius.
+    """Draw the share of nodes whose top-k, and whose class, provably stay, by radius.
 
-    Only nodes with more than k2 neighbours count. The promise is written below. Means over seeds with the
-    attributes of a certificate will do.
+    Only nodes with more than k2 neighbours count. The promise is written below. Instead of certificates,
+    means over seeds with the same attributes are accepted.
 
     Raises:
         InputError: there is no certificate.
@@ -75,8 +76,7 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
     if not named:
         raise InputError("`records` must hold at least one certificate")
     first = next(iter(named.values()))
-    with style.styled():
-        figure = style.blank(6.6, 2.7)
+    with style.new_figure(6.6, 2.7) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         titles = (("topk", f"Top-{first.k2 or 'all'} cannot change"), ("class", "Class cannot change"))
         for axes, (kind, title) in zip(panels, titles, strict=True):
@@ -84,8 +84,7 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
                 curve = record.layer(layer).curve(kind)
                 points = [(r, s) for r, s in zip(RADII, curve, strict=True) if s is not None]
                 if points:
-                    colour, line = style.COLOURS[index % 7], _line(index)
-                    axes.plot(*zip(*points, strict=True), label=name, color=colour, linestyle=line)
+                    axes.plot(*zip(*points, strict=True), label=name, **_line(index))
             axes.set_title(title)
             axes.set_xscale("log")
             axes.set_xlabel(f"radius R ({first.norm} ball)")
@@ -105,8 +104,8 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
 def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Figure:
     """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
 
-    Solid: the strongest edges go first. Dashed: the weakest go first. The wider the gap between the two, the
-    more the attention says about the prediction. `scope` is `node` (by neighbourhood, all layers) or `graph`
+    Solid: the strongest edges are removed first. Dashed: the weakest. The wider the gap between the two, the
+    more the attention explains the prediction. `scope` is `node` (by neighbourhood, all layers) or `graph`
     (all edges, output layer; the paper's).
 
     Raises:
@@ -115,8 +114,7 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
     measured = [record for record in records if record.get(f"f_slope.{scope}") is not None]
     if not measured:
         raise InputError(f"no record holds F-curves of scope {scope!r}; evaluate with `curves=True`")
-    with style.styled():
-        figure = style.blank(6.6, 2.7)
+    with style.new_figure(6.6, 2.7) as figure:
         panels = figure.subplots(1, 2, sharey=True)
         for axes, view in zip(panels, ("clean", "attacked"), strict=True):
             for index, record in enumerate(measured):
@@ -135,8 +133,8 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
     return figure
 
 
-def _line(index: int) -> Any:
-    return style.LINES[index % 7]
+def _line(index: int) -> dict[str, Any]:
+    return {"color": style.COLOURS[index % 7], "linestyle": style.LINES[index % 7]}
 
 
 @typed
@@ -146,7 +144,7 @@ class ExplainerDot:
 
     name: str
     kept: Sequence[float]  # under attack, one per seed
-    again: float | None  # with another seed on the clean graph, the mean; None if the seed has no effect
+    again: float | None  # mean with another seed on the clean graph; None if the seed has no effect
     chance: float  # of a random ranking
     ours: bool = False  # whether it is highlighted
 
@@ -158,7 +156,7 @@ class ExplainerDot:
 
     @property
     def mean(self) -> float:
-        """Of what is kept."""
+        """The mean of `kept`."""
         return sum(self.kept) / len(self.kept)
 
 
@@ -167,8 +165,8 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     """Draw how much of each explainer's top k stays, a panel per dataset and a line per explainer.
 
     Filled: under attack, mean over seeds, each seed as a small mark. Hollow: the same explainer with another
-    seed, without an attack. The short stroke is what a random ranking keeps. Every dataset has the same
-    explainers in the same order.
+    seed, without an attack. Short line: a random ranking. Every dataset has the same explainers in the same
+    order.
 
     Raises:
         InputError: nothing to draw, or panels of different explainers.
@@ -178,8 +176,7 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
         raise InputError("`panels` must hold at least one dataset with one explainer, got none")
     if any(other != names[0] for other in names[1:]):
         raise InputError("`panels` must hold the same explainers in the same order")
-    with style.styled():
-        figure = style.blank(2.2 + 1.9 * len(panels), 1.1 + 0.24 * len(names[0]))
+    with style.new_figure(2.2 + 1.9 * len(panels), 1.1 + 0.24 * len(names[0])) as figure:
         drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, dots) in zip(drawn, panels.items(), strict=True):
             _dots_panel(axes, title, dots, k)
@@ -230,15 +227,14 @@ class InjectedCurve:
 def injected_curves(curves: Mapping[str, InjectedCurve], *, alone: float | None = None) -> Figure:
     """Draw the share of nodes whose class provably stays against t injected neighbours, model by model.
 
-    `alone`, the share that features classify right without any edge, is drawn as a line.
+    `alone`, the share that features without edges classify right, is drawn as a line.
 
     Raises:
         InputError: nothing to draw.
     """
     if not curves:
         raise InputError("`curves` must hold at least one model, got none")
-    with style.styled():
-        figure = style.blank(7.4, 2.9)
+    with style.new_figure(7.4, 2.9) as figure:
         panels = figure.subplots(1, len(_WORDS), sharey=True)
         for axes, (where, words) in zip(panels, _WORDS.items(), strict=True):
             _injected_panel(axes, where, words, curves, alone)
@@ -251,8 +247,7 @@ def _injected_panel(
     axes: Axes, where: str, words: str, curves: Mapping[str, InjectedCurve], alone: float | None
 ) -> None:
     for index, (name, curve) in enumerate(curves.items()):
-        look = {"marker": "o", "markersize": 3, "color": style.COLOURS[index % 7], "linestyle": _line(index)}
-        axes.plot(curve.neighbours, curve.shares[where], label=name, **look)
+        axes.plot(curve.neighbours, curve.shares[where], label=name, marker="o", markersize=3, **_line(index))
     if alone is not None:
         axes.axhline(alone, color=style.INK, linewidth=0.8, linestyle=":", label="features alone")
     axes.set_title(words)
@@ -285,11 +280,17 @@ def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
     if not rows:
         raise InputError("`records` must hold at least one evaluation")
     k = rows[0].config.get("k", 5)
-    with style.styled():
-        figure = style.blank(7.2, 2.6 + 0.12 * len(rows))
+    with style.new_figure(7.2, 2.6 + 0.12 * len(rows)) as figure:
         panels = figure.subplots(1, 4, sharey=True)
         for axes, (title, measured, path) in zip(panels, _PROPERTIES, strict=True):
-            _property_panel(axes, rows, path)
+            for index, record in enumerate(rows):
+                value = record.get(path)
+                look: dict[str, Any] = {"color": style.COLOURS[index % 7], "hatch": _HATCHES[index % 7]}
+                axes.bar(index, value or 0.0, width=0.72, edgecolor=style.PAPER, label=record.name, **look)
+                text = "–" if value is None else f"{value:.2f}"
+                axes.text(index, (value or 0.0) + 0.02, text, ha="center", fontsize=8)
+            axes.set_xticks([])
+            axes.set_xlim(-0.7, len(rows) - 0.3)
             axes.set_title(title)
             axes.set_xlabel(measured.format(k=k), fontsize=7.5)
         panels[0].set_ylim(0, 1.12)
@@ -297,15 +298,3 @@ def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(rows)))
     return figure
-
-
-def _property_panel(axes: Axes, records: list[EvaluationRecord], path: str) -> None:
-    for index, record in enumerate(records):
-        value = record.get(path)
-        look: dict[str, Any] = {"color": style.COLOURS[index % 7], "hatch": _HATCHES[index % 7]}
-        look |= {"edgecolor": style.PAPER, "label": record.name}
-        axes.bar(index, 0.0 if value is None else value, width=0.72, **look)
-        text = "–" if value is None else f"{value:.2f}"
-        axes.text(index, (value or 0.0) + 0.02, text, ha="center", fontsize=8)
-    axes.set_xticks([])
-    axes.set_xlim(-0.7, len(records) - 0.3)

@@ -1,4 +1,4 @@
-"""One look for all figures: colours that survive colour blindness and grey printing, quiet axes."""
+"""The style of all figures, with colours that are distinct in grey and to the colour-blind; `save`."""
 
 from __future__ import annotations
 
@@ -60,30 +60,25 @@ FORMATS = ("png", "pdf", "svg")
 
 
 def attention_colours() -> Colormap:
-    """Light to dark blue, never so light that an edge vanishes on paper; monotone in grey."""
+    """Light to dark blue, visible on white paper and monotone in grey."""
     shades = mpl.colormaps["Blues"](np.linspace(0.22, 1.0, 256))
     return LinearSegmentedColormap.from_list("attention", [tuple(shade) for shade in shades])
 
 
 @contextmanager
-def styled() -> Iterator[None]:
-    """Draw the block with the settings of this module."""
+def new_figure(width: float, height: float) -> Iterator[Figure]:
+    """Give an empty figure of the given inches, to draw on with the settings of this module."""
     with mpl.rc_context(_SETTINGS):
-        yield
-
-
-def blank(width: float, height: float) -> Figure:
-    """Return an empty figure of the given inches."""
-    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
+        yield Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.06))
 
 
 def footnote(figure: Figure, text: str) -> None:
-    """Put small print below a figure, as wide as it is."""
+    """Write small text below a figure, as wide as it is."""
     lines = textwrap.wrap(text, int(20 * figure.get_figwidth()))
     figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=6.5, color="#555555")
 
 
-def bare(axes: Axes) -> None:
+def hide_axes(axes: Axes) -> None:
     """Remove ticks and frame."""
     axes.set_xticks([])
     axes.set_yticks([])
@@ -104,7 +99,7 @@ def save(figure: Figure, path: Path | str, *, dpi: int = 200) -> Path:
         raise InputError(f"`path` must end in .{', .'.join(FORMATS)}, got {path.name!r}")
     stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
     content = io.BytesIO()
-    with styled():
+    with mpl.rc_context(_SETTINGS):
         figure.savefig(content, format=kind, dpi=dpi, metadata=stamp)
     write_atomic(path, content.getvalue())
     return path

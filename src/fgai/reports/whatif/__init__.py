@@ -1,8 +1,6 @@
-"""What if: a page on which edges go and come and nodes are injected, with attention and class beside them."""
+"""What if: a page that shows how a node's attention and class change with its edges and injected nodes."""
 
 from fgai.reports.whatif.answer import NodeAnswer, WhatIf
-from fgai.reports.whatif.scripts import module, style
-from fgai.reports.whatif.server import Server
-from fgai.reports.whatif.widget import explore
+from fgai.reports.whatif.server import Server, explore
 
-__all__ = ["NodeAnswer", "Server", "WhatIf", "explore", "module", "style"]
+__all__ = ["NodeAnswer", "Server", "WhatIf", "explore"]

@@ -1,8 +1,8 @@
-"""`WhatIf`: models on one graph, and what a change of the graph does to one node in each of them."""
+"""`WhatIf`: how a change of the graph changes the attention and the class of one node in several models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from fgai.attention.interface import originals
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.checks import whole
 from fgai.errors import InputError, collected
+from fgai.explanations.node import check_node
 from fgai.graph import ChangeRecord, Graph
 from fgai.graph.fingerprint import fingerprint_of
 from fgai.models import as_graph
@@ -27,7 +28,7 @@ from fgai.tasks import task_of
 from fgai.typed import typed
 
 NEIGHBOURS = (1, 2, 5)
-"""Numbers of injected neighbours that badges are certified for."""
+"""Numbers of injected neighbours that classes are certified against."""
 STEPS = 40
 """Gradient steps of the search for the worst node."""
 
@@ -56,7 +57,7 @@ class NodeAnswer(NamedTuple):
 
 @typed
 class WhatIf:
-    """Models on one graph, and what a change does to one node.
+    """Models on one graph, and their attention and class at one node before and after a change.
 
     Args:
         models: node classifiers by name, or one, called by the name of its class.
@@ -88,27 +89,25 @@ class WhatIf:
             raise InputError(f"{self.graph.name!r} must be a graph with features whose nodes are classified")
 
     def facts(
-        self, *, node: int | None = None, proven: Mapping[str, Sequence[int]] | None = None
+        self, *, node: int | None = None, certified: Mapping[str, Sequence[int]] | None = None
     ) -> dict[str, Any]:
-        """Return what a page shows, and where it can compute by itself also edges, features and weights.
+        """Return the values of a page, with edges, features and weights if the page can compute by itself.
 
         Args:
             node: that the page opens with; the first test node by default.
-            proven: per model and node, injected neighbours that provably leave its class, see `proven`.
-                Models that are not in it are shown as not certified.
+            certified: see `certify`; models that are not in it are shown as not certified.
         """
         graph = self.graph
-        scored = (
-            torch.arange(graph.num_nodes) if graph.test_mask is None else graph.test_mask.nonzero().flatten()
-        )
-        start = int(scored[0]) if node is None else node
-        if not 0 <= start < graph.num_nodes:
-            raise InputError(f"`node` must be in 0..{graph.num_nodes - 1}, got {node}")
-        alone = all(in_browser(model, graph) for model in self.models.values())
-        values = graph_values(graph) if alone else None
-        packed = {name: model_values(model) if alone else None for name, model in self.models.items()}
-        if len(str(values)) + len(str(packed)) > LARGEST:
-            values, packed = None, dict.fromkeys(packed)
+        first = 0 if graph.test_mask is None else int(graph.test_mask.nonzero()[0])
+        start = first if node is None else node
+        check_node(start, graph.num_nodes)
+        values: dict[str, Any] | None = None
+        layers: dict[str, Any] = {}
+        if all(in_browser(model, graph) for model in self.models.values()):
+            values = graph_values(graph)
+            layers = {name: model_values(model) for name, model in self.models.items()}
+        if len(str(values)) + len(str(layers)) > LARGEST:
+            values, layers = None, {}
         other = graph.y is not None and (graph.y != graph.y[start]).nonzero().flatten()
         return {
             "data": graph.name,
@@ -126,12 +125,28 @@ class WhatIf:
                 {
                     "name": name,
                     "hash": weights_hash(model),
-                    "proven": None if proven is None or name not in proven else list(proven[name]),
-                    "layers": packed[name],
+                    "proven": None if certified is None or name not in certified else list(certified[name]),
+                    "layers": layers.get(name),
                 }
                 for name, model in self.models.items()
             ],
         }
+
+    def certify(self) -> dict[str, list[int]]:
+        """Return `certified_neighbours` of each model with limits, for the sizes `NEIGHBOURS`."""
+        counts = {
+            name: certified_neighbours(
+                [certify_injection(model, self.graph, neighbours=t, where="direct") for t in NEIGHBOURS]
+            )
+            for name, model in self.models.items()
+            if limits_of(model)
+        }
+        return {name: most for name, most in counts.items() if most}
+
+    @property
+    def questions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+        """What a page may ask for by name: `views` and `worst`, called with a change."""
+        return {"view": self.views, "worst": self.worst}
 
     def change(self, name: str, values: Mapping[str, Any]) -> ChangeRecord:
         """Return the record of a change that a page sent, for one of the models."""
@@ -191,58 +206,48 @@ class WhatIf:
         )
 
 
-@typed
-def proven(model: nn.Module, graph: Graph) -> list[int] | None:
-    """Return `most_proven` of `NEIGHBOURS`; None without limits."""
-    if not limits_of(model):
-        return None
-    return most_proven([certify_injection(model, graph, neighbours=t, where="direct") for t in NEIGHBOURS])
+def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[int] | None:
+    """Return for every node the largest number of injected neighbours that provably leave its class, else 0.
 
-
-def most_proven(certificates: Sequence[InjectionCertificate]) -> list[int] | None:
-    """Return for every node the largest t its class provably holds against, else 0; None if unknown."""
+    None if no certificate against new neighbours of the node alone is known.
+    """
     direct = [one for one in certificates if one.where == "direct" and one.known]
     if not direct:
         return None
     most = torch.zeros(len(direct[0].certified), dtype=torch.long)
     for one in sorted(direct, key=lambda each: each.neighbours):
         most[one.certified] = one.neighbours
-    return [int(value) for value in most.tolist()]
+    counts: list[int] = most.tolist()
+    return counts
 
 
 def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
-    """The part of the graph that decides a node's output, prepared, and the nodes in it."""
+    """The receptive field of a node, prepared, and the nodes in it; the whole graph if it is not known."""
     ready = prepared(model, graph)
     stages = adapter_of(model).layerwise() if body_of(model) and ready.edge_weight is None else None
     if not isinstance(stages, Layerwise):
         return ready, torch.arange(ready.num_nodes, device=ready.device)
-    members = _receptive_field(ready.adjacency, node, len(stages.stages))
-    return _part(ready, members), members
+    inside = torch.zeros(ready.num_nodes, dtype=torch.bool, device=ready.device)
+    inside[node] = True
+    for _ in stages.stages:
+        inside[ready.adjacency.source[inside[ready.adjacency.destination]]] = True
+    return _subgraph(ready, inside), inside.nonzero().flatten()
 
 
 def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
     part, members = _near(model, graph, node)
-    seen, number = observe(model, part), int((members == node).nonzero())
+    observation, number = observe(model, part), int((members == node).nonzero())
     layers = []
-    for layer in seen.attention.layers:
+    for layer in observation.attention.layers:
         row = slice(*layer.rowptr[number : number + 2].tolist())
         shares = layer.explanation()[row].tolist()
         layers.append({"neighbours": members[layer.source[row]].tolist(), "explanation": shares})
-    return NodeAnswer(seen.logits[number].tolist(), layers)
+    return NodeAnswer(observation.logits[number].tolist(), layers)
 
 
-def _receptive_field(adjacency: Adjacency, node: int, hops: int) -> Tensor:
-    """The nodes from which `node` is reached in so many steps, in order."""
-    inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
-    inside[node] = True
-    for _ in range(hops):
-        inside[adjacency.source[inside[adjacency.destination]]] = True
-    return inside.nonzero().flatten()
-
-
-def _part(graph: Graph, members: Tensor) -> Graph:
-    """The nodes `members` in order with the edges among them; labels are left out."""
-    inside = torch.zeros(graph.num_nodes, dtype=torch.bool, device=graph.device).index_fill(0, members, True)
+def _subgraph(graph: Graph, inside: Tensor) -> Graph:
+    """The nodes of `inside`, bool [N], in order, and the edges among them; labels are left out."""
+    members = inside.nonzero().flatten()
     ends = graph.edge_index[:, inside[graph.edge_index].all(0)]
     source, destination = (inside.cumsum(0) - 1)[ends]
     encodings = (graph.positional, graph.positional_values)

@@ -13,23 +13,24 @@ from fgai.attention import Limits, prepared
 from fgai.graph import Graph
 from fgai.graph.saved import typical_features
 from fgai.models.base import AttentionModel, body_of
-from fgai.models.layer import AttentionLayer, Projection
+from fgai.models.layer import AttentionLayer
 from fgai.sparse import SparseRows
 from fgai.sparse.adjacency import pointers
 
 LARGEST = 4_000_000
-"""Characters of packed numbers that a page carries at most."""
+"""Most characters of packed numbers on a page."""
 
 
 def in_browser(model: nn.Module, graph: Graph) -> bool:
-    """Whether the script on the page computes this model: a GAT on a plain graph that is not large."""
+    """Whether the script of the page can compute this model: a GAT or GATv2 on a graph that is not large."""
     if not isinstance(model, AttentionModel) or body_of(model) != "layers" or not model.is_rowwise:
         return False
+    if graph.features is None or graph.edge_weight is not None or graph.edge_attr is not None:
+        return False
     layers = list(getattr(model, "convs", ()))
-    plain = graph.features is not None and graph.edge_weight is None and graph.edge_attr is None
+    size = graph.num_edges * int(_index_kind(graph.num_nodes)[1]) + min(_sizes(graph).values())
     return (
-        plain
-        and packed_size(graph) <= LARGEST
+        size * 4 // 3 <= LARGEST  # as base64
         and next(model.parameters()).dtype == torch.float32
         and all(isinstance(layer, AttentionLayer) and layer.score != "dot" for layer in layers)
         and prepared(model, graph).has_loops
@@ -49,40 +50,31 @@ def model_values(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _layer(layer: AttentionLayer) -> dict[str, Any]:
-    inner, dynamic = layer.heads * layer.channels, layer.score == "dynamic"
-    norm = layer.input_norm
+    limits = None if layer.limits is None else layer.limits.items()
     values: dict[str, Any] = {
-        "score": layer.score,
-        "heads": layer.heads,
-        "channels": layer.channels,
-        "concat": layer.concat,
-        "width": inner if layer.concat else layer.channels,
-        "slope": layer.slope,
-        "value": _projection(layer.value),
-        "bias": None if layer.bias is None else as_base64(layer.bias, "f4"),
-        "norm": None
-        if norm is None
-        else {"scale": as_base64(norm.scale, "f4"), "shift": as_base64(norm.shift, "f4")},
+        **{name: getattr(layer, name) for name in ("score", "heads", "channels", "concat", "slope")},
+        "width": layer.heads * layer.channels if layer.concat else layer.channels,
+        "value": _tensors(layer.value, weight="weight", bias="bias"),
+        **_tensors(layer, bias="bias"),
+        "norm": layer.input_norm and _tensors(layer.input_norm, scale="scale", shift="shift"),
         "limits": None
-        if layer.limits is None
-        else {n: _limits(m) for n, m in layer.limits.items() if isinstance(m, Limits)},
+        if limits is None
+        else {
+            name: _tensors(one, low="low", high="high", radius="radius")
+            for name, one in limits
+            if isinstance(one, Limits)
+        },
     }
-    if dynamic:
-        return values | {"right": _projection(layer.right), "weight": as_base64(layer.score_weight, "f4")}
-    ends = {"source": layer.source_weight, "destination": layer.destination_weight}
-    return values | {name: as_base64(weight, "f4") for name, weight in ends.items()}
+    if layer.score == "dynamic":
+        right = _tensors(layer.right, weight="weight", bias="bias")
+        return values | {"right": right} | _tensors(layer, weight="score_weight")
+    return values | _tensors(layer, source="source_weight", destination="destination_weight")
 
 
-def _projection(projection: Projection) -> dict[str, Any]:
-    bias = projection.bias
-    return {
-        "weight": as_base64(projection.weight, "f4"),
-        "bias": None if bias is None else as_base64(bias, "f4"),
-    }
-
-
-def _limits(limits: Limits) -> dict[str, Any]:
-    return {name: as_base64(getattr(limits, name), "f4") for name in ("low", "high", "radius")}
+def _tensors(module: nn.Module, **names: str) -> dict[str, Any]:
+    """Attributes of a module in base64 under other names."""
+    values = {key: getattr(module, name) for key, name in names.items()}
+    return {key: None if value is None else as_base64(value, "f4") for key, value in values.items()}
 
 
 def graph_values(graph: Graph) -> dict[str, Any]:
@@ -90,10 +82,9 @@ def graph_values(graph: Graph) -> dict[str, Any]:
     source, destination = graph.adjacency.source.cpu().numpy(), graph.adjacency.destination.cpu().numpy()
     kept = source != destination
     rowptr = np.searchsorted(destination[kept], np.arange(graph.num_nodes + 1))
-    typical = [typical_features(graph, label) for label in typical_classes(graph)]
     rows = torch.zeros(graph.num_classes, graph.num_features)
-    for label, row in zip(typical_classes(graph), typical, strict=True):
-        rows[label] = row[0]
+    for label in typical_classes(graph):
+        rows[label] = typical_features(graph, label)[0]
     return {
         "nodes": graph.num_nodes,
         "rowptr": as_base64(rowptr, "u4"),
@@ -113,12 +104,6 @@ def typical_classes(graph: Graph) -> list[int]:
 
 def _index_kind(count: int) -> str:
     return "u2" if count <= 2**16 else "u4"
-
-
-def packed_size(graph: Graph) -> int:
-    """Return about how many characters edges and features take, without packing them."""
-    edges = graph.num_edges * int(_index_kind(graph.num_nodes)[1])
-    return (edges + min(_sizes(graph).values())) * 4 // 3
 
 
 def _entries(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,25 +128,20 @@ def _sizes(graph: Graph) -> dict[str, int]:
 def _features(graph: Graph) -> dict[str, Any]:
     """The features in the form that takes the fewest bytes."""
     assert graph.features is not None
-    sizes, width = _sizes(graph), graph.num_features
+    sizes, width, nodes = _sizes(graph), graph.num_features, graph.num_nodes
     form = min(sizes, key=lambda name: sizes[name])
     out: dict[str, Any] = {"kind": form, "columns": width}
     if form == "dense":
         return out | {"values": as_base64(graph.features.to_dense(), "f4")}
     rowptr, columns, values = _entries(graph)
     if form == "bits":
-        return out | {"bits": as_base64(_bits(rowptr, columns, graph.num_nodes, width), "u1")}
-    stored = None if "bits" in sizes else as_base64(values, "f4")
+        marks = np.zeros((nodes, width), dtype=bool)
+        rows = np.repeat(np.arange(nodes), np.diff(rowptr.cpu().numpy()))
+        marks[rows, columns.cpu().numpy()] = True
+        bits = np.packbits(marks, axis=1, bitorder="little")  # [N, ⌈F / 8⌉], the lowest bit first
+        return out | {"bits": as_base64(bits, "u1")}
     return out | {
         "rowptr": as_base64(rowptr, "u4"),
         "indices": as_base64(columns, _index_kind(width)),
-        "values": stored,
+        "values": None if "bits" in sizes else as_base64(values, "f4"),
     }
-
-
-def _bits(rowptr: Tensor, columns: Tensor, nodes: int, width: int) -> np.ndarray[Any, Any]:
-    """[N, ⌈F / 8⌉], the lowest bit first."""
-    marks = np.zeros((nodes, width), dtype=bool)
-    rows = np.repeat(np.arange(nodes), np.diff(rowptr.cpu().numpy()))
-    marks[rows, columns.cpu().numpy()] = True
-    return np.packbits(marks, axis=1, bitorder="little")

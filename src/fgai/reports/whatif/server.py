@@ -1,24 +1,25 @@
-"""`Server`: the what-if page on this machine alone, with Python behind it."""
+"""`Server` serves the what-if page on this machine only; `explore` shows it in a notebook."""
 
 from __future__ import annotations
 
 import html
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
 from typing import Any
 
-from fgai.errors import FgaiError
-from fgai.reports.template import asset, fill
+from torch import nn
+
+from fgai.errors import FgaiError, extra
+from fgai.reports.template import asset, fill, whatif_script
 from fgai.reports.whatif.answer import WhatIf
-from fgai.reports.whatif.scripts import PACKAGE, module, style
 from fgai.typed import typed
 
 LONGEST = 4_000_000
-"""Bytes of a question at most."""
+"""Most bytes of a question."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,7 +35,7 @@ HEADERS = {
 
 @typed
 class Server:
-    """Serves one page on 127.0.0.1 under a random path, reads nothing but questions, and writes nothing.
+    """Serves one page on 127.0.0.1 under a random path, reads questions only, and writes no files.
 
     Requests without the token in the path, or for another host, get 403.
 
@@ -56,16 +57,14 @@ class Server:
         token = secrets.token_urlsafe(24)
         title = f"{' and '.join(answers.models)} on {answers.graph.name}"
         files = {
-            "": ("text/html", fill(asset("page.html", PACKAGE), {"title": html.escape(title)})),
-            "style.css": ("text/css", asset("style.css") + style()),
-            "whatif.js": ("text/javascript", module() + asset("start.js", PACKAGE)),
+            "": ("text/html", fill(asset("page.html", "whatif"), {"title": html.escape(title)})),
+            "style.css": ("text/css", asset("style.css") + asset("whatif.css", "whatif")),
+            "whatif.js": ("text/javascript", whatif_script() + asset("start.js", "whatif")),
             "facts.json": ("application/json", json.dumps(facts)),
         }
-        questions = {"view": answers.views, "worst": answers.worst}
-        handler = partial(
-            _Handler, f"/{token}/", {name: (kind, text.encode()) for name, (kind, text) in files.items()}
-        )
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(handler, questions, Lock()))
+        contents = {name: (kind, text.encode()) for name, (kind, text) in files.items()}
+        handler = partial(_Handler, f"/{token}/", contents, answers.questions, Lock())
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
         self.address: str = f"http://127.0.0.1:{self._server.server_port}/{token}/"
 
@@ -84,9 +83,6 @@ class Server:
         self._server.server_close()
 
 
-Question = Callable[[dict[str, Any]], Any]
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60  # seconds of silence
@@ -95,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
         self,
         path: str,
         files: dict[str, tuple[str, bytes]],
-        questions: dict[str, Question],
+        questions: dict[str, Callable[[dict[str, Any]], Any]],
         lock: Lock,
         *rest: Any,
     ) -> None:
@@ -119,13 +115,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif not size.isdecimal() or int(size) > LONGEST:
             self._refuse(413, f"a question has at most {LONGEST} bytes")
         else:
-            self._answer(self.questions[name], self.rfile.read(int(size)))
+            self._answer(name, self.rfile.read(int(size)))
 
-    def _answer(self, question: Question, body: bytes) -> None:
+    def _answer(self, name: str, body: bytes) -> None:
         try:
             values = json.loads(body)
             with self.lock:
-                answer = question(values if isinstance(values, dict) else {})
+                answer = self.questions[name](values if isinstance(values, dict) else {})
             self._send(200, "application/json", json.dumps(answer, allow_nan=False).encode())
         except (FgaiError, ValueError, RecursionError) as error:
             self._refuse(400, str(error))
@@ -161,4 +157,41 @@ class _Handler(BaseHTTPRequestHandler):
         return "fgai"
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: addresses hold the token."""
+        """Log nothing: addresses hold the token."""
+
+
+@typed
+def explore(
+    models: Mapping[str, nn.Module] | nn.Module, data: Any, *, node: int | None = None, k: int = 5
+) -> Any:
+    """Return a widget that shows how changed edges and injected nodes change one node's attention and class.
+
+    GAT and GATv2 are computed in the browser, other models here. The extra `notebook` installs anywidget.
+
+    Args:
+        models: node classifiers by name, or one.
+        data: a `Graph` or PyG `Data`.
+        node: shown first; the first test node by default.
+        k: neighbours in an explanation.
+
+    Raises:
+        InputError: no models, a node the graph does not have, or another task than node classification.
+        MissingExtraError: anywidget is not installed.
+    """
+    base = extra("anywidget").AnyWidget
+    answers = WhatIf(models, data, k=k)
+    facts = answers.facts(node=node, certified=answers.certify())
+    parts = {"_esm": whatif_script(), "_css": asset("whatif.css", "whatif")}
+    parts["facts"] = extra("traitlets").Dict().tag(sync=True)
+    widget = type("WhatIfWidget", (base,), parts)(facts=facts)
+
+    def reply(_: Any, content: dict[str, Any], buffers: Any) -> None:
+        answer: dict[str, Any] = {"id": content.get("id")}
+        try:
+            answer["answer"] = answers.questions[str(content.get("question"))](content.get("change") or {})
+        except (FgaiError, KeyError, ValueError) as error:
+            answer["error"] = str(error)
+        widget.send(answer)
+
+    widget.on_msg(reply)
+    return widget

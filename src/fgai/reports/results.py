@@ -1,4 +1,4 @@
-"""`_Part`: one model's record and certificate as plain values, with their arrays unpacked and set aside."""
+"""`_ModelResults`: one model's record and certificates as plain values, and their arrays unpacked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def certify_injections(models: Mapping[str, nn.Module], graph: Graph, k: int) ->
     return out
 
 
-def summary(certificates: Sequence[InjectionCertificate], scored: Tensor | None) -> list[dict[str, Any]]:
+def injection_summary(
+    certificates: Sequence[InjectionCertificate], scored: Tensor | None
+) -> list[dict[str, Any]]:
     """Certified shares of one model by threat, over the nodes of `scored` (bool [N]; all by default)."""
     return [
         {
@@ -49,8 +51,10 @@ def summary(certificates: Sequence[InjectionCertificate], scored: Tensor | None)
     ]
 
 
-def _of_nodes(certificates: Sequence[InjectionCertificate], nodes: Sequence[int]) -> list[dict[str, Any]]:
-    """What holds at each node, threat by threat: 1 and 0, or None where nothing is known."""
+def _injections_at(
+    certificates: Sequence[InjectionCertificate], nodes: Sequence[int]
+) -> list[dict[str, Any]]:
+    """Whether class and order hold at each node, threat by threat: 1 or 0, or None where unknown."""
     index = torch.from_numpy(np.asarray(nodes, dtype=np.int64))
 
     def flags(mask: Tensor | None) -> list[int] | None:
@@ -73,7 +77,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
+class _ModelResults:
     """One model's record and certificates."""
 
     name: str
@@ -84,7 +88,7 @@ class _Part:
     injections: Sequence[InjectionCertificate] = ()
 
     def worst(self, count: int) -> list[int]:
-        """The nodes whose explanation suffers most, those without a value left out."""
+        """The nodes that keep least of their explanation, those without a value left out."""
         for name in ("overlap_explanation", "overlap_prediction"):
             if name in self.arrays:
                 values = _over_layers(self.arrays[name])
@@ -120,28 +124,22 @@ class _Part:
         }
 
     @property
-    def note(self) -> str | None:
-        """What its provenance remarks, e.g. that it was not trained."""
-        note = (self.record.get("provenance") or {}).get("note")
-        return None if note is None else f"{self.name}: {note}"
-
-    @property
     def k(self) -> int:
         k = (self.record.get("config") or {}).get("k", 5)
         return k if isinstance(k, int) and k > 0 else 5
 
 
-def _parts_of(
+def _results_of(
     records: Sequence[Mapping[str, Any]],
     certificates: Mapping[str, Mapping[str, Any]],
     notes: list[str],
     injections: Injections | None = None,
-) -> list[_Part]:
-    """Split records and certificates into plain values and arrays."""
+) -> list[_ModelResults]:
+    """Split records and certificates into plain values and arrays, with a note on what cannot be read."""
     out = []
     for record in records:
         name = str(record.get("name", "model"))
-        arrays = _unpacked(record.get("per_node"), f"the record of {name}", notes)
+        arrays = _arrays_of(record.get("per_node"), f"the record of {name}", notes)
         proof, layers = certificates.get(name), list[dict[str, Any]]()
         ours, theirs = (entry.get("provenance") or {} for entry in (record, proof or {}))
         shared = ours.keys() & theirs.keys() & {"weights", "data"}
@@ -149,7 +147,7 @@ def _parts_of(
             notes.append(f"The certificate given for {name} is of other weights or data: it is left out.")
             proof = None
         for layer in (proof or {}).get("layers") or []:
-            unpacked = _unpacked(layer.get("per_node"), f"the certificate of {name}", notes)
+            unpacked = _arrays_of(layer.get("per_node"), f"the certificate of {name}", notes)
             words = {"name": layer.get("name", ""), "class_status": layer.get("class_status", "unknown")}
             if layer.get("rows_are") in ("links", "graphs"):  # the page is about nodes
                 unpacked.pop("class_radius", None)
@@ -157,7 +155,9 @@ def _parts_of(
             layers.append({**words, **unpacked})
         kept = {key: value for key, value in record.items() if key != "per_node"}
         against = (injections or {}).get(name, ())
-        out.append(_Part(name, kept, arrays, None if proof is None else _summary(proof), layers, against))
+        out.append(
+            _ModelResults(name, kept, arrays, None if proof is None else _summary(proof), layers, against)
+        )
     return out
 
 
@@ -165,7 +165,7 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
     return [entry for entry in value if isinstance(entry, Mapping)] if isinstance(value, list) else []
 
 
-def _unpacked(packed: Any, where: str, notes: list[str]) -> Arrays:
+def _arrays_of(packed: Any, where: str, notes: list[str]) -> Arrays:
     out: Arrays = {}
     for name, value in (packed if isinstance(packed, Mapping) else {}).items():
         if value is None:
@@ -185,14 +185,12 @@ def _summary(proof: Mapping[str, Any]) -> dict[str, Any]:
         "radii": summary.get("radii") or [],
         "layers": [
             {
-                "name": layer.get("name"),
-                "counted": layer.get("counted"),
+                **{name: layer.get(name) for name in ("name", "counted", "reason")},
                 "topk": look_up(layer, "topk.curve") or [],
                 "class": look_up(layer, "class.curve") or [],
                 "topk_share": look_up(layer, "topk.share"),
                 "class_share": look_up(layer, "class.share"),
                 "class_status": look_up(layer, "class.status"),
-                "reason": layer.get("reason"),
                 "definition": layer.get("definition") or {},
                 "sentences": [text for text in layer.get("sentences") or [] if isinstance(text, str)],
             }
@@ -201,25 +199,25 @@ def _summary(proof: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _intervals_of(parts: Sequence[_Part], reference: str) -> dict[str, dict[str, Any]]:
+def _intervals_of(results: Sequence[_ModelResults], reference: str) -> dict[str, dict[str, Any]]:
     """Return the interval of every difference whose values are known node by node."""
-    first = next((part for part in parts if part.name == reference), parts[0])
+    first = next((result for result in results if result.name == reference), results[0])
     out: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        intervals = {FALL: _of_predictions(part, part, "clean", "attacked")}
-        if part is not first:
-            intervals |= {when: _of_predictions(first, part, when, when) for when in ("attacked", "clean")}
-            intervals["kept"] = _of_overlaps(first, part, "prediction")
-            intervals["aimed"] = _of_overlaps(first, part, "explanation")
-            before, after = _proved(first), _proved(part)
+    for result in results:
+        intervals = {FALL: _of_predictions(result, result, "clean", "attacked")}
+        if result is not first:
+            intervals |= {when: _of_predictions(first, result, when, when) for when in ("attacked", "clean")}
+            intervals["kept"] = _of_overlaps(first, result, "prediction")
+            intervals["aimed"] = _of_overlaps(first, result, "explanation")
+            before, after = _proved(first), _proved(result)
             if before is not None and after is not None:
                 intervals["proved"] = paired_interval(before, after)
-        out[part.name] = {key: value._asdict() for key, value in intervals.items() if value is not None}
+        out[result.name] = {key: value._asdict() for key, value in intervals.items() if value is not None}
     return out
 
 
-def _of_predictions(first: _Part, second: _Part, before: str, after: str) -> Interval | None:
-    """What is classified right; only where the score is that share."""
+def _of_predictions(first: _ModelResults, second: _ModelResults, before: str, after: str) -> Interval | None:
+    """Interval of the share that is classified right; only if the score is that share."""
     prefix = "item_" if "item_scored" in first.arrays else ""
     ours = first.arrays.get(f"{prefix}correct_{before}")
     theirs = second.arrays.get(f"{prefix}correct_{after}")
@@ -228,18 +226,18 @@ def _of_predictions(first: _Part, second: _Part, before: str, after: str) -> Int
     return paired_interval(ours, theirs, first.arrays.get(f"{prefix}scored"))
 
 
-def _of_overlaps(first: _Part, second: _Part, attack: str) -> Interval | None:
-    """What stays of explanations, over the nodes that the attack reaches in both models."""
-    before, after = (part.arrays.get(f"overlap_{attack}") for part in (first, second))
-    ours, theirs = (part.arrays.get("touched") for part in (first, second))
+def _of_overlaps(first: _ModelResults, second: _ModelResults, attack: str) -> Interval | None:
+    """Interval of the overlap of explanations, over the nodes that the attack reaches in both models."""
+    before, after = (result.arrays.get(f"overlap_{attack}") for result in (first, second))
+    ours, theirs = (result.arrays.get("touched") for result in (first, second))
     if before is None or after is None or ours is None or theirs is None or ours.shape != theirs.shape:
         return None
     return paired_interval(before, after, ours & theirs)
 
 
-def _proved(part: _Part) -> NDArray[np.float64] | None:
-    """1 where a node's top-k is proved to stay at the output layer, else 0; NaN with at most k neighbours."""
-    layer, proof = part.layers[-1] if part.layers else {}, part.certificate or {}
+def _proved(result: _ModelResults) -> NDArray[np.float64] | None:
+    """1 where a node's top-k provably stays at the output layer, else 0; NaN with at most k neighbours."""
+    layer, proof = result.layers[-1] if result.layers else {}, result.certificate or {}
     costs, degree, radius, k = layer.get("costs"), layer.get("degree"), proof.get("radius"), proof.get("k2")
     if costs is None or degree is None or not isinstance(radius, int | float) or not isinstance(k, int):
         return None
