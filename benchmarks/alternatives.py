@@ -238,7 +238,7 @@ def rivals(adjacency: Adjacency, repeats: int) -> list[list[str]]:
 
         def step(members=members, now=now, k=k) -> None:  # type: ignore[no-untyped-def]
             now.grad = None
-            gaps, _ = swaps.rivals(now, there, members, adjacency.rowptr, nodes, k)
+            gaps, _ = swaps.swap_gaps(now, there, members, adjacency.rowptr, nodes, k)
             gaps.sum().backward()
 
         def without(step: Work = step) -> None:

@@ -10,7 +10,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.ops import reference, use_backend
 from fgai.recompute.local import Plan, Recompute, Touched
-from fgai.sparse.adjacency import set_reach
+from fgai.sparse.adjacency import set_active_rows
 from support.ops_cases import INPUTS, TOLERANCE, assert_same, call, inputs, skewed
 
 MOVING, FILLED = 6, 19
@@ -22,7 +22,7 @@ def compare_reach(name: str, device: str, size: tuple[int, int], dtype: torch.dt
 
     adjacency, plain = skewed(hub).to(device), skewed(hub).to(device)
     assert not adjacency.rowptr.diff()[FILLED:].any()
-    set_reach(adjacency, MOVING, FILLED)
+    set_active_rows(adjacency, MOVING, FILLED)
     for learn in (False, True):
         given = [t.detach().to(device) for t in inputs(name, adjacency, *size, dtype)]
         exact = [t.double() for t in given]

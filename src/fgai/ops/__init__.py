@@ -1,6 +1,5 @@
 """Attention operations and sparse projection, on the fastest kernel at hand."""
 
-from fgai.ops.attach import attach
 from fgai.ops.backend import use_backend
 from fgai.ops.clip import clip, range_norm
 from fgai.ops.functional import (
@@ -22,7 +21,6 @@ from fgai.ops.similarity import edge_cosine
 
 __all__ = [
     "aggregate",
-    "attach",
     "attend_additive",
     "attend_dot",
     "attend_dynamic",

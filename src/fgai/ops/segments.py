@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.sparse.valid import check_pointers, owners
+from fgai.sparse.valid import check_pointers
+from fgai.sparse.valid import row_index as row_index
 from fgai.typed import typed
-
-row_index = owners
 
 
 def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:

@@ -20,7 +20,7 @@ from fgai.graph.graph import extend_encoding
 from fgai.ops.capture import chosen_rows
 from fgai.recompute.patch import Ranks, Sides, _Edit, _Patch
 from fgai.sparse import Adjacency, Features
-from fgai.sparse.adjacency import set_reach
+from fgai.sparse.adjacency import set_active_rows
 from fgai.sparse.valid import check_index
 from fgai.typed import typed
 
@@ -286,7 +286,7 @@ def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, 
     edges, count = patch.adjacency, patch.adjacency.num_edges
     both = torch.stack([number[:, edges.source].flatten(), number[:, edges.destination].flatten()])
     adjacency, order = Adjacency.build(both, times * edges.num_nodes)
-    set_reach(adjacency, moving=times * patch.changed, filled=times * patch.touched)
+    set_active_rows(adjacency, with_grad=times * patch.changed, with_edges=times * patch.touched)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=device)
     positions, chosen = back.view(times, count), torch.cat(index)

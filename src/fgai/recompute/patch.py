@@ -15,7 +15,7 @@ from fgai.ops import aggregate, edge_softmax
 from fgai.ops.capture import first_rows
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, edge_keys, key_ends
-from fgai.sparse.adjacency import set_reach
+from fgai.sparse.adjacency import set_active_rows
 
 Sides = tuple[Tensor, Tensor, Tensor]
 
@@ -162,7 +162,7 @@ class _Patch:
         adjacency, order = Adjacency.build(edge_index, nodes + standins.numel())
         back = torch.empty_like(order)
         back[order] = torch.arange(order.numel(), device=device)
-        set_reach(adjacency, moving=s, filled=s + fresh.numel())
+        set_active_rows(adjacency, with_grad=s, with_edges=s + fresh.numel())
         none = taken.new_full((added.shape[1] + standins.numel(),), -1)
         return cls(
             changed=s,
@@ -244,7 +244,7 @@ class Ranks(NamedTuple):
         ends = torch.minimum(edges.source, edges.destination)
         moved = ((ends < patch.changed) | (patch.positions < 0)).nonzero().flatten()
         some = Adjacency.from_sorted(edges.source[moved], edges.destination[moved], edges.num_nodes)
-        set_reach(some, moving=patch.changed, filled=patch.touched)
+        set_active_rows(some, with_grad=patch.changed, with_edges=patch.touched)
         return cls(still, moved, some)
 
     def repeated(self, copies: _Patch, positions: Tensor) -> Ranks:

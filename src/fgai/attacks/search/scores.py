@@ -18,12 +18,11 @@ from fgai.attacks.search.site import _InjectionSite, _View
 from fgai.attention import AttentionMap, touched_rows
 from fgai.metrics import error_weights
 from fgai.objectives import Clean, Explanation, Objective
-from fgai.ops.capture import chosen_rows
 from fgai.recompute import Plan, Recompute, Repeated, Touched
 from fgai.recompute.patch import Ranks, incoming
 from fgai.tasks import task_of
 from fgai.topk import topk_mask
-from fgai.topk.swaps import rivals
+from fgai.topk.swaps import swap_gaps
 
 Score = Callable[[_View], tuple[Tensor, Tensor]]
 """View → the losses [B], with gradients, and the damages [B], without."""
@@ -236,7 +235,7 @@ class _PartialExplanation:
             inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
             inside[touched[touched < adjacency.num_nodes]] = True
             ours, rest = rows[inside[rows]], rows[~inside[rows]]
-            margins, real = rivals(
+            margins, real = swap_gaps(
                 before.ranking(), torch.ones_like(members), members, before.rowptr, rest, objective.k
             )
             lost, terms = (torch.sigmoid(margins) * real).sum(), real.sum()
@@ -257,8 +256,8 @@ class _PartialExplanation:
         for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
-                now = chosen_rows(ranks, layer.spots)
-                each = rivals(now, layer.there, layer.members, layer.rowptr, layer.rows, self._k)
+                now = ranks.index_select(0, layer.spots)
+                each = swap_gaps(now, layer.there, layer.members, layer.rowptr, layer.rows, self._k)
                 margins, real = (part.view(self._copies, -1) for part in each)
                 lost, terms = lost + (torch.sigmoid(margins) * real).sum(1), terms + real.sum(1)
                 shown = self._k * (len(layer.rows) // self._copies)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fgai.ops.gpu.plan import _grown_layouts, _keep_work, _place
 from fgai.sparse import Adjacency
-from fgai.sparse.adjacency import Index32, of_narrow
+from fgai.sparse.adjacency import Index32
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -153,7 +153,7 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     """See `fgai.ops.attach`; the pieces for the kernels are laid out too."""
     (nodes, width), first = targets.shape, adjacency.num_nodes
     old, new = adjacency.num_edges, nodes * (2 * width + int(loops))
-    keys, turned, count = adjacency.keys, adjacency.turned_keys, first + nodes + 1
+    keys, turned, count = adjacency.keys, adjacency.keys_by_source, first + nodes + 1
     edges, fresh = targets.new_empty(new), targets.new_empty(new)
     _new_keys[_grid(new)](targets.contiguous(), edges, nodes, width, first, loops, new, B=BLOCK)
     if new <= FEW:
@@ -174,6 +174,6 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     _pointers[_grid(count)](
         fresh, adjacency.rowptr, adjacency.colptr, rowptr, colptr, first, count, new, STEPS=short, B=BLOCK
     )
-    grown = of_narrow(first + nodes, Index32(rowptr, source, colptr, csc, destination))
+    grown = Adjacency.from_index32(first + nodes, Index32(rowptr, source, colptr, csc, destination))
     _keep_work(grown, _place(incoming, rowptr, source, source), _place(outgoing, colptr, csc, target))
     return grown, ours

@@ -53,7 +53,7 @@ from fgai.ops.gpu.plan import (
 )
 from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _odds
 from fgai.sparse import Adjacency
-from fgai.sparse.adjacency import reach_of
+from fgai.sparse.adjacency import active_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -82,9 +82,9 @@ class _Attend(Function):
         ctx.numbers = {"SLOPE": slope, "RATE": channels**-0.5, "SCORE": score}
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
         ctx.adjacency, ctx.written = adjacency, written
-        filled = reach_of(adjacency).filled
-        work, sizes = incoming(adjacency, filled), _sizes(heads, channels)
-        out, lse = _room(values, filled), values.new_empty(len(values), heads)
+        with_edges = active_rows(adjacency).with_edges
+        work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels)
+        out, lse = _room(values, with_edges), values.new_empty(len(values), heads)
         attention = values.new_empty(adjacency.num_edges if written else 0, heads)
         tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
         parts = values.new_empty(work.slots, heads, channels)
@@ -122,18 +122,18 @@ class _Attend(Function):
         mode = 0 if gradients[1] is None or not d_attention.numel() else ctx.written
         # Where few nodes move, ∂s is computed twice; else it is kept between the passes.
         few = not (mode or ctx.draws["DROP"] or ctx.needs_input_grad[2])
-        moving, filled = reach_of(ctx.adjacency)
-        moving = moving if few else len(values)
-        few = few and moving < len(values)
-        work, sizes = outgoing(ctx.adjacency, moving), _sizes(heads, channels)
-        delta, d_values, d_far = torch.empty_like(lse), _room(values, moving), _room(far, moving)
+        with_grad, with_edges = active_rows(ctx.adjacency)
+        with_grad = with_grad if few else len(values)
+        few = few and with_grad < len(values)
+        work, sizes = outgoing(ctx.adjacency, with_grad), _sizes(heads, channels)
+        delta, d_values, d_far = torch.empty_like(lse), _room(values, with_grad), _room(far, with_grad)
         d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
         value_parts = values.new_empty(work.slots, *values.shape[1:])
         far_parts = far.new_empty(work.slots, *far.shape[1:])
         if len(work.row):
             shape = {k: v for k, v in sizes.items() if k != "BE"}
             index = ctx.adjacency.index32
-            _middles[(max(1, filled),)](
+            _middles[(max(1, with_edges),)](
                 index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
                 SLOPE=ctx.numbers["SLOPE"], **shape, FEW=32, BW=max(32, 1024 // sizes["BH"]),
                 AGAIN=not attention.numel(), GIVEN=mode,
@@ -175,8 +175,8 @@ def _destinations(
 
 def _movers(ctx: Any, near: Tensor, *tensors: Tensor) -> Tensor:
     """The gradient at the destinations that move; zeros at the others."""
-    moving = reach_of(ctx.adjacency).moving
-    work, d_near = incoming(ctx.adjacency, moving), _room(near, moving)
+    with_grad = active_rows(ctx.adjacency).with_grad
+    work, d_near = incoming(ctx.adjacency, with_grad), _room(near, with_grad)
     parts = near.new_empty(work.slots, *near.shape[1:])
     if len(work.row):
         sizes = _sizes(*tensors[2].shape[1:])

@@ -31,7 +31,7 @@ from fgai.ops.gpu.plan import (
 )
 from fgai.ops.reference import ADDITIVE, DOT, Bounds, Clipped, Score, _odds
 from fgai.sparse import Adjacency
-from fgai.sparse.adjacency import reach_of
+from fgai.sparse.adjacency import active_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
@@ -76,7 +76,7 @@ class _EdgeSoftmax(Function):
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
         scores = scores.contiguous()
         out, sizes = torch.empty_like(scores), _narrow_sizes(scores.shape[1], 1024)
-        if rows := reach_of(adjacency).filled:
+        if rows := active_rows(adjacency).with_edges:
             _softmax_forward[(rows,)](adjacency.index32.rowptr, scores, out, **sizes)
         ctx.save_for_backward(out)
         ctx.adjacency = adjacency
@@ -88,7 +88,7 @@ class _EdgeSoftmax(Function):
         (attention,) = ctx.saved_tensors
         out, adjacency = torch.empty_like(attention), ctx.adjacency
         pointer, gradient = adjacency.index32.rowptr, gradients[0].contiguous()
-        if rows := reach_of(adjacency).filled:
+        if rows := active_rows(adjacency).with_edges:
             _softmax_backward[(rows,)](pointer, attention, gradient, out, **_narrow_sizes(out.shape[1], 1024))
         return out, None
 
@@ -98,7 +98,7 @@ class _Aggregate(Function):
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
-        return _weighted(adjacency, attention, values, reach_of(adjacency).filled, outgoing=False)
+        return _weighted(adjacency, attention, values, active_rows(adjacency).with_edges, outgoing=False)
 
     @staticmethod
     @once_differentiable
@@ -109,7 +109,7 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[0]:
             d_attention = _edge_dot(adjacency, d_out, values, 1.0)
         if ctx.needs_input_grad[1]:
-            d_values = _weighted(adjacency, attention, d_out, reach_of(adjacency).moving, outgoing=True)
+            d_values = _weighted(adjacency, attention, d_out, active_rows(adjacency).with_grad, outgoing=True)
         return d_attention, d_values, None
 
 
@@ -138,20 +138,20 @@ class _Score(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (near, far, weight), (adjacency, kind, slope) = ctx.saved_tensors, ctx.options
         gradient, (needs_near, needs_far, learned) = gradients[0].contiguous(), ctx.needs_input_grad[:3]
-        moving, filled = reach_of(adjacency)
+        with_grad, with_edges = active_rows(adjacency)
         d_near = d_far = d_weight = None
         if kind == DOT:
             scaled = gradient * near.shape[-1] ** -0.5
-            d_near = _weighted(adjacency, scaled, far, moving, outgoing=False) if needs_near else None
-            d_far = _weighted(adjacency, scaled, near, moving, outgoing=True) if needs_far else None
+            d_near = _weighted(adjacency, scaled, far, with_grad, outgoing=False) if needs_near else None
+            d_far = _weighted(adjacency, scaled, near, with_grad, outgoing=True) if needs_far else None
         elif kind == ADDITIVE:
             d_near = _additive_gradient(adjacency, near, far, gradient, slope, False) if needs_near else None
             d_far = _additive_gradient(adjacency, far, near, gradient, slope, True) if needs_far else None
         else:
-            filled, sizes = filled if learned else moving, _sizes(*far.shape[1:])
-            d_far, d_near = _room(far, moving), _room(near, filled)
-            part = _room(near, filled) if learned else near[:0]
-            ends = (True, moving, far, near, d_far), (False, filled, near, far, d_near)
+            with_edges, sizes = with_edges if learned else with_grad, _sizes(*far.shape[1:])
+            d_far, d_near = _room(far, with_grad), _room(near, with_edges)
+            part = _room(near, with_edges) if learned else near[:0]
+            ends = (True, with_grad, far, near, d_far), (False, with_edges, near, far, d_near)
             for outgoing, rows, own, other, out in ends:
                 if rows:
                     arguments = own, other, weight, gradient, out, part, slope
@@ -165,7 +165,7 @@ def _additive_gradient(
     adjacency: Adjacency, own: Tensor, other: Tensor, gradient: Tensor, slope: float, outgoing: bool
 ) -> Tensor:
     """The gradient of the additive score in one end, `own` [N, H]."""
-    rows = reach_of(adjacency).moving
+    rows = active_rows(adjacency).with_grad
     out, view = _room(own, rows), _view(adjacency, outgoing=outgoing)
     if rows:
         sizes = _narrow_sizes(own.shape[1], 1024)
