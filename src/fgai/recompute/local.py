@@ -17,7 +17,6 @@ from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, 
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.graph import extend_encoding
-from fgai.ops.capture import chosen_rows
 from fgai.recompute.patch import Ranks, Sides, _Edit, _Patch
 from fgai.sparse import Adjacency, Features
 from fgai.sparse.adjacency import set_active_rows
@@ -231,8 +230,8 @@ class Recompute:
             out = patch.forward(layer, sides, score)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
             if last:
-                out = chosen_rows(out, plan.keep)
-                joined = None if joined is None else chosen_rows(joined, plan.keep)
+                out = out.index_select(0, plan.keep)
+                joined = None if joined is None else joined.index_select(0, plan.keep)
             state = update(joined, layer.join(out))
         assert isinstance(state, Tensor)
         return Touched(plan.nodes, self.stages.leave(state), outputs)

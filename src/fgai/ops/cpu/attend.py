@@ -70,7 +70,7 @@ from fgai.ops.cpu.rows import (
     _weighted_sum,
 )
 from fgai.ops.cpu.scores import _near_gradients, _pass_to_far, _row_width, _score_arguments, _score_row
-from fgai.ops.reference import ADDITIVE, Drop, Score, _odds
+from fgai.ops.reference import ADDITIVE, Drop, Score, _limit_and_scale
 from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -253,7 +253,7 @@ class _Attend(Function):
     ) -> tuple[Tensor, ...]:
         adjacency, kind, slope, p, seed, averaged = options
         ctx.set_materialize_grads(False)
-        index, messages, (limit, scale) = _incoming(adjacency), _array(values), _odds(p)
+        index, messages, (limit, scale) = _incoming(adjacency), _array(values), _limit_and_scale(p)
         (heads, channels), dtype, edges = messages.shape[1:], messages.dtype, adjacency.num_edges
         ctx.adjacency, ctx.kind, ctx.slope = adjacency, kind, slope
         ctx.drop, ctx.averaged = (seed, np.uint32(limit), dtype.type(scale)), averaged and heads > 1

@@ -54,7 +54,7 @@ from fgai.ops.cpu.rows import (
     _piece,
     _weighted_sum,
 )
-from fgai.ops.reference import Bounds, Clipped, _odds
+from fgai.ops.reference import Bounds, Clipped, _Dropout, _limit_and_scale
 from fgai.sparse import Adjacency, SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -244,37 +244,24 @@ class _NodeScores(Function):
 
 
 @_by_block
-def _drop(b, values, seed, limit, scale, out):
+def _dropout(b, values, seed, limit, scale, out):
     for k in range(b * _CHUNK, min((b + 1) * _CHUNK, len(values))):
         out[k] = values[k] * _factor(k, seed, limit, scale)
 
 
-def _dropped(values: Reals, seed: int, p: float) -> Tensor:
-    out = np.empty_like(values)
-    limit, scale = _odds(p)
-    numbers = seed, np.uint32(limit), values.dtype.type(scale)
-    _launch(_drop, -(-values.size // _CHUNK), _flat(values), *numbers, _flat(out))
+def _run_dropout(values: Tensor, p: float, seed: int) -> Tensor:
+    array, (limit, scale) = _array(values), _limit_and_scale(p)
+    out, numbers = np.empty_like(array), (seed, np.uint32(limit), array.dtype.type(scale))
+    _launch(_dropout, -(-array.size // _CHUNK), _flat(array), *numbers, _flat(out))
     return from_numpy(out)
-
-
-class _Dropout(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, p: float, seed: int) -> Tensor:
-        ctx.options = seed, p
-        return _dropped(_array(values), seed, p)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _dropped(_array(gradients[0]), *ctx.options), None, None
 
 
 edge_softmax, aggregate, node_scores = _EdgeSoftmax.apply, _Aggregate.apply, _NodeScores.apply
 
 
 def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
-    """See `fgai.ops.reference.dropout`; no mask is stored."""
-    return _Dropout.apply(values, p, int(seed))  # type: ignore[no-any-return]
+    """See `fgai.ops.reference.dropout`."""
+    return _Dropout.apply(_run_dropout, values, p, int(seed))  # type: ignore[no-any-return]
 
 
 @_by_block

@@ -51,7 +51,7 @@ from fgai.ops.gpu.plan import (
     incoming,
     outgoing,
 )
-from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _odds
+from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _limit_and_scale
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import active_rows
 
@@ -78,7 +78,7 @@ class _Attend(Function):
         adjacency, score, slope, p, seed, written = options
         near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
         heads, channels = values.shape[1:]
-        limit, scale = _odds(p)
+        limit, scale = _limit_and_scale(p)
         ctx.numbers = {"SLOPE": slope, "RATE": channels**-0.5, "SCORE": score}
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
         ctx.adjacency, ctx.written = adjacency, written

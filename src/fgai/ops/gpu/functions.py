@@ -29,7 +29,7 @@ from fgai.ops.gpu.plan import (
     _wide,
     _wide_sizes,
 )
-from fgai.ops.reference import ADDITIVE, DOT, Bounds, Clipped, Score, _odds
+from fgai.ops.reference import ADDITIVE, DOT, Bounds, Clipped, Score, _Dropout, _limit_and_scale
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import active_rows
 
@@ -418,38 +418,25 @@ node_scores = _NodeScores.apply
 
 
 @triton.jit
-def _drop(values, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+def _dropout(values, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kind: tl.constexpr = values.dtype.element_ty
     numbers = tl.load(values + at, mask=at < count, other=0.0)
     tl.store(out + at, numbers * _factor(at, tl.load(seed), LIMIT, SCALE, kind), mask=at < count)
 
 
-def _dropped(values: Tensor, p: float, seed: Tensor) -> Tensor:
+def _run_dropout(values: Tensor, p: float, seed: Tensor) -> Tensor:
     values = values.contiguous()
     out, count = torch.empty_like(values), values.numel()
-    limit, scale = _odds(p)
+    limit, scale = _limit_and_scale(p)
     if count:
-        _drop[(-(-count // 1024),)](values, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
+        _dropout[(-(-count // 1024),)](values, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
     return out
-
-
-class _Dropout(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, p: float, seed: Tensor) -> Tensor:
-        ctx.save_for_backward(seed)
-        ctx.p = p
-        return _dropped(values, p, seed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _dropped(gradients[0], ctx.p, ctx.saved_tensors[0]), None, None
 
 
 def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """See `fgai.ops.reference.dropout`."""
-    return _Dropout.apply(values, p, _seed_on(values, seed))  # type: ignore[no-any-return]
+    return _Dropout.apply(_run_dropout, values, p, _seed_on(values, seed))  # type: ignore[no-any-return]
 
 
 @triton.jit
