@@ -16,12 +16,13 @@ from scipy.sparse.linalg import ArpackError, eigsh, svds
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from experiments.similarity import edge_cosine
 from fgai import Graph
 from fgai.attention import TappedLayer, call_model
 from fgai.checks import at_least, memory, one_of, whole
 from fgai.errors import InputError
 from fgai.models import MODELS, AttentionModel, Capabilities, as_graph
-from fgai.ops import edge_cosine, row_sum, score_dot
+from fgai.ops import row_sum, score_dot
 from fgai.sparse import Adjacency, Features, match_edges
 from fgai.training import Vanilla
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from experiments.similarity import edge_cosine
 from fgai.cache import cached_on
-from fgai.ops import edge_cosine
 from fgai.sparse import SparseRows
 from support.task_cases import batch_of_graphs
 

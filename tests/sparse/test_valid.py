@@ -15,7 +15,6 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT
 from fgai.sparse import Adjacency, Features, SparseRows, valid
-from fgai.sparse.features import as_features
 from support.ops_cases import INPUTS
 
 W = torch.tensor([0.5, 0.2, 0.3])
@@ -236,9 +235,3 @@ class TestFeatures:
         for _ in range(3):
             model(graph).sum().backward()
         assert len(looks) == 1
-
-    @pytest.mark.parametrize("given", [matrix()[:2], torch.ones(2, 5), torch.ones(3)])
-    def test_similarity_needs_a_row_per_node(self, given: object) -> None:
-        adjacency = Adjacency.build(EDGES, 3)[0]
-        with pytest.raises(InputError, match="`x` must be"):
-            ops.edge_cosine(given if isinstance(given, torch.Tensor) else as_features(given), adjacency)

@@ -17,7 +17,6 @@ from fgai.ops.functional import (
     weighted_softmax,
 )
 from fgai.ops.segments import row_sum
-from fgai.ops.similarity import edge_cosine
 
 __all__ = [
     "aggregate",
@@ -26,7 +25,6 @@ __all__ = [
     "attend_dynamic",
     "clip",
     "dropout",
-    "edge_cosine",
     "edge_softmax",
     "node_scores",
     "project",

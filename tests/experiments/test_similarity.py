@@ -8,7 +8,9 @@ from hypothesis import given
 from scipy.sparse import csr_matrix
 from torch import Tensor
 
-from fgai.ops import edge_cosine, similarity
+from experiments import similarity
+from experiments.similarity import edge_cosine
+from fgai.errors import InputError
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.sparse.features import as_features
 from support.ops_cases import adjacencies, skewed
@@ -85,6 +87,13 @@ def test_looking_up_equals_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     x = rows.to_dense().double()
     found = similarity._looked_up(rows, adjacency.source, adjacency.destination)
     torch.testing.assert_close(found, (x[adjacency.source] * x[adjacency.destination]).sum(1))
+
+
+@pytest.mark.parametrize("x", [stored(torch.eye(5)[:2]), torch.ones(2, 5), torch.ones(3)])
+def test_features_need_a_row_per_node(x: Tensor | Features) -> None:
+    adjacency = Adjacency.build(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3)[0]
+    with pytest.raises(InputError, match="`x` must be"):
+        edge_cosine(x, adjacency)
 
 
 def test_rows_of_zeros_have_a_gradient() -> None:

@@ -12,12 +12,13 @@ from torch import Tensor
 from fgai.cache import cached_on
 from fgai.compiled import compiled
 from fgai.errors import InputError
-from fgai.ops.functional import score_dot
+from fgai.ops import score_dot
 from fgai.sparse import Adjacency, Features, SparseRows, key_ends
+from fgai.sparse.valid import row_entries
 from fgai.typed import typed
 
-SMALLEST = 1e-6  # shorter rows are not lengthened to 1: a row of zeros is similar to nothing
-_CHUNK = 1 << 24  # stored entries looked up at once, where there is no kernel
+SMALLEST = 1e-6  # smallest length to divide by: a row of zeros has cosine 0 with everything
+_CHUNK = 1 << 24  # stored entries looked up at once on a GPU
 
 
 @dataclass
@@ -161,17 +162,14 @@ def _looked_up(rows: SparseRows, source: Tensor, destination: Tensor) -> Tensor:
     width = rows.num_columns
     entries, order = torch.sort(rows.rows * width + rows.indices)
     values = rows.values.double()[order]
-    counts = (rows.indptr[1:] - rows.indptr[:-1])[source]
-    ends = counts.cumsum(0)
+    ends = rows.indptr.diff()[source].cumsum(0)
     out = torch.zeros(source.numel(), dtype=torch.float64, device=source.device)
     first = 0
     while first < source.numel() and entries.numel():
         limit = (int(ends[first - 1]) if first else 0) + _CHUNK
         last = max(first + 1, int(torch.searchsorted(ends, limit, right=True)))
-        edges = torch.arange(first, last, device=source.device).repeat_interleave(counts[first:last])
-        begin = ends[edges] - counts[edges]
-        entry = torch.arange(edges.numel(), device=source.device) + begin[:1] - begin
-        entry = entry + rows.indptr[source[edges]]
+        entry, edges = row_entries(rows.indptr, source[first:last])
+        edges = edges + first
         keys = destination[edges] * width + rows.indices[entry]
         spot = torch.searchsorted(entries, keys).clamp(max=entries.numel() - 1)
         matches = torch.where(entries[spot] == keys, values[spot], 0.0)
