@@ -1,4 +1,4 @@
-"""Attention operations and sparse projection, on the fastest kernel at hand."""
+"""Attention operations and sparse projection, by the fastest kernel available."""
 
 from fgai.ops.backend import use_backend
 from fgai.ops.clip import clip, range_norm

@@ -14,7 +14,7 @@ from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.ops.backend import _has_numba, has_triton
-from fgai.ops.segments import check_row_pointers, check_rows, row_index, row_order, row_sum, sortable
+from fgai.ops.segments import check_row_pointers, check_rows, prepare_values, row_index, row_order, row_sum
 from fgai.topk import cpu
 from fgai.typed import typed
 
@@ -115,7 +115,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     checks.whole(count, "count", 1)
     if (rowptr.numel() - 1) * count > LARGEST_TABLE:
         raise InputError(f"{count} leaders at {rowptr.numel() - 1} nodes are too many; use a smaller `count`")
-    ready = sortable(values)
+    ready = prepare_values(values)
     if count <= FEW and (kernels := _row_kernels(ready)) is not None:
         leading: Tensor = kernels.pick_leaders(ready, rowptr, count)
         return leading
@@ -152,7 +152,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
     rows = scoped_rows(rowptr, values.shape[0], scope)
     if k is None or k >= values.shape[0]:
         return torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
-    ready = sortable(values)
+    ready = prepare_values(values)
     kernels = _row_kernels(ready) if k <= FEW else None
     if kernels is cpu or (kernels is not None and scope == "node"):
         mask: Tensor = kernels.pick_mask(ready, rows, k)
