@@ -20,8 +20,8 @@ def clip(
 ) -> Tensor:
     """Clip every number to `[low, high]`, and shrink rows outside a radius towards the middle of the range.
 
-    Numbers inside stay bit-equal. NaN becomes `low`. With gradients on, the result may overwrite `x` if that is
-    the result of an operation, so do not read it again.
+    Numbers inside stay bit-equal. NaN becomes `low`. With gradients on, the result may overwrite `x` if that
+    is the result of an operation, so do not read it again.
 
     Args:
         x: [N, ...].
