@@ -96,7 +96,7 @@ def _score_row(low, high, i, source, heads, channels, near, far, weight, slope, 
 
 
 @_by_block
-def _forward(b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, out):
+def _edge_scores(b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, out):
     for i in range(blocks[b], blocks[b + 1]):
         low, high = rowptr[i], rowptr[i + 1]
         _score_row(low, high, i, source, heads, channels, near, far, weight, slope, rate, out)
@@ -162,7 +162,10 @@ def _score_width(heads, channels, weight, rate):
 
 
 @_by_block
-def _far(b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, gradient, d_far):
+def _far_gradient(
+    b, blocks, colptr, edge, target, heads, channels, near, far, weight, slope, rate, gradient, d_far
+):
+    """Gradient at the sources: the sum over the outgoing edges of each."""
     width, end = _score_width(heads, channels, weight, rate), len(edge) - 1
     for j in range(blocks[b], blocks[b + 1]):
         j_row = np.int64(j) * width
@@ -176,7 +179,7 @@ def _far(b, blocks, colptr, edge, target, heads, channels, near, far, weight, sl
 
 
 @_by_block
-def _near(
+def _near_gradient(
     b, blocks, rowptr, source, heads, channels, near, far, weight, slope, rate, gradient, d_near, partial
 ):
     """Gradient at the destinations; for the dynamic score partial[b] is this block's part of ∂weight."""
@@ -216,7 +219,7 @@ def _near_gradients(
     rows, weight = _incoming(adjacency), arguments[2]
     # One partial sum per block, added in block order: the same result for any number of threads.
     partial = np.zeros((len(rows.blocks) - 1, 0 if weight is None else weight.size), d_near.dtype)
-    _over(_near, rows, *sizes, *arguments, gradient, _flat(d_near), partial)
+    _over(_near_gradient, rows, *sizes, *arguments, gradient, _flat(d_near), partial)
     return None if weight is None else partial.sum(0).reshape(sizes)
 
 
@@ -228,7 +231,7 @@ class _Score(Function):
         ctx.sizes = (near.shape[1], 1) if kind == ADDITIVE else tuple(near.shape[1:])
         out = np.empty((adjacency.num_edges, near.shape[1]), _array(near).dtype)
         arguments = _score_arguments(kind, near, far, weight, slope)
-        _over(_forward, _incoming(adjacency), *ctx.sizes, *arguments, _flat(out))
+        _over(_edge_scores, _incoming(adjacency), *ctx.sizes, *arguments, _flat(out))
         return from_numpy(out)
 
     @staticmethod
@@ -239,7 +242,7 @@ class _Score(Function):
         d_near = d_far = d_weight = None
         if ctx.needs_input_grad[1]:
             d_far = np.empty_like(_array(far))
-            _over(_far, _outgoing(adjacency), *ctx.sizes, *arguments, gradient, _flat(d_far))
+            _over(_far_gradient, _outgoing(adjacency), *ctx.sizes, *arguments, gradient, _flat(d_far))
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[2]:
             d_near = np.empty_like(_array(near))
             d_weight = _near_gradients(adjacency, ctx.sizes, arguments, gradient, d_near)

@@ -1,6 +1,7 @@
 """The single operations on the CPU: softmax, aggregation, node scores, dropout, clip, projection.
 
-Every array is flat, see `fgai.ops.cpu.scores`.
+Every array is flat. `here` is the offset of the row that is computed, `there` that of the node at the other
+end of an edge.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from fgai.ops.cpu.rows import (
     _prefetch_row,
     _weighted_sum,
 )
+from fgai.ops.cpu.scores import _edge_scores, _far_gradient
 from fgai.ops.reference import Bounds, Clipped, _Dropout, _limit_and_scale
 from fgai.sparse import Adjacency, SparseRows
 
@@ -145,17 +147,10 @@ def _aggregate_back(
         _copy_sums(heads, channels, scratch, sums, d_values, here)
 
 
-@_by_block
-def _weight_back(b, blocks, rowptr, source, heads, channels, values, gradient, d_weight):
-    width, end = heads * channels, len(source) - 1
-    for i in range(blocks[b], blocks[b + 1]):
-        here = np.int64(i) * width
-        for e in range(rowptr[i], rowptr[i + 1]):
-            there = np.int64(source[e]) * width
-            _prefetch_row(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
-            for h in range(heads):
-                c = h * channels
-                d_weight[e, h] = _dot(channels, gradient, here + c, values, there + c)
+def _inner_products(near: Reals, far: Reals) -> tuple[Any, ...]:
+    """Arguments of the score kernels for ⟨near_i, far_j⟩: the dot score with rate 1."""
+    one = near.dtype.type(1)
+    return near, far, None, one, one
 
 
 class _Aggregate(Function):
@@ -181,8 +176,8 @@ class _Aggregate(Function):
             space = _workspace(index.blocks, weight, sizes[1])
             _over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, _flat(d_values), space)
         elif ctx.needs_input_grad[0]:
-            d_weight = np.empty_like(weight)
-            _over(_weight_back, _incoming(ctx.adjacency), *sizes, *arrays, d_weight)
+            d_weight, products = np.empty_like(weight), _inner_products(arrays[1], arrays[0])
+            _over(_edge_scores, _incoming(ctx.adjacency), *sizes, *products, _flat(d_weight))
         return (*_tensors(d_weight, d_values), None)
 
 
@@ -407,25 +402,6 @@ def _project_back_slabs(b, slabs, indptr, indices, width, values, gradient, part
                 _axpy(width - full, values[z], gradient, here + full, out, at)
 
 
-@_by_block
-def _project_back_weight(b, blocks, colptr, order, rows, width, values, gradient, out):
-    end = len(rows) - 1
-    for f in range(blocks[b], blocks[b + 1]):
-        here = np.int64(f) * width
-        out[here : here + width] = 0
-        for p in range(colptr[f], colptr[f + 1]):
-            _prefetch_row(gradient, np.int64(rows[min(p + AHEAD, end)]) * width, width)
-            _axpy(width, values[order[p]], gradient, np.int64(rows[p]) * width, out, here)
-
-
-@_by_block
-def _project_back_values(b, blocks, indptr, indices, width, weight, gradient, out):
-    for n in range(blocks[b], blocks[b + 1]):
-        here = np.int64(n) * width
-        for z in range(indptr[n], indptr[n + 1]):
-            out[z] = _dot(width, weight, np.int64(indices[z]) * width, gradient, here)
-
-
 class _ProjectSparse(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, rows: SparseRows) -> Tensor:
@@ -443,8 +419,8 @@ class _ProjectSparse(Function):
         gradient, width = _flat(gradients[0]), matrix.shape[1]
         d_values = d_weight = None
         if ctx.needs_input_grad[0]:
-            d_values = np.empty_like(stored)
-            _over(_project_back_values, _matrix_rows(ctx.rows), width, _flat(matrix), gradient, d_values)
+            d_values, products = np.empty_like(stored), _inner_products(gradient, _flat(matrix))
+            _over(_edge_scores, _matrix_rows(ctx.rows), 1, width, *products, d_values)
         if ctx.needs_input_grad[1]:
             d_weight = _weight_gradient(ctx.rows, stored, gradient, matrix)
         return (*_tensors(d_values, d_weight), None)
@@ -454,7 +430,8 @@ def _weight_gradient(rows: SparseRows, stored: Reals, gradient: Reals, matrix: R
     """The gradient [F, D], summed in an order that does not depend on the number of threads."""
     out, width = np.empty_like(matrix), matrix.shape[1]
     if len(stored) < _DENSE * rows.num_columns:
-        _over(_project_back_weight, _matrix_columns(rows), width, stored, gradient, _flat(out))
+        products = _inner_products(gradient, gradient)
+        _over(_far_gradient, _matrix_columns(rows), 1, width, *products, stored, _flat(out))
         return out
     index = _matrix_rows(rows)
     # Each slab reads its rows once and in order.
