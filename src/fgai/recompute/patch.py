@@ -127,46 +127,46 @@ class _Patch:
         full = changed[rows[changed]]
         if all_rows:
             full = torch.cat([full, affected])
-        taken = incoming(clean, full)[0]
+        old_edges = incoming(clean, full)[0]
         if not all_rows:
-            spread = _outgoing(clean, changed)
-            taken = torch.cat([taken, spread[position[clean.destination[spread]] >= s]])
+            out_edges = _outgoing(clean, changed)
+            old_edges = torch.cat([old_edges, out_edges[position[clean.destination[out_edges]] >= s]])
         if edit.removed.numel():
-            taken = taken[~torch.isin(taken, edit.removed)]
+            old_edges = old_edges[~torch.isin(old_edges, edit.removed)]
         added = edit.added[:, rows[edit.added[1]] & (position[edit.added[1]] >= 0)]
-        source = torch.cat([clean.source[taken], added[0]])
-        destination = torch.cat([clean.destination[taken], added[1]])
+        source = torch.cat([clean.source[old_edges], added[0]])
+        destination = torch.cat([clean.destination[old_edges], added[1]])
         other = torch.zeros(total, dtype=torch.bool, device=device)
         other[source] = True
         other &= position < 0
         constant = torch.cat([affected, other.nonzero().flatten()])
         position[constant] = s + torch.arange(constant.numel(), device=device)
 
-        rest, owner = incoming(clean, affected[:0] if all_rows else affected)
+        rest, row = incoming(clean, affected[:0] if all_rows else affected)
         from_clean = position[clean.source[rest]]
-        kept = (from_clean < 0) | (from_clean >= s)
+        replaced = (from_clean < 0) | (from_clean >= s)
         if edit.removed.numel():
-            kept &= ~torch.isin(rest, edit.removed)
-        rest, owner = rest[kept], owner[kept]
-        summarised, counts = torch.unique_consecutive(owner, return_counts=True)
+            replaced &= ~torch.isin(rest, edit.removed)
+        rest, row = rest[replaced], row[replaced]
+        summarised, counts = torch.unique_consecutive(row, return_counts=True)
         nodes = s + constant.numel()
-        stands = nodes + torch.arange(summarised.numel(), device=device)
+        summaries = nodes + torch.arange(summarised.numel(), device=device)
         edge_index = torch.stack(
-            [torch.cat([position[source], stands]), torch.cat([position[destination], s + summarised])]
+            [torch.cat([position[source], summaries]), torch.cat([position[destination], s + summarised])]
         )
         adjacency, order = Adjacency.build(edge_index, nodes + summarised.numel())
-        back = torch.empty_like(order)
-        back[order] = torch.arange(order.numel(), device=device)
+        sorted_position = torch.empty_like(order)
+        sorted_position[order] = torch.arange(order.numel(), device=device)
         set_active_rows(adjacency, with_grad=s, with_edges=s + affected.numel())
-        none = taken.new_full((added.shape[1] + summarised.numel(),), -1)
+        none = old_edges.new_full((added.shape[1] + summarised.numel(),), -1)
         return cls(
             changed=s,
             recomputed=s + affected.numel(),
             constant=constant,
             adjacency=adjacency,
-            positions=torch.cat([taken, none])[order],
+            positions=torch.cat([old_edges, none])[order],
             summarised=summarised,
-            summary_edges=back[taken.numel() + added.shape[1] :],
+            summary_edges=sorted_position[old_edges.numel() + added.shape[1] :],
             rest=rest,
             counts=counts,
         )
@@ -181,12 +181,12 @@ class _Patch:
         if not count:
             return (source, destination, values), None
         score, value = self._summaries(layer, clean, sides)
-        own = layer.source_for(score, destination[self.summarised])
+        side = layer.source_for(score, destination[self.summarised])
         zeros = source.new_zeros(count, *source.shape[1:])
         source, destination = torch.cat([source, zeros]), torch.cat([destination, zeros])
-        if own is not None:
-            source[-count:] = own
-        return (source, destination, torch.cat([values, value])), score if own is None else None
+        if side is not None:
+            source[-count:] = side
+        return (source, destination, torch.cat([values, value])), score if side is None else None
 
     def _summaries(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
         """The scores [V, H] and values [V, H, C] of the summaries."""
@@ -198,12 +198,12 @@ class _Patch:
         small = Adjacency(nodes.numel(), inverse[affected.numel() :], rows, rowptr, rowptr[:0], rows[:0])
         source, destination, values = (t[nodes] for t in sides)
         scores = layer.score_edges(source, destination, small)
-        own = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
-        top = row_max(scores, own)
-        spread = torch.repeat_interleave(top, self.counts, dim=0)
-        total = top + row_sum(torch.exp(scores - spread), own).log()
-        mixed = aggregate(edge_softmax(scores, small), values, small)
-        return total, mixed[inverse[: affected.numel()]]
+        pointers = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+        top = row_max(scores, pointers)
+        top_of_edge = torch.repeat_interleave(top, self.counts, dim=0)
+        total = top + row_sum(torch.exp(scores - top_of_edge), pointers).log()
+        out = aggregate(edge_softmax(scores, small), values, small)
+        return total, out[inverse[: affected.numel()]]
 
     def forward(self, layer: AttentionLayer, sides: Sides, score: Tensor | None) -> Tensor:
         """The aggregated values of the recomputed rows [T, H, C] from the sides of all nodes."""
