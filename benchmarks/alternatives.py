@@ -140,16 +140,18 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
         plain_forward(rows.pointer, rows.node, n, f, v, slope, attention, out)
         means, made = (d * out).sum(-1), (np.empty_like(v), np.empty_like(attention), np.empty_like(f))
         given = scores._score_arguments(0, near, far, None, 0.2)
-        drop, room = (
+        drop, space = (
             (0, np.uint32(0), np.float32(1)),
             parallel._workspace(columns.blocks, attention, channels),
         )
-        middle = (attention, d, means, np.empty(0, np.float32))
-        arrays = [parallel._flat(a) for a in (*middle, *made)]
+        back = (*(parallel._flat(a) for a in (attention, d, means)), np.empty(0, np.float32), heads)
+        results = [parallel._flat(a) for a in made]
 
-        def ours_back(sizes=(heads, channels), given=given, v=v, drop=drop, a=arrays, room=room) -> None:  # type: ignore[no-untyped-def]
-            first = *sizes, *given, v.reshape(-1), drop, True, *a[:4], sizes[0]
-            parallel._over(attend._sources, columns, *first, *a[4:], room)
+        def ours_back(  # type: ignore[no-untyped-def]
+            sizes=(heads, channels), given=given, v=v, drop=drop, back=back, results=results, space=space
+        ) -> None:
+            first = *sizes, *given, v.reshape(-1), drop, True, back
+            parallel._over(attend._sources, columns, *first, *results, space)
 
         ways = {
             "ours": lambda near=near, far=far, values=values: ops.attend_additive(
@@ -170,7 +172,7 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
     return found
 
 
-_forward_block, _means_block = attend._forward.block, attend._means.block
+_forward_block, _means_block = attend._forward.block, attend._deltas.block
 _sources_block, _sum_rows_block = attend._sources.block, attend._sum_rows.block
 
 
@@ -200,7 +202,7 @@ def _sum_rows_prange(threads, count, *arguments):  # type: ignore[no-untyped-def
 
 PRANGE = {
     "_forward": _forward_prange,
-    "_means": _means_prange,
+    "_deltas": _means_prange,
     "_sources": _sources_prange,
     "_sum_rows": _sum_rows_prange,
 }
@@ -238,7 +240,7 @@ def rivals(adjacency: Adjacency, repeats: int) -> list[list[str]]:
 
         def step(members=members, now=now, k=k) -> None:  # type: ignore[no-untyped-def]
             now.grad = None
-            gaps, _ = swaps.rivals(now, there, members, adjacency.rowptr, nodes, k)
+            gaps, _ = swaps.swap_gaps(now, there, members, adjacency.rowptr, nodes, k)
             gaps.sum().backward()
 
         def without(step: Work = step) -> None:

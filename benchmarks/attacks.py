@@ -43,7 +43,7 @@ def ceiling(model: nn.Module, graph: Graph, endpoints: Tensor) -> float:
     reached, all_work, work = edit.start(graph.num_nodes), 0, 0
     for layer, _ in stages.stages:
         width = layer.heads * layer.channels
-        reached = torch.cat([reached, edit.reached(graph.adjacency, reached)])
+        reached = torch.cat([reached, edit.affected(graph.adjacency, reached)])
         all_work += width * attacked.num_edges
         work += width * int(degree[reached].sum())
     return all_work / work

@@ -14,16 +14,24 @@ import scipy.sparse as sp
 import torch
 from scipy.sparse.linalg import ArpackError, eigsh, svds
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 
 from fgai import Graph
 from fgai.attention import TappedLayer, call_model
 from fgai.checks import at_least, memory, one_of, whole
 from fgai.errors import InputError
 from fgai.models import MODELS, AttentionModel, Capabilities, as_graph
-from fgai.ops import edge_cosine, row_sum, score_dot
+from fgai.ops import row_sum, score_dot
 from fgai.sparse import Adjacency, Features, match_edges
 from fgai.training import VanillaRecipe
+
+
+def edge_cosine(x: Tensor | Features, adjacency: Adjacency) -> Tensor:
+    """Cosine of the rows of `x` [N, D] at both ends of every edge → [E]; 0 beside a row of zeros."""
+    dense = x.to_dense() if isinstance(x, Features) else x
+    unit = normalize(dense, dim=1, eps=1e-6)[:, None].contiguous()
+    scale: float = dense.shape[1] ** 0.5
+    return score_dot(unit, unit, adjacency).squeeze(1) * scale
 
 
 class Defended(AttentionModel):

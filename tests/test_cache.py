@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fgai.cache import cached_on
-from fgai.ops import edge_cosine
+from fgai.ops import project
 from fgai.sparse import SparseRows
 from support.task_cases import batch_of_graphs
 
@@ -70,6 +70,7 @@ def test_copies_begin_without_it() -> None:
 def test_a_graph_that_was_worked_with_can_be_pickled() -> None:
     graph = batch_of_graphs(sparse=True)
     assert graph.features is not None and isinstance(graph.features.base, SparseRows)
-    edge_cosine(graph.features, graph.adjacency)
+    graph.features.range()
+    project(graph.features, torch.ones(graph.num_features, 2))
     back = pickle.loads(pickle.dumps(graph))
     assert torch.equal(back.adjacency.keys, graph.adjacency.keys)

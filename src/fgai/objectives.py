@@ -20,7 +20,7 @@ from fgai.errors import InputError
 from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
 from fgai.ops.segments import row_sum
 from fgai.topk import topk_mask
-from fgai.topk.swaps import at, rivals
+from fgai.topk.swaps import swap_gaps, take_values
 from fgai.typed import typed
 
 
@@ -213,7 +213,7 @@ class Explanation:
             if not rows.numel():
                 continue
             now, there = _carried(before, after)
-            margins, real = rivals(now, there, members, before.rowptr, rows, self.k)  # o_s - m_s
+            margins, real = swap_gaps(now, there, members, before.rowptr, rows, self.k)  # o_s - m_s
             total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
             if touched is not None:
                 near = touched[index][rows]
@@ -236,7 +236,7 @@ def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Ten
     now = after.scores
     if now is None:
         now = mean_heads(after.values.clamp(min=torch.finfo(after.values.dtype).tiny).log())
-    return at(now, spot), there
+    return take_values(now, spot), there
 
 
 def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:

@@ -35,7 +35,7 @@ from fgai.metrics import f1, task_scores
 from fgai.models import GAT
 from fgai.objectives import Clean, explanation
 from fgai.recompute import Recompute
-from fgai.topk.swaps import rivals
+from fgai.topk.swaps import swap_gaps
 from support import attack_cases as cases
 from support.rival_cases import compare_rivals
 
@@ -327,7 +327,7 @@ class TestPieces:
 
 @pytest.mark.parametrize("long", [17, 200])
 def test_pairs_of_the_kernel_are_those_of_the_reference(long: int) -> None:
-    compare_rivals("cpu", long, rivals)
+    compare_rivals("cpu", long, swap_gaps)
 
 
 def test_a_member_whose_edge_is_gone_is_compared_with_no_other() -> None:
@@ -335,7 +335,7 @@ def test_a_member_whose_edge_is_gone_is_compared_with_no_other() -> None:
     members = torch.tensor([True, True, False, False, True, False, True])
     there = torch.tensor([False, True, True, True, True, True, True])
     rowptr, rows = torch.tensor([0, 4, 7]), torch.arange(2)
-    margins, real = rivals(now, there, members, rowptr, rows, 2)
+    margins, real = swap_gaps(now, there, members, rowptr, rows, 2)
     assert real.sum(1).tolist() == [1, 1]
     torch.testing.assert_close(margins[real], torch.tensor([1.0 - 2.0, 8.0 - 7.0]))
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.ops import attach, attend_additive, attend_dot, attend_dynamic, use_backend
+from fgai.ops import attend_additive, attend_dot, attend_dynamic, use_backend
+from fgai.ops.attach import attach
 from fgai.ops.cpu import parallel
 from fgai.sparse import Adjacency
 from fgai.topk import topk_l1, topk_mask

@@ -127,8 +127,8 @@ def simple(nodes: int, edges: int, loops: bool, hub: int = 0) -> Adjacency:
 
 def compare_attached(device: str, loops: bool, hub: int = 0) -> None:
     """New nodes on the device against the CPU's merge: structure, pieces, and attention over them."""
-    from fgai.ops import attach as attach_anywhere
     from fgai.ops import gpu
+    from fgai.ops.attach import attach as attach_anywhere
     from fgai.ops.gpu.attach import attach
     from fgai.ops.gpu.plan import incoming, outgoing
 
@@ -160,7 +160,7 @@ def compare_attached(device: str, loops: bool, hub: int = 0) -> None:
 def compare_top(device: str, long: int) -> None:
     """Leaders, masks, distance and margin of rows from empty to `long`, with ties, against the CPU."""
     from fgai.topk import gpu, leaders, swap_margin, topk_l1
-    from fgai.topk.sets import _with_slope
+    from fgai.topk.sets import _with_gradient
 
     degree = torch.tensor([0, 1, 3, 4, 5, long, 0, 9, 2])
     rowptr = torch.nn.functional.pad(degree.cumsum(0), (1, 0))
@@ -183,14 +183,14 @@ def compare_top(device: str, long: int) -> None:
             )
             assert_same(found, wanted, 1e-5)
         for k, radius in ((1, 0.3), (2, 0.01), (5, 3.0)):
-            ours = _with_slope(gpu.margins, None, w, rows, k, radius)
+            ours = _with_gradient(gpu.margins, w, rows, k, radius)
             theirs = swap_margin(w_cpu, rowptr, k, radius)
             gradients = torch.autograd.grad(3 * ours, [w]), torch.autograd.grad(3 * theirs, [w_cpu])
             assert_same([ours.cpu(), gradients[0][0].cpu()], [theirs.detach(), *gradients[1]], 1e-5)
         # A diverged training brings values that are no numbers: the margin is none, and nothing else is hurt.
         lost = w.detach().clone()
         lost[int(rowptr[5]) : int(rowptr[6])] = float("nan")
-        assert _with_slope(gpu.margins, None, lost.requires_grad_(), rows, 2, 0.3).isnan()
+        assert _with_gradient(gpu.margins, lost.requires_grad_(), rows, 2, 0.3).isnan()
 
 
 def interpret() -> None:
@@ -218,7 +218,7 @@ def interpret() -> None:
 
     top.SHORT, top.LONG = 4, 8
     compare_top("cpu", 17)
-    compare_rivals("cpu", 17, top.compare_rivals)
+    compare_rivals("cpu", 17, top.swap_gaps)
     from fgai.ops import backend, functional, gpu
 
     functional._kernels_for = lambda values: reference if backend._backend.get() == "reference" else gpu  # type: ignore[attr-defined]
@@ -275,9 +275,9 @@ class TestOnTheDevice:
     @pytest.mark.parametrize("long", [17, 64, 65, 3000])
     def test_top_of_rows(self, long: int) -> None:
         compare_top("cuda", long)
-        from fgai.topk.gpu import compare_rivals as compare
+        from fgai.topk.gpu import swap_gaps
 
-        compare_rivals("cuda", long, compare)
+        compare_rivals("cuda", long, swap_gaps)
 
     def test_top_of_the_graph(self) -> None:
         generator = torch.Generator().manual_seed(3)

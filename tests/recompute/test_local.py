@@ -301,11 +301,11 @@ def test_outsiders_out_of_the_race_are_not_looked_at(shape: str) -> None:
         first = reduced._layers[0]
         assert len(first.spots) < int(again.graph.adjacency.degree[: len(first.rows)].sum()) // 2
         for copies in (1, 3):
-            several = reduced.repeated(plan.repeated(copies))
+            several = reduced.repeated(plan.copies(copies))
             encoded = again.encodings(plan, change)
             encoded = None if encoded is None else encoded.repeat(copies, 1)
             many = again.graph.features.append(rows.repeat(copies, 1))
-            made = several.shares(again.forward(plan.repeated(copies).plan, many, encoded, logits=False))
+            made = several.shares(again.forward(plan.copies(copies).plan, many, encoded, logits=False))
             seen = observe(model, attacked, heads="mean", grad=True).attention
             near = touched_rows(clean.attention, seen)
             loss, lost = Explanation(k).shares(seen, clean, near)

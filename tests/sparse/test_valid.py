@@ -15,7 +15,6 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT
 from fgai.sparse import Adjacency, Features, SparseRows, valid
-from fgai.sparse.features import as_features
 from support.ops_cases import INPUTS
 
 W = torch.tensor([0.5, 0.2, 0.3])
@@ -147,8 +146,8 @@ class TestAdjacency:
 
     def test_is_looked_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[int] = []
-        look = Adjacency._look_at_incoming
-        monkeypatch.setattr(Adjacency, "_look_at_incoming", lambda self: looks.append(1) or look(self))
+        look = Adjacency._check_incoming
+        monkeypatch.setattr(Adjacency, "_check_incoming", lambda self: looks.append(1) or look(self))
         graph = Graph.from_edges(EDGES, 3, torch.ones(3, 5))
         for _ in range(3):
             aggregate(graph.adjacency)
@@ -160,9 +159,6 @@ class TestAdjacency:
 
     @pytest.mark.parametrize("targets", [[[3]], [[-1]], [[FAR]], [[1, 1]], [0, 1], [[0.5]]])
     def test_new_nodes_are_joined_to_old_ones(self, targets: list[object]) -> None:
-        adjacency = Adjacency.build(EDGES, 3)[0]
-        with pytest.raises(InputError, match="targets"):
-            ops.attach(adjacency, torch.tensor(targets), True)
         with pytest.raises(InputError, match="targets"):
             Graph.from_edges(EDGES, 3).inject(torch.tensor(targets))
 
@@ -232,16 +228,10 @@ class TestFeatures:
 
     def test_are_looked_at_once_for_a_pattern(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks: list[int] = []
-        look = SparseRows._look
-        monkeypatch.setattr(SparseRows, "_look", lambda self: looks.append(1) or look(self))
+        look = SparseRows._check
+        monkeypatch.setattr(SparseRows, "_check", lambda self: looks.append(1) or look(self))
         graph = Graph.from_edges(EDGES, 3, matrix())
         model = GAT(5, 2).train()
         for _ in range(3):
             model(graph).sum().backward()
         assert len(looks) == 1
-
-    @pytest.mark.parametrize("given", [matrix()[:2], torch.ones(2, 5), torch.ones(3)])
-    def test_similarity_needs_a_row_per_node(self, given: object) -> None:
-        adjacency = Adjacency.build(EDGES, 3)[0]
-        with pytest.raises(InputError, match="`x` must be"):
-            ops.edge_cosine(given if isinstance(given, torch.Tensor) else as_features(given), adjacency)

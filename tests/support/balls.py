@@ -15,7 +15,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.compiled import compiled
 from fgai.errors import InputError
-from fgai.ops.segments import check_rows, row_index, row_max, row_sum, sortable
+from fgai.ops.segments import check_rows, prepare_values, row_index, row_max, row_sum
 from fgai.topk import NORMS
 
 Radius = float | Tensor
@@ -180,7 +180,7 @@ def _l1_threshold(delta: Tensor, rowptr: Tensor, limit: Tensor) -> Tensor:
         columns = [_l1_threshold(column, rowptr, limit[:, 0]) for column in delta.unbind(1)]
         return torch.stack(columns, dim=1) if columns else delta.new_zeros((rowptr.numel() - 1, 0))
     thresholds = np.zeros(rowptr.numel() - 1)
-    size, pointers, radius = (t.numpy() for t in (sortable(delta.abs()), rowptr, limit.double()))
+    size, pointers, radius = (t.numpy() for t in (prepare_values(delta.abs()), rowptr, limit.double()))
     _threshold_rows(size, pointers, radius, thresholds)
     return torch.from_numpy(thresholds).to(delta)
 

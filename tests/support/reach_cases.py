@@ -9,8 +9,8 @@ from fgai.attention import AttentionMap, observe, prepared
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.ops import reference, use_backend
-from fgai.recompute.local import Plan, Recompute, Touched
-from fgai.sparse.adjacency import set_reach
+from fgai.recompute.local import PartialOutput, Plan, Recompute
+from fgai.sparse.adjacency import set_active_rows
 from support.ops_cases import INPUTS, TOLERANCE, assert_same, call, inputs, skewed
 
 MOVING, FILLED = 6, 19
@@ -22,7 +22,7 @@ def compare_reach(name: str, device: str, size: tuple[int, int], dtype: torch.dt
 
     adjacency, plain = skewed(hub).to(device), skewed(hub).to(device)
     assert not adjacency.rowptr.diff()[FILLED:].any()
-    set_reach(adjacency, MOVING, FILLED)
+    set_active_rows(adjacency, MOVING, FILLED)
     for learn in (False, True):
         given = [t.detach().to(device) for t in inputs(name, adjacency, *size, dtype)]
         exact = [t.double() for t in given]
@@ -70,7 +70,7 @@ def compare_patches(device: str) -> None:
             plan = again.plan(change, all_rows=full, limit=float("inf"))
             assert plan is not None and attacked.features is not None
             encoded = again.encodings(plan, change)
-            touched = again.forward(plan.repeated(1).plan, attacked.features, encoded)
+            touched = again.forward(plan.copies(1).plan, attacked.features, encoded)
             assert_same([touched.logits.detach()], [wanted[touched.nodes].detach()], 1e-10)
             assert_same(
                 _slopes(touched.logits, [rows], [0]), _slopes(wanted[touched.nodes], [rows], [0]), 1e-10
@@ -79,7 +79,9 @@ def compare_patches(device: str) -> None:
                 _compare_ranks(whole, plan, touched, maps, rows)
 
 
-def _compare_ranks(graph: Graph, plan: Plan, touched: Touched, maps: AttentionMap, rows: Tensor) -> None:
+def _compare_ranks(
+    graph: Graph, plan: Plan, touched: PartialOutput, maps: AttentionMap, rows: Tensor
+) -> None:
     """Of old edges, told apart by their places in the clean graph."""
     for patch, ranks, layer in zip(plan.patches, touched.ranks, maps, strict=True):
         old = patch.positions >= 0

@@ -40,7 +40,7 @@ def compare_rivals(device: str, long: int, compare: Callable[..., tuple[Tensor, 
                     if work is None
                     else nullcontext()
                 ):
-                    gaps, real = (work or swaps.rivals)(moving, kept, top, ends, those, k)
+                    gaps, real = (work or swaps.swap_gaps)(moving, kept, top, ends, those, k)
                 (slope,) = torch.autograd.grad((torch.sigmoid(gaps) * real).sum(), moving)
                 found.append((gaps.detach().cpu(), real.cpu(), slope.cpu()))
             (gaps, real, slope), made = found

@@ -16,7 +16,7 @@ from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph.fields import FILL, Links, _carry_values, _check_values, _merge_values, arguments_from_data
-from fgai.ops.attach import attach_known, check_targets
+from fgai.ops.attach import attach, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
 from fgai.typed import typed
@@ -377,7 +377,7 @@ class Graph:
     def _inject(self, targets: Tensor, features: Tensor | None) -> tuple[Graph, EdgeMap]:
         """`inject` for targets on the device that are known to be right: nothing is read or waited for."""
         m = len(targets)
-        adjacency, ours = attach_known(self.adjacency, targets, self.has_loops)
+        adjacency, ours = attach(self.adjacency, targets, self.has_loops)
         edge_map = EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
         extra = features
         if self.features is not None and extra is None:

@@ -25,7 +25,7 @@ from fgai.models.layer import AttentionLayer
 from fgai.ops import aggregate, edge_softmax, weighted_softmax
 from fgai.processes import SINGLE, ProcessGroup
 from fgai.sparse import Adjacency, Features
-from fgai.sparse.adjacency import Index32, of_narrow
+from fgai.sparse.adjacency import Index32
 
 
 class _PassOptions(NamedTuple):
@@ -197,7 +197,7 @@ def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
     destination = np.repeat(np.arange(rows), np.diff(pointers))
     none = torch.zeros(0, dtype=torch.int32)
     start, near, far = (torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source, destination))
-    return of_narrow(nodes, Index32(start, near, none, none, far))
+    return Adjacency.from_index32(nodes, Index32(start, near, none, none, far))
 
 
 def _gathered(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:

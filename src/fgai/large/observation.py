@@ -19,7 +19,7 @@ from fgai.large.sort import _row_blocks
 from fgai.large.stored import DTYPES, _ArrayFolder, _Rows, encode
 from fgai.processes import SINGLE, ProcessGroup
 from fgai.sparse import Adjacency
-from fgai.sparse.valid import owners
+from fgai.sparse.valid import row_index
 from fgai.typed import typed
 
 MANIFEST = "observation.json"
@@ -142,7 +142,7 @@ class StoredObservation(_ArrayFolder):
         names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
         self._verify(name for name in names if name in self._infos)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows)
-        adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), len(rowptr) - 1)
+        adjacency = Adjacency.from_sorted(source, row_index(rowptr, len(source)), len(rowptr) - 1)
         layers = []
         for number, name in enumerate(self.layers):
             values = torch.from_numpy(np.array(self.attention(number)))

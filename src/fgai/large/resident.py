@@ -18,8 +18,8 @@ from fgai.large.size import pass_size
 from fgai.large.stored import StoredGraph
 from fgai.large.streaming import _readable
 from fgai.large.write import _building, _feature_blocks
-from fgai.sparse import Features
-from fgai.sparse.adjacency import Index32, of_narrow
+from fgai.sparse import Adjacency, Features
+from fgai.sparse.adjacency import Index32
 
 BLOCK = 1 << 22  # edges, or rows of a result, that are in the memory of the machine together
 ROOM = 0.5
@@ -104,7 +104,7 @@ def _loaded(folder: Path, stored: StoredGraph, device: torch.device) -> Graph:
     nodes = torch.arange(stored.num_nodes, dtype=torch.int32, device=device)
     destination = torch.repeat_interleave(nodes, rowptr.diff(), output_size=len(source))
     none = torch.zeros(0, dtype=torch.int32, device=device)  # nothing runs backward here
-    adjacency = of_narrow(stored.num_nodes, Index32(rowptr, source, none, none, destination))
+    adjacency = Adjacency.from_index32(stored.num_nodes, Index32(rowptr, source, none, none, destination))
     weight = folder / "edge_weight.npy"
     weights = torch.from_numpy(np.array(map_array(weight))).to(device) if weight.exists() else None
     return Graph(adjacency, _features(stored, device), name=stored.name, edge_weight=weights)

@@ -20,7 +20,7 @@ from fgai.graph import Graph
 from fgai.graph.on_disk import MANIFEST, GraphOnDisk
 from fgai.large.arrays import Array, _are_rows, _ArrayInfo, map_array
 from fgai.sparse import Adjacency, Features
-from fgai.sparse.valid import LARGEST, owners
+from fgai.sparse.valid import LARGEST, row_index
 from fgai.typed import typed
 
 VERSION = 2
@@ -283,7 +283,7 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         self.verify()
         every = slice(None)
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
-        adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), self.num_nodes)
+        adjacency = Adjacency.from_sorted(source, row_index(rowptr, len(source)), self.num_nodes)
         fields: dict[str, Any] = {**self.node_fields(every), **self.edge_fields(every), **self.names}
         graph = Graph(adjacency, self.features(every), name=self.name, **fields)
         try:

@@ -1,6 +1,5 @@
-"""Attention operations and sparse projection, on the fastest kernel at hand."""
+"""Attention operations and sparse projection, by the fastest kernel available."""
 
-from fgai.ops.attach import attach
 from fgai.ops.backend import use_backend
 from fgai.ops.clip import clip, range_norm
 from fgai.ops.functional import (
@@ -18,17 +17,14 @@ from fgai.ops.functional import (
     weighted_softmax,
 )
 from fgai.ops.segments import row_sum
-from fgai.ops.similarity import edge_cosine
 
 __all__ = [
     "aggregate",
-    "attach",
     "attend_additive",
     "attend_dot",
     "attend_dynamic",
     "clip",
     "dropout",
-    "edge_cosine",
     "edge_softmax",
     "node_scores",
     "project",

@@ -1,7 +1,7 @@
-"""Replay of steps captured in a CUDA graph, and gradients of few kernels.
+"""Capture of a step in a CUDA graph, and two operations whose gradients take few kernels in such a step.
 
-PyTorch's own gradients of slices, chosen rows and single columns copy blocks of memory, one more kernel each
-in a captured step; those of `first_rows`, `chosen_rows` and `add_columns` do not.
+PyTorch's own gradients of slices and single columns copy blocks of memory, one more kernel each; those of
+`first_rows` and `add_columns` do not.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ T = TypeVar("T")
 
 
 class Replay(Generic[T]):
-    """A captured computation: replays read their inputs where the capture did and leave the result there.
+    """A computation captured in a CUDA graph; every call reads and writes the same memory.
 
     Run the computation once or twice before, so that it compiles and caches nothing during the capture.
 
     Args:
-        work: launches kernels of fixed shapes, never waits for the device.
-        device: where.
+        work: launches kernels of fixed shapes and never waits for the device.
+        device: the CUDA device.
         pool: memory shared with other captures whose results are not needed at the same time.
 
     Attributes:
-        result: what `work` returned; the tensors in it change with every replay.
+        result: the result of `work`; the tensors in it change with every call.
 
     Raises:
-        RuntimeError: it cannot be captured. Nothing was computed; random numbers can be drawn as before.
+        RuntimeError: `work` cannot be captured. Nothing was computed, and the random generator still works.
     """
 
     def __init__(self, work: Callable[[], T], device: torch.device, pool: Any = None) -> None:
         self._graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
-        gc.disable()  # an old graph or event freed in the middle would spoil the capture
+        gc.disable()  # freeing an old graph or event would break the capture
         try:
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self.result = work()
         except RuntimeError:
             torch.cuda.synchronize(device)
-            # The capture that broke off still holds the generator; a copy of its state is free.
+            # The broken capture still owns the generator's state; a copy of the state is free.
             generator = torch.cuda.default_generators[device.index or 0]
             generator.graphsafe_set_state(generator.clone_state())
             raise
@@ -68,23 +68,10 @@ class _First(Function):
         return torch.cat([gradients[0], gradients[0].new_zeros(ctx.shape)]), None
 
 
-class _Chosen(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, index: Tensor, dim: int) -> Tensor:
-        ctx.save_for_backward(index)
-        ctx.shape, ctx.dim = values.shape, dim
-        return values.index_select(dim, index)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (index,) = ctx.saved_tensors
-        return gradients[0].new_zeros(ctx.shape).index_add_(ctx.dim, index, gradients[0]), None, None
-
-
 class _Columns(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, total: Tensor | None) -> Tensor:
-        ctx.shape, ctx.goes_on = values.shape, total is not None
+        ctx.shape, ctx.has_total = values.shape, total is not None
         first, *others = values.unbind(1)
         total = first.clone() if total is None else total + first
         for column in others:
@@ -93,7 +80,7 @@ class _Columns(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None]:
-        return gradients[0][:, None].expand(ctx.shape), gradients[0] if ctx.goes_on else None
+        return gradients[0][:, None].expand(ctx.shape), gradients[0] if ctx.has_total else None
 
 
 def first_rows(values: Tensor, count: int) -> Tensor:
@@ -106,16 +93,6 @@ def first_rows(values: Tensor, count: int) -> Tensor:
     if count >= len(values):
         return values
     return _First.apply(values, count)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def chosen_rows(values: Tensor, index: Tensor, dim: int = 0) -> Tensor:
-    """Return `values.index_select(dim, index)`.
-
-    Example:
-        >>> chosen_rows(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2, 0]))
-        tensor([3., 1.])
-    """
-    return _Chosen.apply(values, index, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def add_columns(values: Tensor, total: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Clipping rows of nodes to a range channel by channel, and to a radius as a whole."""
+"""Clip each channel of a row to a range, and the whole row to a radius."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from fgai.typed import typed
 def clip(
     x: Tensor, low: Tensor, high: Tensor, radius: Tensor | None = None, *, straight: bool = False
 ) -> Tensor:
-    """Move every number into `[low, high]`, and rows outside a radius towards the middle.
+    """Clip every number to `[low, high]`, and shrink rows outside a radius towards the middle of the range.
 
-    Numbers inside keep their bits. NaN becomes `low`. Where gradients are on, the memory of `x` may be reused
-    if it is the result of an operation, so pass nothing that is read again.
+    Numbers inside stay bit-equal. NaN becomes `low`. With gradients on, the result may overwrite `x` if that
+    is the result of an operation, so do not read it again.
 
     Args:
         x: [N, ...].
-        low: lower ends, [...] with a radius; without, whatever broadcasts.
+        low: lower ends, [...] with a radius; without, any shape that broadcasts.
         high: upper ends.
-        radius: scalar; rows further from the middle of the range, in units of half the range of each channel,
-            are drawn towards it. None or infinite for none.
-        straight: let the gradient pass where a number was clipped; otherwise it is zero there. That of rows
-            drawn to the middle is always the true one.
+        radius: scalar; largest distance of a row from the middle, in units of half the range of each channel.
+            None or infinite for none.
+        straight: pass the gradient through clipped numbers ("straight-through"); else it is zero there. The
+            gradient of a shrunk row is always the true one.
 
     Example:
         >>> low, high = -torch.ones(3), torch.ones(3)
@@ -94,7 +94,7 @@ class _Clip(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, low: Tensor, high: Tensor, radius: Tensor, straight: bool) -> Tensor:
         ctx.kernels = _clip_kernels(x, low, high)
-        # The result of an operation that nobody else has yet is clipped in place.
+        # The result of an operation, which is not a leaf or a view, is clipped in place.
         own = ctx.kernels is not reference and x.grad_fn is not None and x._base is None
         buffer = x if own else torch.empty_like(x)
         out, inside, scale = ctx.kernels.clip_rows(x, (low, high, radius), buffer, not straight)

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.backend import _kernels_for
-from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score, _draw_seed
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Score
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, Features, SparseRows
 from fgai.typed import typed
@@ -44,8 +44,8 @@ def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor
         )
 
 
-def _checked(score: Score, adjacency: Adjacency, like: Tensor, name: str, *axes: str) -> Score:
-    """The score, if `like` has a row per node with these axes, and edges, both sides and weight fit it."""
+def _check_score(score: Score, adjacency: Adjacency, like: Tensor, name: str, *axes: str) -> None:
+    """Raise unless `like` is [N, *axes] and edges, both sides and weight fit it."""
     _check_edges(adjacency, like)
     _check(like, name, (adjacency.num_nodes, *axes))
     checks.real_number(score.slope, "slope")
@@ -55,7 +55,6 @@ def _checked(score: Score, adjacency: Adjacency, like: Tensor, name: str, *axes:
         _check(values, side, shape, like)
     if score.weight is not None:
         _check(score.weight, "weight", shape[1:], like)
-    return score
 
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
@@ -83,8 +82,7 @@ def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor
 @typed
 def score_additive(source: Tensor, destination: Tensor, adjacency: Adjacency, slope: float = 0.2) -> Tensor:
     """GAT's score, `leaky_relu(source[j] + destination[i])`: [N, H] twice → [E, H]."""
-    score = _checked(Score(ADDITIVE, destination, source, None, slope), adjacency, source, "source", "heads")
-    return _kernels_for(source).score(score, adjacency)
+    return _score(Score(ADDITIVE, destination, source, None, slope), adjacency, "source", "heads")
 
 
 @typed
@@ -92,15 +90,20 @@ def score_dynamic(
     source: Tensor, destination: Tensor, weight: Tensor, adjacency: Adjacency, slope: float = 0.2
 ) -> Tensor:
     """GATv2's score, `Σ_c weight · leaky_relu(source[j] + destination[i])`: [N, H, C] → [E, H]."""
-    score = _checked(Score(DYNAMIC, destination, source, weight, slope), adjacency, source, "source", *_WIDE)
-    return _kernels_for(source).score(score, adjacency)
+    return _score(Score(DYNAMIC, destination, source, weight, slope), adjacency, "source", *_WIDE)
 
 
 @typed
 def score_dot(query: Tensor, key: Tensor, adjacency: Adjacency) -> Tensor:
     """The transformer's score, `⟨query[destination], key[source]⟩ / √C`: [N, H, C] → [E, H]."""
-    score = _checked(Score(DOT, query, key, None, 0.0), adjacency, query, "query", *_WIDE)
-    return _kernels_for(query).score(score, adjacency)
+    return _score(Score(DOT, query, key, None, 0.0), adjacency, "query", *_WIDE)
+
+
+def _score(score: Score, adjacency: Adjacency, name: str, *axes: str) -> Tensor:
+    """Check and compute a score; the other arguments are compared with the one called `name`."""
+    like = score.near if name == "query" else score.far
+    _check_score(score, adjacency, like, name, *axes)
+    return _kernels_for(like).score(score, adjacency)
 
 
 @typed
@@ -133,11 +136,11 @@ def attend_additive(
     Args:
         source: [N, H], the source's part of the score.
         destination: [N, H], the destination's part.
-        values: [N, H, C], what is aggregated.
+        values: [N, H, C] to aggregate.
         adjacency: the edges.
         slope: of the leaky relu.
-        dropout: rate on the attention, drawn by position (see `fgai.ops.reference`).
-        seed: of the draws; drawn from torch's global generator by default.
+        dropout: rate on the attention, random by position (see `fgai.ops.reference`).
+        seed: of the dropout; from torch's global generator by default.
         written: whether the attention is needed; if not, the GPU returns it empty.
         averaged: return the mean of the attention over the heads.
 
@@ -190,15 +193,15 @@ def attend_dot(
 def _attend(
     score: Score, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor | None, *options: bool
 ) -> tuple[Tensor, Tensor]:
-    _checked(score, adjacency, values, "values", *_WIDE)
+    _check_score(score, adjacency, values, "values", *_WIDE)
     return _kernels_for(values).attend(score, values, adjacency, (p, _seed(values, p, seed)), *options)
 
 
 def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
     """Set each number to 0 with probability `p` and scale the rest by 1 / (1 - p), while training.
 
-    Drawn by position (see `fgai.ops.reference`), with a `seed` from torch's global generator by default. Of
-    `Features` only stored values are drawn for, so zeros stay free.
+    Random by position (see `fgai.ops.reference`), with a `seed` from torch's global generator by default. Of
+    sparse `Features` only the stored values are visited.
     """
     if not isinstance(training, bool):
         raise TypeError(f"`training` of `dropout` must be True or False, got {type(training).__name__}")
@@ -217,8 +220,11 @@ def _seed(values: Tensor, p: float, seed: int | Tensor | None) -> int | Tensor:
     if p == 0.0:
         return 0
     checks.rate(p, "dropout")
+    if seed is None and values.device.type == "cuda":
+        # A tensor: nothing waits for it, and a captured CUDA graph draws a new seed in every replay.
+        return torch.randint(1 << 62, (1,), device=values.device)
     if seed is None:
-        return _draw_seed(values.device)
+        return int(torch.randint(1 << 62, ()))
     if not isinstance(seed, Tensor):
         return checks.whole(seed, "seed", 0, 2**62 - 1)
     if seed.numel() != 1 or seed.dtype != torch.int64:
@@ -240,36 +246,36 @@ def project(features: Features, weight: Tensor) -> Tensor:
     return out
 
 
-_NOWHERE = -1e30
-"""Score of an edge of weight 0: finite, so that a node all of whose edges have weight 0 gives no NaN."""
-_STEEPEST = 60.0
-"""Largest exponent in a gradient, reached only by edges of weight 0 with a score far above the others'."""
+# Score of an edge of weight 0: finite, so that a node all of whose edges have weight 0 gives no NaN.
+_LOWEST = -1e30
+# Largest exponent in a gradient, reached only by edges of weight 0 with a score far above the others.
+_LARGEST_EXPONENT = 60.0
 
 
 class _WeightedSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Tensor:
-        there = (weight > 0)[:, None]
-        raised = torch.where(there, scores + weight.log()[:, None], _NOWHERE)
-        attention = edge_softmax(raised, adjacency) * there
-        ctx.save_for_backward(scores, raised, attention)
+        positive = (weight > 0)[:, None]
+        weighted = torch.where(positive, scores + weight.log()[:, None], _LOWEST)
+        attention = edge_softmax(weighted, adjacency) * positive
+        ctx.save_for_backward(scores, weighted, attention)
         ctx.adjacency = adjacency
         return attention
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        scores, raised, attention = ctx.saved_tensors
+        scores, weighted, attention = ctx.saved_tensors
         rowptr, destination = ctx.adjacency.rowptr, ctx.adjacency.destination
         mean = row_sum(attention * gradients[0], rowptr)
         centred = gradients[0] - mean[destination]
-        on_scores = attention * centred if ctx.needs_input_grad[0] else None
+        d_scores = attention * centred if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
-            return on_scores, None, None
-        # exp(score) over the row's normaliser: attention / weight where there is weight, its limit where not.
-        normaliser = row_max(raised, rowptr) - row_max(attention, rowptr).log()
-        steep = torch.exp((scores - normaliser[destination]).clamp(max=_STEEPEST))
-        return on_scores, (steep * centred).sum(1), None
+            return d_scores, None, None
+        # exp(score) / normaliser of the row: attention / weight, and the limit of that for weight 0.
+        normaliser = row_max(weighted, rowptr) - row_max(attention, rowptr).log()
+        ratio = torch.exp((scores - normaliser[destination]).clamp(max=_LARGEST_EXPONENT))
+        return d_scores, (ratio * centred).sum(1), None
 
 
 @typed

@@ -1,20 +1,23 @@
-"""The operations in plain PyTorch: slow, obvious, differentiable any number of times.
+"""The operations in plain PyTorch: slow, simple, differentiable any number of times.
 
 The kernels are tested against these, and devices without a kernel use them. Every backend (`fgai.ops.cpu`,
 `fgai.ops.gpu`) has the functions `edge_softmax`, `aggregate`, `score`, `attend`, `node_scores`, `dropout`,
 `project_sparse`, `clip_rows` and `clip_rows_back` with these arguments.
 
-Dropout is drawn by position: whether a number stays depends on its position and one seed, on every device. No
-mask is stored, and the result depends neither on the number of threads nor on the kernel. The draw is a
-32-bit hash of the position, mixed twice with the seed.
+Dropout is random by position: whether a number becomes 0 depends on its position and one seed only, through a
+32-bit hash of the position mixed twice with the seed. No mask is stored, and the result is the same for any
+device and number of threads.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import leaky_relu
 
 from fgai.sparse import Adjacency, SparseRows
@@ -43,22 +46,27 @@ class Score(NamedTuple):
     slope: float  # of the leaky relu
 
 
-def _draw_seed(device: torch.device, generator: torch.Generator | None = None) -> int | Tensor:
-    """Draw a seed of 62 bits from torch's generator: a number, on the GPU a tensor [1].
-
-    On the GPU nothing waits for it, and a captured CUDA graph draws a new one each time it is replayed.
-    """
-    if device.type == "cuda":
-        return torch.randint(1 << 62, (1,), device=device, generator=generator)
-    return int(torch.randint(1 << 62, (), generator=generator))
-
-
-def _odds(p: float) -> tuple[int, float]:
-    """(limit, scale) for a rate `p` in [0, 1): draws below limit become 0, the rest are scaled."""
+def _limit_and_scale(p: float) -> tuple[int, float]:
+    """Of dropout at rate `p` in [0, 1): numbers with a hash below the limit become 0, the rest are scaled."""
     return min(round(p * 2**32), _LOW), 1.0 / (1.0 - p)
 
 
+class _Dropout(Function):
+    """Dropout by a kernel `(values, p, seed)`; the gradient is the same kernel, applied to the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: Callable[..., Tensor], values: Tensor, *options: Any) -> Tensor:
+        ctx.kernel, ctx.options = kernel, options
+        return kernel(values, *options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, ctx.kernel(gradients[0], *ctx.options), None, None
+
+
 def _mix(x: Tensor) -> Tensor:
+    """Scramble 32 bits."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW
     return x ^ (x >> 16)
@@ -66,11 +74,11 @@ def _mix(x: Tensor) -> Tensor:
 
 def _factors(shape: torch.Size, p: float, seed: int | Tensor, like: Tensor) -> Tensor:
     """The factor of each number of a tensor of this `shape`: 0 or 1 / (1 - p)."""
-    limit, scale = _odds(p)
+    limit, scale = _limit_and_scale(p)
     position = torch.arange(shape.numel(), device=like.device)
     low, high = seed & _LOW, seed >> 32
     x = _mix((position + low) & _LOW)
-    # The low half counts twice: alone in the sum, neighbouring seeds would draw the same, one position apart.
+    # The low half enters twice: otherwise seed + 1 would give the same numbers, one position earlier.
     x = _mix(x ^ high ^ (((low + (position >> 32)) * 0x9E3779B9) & _LOW))
     return ((x >= limit).to(like.dtype) * scale).view(shape)
 
@@ -128,7 +136,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """`score`, `edge_softmax`, `dropout`, `aggregate`: values [N, H, C] and the attention before dropout.
 
-    The attention is [E, H], or [E, 1] if `averaged`. A backend may leave it empty unless `written`.
+    The attention is [E, H], or its mean over the heads [E, 1] if `averaged`. A backend may return it empty
+    unless `written`.
     """
     attention = edge_softmax(score(terms, adjacency), adjacency)
     used = dropout(attention, *drop) if drop[0] else attention
@@ -137,7 +146,7 @@ def attend(
 
 
 def _ball(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """The middle of a range and one over half of it; 0 where it has no width, or no end."""
+    """The middle of a range and one over half its width; 0 where the width is 0 or infinite."""
     half = (high - low) / 2
     finite = half.isfinite()
     return torch.where(finite, (low + high) / 2, 0.0), torch.where(finite & (half > 0), 1 / half, 0.0)
@@ -150,11 +159,11 @@ def ball_norm(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
-    """Numbers moved into the range, and rows into the radius; see `fgai.ops.clip`.
+    """Clip numbers to the range and rows to the radius; see `fgai.ops.clip`.
 
     Returns:
         The result, which a kernel writes to `out`; if `masked`, which numbers were inside the range, bool
-        [N, ...]; and the factor of each row [N]. None stands for all of them, and for 1.
+        [N, ...] (None: all); and by which factor each row was shrunk [N] (None: all by 1).
     """
     low, high, radius = bounds
     raised = torch.where(x >= low, x, low)  # also of NaN; ONNX has no `fmax`
@@ -173,11 +182,11 @@ def clip_rows_back(
 ) -> Tensor:
     """The gradient of `clip_rows`, from that of its result y.
 
-    At rows that were drawn to the middle m by a factor f it is, in units of half the range,
+    Where a row was shrunk towards the middle m by a factor f it is, in units of half the range,
 
         f · (g − (Σ_j g_j (y_j − m_j)) (y − m) / r²),
 
-    and where numbers were not inside it is zero.
+    and it is zero for numbers that were not inside.
     """
     if scale is not None:
         low, high, radius = bounds

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from fgai.errors import InputError
-from fgai.sparse.valid import check_pointers, owners
+from fgai.sparse.valid import check_pointers
+from fgai.sparse.valid import row_index as row_index
 from fgai.typed import typed
-
-row_index = owners
 
 
 def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
     """Raise `InputError` unless `values` [E, ...] has one entry per edge and `rowptr` [N+1] points into it.
 
-    The contents of `rowptr` are read once for a tensor, and not while a CUDA graph is captured.
+    The contents of `rowptr` are checked once for a tensor, and not while a CUDA graph is captured.
     """
     if values.dim() < 1:
         raise InputError(f"`{name}` must have one entry per edge, got a single number")
@@ -31,7 +30,7 @@ def check_rows(values: Tensor, rowptr: Tensor, name: str = "values") -> None:
 
 
 def check_row_pointers(rowptr: Tensor, num_edges: int | None = None, entries: str = "edges") -> None:
-    """Raise unless `rowptr` is int64 [N+1] and rises from 0 to `num_edges` (to wherever it ends, if None)."""
+    """Raise unless `rowptr` is int64 [N+1] and rises from 0 to `num_edges` (None: to any number)."""
     if rowptr.dim() != 1 or rowptr.numel() < 1 or rowptr.dtype != torch.int64:
         raise InputError(
             "`rowptr` must be an int64 tensor of shape [num_nodes + 1],"
@@ -58,7 +57,7 @@ def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     if not values.is_floating_point():
         # Exact in float64 below 2^53 edges.
         return row_sum(values.double(), rowptr).long()
-    return _reduced(values, rowptr, "sum", 0)
+    return _segment_reduce(values, rowptr, "sum", 0)
 
 
 def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
@@ -68,10 +67,10 @@ def row_max(values: Tensor, rowptr: Tensor) -> Tensor:
         >>> row_max(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 3])).tolist()
         [2.0, 5.0]
     """
-    return _reduced(values.detach(), rowptr, "max", float("-inf"))
+    return _segment_reduce(values.detach(), rowptr, "max", float("-inf"))
 
 
-def _reduced(values: Tensor, rowptr: Tensor, how: str, initial: float) -> Tensor:
+def _segment_reduce(values: Tensor, rowptr: Tensor, how: str, initial: float) -> Tensor:
     if rowptr.numel() == 1:
         return values.new_zeros((0, *values.shape[1:]))
     values = values.contiguous()
@@ -93,19 +92,19 @@ def row_order(values: Tensor, rowptr: Tensor) -> Tensor:
         raise InputError(
             f"`values` must have shape [num_edges], got {tuple(values.shape)}; average the heads first"
         )
-    values, row = sortable(values), row_index(rowptr, values.shape[0])
+    values, row = prepare_values(values), row_index(rowptr, values.shape[0])
     if values.dtype == torch.float64:
         by_value = torch.sort(values, descending=True, stable=True).indices
         return by_value[torch.sort(row[by_value], stable=True).indices]
-    # One sort instead of two: the bits of an IEEE float, negatives flipped, order as integers do. Adding 0.0
-    # turns -0.0 into 0.0, which would otherwise be a different number here.
+    # One sort instead of two: the bits of an IEEE float, flipped if negative, have its order as an integer.
+    # Adding 0.0 turns -0.0 into 0.0, which has other bits.
     bits = (values + 0.0).view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     return torch.sort((row << 32) + (2**31 - 1 - ordered), stable=True).indices
 
 
-def sortable(values: Tensor) -> Tensor:
-    """`values` detached, contiguous and in a type the kernels know (float32 or float64)."""
+def prepare_values(values: Tensor) -> Tensor:
+    """`values` detached, contiguous and in float32 or float64, as the kernels need them."""
     values = values.detach()
     if values.dtype not in (torch.float32, torch.float64):
         values = values.to(torch.float32 if values.is_floating_point() else torch.float64)

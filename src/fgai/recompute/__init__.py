@@ -1,5 +1,5 @@
-"""Compute again only what a change reaches: the same numbers as a full forward pass."""
+"""Compute again only the rows that a change affects: the same numbers as a full forward pass."""
 
-from fgai.recompute.local import Plan, Recompute, Repeated, Touched
+from fgai.recompute.local import PartialOutput, Plan, PlanCopies, Recompute
 
-__all__ = ["Plan", "Recompute", "Repeated", "Touched"]
+__all__ = ["PartialOutput", "Plan", "PlanCopies", "Recompute"]

@@ -1,8 +1,8 @@
-"""Recompute only the rows that a perturbation reaches: the same numbers as a full forward pass.
+"""Recompute only the rows that a perturbation affects: the same numbers as a full forward pass.
 
 A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. Everything
-else is computed once. Where the change reaches almost everything, a full pass is taken. Training cannot use
-this, since every row moves with the weights.
+else is computed once. If a change affects almost all rows, a full pass is made instead. Training cannot use
+this, since all rows change with the weights.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, 
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.graph import extend_encoding
-from fgai.ops.capture import chosen_rows
-from fgai.recompute.patch import Ranks, Sides, _Edit, _Patch
+from fgai.recompute.patch import PatchScores, Sides, _Edit, _Patch
 from fgai.sparse import Adjacency, Features
-from fgai.sparse.adjacency import set_reach
+from fgai.sparse.adjacency import set_active_rows
 from fgai.sparse.valid import check_index
 from fgai.typed import typed
 
-WORTHWHILE = 0.6  # share of the work above which a full pass is taken: building patches costs something
+# A full pass is made if recomputing would take more than this share of its work: patches take time to build.
+WORTHWHILE = 0.6
 
 
-class Touched(NamedTuple):
-    """The rows that a perturbation changes."""
+class PartialOutput(NamedTuple):
+    """The model's output at the rows that a perturbation changes."""
 
     nodes: Tensor  # [T] whose logits were computed again
     logits: Tensor  # [T, C]
-    ranks: list[Tensor]  # per layer [E'] on its patch's edges; empty unless asked for
+    ranks: list[Tensor]  # per layer the scores [E'] of its patch's edges; empty unless asked for
 
 
 @typed
@@ -41,45 +41,44 @@ class Plan:
     """The rows to recompute after one edit, layer by layer."""
 
     edit: _Edit  # the edges of the change
-    start: Tensor  # [S] nodes whose input differs
+    start: Tensor  # [S] nodes whose features differ
     patches: list[_Patch]  # one per layer
     constants: list[tuple[Sides, Tensor | None]]  # per patch, the result of `_Patch.constants`
-    states: list[Tensor | None]  # per patch, of the fresh rows before the layer, where the model reads them
-    keep: Tensor  # [T] the last layer's touched rows whose logits are needed
+    states: list[Tensor | None]  # per patch the input of the affected rows, if the model reads it
+    keep: Tensor  # [T] the last layer's recomputed rows whose logits are needed
     nodes: Tensor  # [T] their nodes
     share: float  # of the work of a full pass, counted in edges and rows times their widths
-    ranks: list[Ranks]  # per patch of a plan of all rows, what neighbours are ranked by; else empty
+    ranks: list[PatchScores]  # per patch the scores neighbours are ranked by; empty unless of all rows
 
-    def repeated(self, times: int) -> Repeated:
+    def copies(self, times: int) -> PlanCopies:
         """Lay `times` copies of the plan side by side."""
         device = self.start.device
         inputs = torch.arange(times * self.start.numel(), device=device).view(times, -1)
-        patches, constants, states, positions = [], [], [], []
-        for patch, (sides, score), before in zip(self.patches, self.constants, self.states, strict=True):
-            copied, numbers, spots, fixed = _repeat_patch(patch, inputs, sides)
+        patches, constants, positions = [], [], []
+        for patch, (sides, score) in zip(self.patches, self.constants, strict=True):
+            copied, numbers, edges, fixed = _copy_patch(patch, inputs, sides)
             patches.append(copied)
             constants.append((fixed, None if score is None else score.repeat(times, 1)))
-            states.append(None if before is None else before.repeat(times, 1))
-            positions.append(spots)
-            inputs = numbers[:, : patch.touched]
-        ranked = zip(self.ranks, patches, positions, strict=True) if self.ranks else ()
+            positions.append(edges)
+            inputs = numbers[:, : patch.recomputed]
+        ranked = zip(patches, self.ranks, strict=bool(self.ranks))
         plan = replace(
             self,
-            ranks=[ranks.repeated(patch, spots) for ranks, patch, spots in ranked],
+            ranks=[PatchScores.of(patch, scores.graph) for patch, scores in ranked],
             start=self.start.repeat(times),
             patches=patches,
             constants=constants,
-            states=states,
+            states=[None if state is None else state.repeat(times, 1) for state in self.states],
             keep=inputs[:, self.keep].flatten(),
             nodes=self.nodes.repeat(times),
         )
-        return Repeated(plan, times, positions)
+        return PlanCopies(plan, times, positions)
 
 
-class Repeated(NamedTuple):
+class PlanCopies(NamedTuple):
     """Copies of a plan side by side."""
 
-    plan: Plan  # for features [times · S, F], copy after copy; its logits and nodes come copy after copy
+    plan: Plan  # takes features [times · S, F] and gives logits and nodes, one copy after the other
     times: int  # number of copies
     positions: list[Tensor]  # per patch [times, E'], where edge e of the single patch is in copy b
 
@@ -110,27 +109,26 @@ class Recompute:
     """
 
     def __init__(self, model: nn.Module, graph: Graph) -> None:
-        adapter = adapter_of(model)
-        stages = adapter.layerwise() if _plain(graph) else None
+        stages = _layerwise(model, graph)
         if stages is None:
             raise InputError(
                 f"{type(model).__name__} cannot be recomputed in part: it must be one of fgai's attention"
                 " models for nodes, in eval mode and without taps, on a graph with plain features"
             )
-        if adapter.prepare(graph) is not graph:
+        if adapter_of(model).prepare(graph) is not graph:
             raise InputError(f"{graph.name!r} must be prepared for the model; use `fgai.attention.prepared`")
         self.stages: Layerwise = stages
         self.graph = graph
-        self._pass(list(find_layers(model)))
+        self._run_clean(list(find_layers(model)))
 
     @staticmethod
     def fits(model: nn.Module, graph: Graph) -> bool:
         """Whether this model on this graph can be computed in part."""
-        return _plain(graph) and adapter_of(model).layerwise() is not None
+        return _layerwise(model, graph) is not None
 
     @torch.no_grad()
-    def _pass(self, names: list[str]) -> None:
-        """Run the clean forward pass and keep the input of each layer."""
+    def _run_clean(self, names: list[str]) -> None:
+        """Run the clean forward pass and store the sides of each layer."""
         graph, stages = self.graph, self.stages
         assert graph.features is not None
         state = stages.enter(graph.features, graph.positional)
@@ -164,8 +162,8 @@ class Recompute:
         Args:
             change: its edges and rows; the features do not matter.
             nodes: [T] the nodes whose logits are needed; all by default.
-            all_rows: also give the full ranking of every touched row.
-            limit: share of the work of a full pass that is still worthwhile.
+            all_rows: also give the full ranking of every recomputed row.
+            limit: largest share of the work of a full pass.
         """
         for name in ("endpoints", "edges", "removed", "rows"):
             if (index := getattr(change, name)) is not None:
@@ -180,14 +178,15 @@ class Recompute:
         patches, spent, full = [], 0.0, 0.0
         for index, (layer, _) in enumerate(self.stages.stages):
             last = index == len(self.stages.stages) - 1
-            fresh = edit.reached(clean, changed)
+            affected = edit.affected(clean, changed)
             if last:
-                fresh = fresh[rows[fresh]]
-            patch = _Patch.build(clean, edit, changed, fresh, rows if last else everywhere, all_rows=all_rows)
+                affected = affected[rows[affected]]
+            needed = rows if last else everywhere
+            patch = _Patch.build(clean, edit, changed, affected, needed, all_rows=all_rows)
             width = layer.heads * layer.channels
             spent += width * (patch.adjacency.num_edges + patch.adjacency.num_nodes)
             full += width * (clean.num_edges + edit.added.shape[1] + total)
-            changed = torch.cat([changed, fresh])
+            changed = torch.cat([changed, affected])
             patches.append(patch)
         if spent > limit * full:
             return None
@@ -197,18 +196,18 @@ class Recompute:
             for patch, (layer, _), sides in zip(patches, self.stages.stages, self._sides, strict=True)
         ]
         states = [
-            None if before is None else before[patch.constant[: patch.touched - patch.changed]]
+            None if before is None else before[patch.constant[: patch.recomputed - patch.changed]]
             for patch, before in zip(patches, self._states, strict=True)
         ]
-        before = self.clean_attention.layers if all_rows else ()
-        ranks = [Ranks.of(patch, layer.ranking()) for patch, layer in zip(patches, before, strict=all_rows)]
+        ranked = zip(patches, self.clean_attention.layers if all_rows else (), strict=all_rows)
+        ranks = [PatchScores.of(patch, layer.ranking()) for patch, layer in ranked]
         share = spent / max(1.0, full)
         return Plan(edit, start, patches, fixed, states, keep, changed[keep], share, ranks)
 
     def forward(
         self, plan: Plan, features: Features, positional: Tensor | None = None, *, logits: bool = True
-    ) -> Touched:
-        """Compute the touched rows again; gradients reach the changed and the new features.
+    ) -> PartialOutput:
+        """Compute the rows of the plan again; gradients reach the changed and the new features.
 
         Args:
             plan: of the edit.
@@ -223,22 +222,24 @@ class Recompute:
         outputs: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
         for index, (patch, (fixed, score), before, (layer, update)) in enumerate(steps):
-            sides, last = patch.joined(layer.sides(state), fixed), index == len(plan.patches) - 1
+            pairs = zip(layer.sides(state), fixed, strict=True)
+            source, destination, values = (torch.cat(pair) for pair in pairs)
+            sides, last = (source, destination, values), index == len(plan.patches) - 1
             if plan.ranks:
                 outputs.append(plan.ranks[index](layer, sides))
             if last and not logits:
-                return Touched(plan.nodes[:0], self.clean_logits[:0], outputs)
+                return PartialOutput(plan.nodes[:0], self.clean_logits[:0], outputs)
             out = patch.forward(layer, sides, score)
             joined = torch.cat([state, before]) if isinstance(state, Tensor) and before is not None else None
             if last:
-                out = chosen_rows(out, plan.keep)
-                joined = None if joined is None else chosen_rows(joined, plan.keep)
+                out = out.index_select(0, plan.keep)
+                joined = None if joined is None else joined.index_select(0, plan.keep)
             state = update(joined, layer.join(out))
         assert isinstance(state, Tensor)
-        return Touched(plan.nodes, self.stages.leave(state), outputs)
+        return PartialOutput(plan.nodes, self.stages.leave(state), outputs)
 
-    def logits(self, change: GraphChange, nodes: Tensor | None = None) -> Touched:
-        """Return the logits `change` can move; all others are those of `clean_logits`.
+    def logits(self, change: GraphChange, nodes: Tensor | None = None) -> PartialOutput:
+        """Return the logits that `change` can change; all others are those of `clean_logits`.
 
         Args:
             change: e.g. one new node, or another feature vector of one node.
@@ -250,7 +251,7 @@ class Recompute:
         return self.forward(plan, features, self.encodings(plan, change))
 
     def encodings(self, plan: Plan, change: GraphChange) -> Tensor | None:
-        """Return the positional encodings of the rows a change begins at, new nodes included."""
+        """Return the positional encodings of `plan.start`: the changed rows and the new nodes."""
         graph = self.graph
         if graph.positional is None or graph.positional_values is None:
             return None
@@ -263,19 +264,23 @@ class Recompute:
         return encodings
 
 
-def _plain(graph: Graph) -> bool:
-    """Whether a graph has features, none of them changed, and no values on edges."""
+def _layerwise(model: nn.Module, graph: Graph) -> Layerwise | None:
+    """The model layer by layer, or None if it cannot be computed in part on this graph.
+
+    The graph must have features, none of them changed, and no values on edges.
+    """
     features = graph.features
-    plain = features is not None and features.appended is None and features.rows is None
-    return plain and graph.edge_weight is None and graph.edge_attr is None
+    if features is None or features.appended is not None or features.rows is not None:
+        return None
+    return adapter_of(model).layerwise() if graph.edge_weight is None and graph.edge_attr is None else None
 
 
-def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
+def _copy_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
     """Copies for the nodes `inputs` [times, S]: patch, node numbers, positions of edges, constant sides."""
-    # Nodes stay in the order of their kinds: changed ones of all copies, then all fresh rows, and so on.
+    # Nodes are ordered by kind, then by copy: the changed ones of all copies, all affected rows, and so on.
     times, device = inputs.shape[0], inputs.device
-    fresh = patch.touched - patch.changed
-    kinds = (fresh, patch.constant.numel() - fresh, patch.standins.numel())
+    affected = patch.recomputed - patch.changed
+    kinds = (affected, patch.constant.numel() - affected, patch.summarised.numel())
     numbers, index, before = [inputs], [], times * patch.changed
     first = 0
     for size in kinds:
@@ -286,19 +291,19 @@ def _repeat_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, 
     edges, count = patch.adjacency, patch.adjacency.num_edges
     both = torch.stack([number[:, edges.source].flatten(), number[:, edges.destination].flatten()])
     adjacency, order = Adjacency.build(both, times * edges.num_nodes)
-    set_reach(adjacency, moving=times * patch.changed, filled=times * patch.touched)
+    set_active_rows(adjacency, with_grad=times * patch.changed, with_edges=times * patch.recomputed)
     back = torch.empty_like(order)
     back[order] = torch.arange(order.numel(), device=device)
     positions, chosen = back.view(times, count), torch.cat(index)
     source, destination, values = (t.index_select(0, chosen) for t in sides)
     copied = _Patch(
         changed=times * patch.changed,
-        touched=times * patch.touched,
-        constant=torch.cat([patch.constant[:fresh].repeat(times), patch.constant[fresh:].repeat(times)]),
+        recomputed=times * patch.recomputed,
+        constant=torch.cat([part.repeat(times) for part in patch.constant.tensor_split([affected])]),
         adjacency=adjacency,
         positions=patch.positions.repeat(times)[order],
-        standins=patch.standins.repeat(times),
-        spots=positions[:, patch.spots].flatten(),
+        summarised=patch.summarised.repeat(times),
+        summary_edges=positions[:, patch.summary_edges].flatten(),
         rest=patch.rest.repeat(times),
         counts=patch.counts.repeat(times),
     )

@@ -1,4 +1,4 @@
-"""`_Patch`: the part of one attention layer that a perturbation makes it compute again."""
+"""`_Patch`: the part of one attention layer that has to be computed again after a perturbation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fgai.ops import aggregate, edge_softmax
 from fgai.ops.capture import first_rows
 from fgai.ops.segments import row_max, row_sum
 from fgai.sparse import Adjacency, edge_keys, key_ends
-from fgai.sparse.adjacency import set_reach
+from fgai.sparse.adjacency import set_active_rows
+from fgai.sparse.valid import row_entries
 
 Sides = tuple[Tensor, Tensor, Tensor]
 
@@ -24,14 +25,14 @@ Sides = tuple[Tensor, Tensor, Tensor]
 class _Edit:
     """The edges of a change of a graph of N nodes."""
 
-    new: int  # number of new nodes: N, N + 1 and so on
+    new: int  # number of new nodes, which are N, N + 1, ...
     added: Tensor  # [2, K] new edges (source, destination), those of the new nodes included
     removed: Tensor  # [R] positions of removed edges in the clean graph
     rows: Tensor  # [C] old nodes whose features changed
 
     @classmethod
     def of(cls, change: GraphChange, graph: Graph) -> _Edit:
-        """Read the edit off a change, without a pass over the edges of the graph."""
+        """The edit of a change, without a pass over the edges of the graph."""
         none = torch.zeros(0, dtype=torch.long, device=graph.device)
         rows = none if change.rows is None else change.rows.to(graph.device)
         if change.endpoints is not None and change.endpoints.numel():
@@ -47,21 +48,20 @@ class _Edit:
         if change.edges is not None and change.edges.numel():
             pairs = torch.cat([change.edges, change.edges.flip(0)], dim=1).to(graph.device)
             keys = torch.unique(edge_keys(pairs[0], pairs[1]))
-            spot = torch.searchsorted(graph.keys, keys).clamp(max=max(0, graph.num_edges - 1))
-            there = graph.keys[spot] == keys if graph.num_edges else torch.zeros_like(keys, dtype=torch.bool)
-            keys = keys[~there | torch.isin(spot, removed)]
-            added = torch.stack(key_ends(keys))
+            old = torch.searchsorted(graph.keys, keys).clamp(max=max(0, graph.num_edges - 1))
+            exists = graph.keys[old] == keys if graph.num_edges else torch.zeros_like(keys, dtype=torch.bool)
+            added = torch.stack(key_ends(keys[~exists | torch.isin(old, removed)]))
         return cls(0, added, removed, rows)
 
     def start(self, num_nodes: int) -> Tensor:
-        """The nodes whose input is not the clean one: changed rows, then the new nodes."""
+        """The nodes whose features differ from the clean ones: changed rows, then the new nodes."""
         new = torch.arange(num_nodes, num_nodes + self.new, device=self.rows.device)
         return torch.cat([self.rows, new])
 
-    def reached(self, adjacency: Adjacency, changed: Tensor) -> Tensor:
-        """The other rows that a layer whose input differs at `changed` [S] computes differently, sorted.
+    def affected(self, adjacency: Adjacency, changed: Tensor) -> Tensor:
+        """The other rows, sorted, whose output of a layer changes if its input changes at `changed` [S].
 
-        They are the ends of edges out of `changed`, and the ends of added and removed edges.
+        They are the destinations of edges out of `changed`, and of added and removed edges.
         """
         mask = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
         mask[adjacency.destination[_outgoing(adjacency, changed)]] = True
@@ -72,188 +72,171 @@ class _Edit:
 
 
 def incoming(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of the edges into `nodes` [n], node after node, and which of the nodes each belongs to."""
-    return _ranges(adjacency.rowptr, nodes, adjacency.num_nodes)
+    """Positions of the edges into `nodes` [n], node after node, and for each its place in `nodes`.
+
+    New nodes, which are not in the adjacency, have no edges there.
+    """
+    old = (nodes < adjacency.num_nodes).nonzero().flatten()
+    positions, place = row_entries(adjacency.rowptr, nodes[old])
+    return positions, old[place]
 
 
 def _outgoing(adjacency: Adjacency, nodes: Tensor) -> Tensor:
     """Positions of the edges out of `nodes` [n], node after node."""
-    return adjacency.csc[_ranges(adjacency.colptr, nodes, adjacency.num_nodes)[0]]
-
-
-def _ranges(pointer: Tensor, nodes: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
-    """The positions `pointer[i]:pointer[i + 1]` of every node i; a node not in the structure has none."""
-    inside = nodes.clamp(max=max(0, num_nodes - 1))
-    first = pointer[inside]
-    count = torch.where(nodes < num_nodes, pointer[inside + 1] - first, 0) if num_nodes else 0 * nodes
-    owner = torch.repeat_interleave(torch.arange(nodes.numel(), device=nodes.device), count)
-    before = torch.cumsum(count, 0) - count
-    return torch.arange(owner.numel(), device=nodes.device) + (first - before)[owner], owner
+    return adjacency.csc[row_entries(adjacency.colptr, nodes[nodes < adjacency.num_nodes])[0]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Patch:
-    """A small graph on which the layer gives the touched rows exactly as on the full perturbed graph.
+    """A small graph on which the layer computes the rows that change exactly as on the full perturbed graph.
 
-    Its nodes are, in this order: the changed ones, whose input differs from the clean one; the fresh rows,
-    whose input is clean but which a change reaches; other sources, clean; and stand-ins. All but the changed
+    Its nodes are, in this order: the changed ones, whose input differs from the clean one; the affected rows,
+    whose input is clean but whose output changes; other sources, clean; and summaries. All but the changed
     ones are constants of the attack.
 
-    A fresh row keeps its own side of the score, so the edges from clean sources keep their scores. They are
-    one constant neighbour, the stand-in: with s_e their scores and v_e their values,
+    An affected row keeps its own side of the score, so its edges from clean sources keep their scores. One
+    constant neighbour, the summary, replaces them: with s_e their scores and v_e their values,
 
         score  log Σ_e exp(s_e),      value  Σ_e exp(s_e) v_e / Σ_e exp(s_e),
 
-    and softmax over {edges from changed nodes, stand-in} mixes what softmax over all edges would.
+    and softmax over {edges from changed nodes, summary} gives the same as softmax over all edges.
     """
 
     changed: int  # number of changed nodes
-    touched: int  # number of changed and fresh nodes: the rows that are computed again
-    constant: Tensor  # [n] clean nodes: fresh rows, then other sources
+    recomputed: int  # number of changed nodes and affected rows
+    constant: Tensor  # [n] clean nodes: affected rows, then other sources
     adjacency: Adjacency  # the small graph
-    positions: Tensor  # [E'] of its edges in the clean graph; -1 for new edges and stand-ins
-    standins: Tensor  # [V] fresh rows (0 for the first) that have a stand-in
-    spots: Tensor  # [V] the stand-ins' edges in `adjacency`
-    rest: Tensor  # [R] positions in the clean graph of the edges they stand for, row after row
-    counts: Tensor  # [V] how many each stands for
+    positions: Tensor  # [E'] of its edges in the clean graph; -1 for new edges and those of summaries
+    summarised: Tensor  # [V] affected rows (0 for the first) that have a summary
+    summary_edges: Tensor  # [V] the summaries' edges in `adjacency`
+    rest: Tensor  # [R] positions in the clean graph of the edges they replace, row after row
+    counts: Tensor  # [V] how many edges each replaces
 
     @classmethod
     def build(
-        cls, clean: Adjacency, edit: _Edit, changed: Tensor, fresh: Tensor, rows: Tensor, *, all_rows: bool
+        cls, clean: Adjacency, edit: _Edit, changed: Tensor, affected: Tensor, rows: Tensor, *, all_rows: bool
     ) -> _Patch:
-        """Collect the edges into the `changed` nodes [S] and the `fresh` rows [P, sorted] to compute again.
+        """Collect the edges into the `changed` nodes [S] and the `affected` rows [P, sorted].
 
-        `rows` bool [N + new] marks those whose output is needed; with `all_rows` there are no stand-ins.
+        `rows` bool [N + new] marks the rows whose output is needed; with `all_rows` there are no summaries.
         """
         total, s, device = clean.num_nodes + edit.new, changed.numel(), changed.device
         position = torch.full((total,), -1, dtype=torch.long, device=device)
         position[changed] = torch.arange(s, device=device)
-        position[fresh] = s + torch.arange(fresh.numel(), device=device)
+        position[affected] = s + torch.arange(affected.numel(), device=device)
         full = changed[rows[changed]]
         if all_rows:
-            full = torch.cat([full, fresh])
-        taken = incoming(clean, full)[0]
+            full = torch.cat([full, affected])
+        old_edges = incoming(clean, full)[0]
         if not all_rows:
-            spread = _outgoing(clean, changed)
-            taken = torch.cat([taken, spread[position[clean.destination[spread]] >= s]])
+            out_edges = _outgoing(clean, changed)
+            old_edges = torch.cat([old_edges, out_edges[position[clean.destination[out_edges]] >= s]])
         if edit.removed.numel():
-            taken = taken[~torch.isin(taken, edit.removed)]
+            old_edges = old_edges[~torch.isin(old_edges, edit.removed)]
         added = edit.added[:, rows[edit.added[1]] & (position[edit.added[1]] >= 0)]
-        source = torch.cat([clean.source[taken], added[0]])
-        destination = torch.cat([clean.destination[taken], added[1]])
+        source = torch.cat([clean.source[old_edges], added[0]])
+        destination = torch.cat([clean.destination[old_edges], added[1]])
         other = torch.zeros(total, dtype=torch.bool, device=device)
         other[source] = True
         other &= position < 0
-        constant = torch.cat([fresh, other.nonzero().flatten()])
+        constant = torch.cat([affected, other.nonzero().flatten()])
         position[constant] = s + torch.arange(constant.numel(), device=device)
 
-        rest, owner = incoming(clean, fresh[:0] if all_rows else fresh)
+        rest, row = incoming(clean, affected[:0] if all_rows else affected)
         from_clean = position[clean.source[rest]]
-        kept = (from_clean < 0) | (from_clean >= s)
+        replaced = (from_clean < 0) | (from_clean >= s)
         if edit.removed.numel():
-            kept &= ~torch.isin(rest, edit.removed)
-        rest, owner = rest[kept], owner[kept]
-        standins, counts = torch.unique_consecutive(owner, return_counts=True)
+            replaced &= ~torch.isin(rest, edit.removed)
+        rest, row = rest[replaced], row[replaced]
+        summarised, counts = torch.unique_consecutive(row, return_counts=True)
         nodes = s + constant.numel()
-        stands = nodes + torch.arange(standins.numel(), device=device)
+        summaries = nodes + torch.arange(summarised.numel(), device=device)
         edge_index = torch.stack(
-            [torch.cat([position[source], stands]), torch.cat([position[destination], s + standins])]
+            [torch.cat([position[source], summaries]), torch.cat([position[destination], s + summarised])]
         )
-        adjacency, order = Adjacency.build(edge_index, nodes + standins.numel())
-        back = torch.empty_like(order)
-        back[order] = torch.arange(order.numel(), device=device)
-        set_reach(adjacency, moving=s, filled=s + fresh.numel())
-        none = taken.new_full((added.shape[1] + standins.numel(),), -1)
+        adjacency, order = Adjacency.build(edge_index, nodes + summarised.numel())
+        sorted_position = torch.empty_like(order)
+        sorted_position[order] = torch.arange(order.numel(), device=device)
+        set_active_rows(adjacency, with_grad=s, with_edges=s + affected.numel())
+        none = old_edges.new_full((added.shape[1] + summarised.numel(),), -1)
         return cls(
             changed=s,
-            touched=s + fresh.numel(),
+            recomputed=s + affected.numel(),
             constant=constant,
             adjacency=adjacency,
-            positions=torch.cat([taken, none])[order],
-            standins=standins,
-            spots=back[taken.numel() + added.shape[1] :],
+            positions=torch.cat([old_edges, none])[order],
+            summarised=summarised,
+            summary_edges=sorted_position[old_edges.numel() + added.shape[1] :],
             rest=rest,
             counts=counts,
         )
 
     def constants(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
-        """Sides of all nodes but the changed ones, from the clean ones, and the stand-ins' scores [V, H].
+        """Both sides and values of all nodes but the changed ones, and the scores of the summaries [V, H].
 
-        The scores are None where the stand-ins' own sides give them, so that the fused kernels can be used.
+        The scores are None if sides of the summaries give them, so that the fused kernels can be used.
         """
         source, destination, values = (t[self.constant] for t in sides)
-        count = self.standins.numel()
+        count = self.summarised.numel()
         if not count:
             return (source, destination, values), None
-        score, value = self._stand_in(layer, clean, sides)
-        pair = [torch.cat([t, t.new_zeros(count, *t.shape[1:])]) for t in (source, destination)]
-        own = layer.source_for(score, destination[self.standins])
-        if own is not None:
-            pair[0][-count:] = own
-        return (pair[0], pair[1], torch.cat([values, value])), score if own is None else None
+        score, value = self._summaries(layer, clean, sides)
+        side = layer.source_for(score, destination[self.summarised])
+        zeros = source.new_zeros(count, *source.shape[1:])
+        source, destination = torch.cat([source, zeros]), torch.cat([destination, zeros])
+        if side is not None:
+            source[-count:] = side
+        return (source, destination, torch.cat([values, value])), score if side is None else None
 
-    def _stand_in(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
-        """The scores [V, H] and values [V, H, C] of the stand-ins."""
-        fresh = self.constant[self.standins]
-        nodes, inverse = torch.unique(torch.cat([fresh, clean.source[self.rest]]), return_inverse=True)
-        rows = torch.repeat_interleave(inverse[: fresh.numel()], self.counts)
+    def _summaries(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
+        """The scores [V, H] and values [V, H, C] of the summaries."""
+        affected = self.constant[self.summarised]
+        nodes, inverse = torch.unique(torch.cat([affected, clean.source[self.rest]]), return_inverse=True)
+        rows = torch.repeat_interleave(inverse[: affected.numel()], self.counts)
         # Both are in the order of the nodes, so the edges stay sorted by destination.
         rowptr = torch.searchsorted(rows, torch.arange(nodes.numel() + 1, device=rows.device))
-        small = Adjacency(nodes.numel(), inverse[fresh.numel() :], rows, rowptr, rowptr[:0], rows[:0])
+        small = Adjacency(nodes.numel(), inverse[affected.numel() :], rows, rowptr, rowptr[:0], rows[:0])
         source, destination, values = (t[nodes] for t in sides)
         scores = layer.score_edges(source, destination, small)
-        own = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
-        top = row_max(scores, own)
-        spread = torch.repeat_interleave(top, self.counts, dim=0)
-        total = top + row_sum(torch.exp(scores - spread), own).log()
-        mixed = aggregate(edge_softmax(scores, small), values, small)
-        return total, mixed[inverse[: fresh.numel()]]
+        pointers = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+        top = row_max(scores, pointers)
+        top_of_edge = torch.repeat_interleave(top, self.counts, dim=0)
+        total = top + row_sum(torch.exp(scores - top_of_edge), pointers).log()
+        out = aggregate(edge_softmax(scores, small), values, small)
+        return total, out[inverse[: affected.numel()]]
 
-    def joined(self, sides: Sides, constants: Sides) -> Sides:
-        """Both sides and values of all nodes: the changed ones' and the constants."""
-        source, destination, values = (torch.cat(pair) for pair in zip(sides, constants, strict=True))
-        return source, destination, values
-
-    def forward(self, layer: AttentionLayer, joined: Sides, score: Tensor | None) -> Tensor:
-        """The mixed values of the touched rows [T, H, C]."""
-        source, destination, values = joined
+    def forward(self, layer: AttentionLayer, sides: Sides, score: Tensor | None) -> Tensor:
+        """The aggregated values of the recomputed rows [T, H, C] from the sides of all nodes."""
+        source, destination, values = sides
         if score is None:
             out, _ = layer.fused(source, destination, values, self.adjacency, written=False)
         else:
-            scores = layer.score_edges(source, destination, self.adjacency).index_copy(0, self.spots, score)
+            scores = layer.score_edges(source, destination, self.adjacency)
+            scores = scores.index_copy(0, self.summary_edges, score)
             out = aggregate(edge_softmax(scores, self.adjacency), values, self.adjacency)
-        return first_rows(out, self.touched)
+        return first_rows(out, self.recomputed)
 
 
-class Ranks(NamedTuple):
+class PatchScores(NamedTuple):
     """The scores of a patch's edges, mean over the heads."""
 
-    still: Tensor  # [E'] before the change; 0 for new edges
-    moved: Tensor  # [M] edges of the patch whose score may change: new ones, and those with a changed end
+    graph: Tensor  # [E] of the clean graph
+    clean: Tensor  # [E'] of the patch before the change; 0 for new edges
+    changing: Tensor  # [M] edges of the patch whose score may change: new ones, and those with a changed end
     adjacency: Adjacency  # these edges alone, among all nodes of the patch
 
     @classmethod
-    def of(cls, patch: _Patch, clean: Tensor) -> Ranks:
-        """Find the edges of a patch of all rows to score again; `clean` [E] are the clean graph's scores."""
-        new = patch.positions < 0
-        return cls._with(patch, clean[patch.positions.clamp(min=0)].masked_fill(new, 0.0))
-
-    @classmethod
-    def _with(cls, patch: _Patch, still: Tensor) -> Ranks:
-        edges = patch.adjacency
+    def of(cls, patch: _Patch, graph: Tensor) -> PatchScores:
+        """Find the edges of a patch of all rows to score again; `graph` [E] are the clean graph's scores."""
+        new, edges = patch.positions < 0, patch.adjacency
+        clean = graph[patch.positions.clamp(min=0)].masked_fill(new, 0.0)
         ends = torch.minimum(edges.source, edges.destination)
-        moved = ((ends < patch.changed) | (patch.positions < 0)).nonzero().flatten()
-        some = Adjacency.from_sorted(edges.source[moved], edges.destination[moved], edges.num_nodes)
-        set_reach(some, moving=patch.changed, filled=patch.touched)
-        return cls(still, moved, some)
+        changing = ((ends < patch.changed) | new).nonzero().flatten()
+        some = Adjacency.from_sorted(edges.source[changing], edges.destination[changing], edges.num_nodes)
+        set_active_rows(some, with_grad=patch.changed, with_edges=patch.recomputed)
+        return cls(graph, clean, changing, some)
 
-    def repeated(self, copies: _Patch, positions: Tensor) -> Ranks:
-        """The same for copies of the patch, whose edges are at `positions` [copies, E']."""
-        still = self.still.new_empty(positions.numel())
-        still[positions] = self.still
-        return self._with(copies, still)
-
-    def __call__(self, layer: AttentionLayer, joined: Sides) -> Tensor:
-        """The scores [E'] from the sides of all nodes of the patch; gradients come from moved edges."""
-        scores = layer.mean_scores(*joined[:2], self.adjacency)
-        return self.still.index_copy(0, self.moved, scores)
+    def __call__(self, layer: AttentionLayer, sides: Sides) -> Tensor:
+        """The scores [E'] from the sides of all nodes of the patch; gradients come from changing edges."""
+        scores = layer.mean_scores(*sides[:2], self.adjacency)
+        return self.clean.index_copy(0, self.changing, scores)

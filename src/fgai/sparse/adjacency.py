@@ -15,20 +15,21 @@ from fgai.errors import InputError
 from fgai.sparse.keys import edge_keys, key_ends
 from fgai.sparse.valid import (
     INTEGERS,
+    _capturing,
     _check_count,
-    _mark_pointers,
-    _unreadable,
+    _trust_pointers,
     check_index,
     check_pointers,
-    owners,
+    row_index,
 )
 from fgai.typed import typed
 
-_INCOMING, _OUTGOING = "_incoming_fits", "_outgoing_fits"
+_INCOMING, _OUTGOING = "_incoming_checked", "_outgoing_checked"
+_CHECKED = {_INCOMING: True, _OUTGOING: True}
 
 
 class Index32(NamedTuple):
-    """The structure in 32-bit integers, half the bytes for the kernels to read."""
+    """The indices of an `Adjacency` as 32-bit integers: kernels read half the bytes."""
 
     rowptr: Tensor
     source: Tensor
@@ -43,22 +44,23 @@ def pointers(sorted_index: Tensor, num_nodes: int) -> Tensor:
     return torch.searchsorted(sorted_index, steps)
 
 
-def _interleave(spots: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Positions after a merge: of `count` old items, and of new items that go before old item `spots`."""
-    arrived = torch.zeros(count + 1, dtype=torch.long, device=spots.device)
-    arrived.index_add_(0, spots, torch.ones_like(spots))
-    ours = torch.arange(count, device=spots.device) + arrived.cumsum(0)[:count]
-    return ours, spots + torch.arange(spots.numel(), device=spots.device)
+def _merged_positions(before: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Positions after a merge of `count` old items, and of new items that go before the old ones `before`."""
+    inserted = torch.zeros(count + 1, dtype=torch.long, device=before.device)
+    inserted.index_add_(0, before, torch.ones_like(before))
+    old = torch.arange(count, device=before.device) + inserted.cumsum(0)[:count]
+    return old, before + torch.arange(before.numel(), device=before.device)
 
 
-def _place(old: Tensor, new: Tensor, ours: Tensor, theirs: Tensor) -> Tensor:
+def _merge(old: Tensor, new: Tensor, positions: tuple[Tensor, Tensor]) -> Tensor:
+    """One vector of the old and the new items at these positions."""
     out = old.new_empty(old.numel() + new.numel())
-    out[ours], out[theirs] = old, new
+    out[positions[0]], out[positions[1]] = old, new
     return out
 
 
 def _grow(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
-    """Pointers after adding items with the sorted owners `sorted_index`, some perhaps new."""
+    """Row pointers of `num_nodes` rows after adding items whose rows are `sorted_index`."""
     longer = torch.cat([ptr, ptr[-1:].expand(num_nodes + 1 - ptr.numel())])
     return longer + pointers(sorted_index, num_nodes)
 
@@ -66,16 +68,16 @@ def _grow(ptr: Tensor, sorted_index: Tensor, num_nodes: int) -> Tensor:
 @typed
 @dataclass(frozen=True, eq=False)
 class Adjacency:
-    """Edges sorted by (destination, source), with the incoming and the outgoing view.
+    """Edges sorted by (destination, source), and their order by (source, destination).
 
     The incoming edges of node i are positions `rowptr[i]:rowptr[i + 1]`; the outgoing edges of node j are
     positions `csc[colptr[j]:colptr[j + 1]]`. Parallel edges are allowed here (`Graph` merges them). The
-    indices are checked once, when a kernel first asks for them; none may be changed in place.
+    indices are checked once, when a kernel first reads them; do not change them in place.
 
     Attributes:
         num_nodes: N.
-        source: [E] int64, where each edge starts.
-        destination: [E] int64, where each edge ends; not decreasing.
+        source: [E] int64, source node of each edge.
+        destination: [E] int64, destination node of each edge; not decreasing.
         rowptr: [N + 1] int64.
         colptr: [N + 1] int64.
         csc: [E] int64, edge positions sorted by (source, destination).
@@ -96,9 +98,16 @@ class Adjacency:
         return cls.from_sorted(source, destination, num_nodes), order
 
     @classmethod
+    def from_index32(cls, num_nodes: int, index: Index32) -> Adjacency:
+        """Build from the indices a kernel made from checked ones; 64-bit indices are made on first use."""
+        adjacency = object.__new__(cls)
+        adjacency.__dict__.update(_CHECKED, num_nodes=num_nodes, index32=index)
+        return adjacency
+
+    @classmethod
     def from_sorted(cls, source: Tensor, destination: Tensor, num_nodes: int) -> Adjacency:
         """Build from edges that are already sorted by (destination, source)."""
-        checks.memory(num_nodes, 32, "num_nodes")  # two vectors of pointers, and what they are summed from
+        checks.memory(num_nodes, 32, "num_nodes")  # two vectors of pointers, and those they are computed from
         csc = torch.argsort(source, stable=True)
         rowptr, colptr = pointers(destination, num_nodes), pointers(source[csc], num_nodes)
         return cls(num_nodes, source, destination, rowptr, colptr, csc)
@@ -107,74 +116,73 @@ class Adjacency:
         """Add new edges to the sorted ones in linear time.
 
         Args:
-            edges: [2, M], none of which is there already.
-            num_nodes: at least the present number.
+            edges: [2, M], none of which exists already.
+            num_nodes: of the new adjacency, at least that of this one.
 
         Returns:
             The new adjacency, and [E] the new positions of the old edges.
 
         Raises:
-            InputError: an edge names no node, or the present edges do not fit each other.
+            InputError: an edge names no node, or the indices of this adjacency do not fit each other.
         """
         self.check_outgoing()
         check_index(edges, num_nodes, "edges")
         keys = torch.sort(edge_keys(edges[0], edges[1])).values
-        spots = torch.searchsorted(self.keys, keys)
-        ours, theirs = _interleave(spots, self.num_edges)
-        merged = _place(self.keys, keys, ours, theirs)
-        new_source, new_destination = key_ends(keys)
-        turned, order = torch.sort(edge_keys(new_destination, new_source), stable=True)
-        ours_t, theirs_t = _interleave(torch.searchsorted(self.turned_keys, turned), self.num_edges)
-        rowptr = _grow(self.rowptr, new_destination, num_nodes)
-        colptr = _grow(self.colptr, key_ends(turned)[1], num_nodes)
-        csc = _place(ours[self.csc], theirs[order], ours_t, theirs_t)
+        by_row = _merged_positions(torch.searchsorted(self.keys, keys), self.num_edges)
+        merged = _merge(self.keys, keys, by_row)
+        source, destination = key_ends(keys)
+        reversed_keys, order = torch.sort(edge_keys(destination, source), stable=True)
+        before = torch.searchsorted(self.keys_by_source, reversed_keys)
+        by_column = _merged_positions(before, self.num_edges)
+        rowptr = _grow(self.rowptr, destination, num_nodes)
+        colptr = _grow(self.colptr, key_ends(reversed_keys)[1], num_nodes)
+        csc = _merge(by_row[0][self.csc], by_row[1][order], by_column)
         adjacency = Adjacency(num_nodes, *key_ends(merged), rowptr, colptr, csc)
-        adjacency.__dict__["keys"] = merged
-        _mark(adjacency)
-        return adjacency, ours
+        adjacency.__dict__.update(_CHECKED, keys=merged)
+        return adjacency, by_row[0]
 
     @cached_property
-    def turned_keys(self) -> Tensor:
+    def keys_by_source(self) -> Tensor:
         """[E] int64, sorted: `source · 2³² + destination` of each edge in `csc` order."""
         return edge_keys(self.destination, self.source)[self.csc]
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Tensor:
-            """Widen the 32-bit indices when they are first asked for."""
+            """Make 64-bit indices from `index32` on first use; see `from_index32`."""
             if name not in Index32._fields or "index32" not in self.__dict__:
                 raise AttributeError(f"'Adjacency' object has no attribute {name!r}")
             wide = self.__dict__[name] = getattr(self.__dict__["index32"], name).long()
             if name in ("rowptr", "colptr"):
-                _mark_pointers(wide, self.num_edges)
+                _trust_pointers(wide, self.num_edges)
             return wide
 
     def check_incoming(self) -> None:
         """Raise `InputError` unless nodes, edges and row pointers fit each other; read once."""
-        if _INCOMING not in self.__dict__ and not _unreadable(self.device):
-            self.__dict__[_INCOMING] = self._look_at_incoming()
+        if _INCOMING not in self.__dict__ and not _capturing(self.device):
+            self.__dict__[_INCOMING] = self._check_incoming()
 
     def check_outgoing(self) -> None:
         """Raise `InputError` unless the order by source and the column pointers fit, too; read once."""
-        if _OUTGOING not in self.__dict__ and not _unreadable(self.device):
-            self.__dict__[_OUTGOING] = self._look_at_outgoing()
+        if _OUTGOING not in self.__dict__ and not _capturing(self.device):
+            self.__dict__[_OUTGOING] = self._check_outgoing()
 
-    def _look_at_incoming(self) -> bool:
+    def _check_incoming(self) -> bool:
         source, destination, rowptr = self._parts("source", "destination", "rowptr")
         check_pointers(rowptr, len(source), "rowptr")
         check_index(source, self.num_nodes, "source")
-        if not torch.equal(owners(rowptr, len(source)), destination.long()):
+        if not torch.equal(row_index(rowptr, len(source)), destination.long()):
             raise InputError("`destination` must be sorted and hold node i at `rowptr[i]:rowptr[i + 1]`")
         return True
 
-    def _look_at_outgoing(self) -> bool:
+    def _check_outgoing(self) -> bool:
         self.check_incoming()
         source, csc, colptr = self._parts("source", "csc", "colptr")
         check_pointers(colptr, len(source), "colptr")
         check_index(csc, len(source), "csc")
         order = csc.long()
         covered = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
-        if not bool(covered.all()) or not torch.equal(owners(colptr, len(csc)), source[order].long()):
+        if not bool(covered.all()) or not torch.equal(row_index(colptr, len(csc)), source[order].long()):
             raise InputError("`csc` must hold every edge once, that of node j at `colptr[j]:colptr[j + 1]`")
         return True
 
@@ -197,19 +205,19 @@ class Adjacency:
         return one, two, pointer
 
     @property
-    def _known(self) -> Tensor:
+    def _any_index(self) -> Tensor:
         source: Tensor | None = self.__dict__.get("source")
         return self.index32.source if source is None else source
 
     @property
     def num_edges(self) -> int:
         """E."""
-        return int(self._known.shape[0])
+        return int(self._any_index.shape[0])
 
     @property
     def device(self) -> torch.device:
-        """Where the indices live."""
-        return self._known.device
+        """The device of the indices."""
+        return self._any_index.device
 
     @cached_property
     def keys(self) -> Tensor:
@@ -236,30 +244,18 @@ class Adjacency:
         return Adjacency(self.num_nodes, *moved)
 
 
-def of_narrow(num_nodes: int, index: Index32) -> Adjacency:
-    """An adjacency of indices a kernel made from checked ones; 64-bit indices are made on demand."""
-    adjacency = object.__new__(Adjacency)
-    adjacency.__dict__.update(num_nodes=num_nodes, index32=index)
-    _mark(adjacency)
-    return adjacency
+class _ActiveRows(NamedTuple):
+    """How many of the first nodes the GPU kernels have to compute."""
+
+    with_grad: int  # only these need gradients; those of the others may be zeros
+    with_edges: int  # the others have no incoming edges
 
 
-def _mark(adjacency: Adjacency) -> None:
-    adjacency.__dict__.update({_INCOMING: True, _OUTGOING: True})
+def set_active_rows(adjacency: Adjacency, with_grad: int, with_edges: int) -> None:
+    """Set once how many of the first nodes need gradients and have edges; copies do not keep it."""
+    cached_on(adjacency, "active rows", lambda: _ActiveRows(with_grad, with_edges))
 
 
-class _Reach(NamedTuple):
-    """Which nodes of an adjacency matter."""
-
-    moving: int  # gradients are needed of the nodes before this one only; those of others may be zeros
-    filled: int  # nodes from this one on have no incoming edges
-
-
-def set_reach(adjacency: Adjacency, moving: int, filled: int) -> None:
-    """Set once which nodes of an adjacency matter, see `_Reach`; copies of it do not know."""
-    cached_on(adjacency, "ops reach", lambda: _Reach(moving, filled))
-
-
-def reach_of(adjacency: Adjacency) -> _Reach:
-    """Which nodes of an adjacency matter: all unless `set_reach` was called."""
-    return cached_on(adjacency, "ops reach", lambda: _Reach(adjacency.num_nodes, adjacency.num_nodes))
+def active_rows(adjacency: Adjacency) -> _ActiveRows:
+    """What `set_active_rows` was called with; all nodes by default."""
+    return cached_on(adjacency, "active rows", lambda: _ActiveRows(adjacency.num_nodes, adjacency.num_nodes))

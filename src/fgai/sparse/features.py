@@ -15,7 +15,15 @@ from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.sparse.adjacency import pointers
-from fgai.sparse.valid import INTEGERS, _check_count, _unreadable, check_index, check_pointers, owners
+from fgai.sparse.valid import (
+    INTEGERS,
+    _capturing,
+    _check_count,
+    check_index,
+    check_pointers,
+    row_entries,
+    row_index,
+)
 from fgai.typed import typed
 
 # Dense features with at most this share of non-zeros and at least so many columns become compressed rows.
@@ -23,7 +31,7 @@ SPARSE_SHARE, MIN_COLUMNS = 0.1, 64
 
 
 class _Pattern:
-    """The positions of a sparse matrix's entries; owns what the kernels derive from them."""
+    """Holds what kernels derive from the positions of a sparse matrix's entries, whatever their values."""
 
 
 @typed
@@ -37,7 +45,7 @@ class SparseRows:
         values: [Z].
         num_columns: F.
 
-    The indices are checked once, when they are first followed (see `fgai.sparse.valid`).
+    The indices are checked once, on first use (see `fgai.sparse.valid`).
     """
 
     indptr: Tensor
@@ -54,7 +62,7 @@ class SparseRows:
     def rows(self) -> Tensor:
         """[Z] row of each entry."""
         self.check()
-        return owners(self.indptr, len(self.indices))
+        return row_index(self.indptr, len(self.indices))
 
     @cached_property
     def columns(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,15 +80,15 @@ class SparseRows:
 
     @cached_property
     def pattern(self) -> _Pattern:
-        """Stands for the positions of the entries, whatever their values."""
+        """One object for all matrices with entries at these positions; results are cached on it."""
         return _Pattern()
 
     def check(self) -> None:
         """Raise `InputError` unless pointers, columns and values fit each other; read once for a pattern."""
-        if not _unreadable(self.indices.device):
-            cached_on(self.pattern, "valid entries", self._look)
+        if not _capturing(self.indices.device):
+            cached_on(self.pattern, "valid entries", self._check)
 
-    def _look(self) -> bool:
+    def _check(self) -> bool:
         for name, part in (("indptr", self.indptr), ("indices", self.indices)):
             if part.dim() != 1 or part.dtype not in INTEGERS or part.device != self.values.device:
                 got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
@@ -115,7 +123,7 @@ class SparseRows:
         """Return the rows on `device`, the values in `dtype`."""
         device = checks.device(device)
         values = self.values.to(device=device, dtype=dtype or self.values.dtype)
-        if self.indptr.device == torch.device(device):
+        if self.indptr.device == device:
             return self if values is self.values else self.with_values(values)
         return SparseRows(self.indptr.to(device), self.indices.to(device), values, self.num_columns)
 
@@ -190,7 +198,7 @@ class Features:
 
     @property
     def device(self) -> torch.device:
-        """Where the values live."""
+        """The device of the values."""
         return self.stored.device
 
     def check(self) -> None:
@@ -219,9 +227,9 @@ class Features:
             raise InputError(f"`{name}` must be {dtype} {shape} on {device}, as the features are, got {got}")
 
     def range(self, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Least and largest value of each column of base rows first..last-1 (all), zeros counted: [F].
+        """Smallest and largest value of each column, [F] each, zeros included.
 
-        Kept until the values change.
+        Over base rows first..last-1 if `rows` is (first, last), else all. Cached until the values change.
         """
         if self.stored.is_inference():
             return self._range(rows)
@@ -267,7 +275,7 @@ class Features:
         return out if self.appended is None else torch.cat([out, self.appended])
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of each row, [N] each, zeros counted; differentiable in the dense parts."""
+        """Mean and variance of each row, [N] each, zeros included; differentiable in the dense parts."""
         width = self.num_columns
         if isinstance(self.base, SparseRows):
             zeros = self.stored.new_zeros(self.num_base_rows)
@@ -289,12 +297,9 @@ class Features:
         """Some rows [R] of the base as a dense matrix [R, F], without their deltas."""
         if not isinstance(self.base, SparseRows):
             return self.base[rows]
-        counts = (self.base.indptr[1:] - self.base.indptr[:-1])[rows]
-        owner = torch.repeat_interleave(torch.arange(rows.numel(), device=rows.device), counts)
-        first = torch.cumsum(counts, 0) - counts
-        entry = torch.arange(owner.numel(), device=rows.device) - first[owner] + self.base.indptr[rows][owner]
+        entry, row = row_entries(self.base.indptr, rows)
         out = self.stored.new_zeros((rows.numel(), self.num_columns))
-        return out.index_put((owner, self.base.indices[entry]), self.stored[entry], accumulate=True)
+        return out.index_put((row, self.base.indices[entry]), self.stored[entry], accumulate=True)
 
     def take(self, rows: Tensor) -> Features:
         """Return the features of some rows [R], in increasing order, without deltas; sparse ones stay so."""
@@ -302,16 +307,12 @@ class Features:
         appended = None if self.appended is None else self.appended[rows[len(old) :] - self.num_base_rows]
         if not isinstance(base, SparseRows):
             return Features(base[old], appended)
-        counts = base.indptr.diff()[old]
-        indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        first = torch.repeat_interleave(base.indptr[old] - indptr[:-1], counts)
-        entry = torch.arange(int(counts.sum()), device=rows.device) + first
-        return Features(
-            SparseRows(indptr, base.indices[entry], base.values[entry], self.num_columns), appended
-        )
+        entry, row = row_entries(base.indptr, old)
+        parts = pointers(row, len(old)), base.indices[entry], base.values[entry]
+        return Features(SparseRows(*parts, self.num_columns), appended)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Features:
-        """Features whose stored values went through `function`; zeros of sparse rows stay free."""
+        """Apply `function` to the stored values; it is not called for zeros of sparse rows."""
         base = self.base
         mapped = base.with_values(function(base.values)) if isinstance(base, SparseRows) else function(base)
         appended = None if self.appended is None else function(self.appended)
@@ -333,21 +334,16 @@ def as_features(value: Any) -> Features | None:
         return value
     if isinstance(value, Tensor):
         value = value if value.is_floating_point() else value.float()
-        if value.layout == torch.strided and not _is_mostly_zero(value):
-            return Features.dense(value)
+        if value.layout == torch.strided:
+            wide = value.dim() == 2 and value.shape[1] >= MIN_COLUMNS and not value.requires_grad
+            if not wide or int(torch.count_nonzero(value)) > SPARSE_SHARE * value.numel():
+                return Features.dense(value)
         return _from_sparse(value)
     if hasattr(value, "tocsr"):
         return _from_scipy(value)
     if isinstance(value, np.ndarray):
         return Features.dense(torch.from_numpy(np.asarray(value, dtype=np.float32)))
     raise InputError(f"`features` must be a tensor, a scipy sparse matrix or `Features`, got {type(value)}")
-
-
-def _is_mostly_zero(x: Tensor) -> bool:
-    """Whether a dense matrix is better kept in compressed rows."""
-    if x.dim() != 2 or x.shape[1] < MIN_COLUMNS or x.requires_grad:
-        return False
-    return int(torch.count_nonzero(x)) <= SPARSE_SHARE * x.numel()
 
 
 def _from_sparse(x: Tensor) -> Features:
@@ -360,7 +356,7 @@ def _from_sparse(x: Tensor) -> Features:
 
 
 def _from_scipy(matrix: Any) -> Features:
-    """Wrap a scipy sparse matrix; its indices are checked before scipy follows them, and copied."""
+    """Wrap a scipy sparse matrix; its indices are copied, and checked before scipy reads them."""
     if hasattr(matrix, "indptr"):
         _check_compressed(matrix)
     elif hasattr(matrix, "row"):

@@ -1,8 +1,8 @@
 """Checks that indices point where kernels may read.
 
-Kernels follow indices without looking, so pointers are checked when they are first seen, an adjacency and a
-sparse matrix when a kernel first asks for them. The result is kept with the object, so loops pay nothing.
-Pointers that were changed in place are read again.
+Kernels do not check indices. So pointers are checked when they are first seen, an adjacency and a sparse
+matrix when a kernel first reads them. The result is cached with the object, so a loop checks once. Pointers
+that were changed in place are checked again.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from fgai.errors import InputError
 LARGEST = 2**31 - 1  # kernels count nodes, edges and entries in 32 bits
 T = TypeVar("T")
 INTEGERS = (torch.int64, torch.int32)
-# Results by tensor; not as attributes of it, since the caller may save it.
-_SEEN: MutableMapping[Tensor, dict[str, tuple[int, Any]]] = WeakTensorKeyDictionary()
+# Results of checks by tensor; not attributes of the tensor, since the caller may save it.
+_RESULTS: MutableMapping[Tensor, dict[str, tuple[int, Any]]] = WeakTensorKeyDictionary()
 _POINTERS = "valid pointers"
 
 
 def check_index(index: Tensor, count: int, name: str) -> None:
     """Raise unless every entry of the integers `index` is in 0..count-1; read once for a tensor."""
-    if _unreadable(index.device):
+    if _capturing(index.device):
         return
-    low, high = _kept(index, "valid index", _ends)
+    low, high = _read_once(index, "valid index", _min_max)
     if low < 0 or high >= count:
         raise InputError(f"`{name}` must be in 0..{count - 1}, got {low}..{high}")
 
 
 def check_pointers(pointers: Tensor, count: int | None, name: str, entries: str = "entries") -> None:
     """Raise unless the integers `pointers` rise from 0 to `count`, if given; read once for a tensor."""
-    if _unreadable(pointers.device):
+    if _capturing(pointers.device):
         return
-    first, last, rising = _kept(pointers, _POINTERS, _steps)
+    first, last, rising = _read_once(pointers, _POINTERS, _steps)
     if first != 0 or not rising:
         raise InputError(f"`{name}` must begin at 0 and never fall, since row i is `{name}[i]:{name}[i + 1]`")
     if count not in (None, last):
         raise InputError(f"`{name}` ends at {last}, but there are {count} {entries}")
 
 
-def _mark_pointers(pointers: Tensor, count: int) -> None:
-    """Note that pointers derived from checked ones end at `count` and need not be read."""
-    _kept(pointers, _POINTERS, lambda _: (0, count, True))
+def _trust_pointers(pointers: Tensor, count: int) -> None:
+    """Record that pointers derived from checked ones end at `count`, so they are never read."""
+    _read_once(pointers, _POINTERS, lambda _: (0, count, True))
 
 
 def _check_count(count: int, what: str) -> None:
@@ -55,18 +55,30 @@ def _check_count(count: int, what: str) -> None:
         raise InputError(f"the number of {what} must be a whole number in 0..{LARGEST}, got {count!r}")
 
 
-def owners(pointers: Tensor, count: int) -> Tensor:
+def row_index(pointers: Tensor, count: int) -> Tensor:
     """The row of each of `count` entries, for pointers that were checked.
 
     Example:
-        >>> owners(torch.tensor([0, 2, 2, 3]), 3).tolist()
+        >>> row_index(torch.tensor([0, 2, 2, 3]), 3).tolist()
         [0, 0, 2]
     """
     steps = torch.arange(len(pointers) - 1, device=pointers.device)
     return torch.repeat_interleave(steps, pointers.diff(), output_size=count)
 
 
-def _ends(index: Tensor) -> tuple[int, int]:
+def row_entries(pointers: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the entries of some `rows`, row after row, and for each its place in `rows`.
+
+    Example:
+        >>> [t.tolist() for t in row_entries(torch.tensor([0, 2, 2, 3]), torch.tensor([2, 0]))]
+        [[2, 0, 1], [0, 1, 1]]
+    """
+    first, count = pointers[rows], pointers[rows + 1] - pointers[rows]
+    place = torch.repeat_interleave(count)
+    return torch.arange(len(place), device=rows.device) + (first - count.cumsum(0) + count)[place], place
+
+
+def _min_max(index: Tensor) -> tuple[int, int]:
     return (int(index.min()), int(index.max())) if index.numel() else (0, -1)
 
 
@@ -74,19 +86,19 @@ def _steps(pointers: Tensor) -> tuple[int, int, bool]:
     return int(pointers[0]), int(pointers[-1]), bool((pointers[1:] >= pointers[:-1]).all())
 
 
-def _kept(tensor: Tensor, key: str, look: Callable[[Tensor], T]) -> T:
-    """The result of `look` on the tensor; computed again when it was changed in place."""
-    if tensor.is_inference():  # such tensors do not count their changes
-        return look(tensor)
-    cache = _SEEN.setdefault(tensor, {})
+def _read_once(tensor: Tensor, key: str, read: Callable[[Tensor], T]) -> T:
+    """The result of `read` on the tensor; computed again when the tensor was changed in place."""
+    if tensor.is_inference():  # such tensors have no `_version`
+        return read(tensor)
+    cache = _RESULTS.setdefault(tensor, {})
     version, value = cache.get(key, (-1, None))
     if version != tensor._version:
-        value = look(tensor)
+        value = read(tensor)
         cache[key] = tensor._version, value
     result: T = value
     return result
 
 
-def _unreadable(device: torch.device) -> bool:
-    """Whether a CUDA graph is being captured there, so that nothing can be read."""
+def _capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on the device, so that no tensor can be read."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

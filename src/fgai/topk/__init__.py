@@ -1,4 +1,4 @@
-"""Top-k sets of attention: which edges lead, how two sets overlap, what it costs to push edges out.
+"""Top-k sets of attention: the largest edges, the overlap of two sets, the cost of swapping edges.
 
 Attention is given as `values` [E], one number per edge (heads averaged), and `rowptr` [N+1]: the edges into
 node i are `rowptr[i]:rowptr[i+1]`. Scope "node" takes k edges from every neighbourhood, "graph" takes k of
@@ -7,7 +7,6 @@ any k above the degree.
 """
 
 from fgai.topk.sets import (
-    FORMS,
     SCOPES,
     check_k,
     leaders,
@@ -20,7 +19,6 @@ from fgai.topk.sets import (
 from fgai.topk.swaps import NORMS, swap_costs, swap_margin
 
 __all__ = [
-    "FORMS",
     "NORMS",
     "SCOPES",
     "check_k",

@@ -14,20 +14,19 @@ from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.ops.backend import _has_numba, has_triton
-from fgai.ops.segments import check_row_pointers, check_rows, row_index, row_order, row_sum, sortable
+from fgai.ops.segments import check_row_pointers, check_rows, prepare_values, row_index, row_order, row_sum
 from fgai.topk import cpu
 from fgai.typed import typed
 
 SCOPES = ("node", "graph")
-FORMS = ("tv", "paper")
-# Selecting few leaders of a row by insertion (or, on a GPU, one after the other) beats sorting the row.
+# Up to this k, finding the k largest of a row by insertion (on a GPU, one by one) is faster than sorting it.
 FEW = 64
-# The most entries of a table, nodes times edges or swaps.
+# Largest number of entries of a table of nodes × edges or swaps.
 LARGEST_TABLE = 2**28
 
 
 def _row_kernels(values: Tensor) -> ModuleType | None:
-    """The kernels over the rows of `values`: those of its device and type, None without."""
+    """The kernels for the device and type of `values`, or None."""
     if values.dim() != 1 or values.dtype not in (torch.float32, torch.float64):
         return None
     if values.is_cuda and has_triton():
@@ -37,30 +36,23 @@ def _row_kernels(values: Tensor) -> ModuleType | None:
     return cpu if values.device.type == "cpu" and _has_numba() else None
 
 
-class _Sloped(Function):
-    """A scalar whose kernel gives its slope in `w_tilde`, which is minus that in `w` (None: no such tensor).
-
-    The slope is still to be multiplied with the scale, unless that is None.
-    """
+class _WithGradient(Function):
+    """A scalar of `values` from a kernel that returns (scalar, gradient, factor of the gradient or None)."""
 
     @staticmethod
-    def forward(ctx: Any, kernel: Any, w: Tensor | None, w_tilde: Tensor, *options: Any) -> Tensor:
-        value, slope, ctx.scale = kernel(w, w_tilde, *options)
-        ctx.save_for_backward(slope)
-        return value  # type: ignore[no-any-return]
+    def forward(ctx: Any, kernel: Any, values: Tensor, *options: Any) -> Tensor:
+        scalar, gradient, ctx.factor = kernel(values, *options)
+        ctx.save_for_backward(gradient)
+        return scalar  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        flow = ctx.saved_tensors[0] * (gradients[0] if ctx.scale is None else gradients[0] * ctx.scale)
-        needed = ctx.needs_input_grad
-        rest = (None,) * (len(needed) - 3)
-        return None, -flow if needed[1] else None, flow if needed[2] else None, *rest
+        factor = gradients[0] if ctx.factor is None else gradients[0] * ctx.factor
+        return None, ctx.saved_tensors[0] * factor, *(None for _ in ctx.needs_input_grad[2:])
 
 
-def _with_slope(kernel: Any, w: Tensor | None, w_tilde: Tensor, *options: Any) -> Tensor:
-    """The value of a kernel, differentiable in both tensors."""
-    return _Sloped.apply(kernel, w, w_tilde, *options)  # type: ignore[no-any-return,no-untyped-call]
+_with_gradient = _WithGradient.apply
 
 
 @typed
@@ -74,7 +66,7 @@ def check_k(k: int | None, name: str = "k") -> None:
 
 @typed
 def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
-    """The row pointers `scope` ranks within: `rowptr` itself, or one row of all edges."""
+    """The row pointers to rank within: `rowptr` for scope "node", one row of all edges for "graph"."""
     checks.one_of(scope, "scope", SCOPES)
     checks.whole(num_edges, "num_edges")
     check_row_pointers(rowptr, num_edges)
@@ -110,7 +102,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     Args:
         values: [E].
         rowptr: [N+1].
-        count: how many to list, at least 1.
+        count: number of edges to list, at least 1.
 
     Returns:
         int64 [N, count], -1 where a row has fewer edges.
@@ -123,7 +115,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
     checks.whole(count, "count", 1)
     if (rowptr.numel() - 1) * count > LARGEST_TABLE:
         raise InputError(f"{count} leaders at {rowptr.numel() - 1} nodes are too many; use a smaller `count`")
-    ready = sortable(values)
+    ready = prepare_values(values)
     if count <= FEW and (kernels := _row_kernels(ready)) is not None:
         leading: Tensor = kernels.pick_leaders(ready, rowptr, count)
         return leading
@@ -142,7 +134,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
     Args:
         values: [E].
         rowptr: [N+1].
-        k: size of the set; None, or anything above the degree, takes all edges.
+        k: size of the set; None or more than the degree takes all edges.
         scope: "node" (k per neighbourhood) or "graph" (k over all edges).
 
     Returns:
@@ -160,7 +152,7 @@ def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node"
     rows = scoped_rows(rowptr, values.shape[0], scope)
     if k is None or k >= values.shape[0]:
         return torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
-    ready = sortable(values)
+    ready = prepare_values(values)
     kernels = _row_kernels(ready) if k <= FEW else None
     if kernels is cpu or (kernels is not None and scope == "node"):
         mask: Tensor = kernels.pick_mask(ready, rows, k)
@@ -237,8 +229,8 @@ def topk_l1(
         k: size of the sets, None for all edges (form "tv" only).
         scope: "node" or "graph".
         form: "tv" or "paper".
-        known: T_k(w) from `topk_mask`, where it is known.
-        factor: what the result is multiplied by.
+        known: T_k(w) from `topk_mask`; computed if not given.
+        factor: multiplies the result.
 
     Returns:
         A scalar, 0 for a graph without edges.
@@ -252,7 +244,7 @@ def topk_l1(
         >>> topk_l1(w, v, torch.tensor([0, 2, 3]), k=None).item()
         0.25
     """
-    checks.one_of(form, "form", FORMS)
+    checks.one_of(form, "form", ("tv", "paper"))
     checks.one_of(scope, "scope", SCOPES)
     checks.real_number(factor, "factor")
     check_k(k)
@@ -268,7 +260,7 @@ def topk_l1(
     if form == "paper" and k is None:
         raise InputError('`k` must be given for form "paper", which divides by it, got None')
     if k is None and w.is_floating_point() and w_tilde.is_floating_point():
-        return _with_slope(_total_variation, w, w_tilde, rowptr, factor)
+        return _with_gradient(_total_variation, w_tilde - w, rowptr, factor)  # type: ignore[no-any-return,no-untyped-call]
     first = topk_mask(w, rowptr, k, scope) if known is None else known
     counts = first.to(w_tilde.dtype) + topk_mask(w_tilde, rowptr, k, scope).to(w_tilde.dtype)
     total = factor * (counts * (w - w_tilde).abs()).sum()
@@ -279,17 +271,16 @@ def topk_l1(
 
 
 def _total_variation(
-    w: Tensor, w_tilde: Tensor, rowptr: Tensor, factor: float
+    difference: Tensor, rowptr: Tensor, factor: float
 ) -> tuple[Tensor, Tensor, float | Tensor]:
-    """Mean total variation of the rows, its slope in `w_tilde`, and what scales the slope."""
-    apart = w_tilde - w
+    """Mean total variation of the rows from the difference of two attentions; see `_WithGradient`."""
 
     def count() -> Tensor:
         return (rowptr.diff() > 0).sum().clamp(min=1)
 
     # Reading the number of rows would make the host wait for a GPU.
-    key = "topk rows", w.dtype
-    rows = cached_on(rowptr, key, lambda: count().to(w.dtype)) if rowptr.is_cuda else int(count())
+    key, dtype = ("topk rows", difference.dtype), difference.dtype
+    rows = cached_on(rowptr, key, lambda: count().to(dtype)) if rowptr.is_cuda else int(count())
     scale = 0.5 * factor / rows
-    total = torch.linalg.vector_norm(apart, 1, dtype=torch.float64)
-    return (total * scale).to(apart.dtype), apart.sign(), scale
+    total = torch.linalg.vector_norm(difference, 1, dtype=torch.float64)
+    return (total * scale).to(dtype), difference.sign(), scale

@@ -1,6 +1,6 @@
 """The swap cost c(m): how far attention must move before m members can have left the top-k set.
 
-Training pushes this cost up (as a margin) and certificates read it off, from this one function.
+Training increases this cost (as a margin) and certificates report it; both use `swap_costs`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fgai import checks
 from fgai.errors import InputError
 from fgai.ops.segments import check_rows, row_order
 from fgai.topk import cpu
-from fgai.topk.sets import FEW, LARGEST_TABLE, _row_kernels, _with_slope, check_k, leaders
+from fgai.topk.sets import FEW, LARGEST_TABLE, _row_kernels, _with_gradient, check_k, leaders
 from fgai.typed import typed
 
 NORMS = ("l1", "l2", "linf")
@@ -22,8 +22,8 @@ NORMS = ("l1", "l2", "linf")
 def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") -> Tensor:
     """The least change of attention, in `norm`, after which m members of the top-k set can have left it.
 
-    With the row sorted, a_1 >= ... >= a_d, and m = 1..min(k, d-k), the m weakest members meet the m strongest
-    outsiders at a common level t:
+    With the row sorted, a_1 >= ... >= a_d, and m = 1..min(k, d-k), the m weakest members and the m strongest
+    outsiders all move to a common level t:
 
         l1    c(m) = sum_{s<=m} (a_{k-s+1} - a_{k+s})
         linf  c(m) = (a_{k-m+1} - a_{k+m}) / 2
@@ -60,8 +60,8 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     if k is None or k >= values.shape[0]:
         return values.new_full((num_rows, 0), float("inf"))
     if k <= FEW:
-        return _costs(values, *_around_cut(values, rowptr, k), norm)
-    rows, members, outsiders = _around_deep_cut(values, rowptr, k)
+        return _costs(values, *_nearest_to_cut(values, rowptr, k), norm)
+    rows, members, outsiders = _nearest_to_deep_cut(values, rowptr, k)
     if num_rows * members.shape[1] > LARGEST_TABLE:
         raise InputError(
             f"`k` of {k} asks for {members.shape[1]} costs at each of {num_rows} nodes, too many to list;"
@@ -71,26 +71,26 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     return table.index_copy(0, rows, _costs(values, members, outsiders, norm))
 
 
-def _around_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _nearest_to_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Positions of the weakest members and the strongest outsiders, [N, k] each; -1 for none."""
     lead = leaders(values, rowptr, 2 * k)
     return lead[:, :k].flip(1), lead[:, k:]
 
 
-def _around_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The R rows with more than k edges, and `_around_cut` of those alone, [R, M] each.
+def _nearest_to_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`_nearest_to_cut` for large k: the R rows with more than k edges, and positions [R, M] twice.
 
-    At most E / k rows, so no more than 2 E positions are listed. Reading the degrees waits for the device.
+    There are at most E / k such rows, so at most 2 E positions. Waits for the device.
     """
     degree = rowptr.diff()
     rows = (degree > k).nonzero().flatten()
     count = (degree[rows] - k).clamp(max=k)
     steps = torch.arange(int(count.max()) if len(rows) else 0, device=rowptr.device)
-    there, order = steps < count[:, None], row_order(values, rowptr)
+    exists, order = steps < count[:, None], row_order(values, rowptr)
     middle = rowptr[rows, None] + k
     members, outsiders = middle - 1 - steps, middle + steps
     members, outsiders = (
-        torch.where(there, order[torch.where(there, slots, 0)], -1) for slots in (members, outsiders)
+        torch.where(exists, order[torch.where(exists, slots, 0)], -1) for slots in (members, outsiders)
     )
     return rows, members, outsiders
 
@@ -98,11 +98,11 @@ def _around_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Te
 def _costs(values: Tensor, members: Tensor, outsiders: Tensor, norm: str) -> Tensor:
     """c(m) where there is an m-th outsider, infinity elsewhere."""
     valid = outsiders >= 0
-    # Entries without an outsider gather some value; the fill hides it and stops its gradient. Each row uses
-    # an edge of its own for that, or their zero gradients would queue for one address on a GPU.
+    # Entries without an outsider read another value, which the fill replaces, so no gradient reaches it. Each
+    # row reads a different one: adding the zero gradients of all at one address would be slow on a GPU.
     spare = torch.arange(len(valid), device=values.device)[:, None].clamp(max=values.shape[0] - 1)
-    upper = at(values, torch.where(valid, members, spare)).masked_fill(~valid, 0)
-    lower = at(values, torch.where(valid, outsiders, spare)).masked_fill(~valid, 0)
+    upper = take_values(values, torch.where(valid, members, spare)).masked_fill(~valid, 0)
+    lower = take_values(values, torch.where(valid, outsiders, spare)).masked_fill(~valid, 0)
     if norm == "l1":
         costs = (upper - lower).cumsum(1)
     elif norm == "linf":
@@ -114,7 +114,7 @@ def _costs(values: Tensor, members: Tensor, outsiders: Tensor, norm: str) -> Ten
 
 @typed
 def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor:
-    """How far the top-k sets are from being certified at `radius` R, relative to it; 0 when every one is.
+    """How far the top-k sets are from being certified at `radius` R, in units of R; 0 if all are certified.
 
         mean over rows with more than k edges and over m of  relu(R − c(m) / m) / R
 
@@ -142,9 +142,9 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
     if k >= values.shape[0]:
         return values.sum() * 0
     if 2 * k <= FEW and (kernels := _row_kernels(values)) is not None:
-        return _with_slope(kernels.margins, None, values, rowptr, k, radius)
-    around = _around_cut(values, rowptr, k) if k <= FEW else _around_deep_cut(values, rowptr, k)[1:]
-    costs = _costs(values, *around, "l1")
+        return _with_gradient(kernels.margins, values, rowptr, k, radius)  # type: ignore[no-any-return,no-untyped-call]
+    near = _nearest_to_cut(values, rowptr, k) if k <= FEW else _nearest_to_deep_cut(values, rowptr, k)[1:]
+    costs = _costs(values, *near, "l1")
     real = torch.isfinite(costs)
     steps = torch.arange(1, costs.shape[1] + 1, device=values.device, dtype=values.dtype)
     short = (radius - torch.where(real, costs, radius * steps) / steps).clamp(min=0) / radius
@@ -159,9 +159,9 @@ def _l2_costs(upper: Tensor, lower: Tensor) -> Tensor:
     sum_high, sum_low = _prefix_sums(high), _prefix_sums(low)
     m = torch.arange(1, high.shape[1] + 1, device=high.device).expand_as(high)
     with torch.no_grad():
-        # Members below t and outsiders above t need not move. Only one of the two groups can have such.
-        idle_high = _idle(high, sum_high, sum_low, m)
-        idle_low = _idle(-low, -sum_low, -sum_high, m)
+        # Members below t and outsiders above t stay where they are; only one of the two kinds can occur.
+        idle_high = _members_below(high, sum_high, sum_low, m)
+        idle_low = _members_below(-low, -sum_low, -sum_high, m)
     total = _between(sum_high, idle_high) + _between(sum_low, idle_low)
     squares = _between(_prefix_sums(high.square()), idle_high)
     squares = squares + _between(_prefix_sums(low.square()), idle_low)
@@ -183,7 +183,7 @@ def _between(sums: Tensor, skip: Tensor) -> Tensor:
     return sums[:, 1:] - sums.gather(1, skip)
 
 
-def _idle(high: Tensor, sum_high: Tensor, sum_low: Tensor, m: Tensor) -> Tensor:
+def _members_below(high: Tensor, sum_high: Tensor, sum_low: Tensor, m: Tensor) -> Tensor:
     """How many of the first m members lie below the best level t; int64 [N, M].
 
     With all m outsiders moving, half the derivative of the objective at t = high_j is
@@ -201,29 +201,29 @@ def _idle(high: Tensor, sum_high: Tensor, sum_low: Tensor, m: Tensor) -> Tensor:
     return first - 1
 
 
-def rivals(
-    now: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor, k: int
+def swap_gaps(
+    scores: Tensor, exists: Tensor, members: Tensor, rowptr: Tensor, rows: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
     """How far the s-th strongest outsider is above the s-th weakest member, s = 1..k, at `rows` [R].
 
-    Of the scores `now` [E] those of the edges `there` (bool [E]) count; `members` (bool [E]) is the top-k.
-    Returns the differences [R, k], 0 where there is no such pair, and bool [R, k] where there is one.
+    Edges count where `exists` (bool [E]); `members` (bool [E]) is the top-k. Returns the differences of their
+    `scores` [E] as [R, k], 0 where there is no such pair, and bool [R, k] where there is one.
     """
-    kernels, fixed = _row_kernels(now) if k <= FEW else None, now.detach()
-    if now.is_cuda and kernels is not None:
-        gaps: tuple[Tensor, Tensor] = kernels.compare_rivals(now, there, members, rowptr, rows, k)
+    kernels, fixed = _row_kernels(scores) if k <= FEW else None, scores.detach()
+    if scores.is_cuda and kernels is not None:
+        gaps: tuple[Tensor, Tensor] = kernels.swap_gaps(scores, exists, members, rowptr, rows, k)
         return gaps
     if kernels is not None:
-        strong, weak = cpu.pick_rivals(fixed, there, members, rowptr, rows, k)
+        strong, weak = cpu.pick_pairs(fixed, exists, members, rowptr, rows, k)
     else:
-        strong = leaders(fixed.masked_fill(members | ~there, float("-inf")), rowptr, k)[rows]
-        weak = leaders((-fixed).masked_fill(~(members & there), float("-inf")), rowptr, k)[rows]
-        weak = weak.where(~members[strong] & there[strong] & members[weak] & there[weak], -1)
-    real = (strong >= 0) & (weak >= 0)
+        strong = leaders(fixed.masked_fill(members | ~exists, float("-inf")), rowptr, k)[rows]
+        weak = leaders((-fixed).masked_fill(~(members & exists), float("-inf")), rowptr, k)[rows]
+        weak = weak.where(~members[strong] & exists[strong] & members[weak] & exists[weak], -1)
+    paired = (strong >= 0) & (weak >= 0)
     strong, weak = strong.clamp(min=0), weak.clamp(min=0)
-    return torch.where(real, at(now, strong) - at(now, weak), 0.0), real
+    return torch.where(paired, take_values(scores, strong) - take_values(scores, weak), 0.0), paired
 
 
-def at(values: Tensor, index: Tensor) -> Tensor:
+def take_values(values: Tensor, index: Tensor) -> Tensor:
     """`values[index]` with a gradient that needs no sort on a GPU."""
     return values.index_select(0, index.flatten()).view(index.shape)

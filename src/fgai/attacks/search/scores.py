@@ -18,12 +18,11 @@ from fgai.attacks.search.site import _InjectionSite, _View
 from fgai.attention import AttentionMap, touched_rows
 from fgai.metrics import error_weights
 from fgai.objectives import Clean, Explanation, Objective
-from fgai.ops.capture import chosen_rows
-from fgai.recompute import Plan, Recompute, Repeated, Touched
-from fgai.recompute.patch import Ranks, incoming
+from fgai.recompute import PartialOutput, Plan, PlanCopies, Recompute
+from fgai.recompute.patch import PatchScores, incoming
 from fgai.tasks import task_of
 from fgai.topk import topk_mask
-from fgai.topk.swaps import rivals
+from fgai.topk.swaps import swap_gaps
 
 Score = Callable[[_View], tuple[Tensor, Tensor]]
 """View → the losses [B], with gradients, and the damages [B], without."""
@@ -214,12 +213,14 @@ def _pointers(owner: Tensor, rows: int) -> Tensor:
     return pad(torch.bincount(owner, minlength=rows).cumsum(0), (1, 0))
 
 
-def _contenders(ranks: Ranks, spot: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, k: int) -> Tensor:
+def _contenders(
+    ranks: PatchScores, spot: Tensor, there: Tensor, members: Tensor, rowptr: Tensor, k: int
+) -> Tensor:
     """Return which edges [K] can matter: members, those that move, and the k best outsiders that do not."""
-    moved = torch.zeros(len(ranks.still), dtype=torch.bool, device=spot.device)
-    moved[ranks.moved] = True
+    moved = torch.zeros(len(ranks.clean), dtype=torch.bool, device=spot.device)
+    moved[ranks.changing] = True
     waiting = there & ~members & ~moved[spot]
-    best = topk_mask(ranks.still[spot].masked_fill(~waiting, float("-inf")), rowptr, k)
+    best = topk_mask(ranks.clean[spot].masked_fill(~waiting, float("-inf")), rowptr, k)
     return members | (there & moved[spot]) | (waiting & best)
 
 
@@ -232,11 +233,11 @@ class _PartialExplanation:
         layers, members_of = clean.attention.layers, clean.members(objective.k)
         parts = zip(plan.patches, plan.ranks, layers, members_of, strict=True)
         for patch, ranks, before, (members, rows) in parts:
-            touched = torch.cat([touched, patch.constant[: patch.touched - patch.changed]])
+            touched = torch.cat([touched, patch.constant[: patch.recomputed - patch.changed]])
             inside = torch.zeros(adjacency.num_nodes, dtype=torch.bool, device=adjacency.device)
             inside[touched[touched < adjacency.num_nodes]] = True
             ours, rest = rows[inside[rows]], rows[~inside[rows]]
-            margins, real = rivals(
+            margins, real = swap_gaps(
                 before.ranking(), torch.ones_like(members), members, before.rowptr, rest, objective.k
             )
             lost, terms = (torch.sigmoid(margins) * real).sum(), real.sum()
@@ -251,14 +252,14 @@ class _PartialExplanation:
             edge_parts = spot[kept], there[kept], members[edges][kept]
             self._layers.append(_Layer(*edge_parts, rowptr, every, lost.detach(), terms))
 
-    def shares(self, touched: Touched) -> tuple[Tensor, Tensor]:
+    def shares(self, touched: PartialOutput) -> tuple[Tensor, Tensor]:
         """Return the loss and the share of the top-k the touched rows lost, [copies]; see `Explanation`."""
         total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
         for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)
             if len(layer.rows):
-                now = chosen_rows(ranks, layer.spots)
-                each = rivals(now, layer.there, layer.members, layer.rowptr, layer.rows, self._k)
+                now = ranks.index_select(0, layer.spots)
+                each = swap_gaps(now, layer.there, layer.members, layer.rowptr, layer.rows, self._k)
                 margins, real = (part.view(self._copies, -1) for part in each)
                 lost, terms = lost + (torch.sigmoid(margins) * real).sum(1), terms + real.sum(1)
                 shown = self._k * (len(layer.rows) // self._copies)
@@ -267,7 +268,7 @@ class _PartialExplanation:
         measured = sum(len(layer.rows) > 0 for layer in self._layers)
         return total / max(1, len(self._layers)), gone / max(1, measured)
 
-    def repeated(self, repeated: Repeated) -> _PartialExplanation:
+    def repeated(self, repeated: PlanCopies) -> _PartialExplanation:
         """Return the same for several copies of the plan side by side."""
         other = copy(self)
         other._copies = repeated.times

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fgai.attention import AttentionMap, call_model, entry_limits, observe, replacing_entry
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean
-from fgai.recompute import Plan, Recompute, Repeated, Touched
+from fgai.recompute import PartialOutput, Plan, PlanCopies, Recompute
 
 
 class _View(NamedTuple):
@@ -20,7 +20,7 @@ class _View(NamedTuple):
 
     logits: Tensor  # [B, R, C] of `_InjectionSite.rows`; [B, 0, C] where a partial pass reads attention
     outputs: list[tuple[Tensor, AttentionMap]] | None  # of full passes, logits and attention of each set
-    touched: Touched | None  # of partial passes, the rows in reach of all sets together
+    touched: PartialOutput | None  # of partial passes, the rows in reach of all sets together
 
 
 @dataclass(eq=False, repr=False)
@@ -42,7 +42,7 @@ class _InjectionSite:
 
     def __post_init__(self) -> None:
         self.passes = 0
-        self._copies: dict[int, Repeated] = {}
+        self._copies: dict[int, PlanCopies] = {}
         plan = None
         if self.recompute is not None:
             attends = self.reads != "logits"
@@ -59,11 +59,11 @@ class _InjectionSite:
             self._encodings, self.rows = self.recompute.encodings(plan, self.change), plan.nodes
             self.share = plan.share
 
-    def copies(self, count: int) -> Repeated:
+    def copies(self, count: int) -> PlanCopies:
         """The plan for `count` sets of values at once, made once."""
         assert self.plan is not None
         if count not in self._copies:
-            self._copies[count] = self.plan.repeated(count)
+            self._copies[count] = self.plan.copies(count)
         return self._copies[count]
 
     def view(self, values: Tensor) -> _View:

@@ -1,9 +1,9 @@
-"""Eight numbers at a time: a vector type for the kernels.
+"""A vector type for the kernels: eight numbers at a time.
 
-A head has often 8 channels and a layer 8 heads: too few for LLVM's automatic vectorisation. A value of
-`_LanesType` is a vector in registers: 8 numbers, or a tile of 64, for example 8 heads of 8 channels. Inside
-compiled code it supports `+ - *` with another of the same size, and the functions below. NaN and infinity
-survive all of them. `benchmarks/alternatives.py` compares it with plain loops.
+A head often has 8 channels and a layer 8 heads, too few for LLVM's automatic vectorisation. A value of
+`_LanesType` is a vector in registers: 8 numbers ("lanes"), or a tile of 64, e.g. 8 heads × 8 channels. In
+compiled code it supports `+ - *` with another of the same size, and the functions below. All of them keep NaN
+and infinity. `benchmarks/alternatives.py` compares it with plain loops.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def _constant(kind: Any, value: float) -> Any:
     return ir.Constant(kind, value)
 
 
-def _shuffled(builder: Any, one: Any, two: Any, places: Sequence[int]) -> Any:
-    """Lanes of `one` and, counted on, of `two`."""
+def _shuffle(builder: Any, one: Any, two: Any, places: Sequence[int]) -> Any:
+    """The lanes `places` of `one` (0..n-1) and `two` (n..2n-1)."""
     mask = ir.Constant(ir.VectorType(_WORD, len(places)), [ir.Constant(_WORD, k) for k in places])
     return builder.shuffle_vector(one, two, mask)
 
@@ -58,11 +58,11 @@ def _broadcast(builder: Any, value: Any, vector: Any) -> Any:
     """The same value in every lane."""
     nothing = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(nothing, value, ir.Constant(_WORD, 0))
-    return _shuffled(builder, one, nothing, [0] * vector.count)
+    return _shuffle(builder, one, nothing, [0] * vector.count)
 
 
-def _simple(sig: Any, build: Callable[..., Any]) -> Any:
-    """A signature, and the code `build(builder, *arguments)` gives for it."""
+def _codegen(sig: Any, build: Callable[..., Any]) -> Any:
+    """What an intrinsic returns: its signature, and the code written by `build(builder, *arguments)`."""
     return sig, lambda context, builder, _, args: build(builder, *args)
 
 
@@ -102,7 +102,7 @@ def _address(
     return builder.bitcast(here, vector.as_pointer()), kind.dtype.bitwidth // 8
 
 
-def _loaded(array: Any, count: int) -> Any:
+def _load_type(array: Any, count: int) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         at, size = _address(context, builder, array, *args, count=count)
         return builder.load(at, align=size)
@@ -113,13 +113,13 @@ def _loaded(array: Any, count: int) -> Any:
 @intrinsic
 def _load(typingctx: Any, array: Any, offset: Any) -> Any:
     """array[offset : offset + 8] as lanes; not checked."""
-    return _loaded(array, LANES)
+    return _load_type(array, LANES)
 
 
 @intrinsic
 def _load_tile(typingctx: Any, array: Any, offset: Any) -> Any:
     """array[offset : offset + 64] as a tile; not checked."""
-    return _loaded(array, TILE)
+    return _load_type(array, TILE)
 
 
 @intrinsic
@@ -170,7 +170,7 @@ def _store_some(typingctx: Any, array: Any, offset: Any, count: Any, lanes: Any)
 
 @intrinsic
 def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
-    """Ask for the cache line of array[offset] ahead of its use."""
+    """Prefetch the cache line of array[offset]."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         data = context.make_array(array)(context, builder, value=args[0]).data
@@ -182,29 +182,29 @@ def _prefetch(typingctx: Any, array: Any, offset: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
-def _splatted(value: Any, count: int) -> Any:
+def _splat_type(value: Any, count: int) -> Any:
     scalar = ir.FloatType() if value == types.float32 else ir.DoubleType()
     vector = ir.VectorType(scalar, count)
-    return _simple(_LanesType(value, count)(value), lambda builder, x: _broadcast(builder, x, vector))
+    return _codegen(_LanesType(value, count)(value), lambda builder, x: _broadcast(builder, x, vector))
 
 
 @intrinsic
 def _splat(typingctx: Any, value: Any) -> Any:
     """The same number in every lane."""
-    return _splatted(value, LANES)
+    return _splat_type(value, LANES)
 
 
 @intrinsic
 def _splat_tile(typingctx: Any, value: Any) -> Any:
     """The same number everywhere in a tile."""
-    return _splatted(value, TILE)
+    return _splat_type(value, TILE)
 
 
 @intrinsic
-def _spread(typingctx: Any, lanes: Any) -> Any:
+def _expand_lanes(typingctx: Any, lanes: Any) -> Any:
     """A tile with lane k at the places 8 k to 8 k + 7."""
     places = [k // LANES for k in range(TILE)]
-    return _simple(_LanesType(lanes.dtype, TILE)(lanes), lambda builder, x: _shuffled(builder, x, x, places))
+    return _codegen(_LanesType(lanes.dtype, TILE)(lanes), lambda builder, x: _shuffle(builder, x, x, places))
 
 
 @intrinsic
@@ -216,15 +216,15 @@ def _total(typingctx: Any, lanes: Any) -> Any:
         scalar = x.type.element
         return _call(builder, name, scalar, _constant(scalar, 0.0), x, fastmath=_FLAGS)
 
-    return _simple(lanes.dtype(lanes), build)
+    return _codegen(lanes.dtype(lanes), build)
 
 
 @intrinsic
-def _totals(typingctx: Any, tile: Any) -> Any:
-    """The sums of the places 8 k to 8 k + 7 of a tile, as lanes.
+def _tile_totals(typingctx: Any, tile: Any) -> Any:
+    """Lanes whose number k is the sum of places 8 k to 8 k + 7 of a tile.
 
-    Three rounds of shuffles and additions, not eight reductions: in each, numbers of different sums but the
-    same place come side by side.
+    Takes three rounds of shuffles and additions instead of eight reductions. Each round adds pairs of numbers
+    of the same sum, for two vectors at once, and halves the number of vectors.
     """
     rounds = (
         ([0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
@@ -234,21 +234,21 @@ def _totals(typingctx: Any, tile: Any) -> Any:
 
     def build(builder: Any, vector: Any) -> Any:
         rows = [range(k, k + LANES) for k in range(0, TILE, LANES)]
-        vectors = [_shuffled(builder, vector, vector, row) for row in rows]
+        vectors = [_shuffle(builder, vector, vector, row) for row in rows]
         for first, second in rounds:
             vectors = [
-                builder.fadd(_shuffled(builder, x, y, first), _shuffled(builder, x, y, second))
+                builder.fadd(_shuffle(builder, x, y, first), _shuffle(builder, x, y, second))
                 for x, y in zip(vectors[::2], vectors[1::2], strict=True)
             ]
         return vectors[0]
 
-    return _simple(_LanesType(tile.dtype)(tile), build)
+    return _codegen(_LanesType(tile.dtype)(tile), build)
 
 
 @intrinsic
-def _larger(typingctx: Any, a: Any, b: Any) -> Any:
+def _maximum(typingctx: Any, a: Any, b: Any) -> Any:
     """The larger number lane by lane."""
-    return _simple(a(a, b), lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
+    return _codegen(a(a, b), lambda builder, x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
 
 
 @intrinsic
@@ -258,7 +258,7 @@ def _where_positive(typingctx: Any, condition: Any, a: Any, b: Any) -> Any:
     def build(builder: Any, c: Any, x: Any, y: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", c, _constant(c.type, 0.0)), x, y)
 
-    return _simple(a(condition, a, b), build)
+    return _codegen(a(condition, a, b), build)
 
 
 @intrinsic
@@ -295,8 +295,8 @@ def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
     """exp(x) for x ≤ 0, of lanes or of one number, to 2 units in the last place; NaN gives NaN.
 
     2ⁿ · exp(r) with n = round(x / ln 2), r = x - n ln 2 and a Taylor polynomial on |r| ≤ ln 2 / 2; 0 below
-    the smallest normal number. Rounding and the two steps of r are opaque calls, because fast maths would
-    simplify the usual additions away.
+    the smallest normal number. ln 2 is split into two constants to keep the digits of r. Rounding and the two
+    subtractions are calls of intrinsics: fast maths would simplify the usual additions away.
     """
     lanes = isinstance(x, _LanesType)
     dtype = x.dtype if lanes else x
@@ -329,4 +329,4 @@ def _exp_nonpositive(typingctx: Any, x: Any) -> Any:
         tiny = builder.fcmp_ordered("<", value, _constant(real, lowest))
         return builder.select(tiny, _constant(real, 0.0), result)
 
-    return _simple(x(x), build)
+    return _codegen(x(x), build)

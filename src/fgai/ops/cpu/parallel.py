@@ -1,11 +1,11 @@
 """Kernels over blocks of rows with about equal work, on torch's own threads.
 
-A second pool of threads would compete with torch's for the cores: both spin for milliseconds after their
-work. So torch's OpenMP runtime is asked to run a function on n threads, and each takes the next block until
+A second pool of threads would compete with torch's for the cores: both busy-wait for milliseconds after
+their work. So torch's OpenMP runtime runs a function on n threads, and each thread takes the next block until
 none is left. Where torch has no such runtime (Windows, macOS), Python threads do the same.
 
-Each block writes its own rows, so results do not depend on the threads. `benchmarks/alternatives.py` compares
-this with numba's `prange`.
+Each block writes its own rows, so results do not depend on the number of threads.
+`benchmarks/alternatives.py` compares this with numba's `prange`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from fgai.sparse import Adjacency, SparseRows
 Ints = NDArray[np.int32]
 Reals = NDArray[Any]
 
-# Work is entries + rows. The division depends on the graph only, so results do not depend on the threads.
+# Entries + rows in a block, at least. Blocks depend on the graph only, not on the number of threads.
 BLOCK_WORK = 2048
 MAX_BLOCKS = 256
-# Numbers of working space that do not depend on the number of heads.
+# Numbers at the beginning of a block's working space: two vectors of 8 lanes.
 SUMS = 16
 
 _SYMBOL = "fgai_parallel"
@@ -92,7 +92,7 @@ def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: 
         name = f"{builder.function.name}.blocks"
         work = ir.Function(builder.module, ir.FunctionType(void, [pointer]), name)
         work.linkage = "internal"
-        _fill(context, work, frame_type, compiled.fndesc, call)
+        _write_worker(context, work, frame_type, compiled.fndesc, call)
 
         word = ir.IntType(32)
         start_type = ir.FunctionType(void, [pointer, pointer, word, word])
@@ -110,8 +110,11 @@ def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: 
     return types.void(body, types.intp, types.intp, arguments), generate
 
 
-def _fill(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -> None:
-    """What every thread runs: take the next block until none is left."""
+def _write_worker(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -> None:
+    """Write the function each thread runs: take the next block until none is left.
+
+    The frame is (number of the next block, number of blocks, arguments) and shared by all threads.
+    """
     entry, check, inside, leave = (work.append_basic_block(n) for n in ("entry", "check", "inside", "leave"))
     builder = ir.IRBuilder(entry)
     frame = builder.bitcast(work.args[0], frame_type.as_pointer())
@@ -131,24 +134,24 @@ def _fill(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -
 
 
 class _Rows(NamedTuple):
-    """Entries by row, the first arguments of a kernel: edges by destination, or a sparse matrix."""
+    """Edges by destination, or a sparse matrix by row: the first arguments of a kernel."""
 
-    blocks: Ints
-    pointer: Ints
-    node: Ints
+    blocks: Ints  # [B + 1] first row of each block
+    pointer: Ints  # [N + 1] first entry of each row
+    node: Ints  # [E] source, or column, of each entry
 
 
 class _Columns(NamedTuple):
-    """Entries by column with their position by row: edges by source, or a sparse matrix."""
+    """Edges by source, or a sparse matrix by column."""
 
     blocks: Ints
     pointer: Ints
-    entry: Ints
-    node: Ints
+    entry: Ints  # [E] position of each entry in `_Rows`
+    node: Ints  # [E] destination, or row, of each entry
 
 
 def _body() -> None:
-    """Stands for the compiled body in `_run`."""
+    """Placeholder in `_run` for the compiled body, see `_by_block`."""
 
 
 def _run(threads, count, *arguments):  # type: ignore[no-untyped-def]
@@ -178,41 +181,37 @@ def blocks(pointers: Ints, most: int = MAX_BLOCKS) -> Ints:
     return np.concatenate([[0], inner, [rows]]).astype(np.int32)
 
 
-def _arranged(pointer: Tensor, *entries: Tensor) -> tuple[Ints, ...]:
+def _with_blocks(pointer: Tensor, *entries: Tensor) -> tuple[Ints, ...]:
     starts = pointer.numpy()
     return blocks(starts), starts, *(t.numpy() for t in entries)
 
 
 def _incoming(adjacency: Adjacency) -> _Rows:
     """Edges by destination; made once."""
-
-    def make() -> _Rows:
-        adjacency.check_incoming()
-        return _Rows(*_arranged(adjacency.index32.rowptr, adjacency.index32.source))
-
-    return cached_on(adjacency, "cpu incoming", make)
+    index = adjacency.index32
+    return cached_on(adjacency, "cpu incoming", lambda: _Rows(*_with_blocks(index.rowptr, index.source)))
 
 
 def _outgoing(adjacency: Adjacency) -> _Columns:
-    """Edges by source; made once. Destinations are put in this order so that no kernel looks them up."""
+    """Edges by source; made once. Holds the destinations in this order, so that no kernel looks them up."""
 
     def make() -> _Columns:
         adjacency.check_outgoing()
         index = adjacency.index32
-        return _Columns(*_arranged(index.colptr, index.csc, index.destination[adjacency.csc]))
+        return _Columns(*_with_blocks(index.colptr, index.csc, index.destination[adjacency.csc]))
 
     return cached_on(adjacency, "cpu outgoing", make)
 
 
-def _rows_plan(rows: SparseRows) -> _Rows:
-    """The entries of `rows` by row; made once for all matrices of its pattern."""
-    return cached_on(rows.pattern, "cpu rows", lambda: _Rows(*_arranged(*rows.rows32)))
+def _matrix_rows(rows: SparseRows) -> _Rows:
+    """The entries of a sparse matrix by row; made once for its pattern."""
+    return cached_on(rows.pattern, "cpu rows", lambda: _Rows(*_with_blocks(*rows.rows32)))
 
 
-def _columns_plan(rows: SparseRows) -> _Columns:
-    """The entries of `rows` by column; made once for all matrices of its pattern."""
+def _matrix_columns(rows: SparseRows) -> _Columns:
+    """The entries of a sparse matrix by column; made once for its pattern."""
     colptr, row, order = rows.columns
-    return cached_on(rows.pattern, "cpu columns", lambda: _Columns(*_arranged(colptr, order, row)))
+    return cached_on(rows.pattern, "cpu columns", lambda: _Columns(*_with_blocks(colptr, order, row)))
 
 
 def _array(tensor: Tensor) -> Reals:
@@ -226,9 +225,10 @@ def _flat(tensor: Tensor | Reals) -> Reals:
 
 
 def _workspace(blocks: Ints, scores: Reals, channels: int = 0) -> Reals:
-    """Room for each block of rows: `SUMS` + 3 H numbers, and behind them the sums of one row.
+    """Working space for each block of rows: `SUMS` + 3 H numbers, then the sums of one row [H, C].
 
-    Heads are padded to multiples of 8 and blocks to cache lines, which threads do not share.
+    The channels of each head are padded to a multiple of 8. Blocks are padded to whole cache lines, which no
+    two threads share.
     """
     heads = scores.shape[1]
     size = SUMS + 3 * heads + heads * (channels + 7)

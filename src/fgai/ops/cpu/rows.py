@@ -1,4 +1,7 @@
-"""The pieces of the kernels, on flat arrays: scale and add, inner product, softmax of a row."""
+"""What the kernels are made of, on flat arrays: scale and add, inner product, softmax of a row, dropout.
+
+Loops take 8 numbers at a time (`fgai.ops.cpu.lanes`); the last 1 to 7 are masked.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from fgai.compiled import compiled
 from fgai.ops.cpu.lanes import (
     LANES,
     _exp_nonpositive,
-    _larger,
     _load,
     _load_some,
+    _maximum,
     _prefetch,
     _splat,
     _store,
@@ -24,13 +27,13 @@ from fgai.ops.cpu.lanes import (
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-# The flags that assume NaN and infinity away (nnan, ninf) stay off: both must survive.
+# Without the flags that assume there is no NaN and no infinity (nnan, ninf).
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 # Kernels only read and write arrays they are given, so numba's reference counting is switched off (`_nrt`):
 # left on, it costs more than the arithmetic of a short row.
 _OPTIONS = {"fastmath": FAST, "_nrt": False}
-_piece = compiled(inline="always", **_OPTIONS)
-# How many edges ahead rows are asked for.
+_inline = compiled(inline="always", **_OPTIONS)
+# Rows are prefetched so many edges ahead.
 AHEAD = 6
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
@@ -49,7 +52,7 @@ def _kernel(function: Callable[..., None], **options: Any) -> Callable[..., None
     return kernel
 
 
-@_piece
+@_inline
 def _axpy(n, a, x, i, y, j):
     """y[j:j+n] += a · x[i:i+n]."""
     scale = _splat(a)
@@ -62,7 +65,7 @@ def _axpy(n, a, x, i, y, j):
         _store_some(y, j, rest, _load_some(y, j, rest) + scale * _load_some(x, i, rest))
 
 
-@_piece
+@_inline
 def _dot(n, x, i, y, j):
     """Σ_c x[i+c] · y[j+c]."""
     rest = n & (LANES - 1)
@@ -75,28 +78,26 @@ def _dot(n, x, i, y, j):
     return _total(lanes)
 
 
-@_piece
+@_inline
 def _padded(n):
     """The next multiple of 8."""
     return (n + LANES - 1) & ~(LANES - 1)
 
 
-@_piece
+@_inline
 def _add_scaled(n, a, x, i, sums, j):
-    """sums[j:j+n] += a · x[i:i+n] where `sums` has room up to the next multiple of 8.
+    """sums[j:j+n] += a · x[i:i+n] where `sums` is padded to a multiple of 8.
 
-    Stores whole lanes: a masked store could not be forwarded to the load of the next edge.
+    Stores whole lanes: the load of the next edge would have to wait for a masked store.
     """
-    scale = _splat(a)
     rest = n & (LANES - 1)
     full = n - rest
-    for c in range(0, full, LANES):
-        _store(sums, j + c, _load(sums, j + c) + scale * _load(x, i + c))
+    _axpy(full, a, x, i, sums, j)
     if rest > 0:
-        _store(sums, j + full, _load(sums, j + full) + scale * _load_some(x, i + full, rest))
+        _store(sums, j + full, _load(sums, j + full) + _splat(a) * _load_some(x, i + full, rest))
 
 
-@_piece
+@_inline
 def _clear_sums(heads, channels, sums, offset):
     """Set the sums of one row, each head padded to a multiple of 8, to zero."""
     zero = _splat(sums.dtype.type(0))
@@ -104,7 +105,7 @@ def _clear_sums(heads, channels, sums, offset):
         _store(sums, offset + k, zero)
 
 
-@_piece
+@_inline
 def _copy_sums(heads, channels, sums, offset, out, here):
     """out[here:] = the sums of one row, without the padding."""
     rest = channels & (LANES - 1)
@@ -117,11 +118,11 @@ def _copy_sums(heads, channels, sums, offset, out, here):
             _store_some(out, j + full, rest, _load(sums, k + full))
 
 
-@_piece
+@_inline
 def _dot_axpy(n, x, i, y, j, a, z, k):
     """z[k:k+n] += a · x[i:i+n], and return lanes whose sum is Σ_c x[i+c] · y[j+c]: x is read once.
 
-    `z` has room up to the next multiple of 8, see `_add_scaled`.
+    `z` is padded to a multiple of 8, see `_add_scaled`.
     """
     rest = n & (LANES - 1)
     full = n - rest
@@ -137,7 +138,7 @@ def _dot_axpy(n, x, i, y, j, a, z, k):
     return lanes
 
 
-@_piece
+@_inline
 def _average(low, high, heads, attention, mean):
     """mean[e] = the mean of attention[e·H : (e+1)·H] for the edges low..high-1."""
     share = mean.dtype.type(1) / mean.dtype.type(heads)
@@ -152,9 +153,9 @@ def _average(low, high, heads, attention, mean):
         mean[e] = share * total
 
 
-@_piece
-def _fetch(array, offset, width):
-    """Ask for array[offset : offset + width] ahead of its use."""
+@_inline
+def _prefetch_row(array, offset, width):
+    """Prefetch array[offset : offset + width], one cache line of 64 bytes at a time."""
     for c in range(0, width, 64 // array.itemsize):
         _prefetch(array, offset + c)
 
@@ -202,11 +203,11 @@ def _normalise(flat, first, last, heads, scratch):
         _normalise_heads(flat, first, last, heads, scratch)
 
 
-@_piece
+@_inline
 def _normalise_lanes(flat, first, last, heads, scratch):
     rest = (last - first) & (LANES - 1)
     full = last - rest
-    _top_lanes(flat, first, full, rest, heads, scratch)
+    _maxima(flat, first, full, rest, heads, scratch)
     top = _load(scratch, 0)
     sums = _splat(flat.dtype.type(0))
     for k in range(first, full, LANES):
@@ -231,16 +232,16 @@ def _normalise_lanes(flat, first, last, heads, scratch):
         _store_some(flat, full, rest, _load_some(flat, full, rest) * scale)
 
 
-@_piece
-def _top_lanes(flat, first, full, rest, heads, scratch):
+@_inline
+def _maxima(flat, first, full, rest, heads, scratch):
     """scratch[k] = the largest score of head k mod H, for the eight lanes k."""
     if full > first:
         lanes = _load(flat, first)
         for k in range(first + LANES, full, LANES):
-            lanes = _larger(_load(flat, k), lanes)
+            lanes = _maximum(_load(flat, k), lanes)
         _store(scratch, 0, lanes)
         if rest > 0:
-            _store_some(scratch, 0, rest, _larger(_load_some(flat, full, rest), lanes))
+            _store_some(scratch, 0, rest, _maximum(_load_some(flat, full, rest), lanes))
     else:
         for k in range(LANES):
             scratch[k] = flat[first + k % heads]
@@ -251,7 +252,7 @@ def _top_lanes(flat, first, full, rest, heads, scratch):
         scratch[k] = scratch[k - heads]
 
 
-@_piece
+@_inline
 def _normalise_heads(flat, first, last, heads, scratch):
     for h in range(heads):
         scratch[h] = flat[first + h]
@@ -271,7 +272,7 @@ def _normalise_heads(flat, first, last, heads, scratch):
             flat[e + h] *= scratch[heads + h]
 
 
-@_piece
+@_inline
 def _mix(x):
     """Scramble 32 bits."""
     x = np.uint32(x ^ (x >> np.uint32(16)))
@@ -281,11 +282,11 @@ def _mix(x):
     return np.uint32(x ^ (x >> np.uint32(16)))
 
 
-@_piece
+@_inline
 def _factor(position, seed, limit, scale):
     """0 or `scale`, the factor of the number at `position`; `limit` = p · 2³².
 
-    Both outcomes are computed, so the compiler selects instead of branching on a coin toss.
+    Both values are computed, so that the compiler selects one; a branch would often be mispredicted.
     """
     low = np.uint32(seed)
     x = _mix(np.uint32(np.uint32(position) + low))

@@ -1,4 +1,8 @@
-"""Single operations on the CPU: softmax, sums, halves of the additive score, dropout, clip, projection."""
+"""The single operations on the CPU: softmax, aggregation, node scores, dropout, clip, projection.
+
+Every array is flat. `here` is the offset of the row that is computed, `there` that of the node at the other
+end of an edge.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +32,13 @@ from fgai.ops.cpu.parallel import (
     Reals,
     _array,
     _by_block,
-    _columns_plan,
     _flat,
     _incoming,
     _launch,
+    _matrix_columns,
+    _matrix_rows,
     _outgoing,
     _over,
-    _rows_plan,
     _tensors,
     _workspace,
     blocks,
@@ -48,25 +52,25 @@ from fgai.ops.cpu.rows import (
     _dot,
     _dot_axpy,
     _factor,
-    _fetch,
     _normalise,
     _padded,
-    _piece,
+    _prefetch_row,
     _weighted_sum,
 )
-from fgai.ops.reference import Bounds, Clipped, _odds
+from fgai.ops.cpu.scores import _edge_scores, _far_gradient
+from fgai.ops.reference import Bounds, Clipped, _Dropout, _limit_and_scale
 from fgai.sparse import Adjacency, SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-# Nodes in a block of the operations node by node, and numbers in one of dropout.
+# Nodes in a block of operations without edges, and numbers in a block of dropout.
 _ROWS = 256
 _CHUNK = 1 << 14
 
 
 @_by_block
-def _softmax(b, blocks, rowptr, source, heads, scores, out, room):
-    scratch = room[b]
+def _softmax(b, blocks, rowptr, source, heads, scores, out, space):
+    scratch = space[b]
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
         for k in range(first, last):
@@ -76,8 +80,8 @@ def _softmax(b, blocks, rowptr, source, heads, scores, out, room):
 
 
 @_by_block
-def _softmax_back(b, blocks, rowptr, source, heads, weight, gradient, out, room):
-    scratch, mean = room[b], room[b, 16:]
+def _softmax_back(b, blocks, rowptr, source, heads, weight, gradient, out, space):
+    scratch, mean = space[b], space[b, SUMS:]
     for i in range(blocks[b], blocks[b + 1]):
         first, last = np.int64(rowptr[i]) * heads, np.int64(rowptr[i + 1]) * heads
         _weighted_sum(weight, gradient, first, last, heads, mean, scratch)
@@ -108,14 +112,14 @@ class _EdgeSoftmax(Function):
 
 
 @_by_block
-def _aggregate(b, blocks, rowptr, source, heads, channels, weight, values, out, room):
-    width, end, sums, scratch = heads * channels, len(source) - 1, SUMS + 3 * heads, room[b]
+def _aggregate(b, blocks, rowptr, source, heads, channels, weight, values, out, space):
+    width, end, sums, scratch = heads * channels, len(source) - 1, SUMS + 3 * heads, space[b]
     for i in range(blocks[b], blocks[b + 1]):
         here = np.int64(i) * width
         _clear_sums(heads, channels, scratch, sums)
         for e in range(rowptr[i], rowptr[i + 1]):
             there = np.int64(source[e]) * width
-            _fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
+            _prefetch_row(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
             for h in range(heads):
                 k = sums + h * _padded(channels)
                 _add_scaled(channels, weight[e, h], values, there + h * channels, scratch, k)
@@ -124,16 +128,16 @@ def _aggregate(b, blocks, rowptr, source, heads, channels, weight, values, out, 
 
 @_by_block
 def _aggregate_back(
-    b, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values, room
+    b, blocks, colptr, edge, target, heads, channels, weight, values, gradient, d_weight, d_values, space
 ):
     """One pass over outgoing edges: each gradient row is fetched once for both results."""
-    width, end, sums, scratch = heads * channels, len(edge) - 1, SUMS + 3 * heads, room[b]
+    width, end, sums, scratch = heads * channels, len(edge) - 1, SUMS + 3 * heads, space[b]
     for j in range(blocks[b], blocks[b + 1]):
         here = np.int64(j) * width
         _clear_sums(heads, channels, scratch, sums)
         for p in range(colptr[j], colptr[j + 1]):
             e, there, ahead = edge[p], np.int64(target[p]) * width, min(p + AHEAD, end)
-            _fetch(gradient, np.int64(target[ahead]) * width, width)
+            _prefetch_row(gradient, np.int64(target[ahead]) * width, width)
             for h in range(heads):
                 c = h * channels
                 a, k = weight[e, h], sums + h * _padded(channels)
@@ -143,26 +147,19 @@ def _aggregate_back(
         _copy_sums(heads, channels, scratch, sums, d_values, here)
 
 
-@_by_block
-def _weight_back(b, blocks, rowptr, source, heads, channels, values, gradient, d_weight):
-    width, end = heads * channels, len(source) - 1
-    for i in range(blocks[b], blocks[b + 1]):
-        here = np.int64(i) * width
-        for e in range(rowptr[i], rowptr[i + 1]):
-            there = np.int64(source[e]) * width
-            _fetch(values, np.int64(source[min(e + AHEAD, end)]) * width, width)
-            for h in range(heads):
-                c = h * channels
-                d_weight[e, h] = _dot(channels, gradient, here + c, values, there + c)
+def _inner_products(near: Reals, far: Reals) -> tuple[Any, ...]:
+    """Arguments of the score kernels for ⟨near_i, far_j⟩: the dot score with rate 1."""
+    one = near.dtype.type(1)
+    return near, far, None, one, one
 
 
 class _Aggregate(Function):
     @staticmethod
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         messages, weight, index = _array(values), _array(attention), _incoming(adjacency)
-        out = np.empty((adjacency.num_nodes, *messages.shape[1:]), messages.dtype)
-        room = _workspace(index.blocks, weight, messages.shape[2])
-        _over(_aggregate, index, *messages.shape[1:], weight, _flat(messages), _flat(out), room)
+        out = np.empty_like(messages)
+        space = _workspace(index.blocks, weight, messages.shape[2])
+        _over(_aggregate, index, *messages.shape[1:], weight, _flat(messages), _flat(out), space)
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
         return from_numpy(out)
@@ -176,45 +173,48 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[1]:
             d_weight, d_values = np.empty_like(weight), np.empty_like(messages)
             index = _outgoing(ctx.adjacency)
-            room = _workspace(index.blocks, weight, sizes[1])
-            _over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, _flat(d_values), room)
+            space = _workspace(index.blocks, weight, sizes[1])
+            _over(_aggregate_back, index, *sizes, weight, *arrays, d_weight, _flat(d_values), space)
         elif ctx.needs_input_grad[0]:
-            d_weight = np.empty_like(weight)
-            _over(_weight_back, _incoming(ctx.adjacency), *sizes, *arrays, d_weight)
+            d_weight, products = np.empty_like(weight), _inner_products(arrays[1], arrays[0])
+            _over(_edge_scores, _incoming(ctx.adjacency), *sizes, *products, _flat(d_weight))
         return (*_tensors(d_weight, d_values), None)
 
 
 @_by_block
-def _halves(b, nodes, heads, channels, values, a, c, left, right):
+def _node_scores(b, nodes, heads, channels, values, far_weight, near_weight, far, near):
+    """`far` and `near` are the node's scores as a source and as a destination."""
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         for h in range(heads):
             here, at = (n * heads + h) * channels, h * channels
-            left[n * heads + h] = _dot(channels, values, here, a, at)
-            right[n * heads + h] = _dot(channels, values, here, c, at)
+            far[n * heads + h] = _dot(channels, values, here, far_weight, at)
+            near[n * heads + h] = _dot(channels, values, here, near_weight, at)
 
 
 @_by_block
-def _halves_back(b, nodes, heads, channels, values, a, c, d_left, d_right, d_values, partial):
-    """∂values = ∂left · a + ∂right · c; the gradients of a and c in rows 0 and 1 of partial[b]."""
-    d_a, d_c = partial[b, 0], partial[b, 1]
+def _node_scores_back(
+    b, nodes, heads, channels, values, far_weight, near_weight, d_far, d_near, d_values, partial
+):
+    """Gradients of `_node_scores`; this block's sums of those of the two weights go to partial[b]."""
+    d_far_weight, d_near_weight = partial[b, 0], partial[b, 1]
     rest = channels & (LANES - 1)
     full = channels - rest
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         for h in range(heads):
             here, at = (n * heads + h) * channels, h * channels
-            xs, ys = _splat(d_left[n * heads + h]), _splat(d_right[n * heads + h])
+            xs, ys = _splat(d_far[n * heads + h]), _splat(d_near[n * heads + h])
             for k in range(0, full, LANES):
                 v = _load(values, here + k)
-                _store(d_values, here + k, xs * _load(a, at + k) + ys * _load(c, at + k))
-                _store(d_a, at + k, _load(d_a, at + k) + xs * v)
-                _store(d_c, at + k, _load(d_c, at + k) + ys * v)
+                _store(d_values, here + k, xs * _load(far_weight, at + k) + ys * _load(near_weight, at + k))
+                _store(d_far_weight, at + k, _load(d_far_weight, at + k) + xs * v)
+                _store(d_near_weight, at + k, _load(d_near_weight, at + k) + ys * v)
             if rest > 0:
                 here, at = here + full, at + full
                 v = _load_some(values, here, rest)
-                mixed = xs * _load_some(a, at, rest) + ys * _load_some(c, at, rest)
-                _store_some(d_values, here, rest, mixed)
-                _store_some(d_a, at, rest, _load_some(d_a, at, rest) + xs * v)
-                _store_some(d_c, at, rest, _load_some(d_c, at, rest) + ys * v)
+                dv = xs * _load_some(far_weight, at, rest) + ys * _load_some(near_weight, at, rest)
+                _store_some(d_values, here, rest, dv)
+                _store_some(d_far_weight, at, rest, _load_some(d_far_weight, at, rest) + xs * v)
+                _store_some(d_near_weight, at, rest, _load_some(d_near_weight, at, rest) + ys * v)
 
 
 class _NodeScores(Function):
@@ -224,10 +224,10 @@ class _NodeScores(Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(values, source_weight, destination_weight)
         inputs = [_array(t) for t in (values, source_weight, destination_weight)]
-        left, right = (np.empty(inputs[0].shape[:2], inputs[0].dtype) for _ in range(2))
-        arrays = (_flat(a) for a in (*inputs, left, right))
-        _launch(_halves, -(-len(values) // _ROWS), *inputs[0].shape, *arrays)
-        return _tensors(left, right)  # type: ignore[return-value]
+        far, near = (np.empty(inputs[0].shape[:2], inputs[0].dtype) for _ in range(2))
+        arrays = (_flat(a) for a in (*inputs, far, near))
+        _launch(_node_scores, -(-len(values) // _ROWS), *inputs[0].shape, *arrays)
+        return from_numpy(far), from_numpy(near)
 
     @staticmethod
     @once_differentiable
@@ -238,53 +238,44 @@ class _NodeScores(Function):
         # One partial sum per block, added in block order: the same result for any number of threads.
         partial = np.zeros((blocks, 2, heads * channels), d_values.dtype)
         arrays = (_flat(a) for a in (*inputs, d_values))
-        _launch(_halves_back, blocks, nodes, heads, channels, *arrays, partial)
+        _launch(_node_scores_back, blocks, nodes, heads, channels, *arrays, partial)
         d_source, d_destination = partial.sum(0).reshape(2, heads, channels)
         return _tensors(d_values, d_source, d_destination)
 
 
 @_by_block
-def _drop(b, values, seed, limit, scale, out):
+def _dropout(b, values, seed, limit, scale, out):
     for k in range(b * _CHUNK, min((b + 1) * _CHUNK, len(values))):
         out[k] = values[k] * _factor(k, seed, limit, scale)
 
 
-def _dropped(values: Reals, seed: int, p: float) -> Tensor:
-    out = np.empty_like(values)
-    limit, scale = _odds(p)
-    numbers = seed, np.uint32(limit), values.dtype.type(scale)
-    _launch(_drop, -(-values.size // _CHUNK), _flat(values), *numbers, _flat(out))
+def _run_dropout(values: Tensor, p: float, seed: int) -> Tensor:
+    array, (limit, scale) = _array(values), _limit_and_scale(p)
+    out, numbers = np.empty_like(array), (seed, np.uint32(limit), array.dtype.type(scale))
+    _launch(_dropout, -(-array.size // _CHUNK), _flat(array), *numbers, _flat(out))
     return from_numpy(out)
-
-
-class _Dropout(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, p: float, seed: int) -> Tensor:
-        ctx.options = seed, p
-        return _dropped(_array(values), seed, p)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _dropped(_array(gradients[0]), *ctx.options), None, None
 
 
 edge_softmax, aggregate, node_scores = _EdgeSoftmax.apply, _Aggregate.apply, _NodeScores.apply
 
 
 def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
-    """See `fgai.ops.reference.dropout`; no mask is stored."""
-    return _Dropout.apply(values, p, int(seed))  # type: ignore[no-any-return]
+    """See `fgai.ops.reference.dropout`."""
+    return _Dropout.apply(_run_dropout, values, p, int(seed))  # type: ignore[no-any-return]
 
 
 @_by_block
-def _clip(b, nodes, width, x, low, high, middle, inverse, radius, out, inside, masked, scale, counts):
-    count, shrunk = 0, 0
-    for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
+def _clip(b, x, low, high, middle, inverse, radius, out, inside, scale, counts):
+    """Clip rows; `counts[b]` gets how many numbers were clipped and how many rows shrunk.
+
+    `inside` gets the mask of the numbers that were not clipped, unless it is empty.
+    """
+    width, count, shrunk, masked = len(low), 0, 0, len(inside) > 0
+    for n in range(b * _ROWS, min((b + 1) * _ROWS, len(scale))):
         at = n * width
         for k in range(width):
             value = x[at + k]
-            clipped = value if value >= low[k] else low[k]  # NaN is not, so it becomes the lower end
+            clipped = value if value >= low[k] else low[k]  # NaN becomes `low`
             clipped = high[k] if clipped > high[k] else clipped
             out[at + k] = clipped
             same = clipped == value
@@ -307,12 +298,12 @@ def _clip(b, nodes, width, x, low, high, middle, inverse, radius, out, inside, m
 
 
 @_by_block
-def _clip_back(
-    b, nodes, width, gradient, inside, masked, scale, scaled, result, middle, inverse, radius, out
-):
+def _clip_back(b, nodes, gradient, inside, scale, result, middle, inverse, radius, out):
+    """See `fgai.ops.reference.clip_rows_back`; `inside` and `scale` are empty for None."""
+    width = len(middle)
     for n in range(b * _ROWS, min((b + 1) * _ROWS, nodes)):
         at = n * width
-        if scaled and scale[n] < 1:
+        if len(scale) > 0 and scale[n] < 1:
             along = radius[0] * 0
             for k in range(width):
                 along += gradient[at + k] * (result[at + k] - middle[k])
@@ -323,14 +314,14 @@ def _clip_back(
         else:
             for k in range(width):
                 out[at + k] = gradient[at + k]
-        if masked:
+        if len(inside) > 0:
             for k in range(width):
                 out[at + k] = out[at + k] if inside[at + k] else 0.0
 
 
 @compiled
 def _ball(low, high):
-    """See `fgai.ops.reference._ball`; without fast mathematics, which knows no infinity."""
+    """See `fgai.ops.reference._ball`; compiled without fast maths, because ranges may be infinite."""
     middle, inverse = np.zeros_like(low), np.zeros_like(low)
     for k in range(low.size):
         half = (high[k] - low[k]) / 2
@@ -341,26 +332,14 @@ def _ball(low, high):
 
 
 def clip_rows(x: Tensor, bounds: Bounds, out: Tensor, masked: bool) -> Clipped:
-    """See `fgai.ops.reference.clip_rows`; the result is in `out`, maybe `x` itself."""
-    rows, blocks = x.shape[0], -(-x.shape[0] // _ROWS)
+    """See `fgai.ops.reference.clip_rows`; `out` may be `x` itself."""
+    blocks = -(-len(x) // _ROWS)
     counts = np.zeros((max(1, blocks), 2), np.int64)
-    inside = torch.empty(x.shape if masked else (1,), dtype=torch.bool)
-    scale = torch.empty(rows, dtype=x.dtype)
+    inside = torch.empty(x.shape if masked else (0,), dtype=torch.bool)
+    scale = x.new_empty(len(x))
     low, high, radius = (_flat(t) for t in bounds)
-    ends = low, high, *_ball(low, high), radius
-    _launch(
-        _clip,
-        blocks,
-        rows,
-        len(low),
-        _flat(x),
-        *ends,
-        _flat(out),
-        _flat(inside),
-        masked,
-        scale.numpy(),
-        counts,
-    )
+    ends, results = (low, high, *_ball(low, high), radius), (_flat(t) for t in (out, inside, scale))
+    _launch(_clip, blocks, _flat(x), *ends, *results, counts)
     clipped, shrunk = counts.sum(0)
     return out, inside if masked and clipped else None, scale if shrunk else None
 
@@ -369,96 +348,64 @@ def clip_rows_back(
     gradient: Tensor, inside: Tensor | None, scale: Tensor | None, result: Tensor, bounds: Bounds
 ) -> Tensor:
     """See `fgai.ops.reference.clip_rows_back`."""
-    out, rows = torch.empty(result.shape, dtype=result.dtype), result.shape[0]
-    marks = torch.empty(1, dtype=torch.bool) if inside is None else inside
-    factors = result.new_empty(1) if scale is None else scale
+    out, nodes = torch.empty(result.shape, dtype=result.dtype), len(result)
+    inside = torch.empty(0, dtype=torch.bool) if inside is None else inside
+    scale = result.new_empty(0) if scale is None else scale
     low, high, radius = (_flat(t) for t in bounds)
-    options = _flat(marks), inside is not None, _flat(factors), scale is not None, _flat(result)
-    ball = *_ball(low, high), radius
-    _launch(_clip_back, -(-rows // _ROWS), rows, len(low), _flat(gradient), *options, *ball, _flat(out))
+    arrays = (_flat(t) for t in (gradient, inside, scale, result))
+    _launch(_clip_back, -(-nodes // _ROWS), nodes, *arrays, *_ball(low, high), radius, _flat(out))
     return out
 
 
-# Parts the rows are divided into for the gradient of the weights, each with a sum of its own.
+# Slabs of rows for the gradient of the weight; each has a sum of its own.
 _SLABS = 8
-# Entries per column from which those sums are worth their memory.
+# Number of entries per column from which the sums of all slabs are worth their memory.
 _DENSE = 16
-
-
-@_piece
-def _sum_tile(low, high, indices, values, weight, width, column, out, here):
-    """out[here : here + 64] = Σ_z values[z] · weight[indices[z]], columns `column` to `column + 63`."""
-    end, sums = len(indices) - 1, _splat_tile(weight.dtype.type(0))
-    for z in range(low, high):
-        _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + column, TILE)
-        at = np.int64(indices[z]) * width + column
-        sums = sums + _splat_tile(values[z]) * _load_tile(weight, at)
-    _store(out, here, sums)
 
 
 @_by_block
 def _project(b, blocks, indptr, indices, width, values, weight, out):
+    """out[n] = Σ_z values[z] · weight[indices[z]] over the entries z of row n, by 64 columns in registers."""
     end, full = len(indices) - 1, width // TILE * TILE
     for n in range(blocks[b], blocks[b + 1]):
         here = np.int64(n) * width
         for column in range(0, full, TILE):
-            _sum_tile(indptr[n], indptr[n + 1], indices, values, weight, width, column, out, here + column)
+            sums = _splat_tile(weight.dtype.type(0))
+            for z in range(indptr[n], indptr[n + 1]):
+                _prefetch_row(weight, np.int64(indices[min(z + AHEAD, end)]) * width + column, TILE)
+                at = np.int64(indices[z]) * width + column
+                sums = sums + _splat_tile(values[z]) * _load_tile(weight, at)
+            _store(out, here + column, sums)
         if full < width:
             out[here + full : here + width] = 0
             for z in range(indptr[n], indptr[n + 1]):
-                _fetch(weight, np.int64(indices[min(z + AHEAD, end)]) * width + full, width - full)
+                _prefetch_row(weight, np.int64(indices[min(z + AHEAD, end)]) * width + full, width - full)
                 at = np.int64(indices[z]) * width + full
                 _axpy(width - full, values[z], weight, at, out, here + full)
 
 
-@_piece
-def _spread_tile(low, high, indices, values, gradient, here, width, column, out):
-    """out[indices[z]] += values[z] · gradient[here : here + 64], columns `column` to `column + 63`."""
-    tile = _load_tile(gradient, here)
-    for z in range(low, high):
-        at = np.int64(indices[z]) * width + column
-        _store(out, at, _load_tile(out, at) + _splat_tile(values[z]) * tile)
-
-
 @_by_block
 def _project_back_slabs(b, slabs, indptr, indices, width, values, gradient, partial):
+    """This slab's part of the weight's gradient, partial[b][indices[z]] += values[z] · gradient[n]."""
     out, full = partial[b], width // TILE * TILE
     out[:] = 0
     for n in range(slabs[b], slabs[b + 1]):
         here = np.int64(n) * width
         for column in range(0, full, TILE):
-            _spread_tile(
-                indptr[n], indptr[n + 1], indices, values, gradient, here + column, width, column, out
-            )
+            tile = _load_tile(gradient, here + column)
+            for z in range(indptr[n], indptr[n + 1]):
+                at = np.int64(indices[z]) * width + column
+                _store(out, at, _load_tile(out, at) + _splat_tile(values[z]) * tile)
         if full < width:
             for z in range(indptr[n], indptr[n + 1]):
                 at = np.int64(indices[z]) * width + full
                 _axpy(width - full, values[z], gradient, here + full, out, at)
 
 
-@_by_block
-def _project_back_weight(b, blocks, colptr, order, rows, width, values, gradient, out):
-    end = len(rows) - 1
-    for f in range(blocks[b], blocks[b + 1]):
-        here = np.int64(f) * width
-        out[here : here + width] = 0
-        for p in range(colptr[f], colptr[f + 1]):
-            _fetch(gradient, np.int64(rows[min(p + AHEAD, end)]) * width, width)
-            _axpy(width, values[order[p]], gradient, np.int64(rows[p]) * width, out, here)
-
-
-@_by_block
-def _project_back_values(b, blocks, indptr, indices, width, weight, gradient, out):
-    for n in range(blocks[b], blocks[b + 1]):
-        here = np.int64(n) * width
-        for z in range(indptr[n], indptr[n + 1]):
-            out[z] = _dot(width, weight, np.int64(indices[z]) * width, gradient, here)
-
-
 class _ProjectSparse(Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, weight: Tensor, rows: SparseRows) -> Tensor:
-        index, matrix = _rows_plan(rows), _array(weight)
+        index, matrix = _matrix_rows(rows), _array(weight)
         out = np.empty((rows.num_rows, matrix.shape[1]), matrix.dtype)
         _over(_project, index, matrix.shape[1], _array(values), _flat(matrix), _flat(out))
         ctx.save_for_backward(values, weight)
@@ -472,8 +419,8 @@ class _ProjectSparse(Function):
         gradient, width = _flat(gradients[0]), matrix.shape[1]
         d_values = d_weight = None
         if ctx.needs_input_grad[0]:
-            d_values = np.empty_like(stored)
-            _over(_project_back_values, _rows_plan(ctx.rows), width, _flat(matrix), gradient, d_values)
+            d_values, products = np.empty_like(stored), _inner_products(gradient, _flat(matrix))
+            _over(_edge_scores, _matrix_rows(ctx.rows), 1, width, *products, d_values)
         if ctx.needs_input_grad[1]:
             d_weight = _weight_gradient(ctx.rows, stored, gradient, matrix)
         return (*_tensors(d_values, d_weight), None)
@@ -483,10 +430,11 @@ def _weight_gradient(rows: SparseRows, stored: Reals, gradient: Reals, matrix: R
     """The gradient [F, D], summed in an order that does not depend on the number of threads."""
     out, width = np.empty_like(matrix), matrix.shape[1]
     if len(stored) < _DENSE * rows.num_columns:
-        _over(_project_back_weight, _columns_plan(rows), width, stored, gradient, _flat(out))
+        products = _inner_products(gradient, gradient)
+        _over(_far_gradient, _matrix_columns(rows), 1, width, *products, stored, _flat(out))
         return out
-    index = _rows_plan(rows)
-    # The order of the columns within a row is kept, so each part reads its rows once and in order.
+    index = _matrix_rows(rows)
+    # Each slab reads its rows once and in order.
     slabs = index._replace(blocks=blocks(index.pointer, _SLABS))
     partial = np.empty((len(slabs.blocks) - 1, out.size), out.dtype)
     _over(_project_back_slabs, slabs, width, stored, gradient, partial)
@@ -495,5 +443,5 @@ def _weight_gradient(rows: SparseRows, stored: Reals, gradient: Reals, matrix: R
 
 
 def project_sparse(rows: SparseRows, weight: Tensor) -> Tensor:
-    """See `fgai.ops.reference.project_sparse`; the stored values get a gradient only if they ask for it."""
+    """See `fgai.ops.reference.project_sparse`."""
     return _ProjectSparse.apply(rows.values.to(weight.dtype), weight, rows)  # type: ignore[no-any-return]

@@ -1,27 +1,27 @@
-"""Fused attention on the GPU, with the attention as second result when it is asked for.
+"""Fused attention on the GPU; the attention is a second result on request.
 
-Forward (score → softmax → dropout → aggregate), a program goes once through the incoming edges of a piece
-of a row, with a running maximum m and sum l,
+Forward (score → softmax → dropout → aggregate), a program loops once over the incoming edges of a piece of a
+row, with a running maximum m and sum l,
 
     m' = max(m, s_e),  l' = l exp(m - m') + Σ exp(s_e - m'),  o' = o exp(m - m') + Σ exp(s_e - m') keep_e v_j,
 
-and keeps lse = m + log l per node. The attention exp(s_e - lse_i) is written only when asked for.
+and stores lse = m + log l per node. The attention exp(s_e - lse_i) is written only on request.
 
 Backward, the attention is computed again rather than read. Over outgoing edges, with d = ∂out and δ_i =
 ⟨d_i, o_i⟩ + Σ_e a_e ∂a_e,
 
     ∂v_j = Σ keep_e a_e d_i,     ∂s_e = a_e (keep_e ⟨d_i, v_j⟩ + ∂a_e - δ_i),
 
-then over incoming edges the gradient at the destinations. No atomics: every sum is one program's, in edge
-order. Where few nodes move, `_sources` goes over the edges that leave them only, and `_moving_destinations`
-over those that reach them, which computes ∂s itself.
+then over incoming edges the gradient at the destinations. No atomics: each sum is computed by one program, in
+edge order. If few nodes need gradients (`active_rows`), `_sources` visits the edges out of them only, and
+`_part_destinations_kernel` those into them, which computes ∂s again.
 
 Arguments of the kernels: row, first, last, slot are the pieces of rows (`fgai.ops.gpu.plan.Work`); `near`
 of the destinations and `far` of the sources are [N, H] for the additive score, else [N, H, C]; `weight` [H,
 C] is read for the dynamic score only; values, out and their gradients are [N, H, C], lse and delta [N, H],
 attention and d_scores [E, H]; `*_parts` hold the results of the pieces of a split row, by slot. H and C are
-the true sizes, BH and BC the powers of two above, BE edges are taken at a time. SCORE is 0 additive, 1
-dynamic, 2 dot.
+the true sizes, BH and BC these rounded up to powers of two, as Triton's tiles must be; BE edges are processed
+at a time. SCORE is 0 additive, 1 dynamic, 2 dot.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from torch.autograd.function import once_differentiable
 from fgai.ops.gpu.plan import (
     _add_parts,
     _factor,
+    _head_tile,
     _inside,
     _leaky,
-    _narrow,
-    _narrow_sizes,
-    _one,
-    _room,
-    _seed_on,
-    _wide,
-    _wide_score,
-    _wide_sizes,
+    _load_heads,
+    _load_row,
+    _load_rows,
+    _row_scores,
+    _row_tile,
+    _seed_tensor,
+    _zeros_after,
     incoming,
     outgoing,
 )
-from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _odds
+from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _limit_and_scale
 from fgai.sparse import Adjacency
-from fgai.sparse.adjacency import reach_of
+from fgai.sparse.adjacency import active_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# What is written of the attention: every head's, or their mean (nothing: 0).
+# Return the attention of every head, or the mean over the heads; 0 for none.
 ALL, MEAN = 1, 2
 # Numbers in a tile of edges × heads × channels, and how many of them one warp holds.
 TILE, WARP = 512, 512
-# Programs that share the rows when a gradient has to be summed over all of them.
+# Number of programs for a gradient that is summed over all rows.
 PROGRAMS = 4096
 
 
 def _sizes(heads: int, channels: int) -> dict[str, int]:
-    sizes = _wide_sizes(heads, channels, 4, 32, TILE)
+    sizes = _row_tile(heads, channels, 4, 32, TILE)
     return {**sizes, "num_warps": max(1, min(8, sizes["BE"] * sizes["BH"] * sizes["BC"] // WARP))}
 
 
@@ -78,13 +78,13 @@ class _Attend(Function):
         adjacency, score, slope, p, seed, written = options
         near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
         heads, channels = values.shape[1:]
-        limit, scale = _odds(p)
+        limit, scale = _limit_and_scale(p)
         ctx.numbers = {"SLOPE": slope, "RATE": channels**-0.5, "SCORE": score}
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
         ctx.adjacency, ctx.written = adjacency, written
-        filled = reach_of(adjacency).filled
-        work, sizes = incoming(adjacency, filled), _sizes(heads, channels)
-        out, lse = _room(values, filled), values.new_empty(len(values), heads)
+        with_edges = active_rows(adjacency).with_edges
+        work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels)
+        out, lse = _zeros_after(values, with_edges), values.new_empty(len(values), heads)
         attention = values.new_empty(adjacency.num_edges if written else 0, heads)
         tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
         parts = values.new_empty(work.slots, heads, channels)
@@ -101,13 +101,13 @@ class _Attend(Function):
         mean = values.new_empty(len(attention) if written == MEAN else 0, 1)
         keep = written == ALL or score != ADDITIVE
         if attention.numel():
-            flat, count = _narrow_sizes(heads, 1024), len(attention)
+            flat, count = _head_tile(heads, 1024), len(attention)
             _normalise[(-(-count // flat["BE"]),)](
                 adjacency.index32.destination, lse, attention, mean, count,
                 **flat, num_warps=4, KEEP=keep, MEAN=written == MEAN,
             )  # fmt: skip
         if not keep:
-            attention = attention.new_empty(0, heads)  # the backward pass computes it again
+            attention = attention.new_empty(0, heads)  # the backward pass recomputes it
         ctx.save_for_backward(near, far, weight, values, out, lse, attention, seed)
         ctx.set_materialize_grads(False)
         return out, mean if written == MEAN else attention
@@ -120,33 +120,34 @@ class _Attend(Function):
         d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
         d_attention = attention if gradients[1] is None else gradients[1].contiguous()
         mode = 0 if gradients[1] is None or not d_attention.numel() else ctx.written
-        # Where few nodes move, ∂s is computed twice; else it is kept between the passes.
+        # If few nodes need gradients, ∂s is computed twice; else the first pass stores it for the second.
         few = not (mode or ctx.draws["DROP"] or ctx.needs_input_grad[2])
-        moving, filled = reach_of(ctx.adjacency)
-        moving = moving if few else len(values)
-        few = few and moving < len(values)
-        work, sizes = outgoing(ctx.adjacency, moving), _sizes(heads, channels)
-        delta, d_values, d_far = torch.empty_like(lse), _room(values, moving), _room(far, moving)
+        with_grad, with_edges = active_rows(ctx.adjacency)
+        with_grad = with_grad if few else len(values)
+        few = few and with_grad < len(values)
+        work, sizes = outgoing(ctx.adjacency, with_grad), _sizes(heads, channels)
+        d_values, d_far = (_zeros_after(t, with_grad) for t in (values, far))
+        delta = torch.empty_like(lse)
         d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
         value_parts = values.new_empty(work.slots, *values.shape[1:])
         far_parts = far.new_empty(work.slots, *far.shape[1:])
         if len(work.row):
             shape = {k: v for k, v in sizes.items() if k != "BE"}
             index = ctx.adjacency.index32
-            _middles[(max(1, filled),)](
+            _deltas[(max(1, with_edges),)](
                 index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
                 SLOPE=ctx.numbers["SLOPE"], **shape, FEW=32, BW=max(32, 1024 // sizes["BH"]),
-                AGAIN=not attention.numel(), GIVEN=mode,
+                RECOMPUTE=not attention.numel(), GRADIENT=mode,
             )  # fmt: skip
             _sources[(len(work.row),)](
                 *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
                 d_values, d_far, value_parts, far_parts, d_scores, seed,
-                **ctx.draws, **ctx.numbers, **sizes, GIVEN=mode,
+                **ctx.draws, **ctx.numbers, **sizes, GRADIENT=mode,
             )  # fmt: skip
         _add_parts(work, value_parts, d_values)
         _add_parts(work, far_parts, d_far)
         if few:
-            d_near, d_weight = _movers(ctx, near, far, weight, values, d_out, lse, delta), None
+            d_near, d_weight = _part_destinations(ctx, near, far, weight, values, d_out, lse, delta), None
         else:
             d_near, d_weight = _destinations(ctx, near, far, weight, d_scores, channels)
         return (d_near, d_far, d_weight, d_values, *(None for _ in range(6)))
@@ -163,7 +164,7 @@ def _destinations(
     shares = near.new_empty(step if score == DYNAMIC else 0, heads, channels)
     sizes = _sizes(heads, channels)
     if score == ADDITIVE:
-        sizes |= {**_narrow_sizes(heads, 256), "num_warps": 1}
+        sizes |= {**_head_tile(heads, 256), "num_warps": 1}
     if count:
         _destinations_kernel[(step,)](
             *work.pieces, work.node, near, far, weight, d_scores, d_near, near_parts, shares, count, step,
@@ -173,14 +174,14 @@ def _destinations(
     return d_near, shares.sum(0) if score == DYNAMIC else None
 
 
-def _movers(ctx: Any, near: Tensor, *tensors: Tensor) -> Tensor:
-    """The gradient at the destinations that move; zeros at the others."""
-    moving = reach_of(ctx.adjacency).moving
-    work, d_near = incoming(ctx.adjacency, moving), _room(near, moving)
+def _part_destinations(ctx: Any, near: Tensor, *tensors: Tensor) -> Tensor:
+    """The gradient at the destinations that need it; zeros at the others."""
+    with_grad = active_rows(ctx.adjacency).with_grad
+    work, d_near = incoming(ctx.adjacency, with_grad), _zeros_after(near, with_grad)
     parts = near.new_empty(work.slots, *near.shape[1:])
     if len(work.row):
         sizes = _sizes(*tensors[2].shape[1:])
-        _moving_destinations[(len(work.row),)](
+        _part_destinations_kernel[(len(work.row),)](
             *work.pieces, work.node, near, *tensors, d_near, parts, **ctx.numbers, **sizes
         )
     _add_parts(work, parts, d_near)
@@ -194,28 +195,28 @@ def attend(
     kind, near, far, weight, slope = score
     weight = values.new_empty(0) if weight is None else weight
     attention = (MEAN if averaged else ALL) if written else 0
-    options = adjacency, kind, slope, drop[0], _seed_on(values, drop[1]), attention
+    options = adjacency, kind, slope, drop[0], _seed_tensor(values, drop[1]), attention
     return _Attend.apply(near, far, weight, values, *options)  # type: ignore[no-any-return]
 
 
-# The maximum over pieces that are all empty; a difference of two infinities would be no number.
+# Maximum over pieces that are all empty: finite, because ∞ − ∞ is NaN.
 LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _piece(row, first, last, slot, p):
+def _load_piece(row, first, last, slot, p):
     """Node, first and last edge and slot of a piece."""
     i = tl.load(row + p).to(tl.int64)
     return i, tl.load(first + p), tl.load(last + p), tl.load(slot + p).to(tl.int64)
 
 
 @triton.jit
-def _own(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
+def _load_side(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
     """A node's side of the score, [BH] or [BH, BC]."""
     if SCORE == 0:
         side = tl.load(pointer + node * H + h, mask=h < H, other=0.0)
     else:
-        side = _one(pointer, node, h, c, H, C)
+        side = _load_row(pointer, node, h, c, H, C)
     return side
 
 
@@ -226,16 +227,16 @@ def _scores(
 ):  # fmt: skip
     """The other side of some edges, [BE, BH] or [BE, BH, BC], and their scores with one node."""
     if SCORE == 0:
-        other = _narrow(pointer, node, h, live, H)
+        other = _load_heads(pointer, node, h, live, H)
         s = _leaky(other + mine[None, :], SLOPE)
     else:
-        other = _wide(pointer, node, h, c, live, H, C)
-        s = _wide_score(other, mine, w, SLOPE, RATE, SCORE)
+        other = _load_rows(pointer, node, h, c, live, H, C)
+        s = _row_scores(other, mine, w, SLOPE, RATE, SCORE)
     return other, s
 
 
 @triton.jit
-def _leave(out, parts, node, part, sums, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
+def _store_sums(out, parts, node, part, sums, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
     """Write a node's sums, or those of a piece to its slot."""
     if SCORE == 0:
         at, split, good = node * H + h, part * H + h, h < H
@@ -256,11 +257,11 @@ def _forward(
     SCORE: tl.constexpr, DROP: tl.constexpr, WRITE: tl.constexpr,
 ):  # fmt: skip
     """One piece of a row. `near` belongs to the destination, `far` to the sources."""
-    i, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
+    i, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
-    mine = _own(near, i, h, c, H, C, SCORE)
-    w = _one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    mine = _load_side(near, i, h, c, H, C, SCORE)
+    w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
     top = tl.full([BH], float("-inf"), dtype=kind)
     total = tl.zeros([BH], dtype=kind)
     sums = tl.zeros([BH, BC], dtype=kind)
@@ -279,7 +280,7 @@ def _forward(
         total = total * shrink + tl.sum(a, axis=0)
         if DROP:
             a = a * _factor(at, tl.load(seed), LIMIT, SCALE, kind)
-        v = _wide(values, j, h, c, live, H, C)
+        v = _load_rows(values, j, h, c, live, H, C)
         sums = sums * shrink[:, None] + tl.sum(a[:, :, None] * v, axis=0)
         top = higher
     good = _inside(h, c, H, C)
@@ -299,7 +300,7 @@ def _join(
     split_row, split_slot, tops, totals, parts, out, lse,
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Put the pieces of one row together, in order."""
+    """Combine the pieces of one row, in order: rescale their sums to the common maximum."""
     r = tl.program_id(0)
     i = tl.load(split_row + r).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
@@ -313,7 +314,7 @@ def _join(
         higher = tl.maximum(tl.maximum(top, level), LOWEST)
         shrink, share = tl.exp(top - higher), tl.exp(level - higher)
         total = total * shrink + share * tl.load(totals + part * H + h, mask=h < H, other=1.0)
-        sums = sums * shrink[:, None] + share[:, None] * _one(parts, part, h, c, H, C)
+        sums = sums * shrink[:, None] + share[:, None] * _load_row(parts, part, h, c, H, C)
         top = higher
     where = out + i * (H * C) + h[:, None] * C + c[None, :]
     some = total > 0
@@ -333,7 +334,7 @@ def _normalise(
     good = live[:, None] & (h[None, :] < H)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
     at = attention + e[:, None] * H + h[None, :]
-    weight = tl.exp(tl.load(at, mask=good, other=0.0) - _narrow(lse, i, h, live, H))
+    weight = tl.exp(tl.load(at, mask=good, other=0.0) - _load_heads(lse, i, h, live, H))
     weight = tl.where(good, weight, 0.0)
     if KEEP:
         tl.store(at, weight, mask=good)
@@ -342,28 +343,28 @@ def _normalise(
 
 
 @triton.jit
-def _moving_destinations(
+def _part_destinations_kernel(
     row, first, last, slot, source, near, far, weight, values, d_out, lse, delta, d_near, near_parts,
     SLOPE: tl.constexpr, RATE: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
     BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     """∂near over a piece of a destination's edges."""
-    i, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
+    i, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
-    d = _one(d_out, i, h, c, H, C)
+    d = _load_row(d_out, i, h, c, H, C)
     level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
     middle = tl.load(delta + i * H + h, mask=h < H, other=0.0)
-    mine = _own(near, i, h, c, H, C, SCORE)
+    mine = _load_side(near, i, h, c, H, C, SCORE)
     sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
-    w = _one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
     for start in range(low, high, BE):
         e = start + tl.arange(0, BE)
         live = e < high
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         other, s = _scores(far, j, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         a = tl.where(live[:, None] & (h[None, :] < H), tl.exp(s - level[None, :]), 0.0)
-        g = tl.sum(d[None, :, :] * _wide(values, j, h, c, live, H, C), axis=2)
+        g = tl.sum(d[None, :, :] * _load_rows(values, j, h, c, live, H, C), axis=2)
         ds = a * (g - middle[None, :])
         if SCORE == 0:
             sums += tl.sum(tl.where(other + mine[None, :] > 0, ds, ds * SLOPE), axis=0)
@@ -372,61 +373,62 @@ def _moving_destinations(
             sums += tl.sum(t * w[None, :, :], axis=0)
         else:
             sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
-    _leave(d_near, near_parts, i, part, sums, h, c, H, C, SCORE)
+    _store_sums(d_near, near_parts, i, part, sums, h, c, H, C, SCORE)
 
 
 @triton.jit
-def _claims(
+def _attention_term(
     start, high, i, source, near, far, lse, attention, d_attention, h, SLOPE: tl.constexpr, H: tl.constexpr,
-    B: tl.constexpr, AGAIN: tl.constexpr, GIVEN: tl.constexpr,
+    B: tl.constexpr, RECOMPUTE: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Σ_e a_e ∂a_e over B edges of node i from `start` on; where ∂a_e is 0, a_e is not looked at."""
+    """Σ_e a_e ∂a_e over B edges of node i from `start` on; a_e is not read where ∂a_e is 0."""
     e = (start + tl.arange(0, B)).to(tl.int64)
     live = e < high
-    if GIVEN == 2:
+    if GRADIENT == 2:
         share = tl.load(d_attention + e, mask=live, other=0.0) / H
         live = live & (share != 0)
-    if AGAIN:
+    if RECOMPUTE:
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
         level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
-        s = _leaky(_narrow(far, j, h, live, H) + mine[None, :], SLOPE)
+        s = _leaky(_load_heads(far, j, h, live, H) + mine[None, :], SLOPE)
         a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
     else:
-        a = _narrow(attention, e, h, live, H)
-    if GIVEN == 2:
+        a = _load_heads(attention, e, h, live, H)
+    if GRADIENT == 2:
         total = tl.sum(a * share[:, None], axis=0)
     else:
-        total = tl.sum(a * _narrow(d_attention, e, h, live, H), axis=0)
+        total = tl.sum(a * _load_heads(d_attention, e, h, live, H), axis=0)
     return total
 
 
 @triton.jit
-def _middles(
+def _deltas(
     pointer, source, near, far, lse, out, d_out, attention, d_attention, result, SLOPE: tl.constexpr,
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, FEW: tl.constexpr,
-    BW: tl.constexpr, AGAIN: tl.constexpr, GIVEN: tl.constexpr,
+    BW: tl.constexpr, RECOMPUTE: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """δ_i; its second term only when GIVEN, over FEW edges at a time in short rows and BW in long ones.
+    """δ_i; its second term only when GRADIENT, over FEW edges at a time in short rows and BW in long ones.
 
-    GIVEN is 1 for a gradient of every head's attention, 2 for one of their mean. AGAIN: the attention was not
-    kept and is computed again from the additive score.
+    GRADIENT is 1 for a gradient of every head's attention, 2 for one of their mean. RECOMPUTE: the attention
+    was not stored and is computed again from the additive score.
     """
     i = tl.program_id(0).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    delta = tl.sum(_one(out, i, h, c, H, C) * _one(d_out, i, h, c, H, C), axis=1)
-    if GIVEN:
+    delta = tl.sum(_load_row(out, i, h, c, H, C) * _load_row(d_out, i, h, c, H, C), axis=1)
+    if GRADIENT:
         low, high = tl.load(pointer + i), tl.load(pointer + i + 1)
         if high - low > FEW:
             for start in range(low, high, BW):
-                delta += _claims(
-                    start, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, BW, AGAIN,
-                    GIVEN,
+                delta += _attention_term(
+                    start, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, BW,
+                    RECOMPUTE, GRADIENT,
                 )  # fmt: skip
         else:
-            delta += _claims(
-                low, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, FEW, AGAIN, GIVEN
-            )
+            delta += _attention_term(
+                low, high, i, source, near, far, lse, attention, d_attention, h, SLOPE, H, FEW, RECOMPUTE,
+                GRADIENT,
+            )  # fmt: skip
     tl.store(result + i * H + h, delta, mask=h < H)
 
 
@@ -436,17 +438,17 @@ def _sources(
     d_values, d_far, value_parts, far_parts, d_scores, seed,
     LIMIT: tl.constexpr, SCALE: tl.constexpr, SLOPE: tl.constexpr, RATE: tl.constexpr,
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
-    SCORE: tl.constexpr, DROP: tl.constexpr, GIVEN: tl.constexpr,
+    SCORE: tl.constexpr, DROP: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive)."""
-    j, low, high, part = _piece(row, first, last, slot, tl.program_id(0))
+    j, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = values.dtype.element_ty
-    v = _one(values, j, h, c, H, C)
+    v = _load_row(values, j, h, c, H, C)
     sums = tl.zeros([BH, BC], dtype=kind)
-    mine = _own(far, j, h, c, H, C, SCORE)
+    mine = _load_side(far, j, h, c, H, C, SCORE)
     passed = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
-    w = _one(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
     for start in range(low, high, BE):
         k = start + tl.arange(0, BE)
         live = k < high
@@ -454,8 +456,8 @@ def _sources(
         i = tl.load(target + k, mask=live, other=0).to(tl.int64)
         other, s = _scores(near, i, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         good = live[:, None] & (h[None, :] < H)
-        a = tl.where(good, tl.exp(s - _narrow(lse, i, h, live, H)), 0.0)
-        d = _wide(d_out, i, h, c, live, H, C)
+        a = tl.where(good, tl.exp(s - _load_heads(lse, i, h, live, H)), 0.0)
+        d = _load_rows(d_out, i, h, c, live, H, C)
         g = tl.sum(d * v[None, :, :], axis=2)
         used = a
         at = e[:, None] * H + h[None, :]
@@ -463,12 +465,12 @@ def _sources(
             kept = _factor(at, tl.load(seed), LIMIT, SCALE, kind)
             g = g * kept
             used = a * kept
-        if GIVEN == 1:
-            g += _narrow(d_attention, e, h, live, H)
-        elif GIVEN == 2:
+        if GRADIENT == 1:
+            g += _load_heads(d_attention, e, h, live, H)
+        elif GRADIENT == 2:
             g += (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None]
         sums += tl.sum(used[:, :, None] * d, axis=0)
-        ds = a * (g - _narrow(delta, i, h, live, H))
+        ds = a * (g - _load_heads(delta, i, h, live, H))
         if SCORE == 0:
             ds = tl.where(other + mine[None, :] > 0, ds, ds * SLOPE)
             passed += tl.sum(ds, axis=0)
@@ -478,8 +480,8 @@ def _sources(
         else:
             passed += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
         tl.store(d_scores + at, ds, mask=good)
-    _leave(d_values, value_parts, j, part, sums, h, c, H, C, 1)
-    _leave(d_far, far_parts, j, part, passed, h, c, H, C, SCORE)
+    _store_sums(d_values, value_parts, j, part, sums, h, c, H, C, 1)
+    _store_sums(d_far, far_parts, j, part, passed, h, c, H, C, SCORE)
 
 
 @triton.jit
@@ -492,22 +494,22 @@ def _destinations_kernel(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     kind: tl.constexpr = d_scores.dtype.element_ty
     if SCORE == 1:
-        w = _one(weight, 0, h, c, H, C)
+        w = _load_row(weight, 0, h, c, H, C)
         share = tl.zeros([BH, BC], dtype=kind)
     for q in range(tl.program_id(0), pieces, step):
-        i, low, high, part = _piece(row, first, last, slot, q)
+        i, low, high, part = _load_piece(row, first, last, slot, q)
         sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
         if SCORE == 1:
-            mine = _one(near, i, h, c, H, C)
+            mine = _load_row(near, i, h, c, H, C)
         for start in range(low, high, BE):
             e = start + tl.arange(0, BE)
             live = e < high
-            ds = _narrow(d_scores, e.to(tl.int64), h, live, H)
+            ds = _load_heads(d_scores, e.to(tl.int64), h, live, H)
             if SCORE == 0:
                 sums += tl.sum(ds, axis=0)
             else:
                 j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-                other = _wide(far, j, h, c, live, H, C)
+                other = _load_rows(far, j, h, c, live, H, C)
                 if SCORE == 1:
                     z = other + mine[None, :, :]
                     t = tl.where(z > 0, ds[:, :, None], (ds * SLOPE)[:, :, None])
@@ -515,7 +517,7 @@ def _destinations_kernel(
                     share += tl.sum(t * z, axis=0)
                 else:
                     sums += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
-        _leave(d_near, near_parts, i, part, sums, h, c, H, C, SCORE)
+        _store_sums(d_near, near_parts, i, part, sums, h, c, H, C, SCORE)
     if SCORE == 1:
         where = shares + tl.program_id(0).to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
         tl.store(where, share, mask=_inside(h, c, H, C))

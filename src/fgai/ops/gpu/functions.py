@@ -2,8 +2,8 @@
 
 One program per node or per block of edges, no atomics: every sum over the edges of a node is made by one
 program in edge order, so results are the same run to run. Heads and channels are padded to powers of two in
-the kernels; nothing of size edges × heads × channels is written. THROUGH: positions go through `edge` (the
-outgoing view), else they are the edges themselves.
+the kernels; no array of edges × heads × channels is written. With INDIRECT, rows are sources and position k
+stands for edge `edge[k]`; without, rows are destinations and position k is edge k.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from torch.autograd.function import once_differentiable
 
 from fgai.ops.gpu.plan import (
     _factor,
+    _head_tile,
     _inside,
     _leaky,
-    _narrow,
-    _narrow_sizes,
-    _one,
-    _room,
-    _seed_on,
-    _wide,
-    _wide_sizes,
+    _load_heads,
+    _load_row,
+    _load_rows,
+    _row_tile,
+    _seed_tensor,
+    _zeros_after,
 )
-from fgai.ops.reference import ADDITIVE, DOT, Bounds, Clipped, Score, _odds
+from fgai.ops.reference import ADDITIVE, DOT, Bounds, Clipped, Score, _Dropout, _limit_and_scale
 from fgai.sparse import Adjacency
-from fgai.sparse.adjacency import reach_of
+from fgai.sparse.adjacency import active_rows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Numbers in a tile of nodes × heads × channels, and programs that share the nodes in the backward pass.
+# Numbers in a tile of nodes × heads × channels, and number of programs of a sum over all nodes.
 TILE = 2048
 PROGRAMS = 1024
 
 
 def _sizes(heads: int, channels: int) -> dict[str, int]:
-    return _wide_sizes(heads, channels, 1, 64, 4096)
+    return _row_tile(heads, channels, 1, 64, 4096)
 
 
 def _view(adjacency: Adjacency, *, outgoing: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,9 +54,9 @@ def _view(adjacency: Adjacency, *, outgoing: bool) -> tuple[Tensor, Tensor, Tens
 def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *, outgoing: bool) -> Tensor:
     """Σ over the edges of a node before `rows` of weight [E, H] times the values at the other end."""
     view, values, weight = _view(adjacency, outgoing=outgoing), values.contiguous(), weight.contiguous()
-    out, sizes = _room(values, rows), _sizes(*values.shape[1:])
+    out, sizes = _zeros_after(values, rows), _sizes(*values.shape[1:])
     if rows:
-        _weighted_sum[(rows,)](*view, weight, values, out, **sizes, THROUGH=outgoing, num_warps=4)
+        _weighted_sum[(rows,)](*view, weight, values, out, **sizes, INDIRECT=outgoing, num_warps=4)
     return out
 
 
@@ -75,8 +75,8 @@ class _EdgeSoftmax(Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, adjacency: Adjacency) -> Tensor:
         scores = scores.contiguous()
-        out, sizes = torch.empty_like(scores), _narrow_sizes(scores.shape[1], 1024)
-        if rows := reach_of(adjacency).filled:
+        out, sizes = torch.empty_like(scores), _head_tile(scores.shape[1], 1024)
+        if rows := active_rows(adjacency).with_edges:
             _softmax_forward[(rows,)](adjacency.index32.rowptr, scores, out, **sizes)
         ctx.save_for_backward(out)
         ctx.adjacency = adjacency
@@ -88,8 +88,8 @@ class _EdgeSoftmax(Function):
         (attention,) = ctx.saved_tensors
         out, adjacency = torch.empty_like(attention), ctx.adjacency
         pointer, gradient = adjacency.index32.rowptr, gradients[0].contiguous()
-        if rows := reach_of(adjacency).filled:
-            _softmax_backward[(rows,)](pointer, attention, gradient, out, **_narrow_sizes(out.shape[1], 1024))
+        if rows := active_rows(adjacency).with_edges:
+            _softmax_backward[(rows,)](pointer, attention, gradient, out, **_head_tile(out.shape[1], 1024))
         return out, None
 
 
@@ -98,7 +98,7 @@ class _Aggregate(Function):
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
-        return _weighted(adjacency, attention, values, reach_of(adjacency).filled, outgoing=False)
+        return _weighted(adjacency, attention, values, active_rows(adjacency).with_edges, outgoing=False)
 
     @staticmethod
     @once_differentiable
@@ -109,7 +109,7 @@ class _Aggregate(Function):
         if ctx.needs_input_grad[0]:
             d_attention = _edge_dot(adjacency, d_out, values, 1.0)
         if ctx.needs_input_grad[1]:
-            d_values = _weighted(adjacency, attention, d_out, reach_of(adjacency).moving, outgoing=True)
+            d_values = _weighted(adjacency, attention, d_out, active_rows(adjacency).with_grad, outgoing=True)
         return d_attention, d_values, None
 
 
@@ -138,25 +138,25 @@ class _Score(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (near, far, weight), (adjacency, kind, slope) = ctx.saved_tensors, ctx.options
         gradient, (needs_near, needs_far, learned) = gradients[0].contiguous(), ctx.needs_input_grad[:3]
-        moving, filled = reach_of(adjacency)
+        with_grad, with_edges = active_rows(adjacency)
         d_near = d_far = d_weight = None
         if kind == DOT:
             scaled = gradient * near.shape[-1] ** -0.5
-            d_near = _weighted(adjacency, scaled, far, moving, outgoing=False) if needs_near else None
-            d_far = _weighted(adjacency, scaled, near, moving, outgoing=True) if needs_far else None
+            d_near = _weighted(adjacency, scaled, far, with_grad, outgoing=False) if needs_near else None
+            d_far = _weighted(adjacency, scaled, near, with_grad, outgoing=True) if needs_far else None
         elif kind == ADDITIVE:
             d_near = _additive_gradient(adjacency, near, far, gradient, slope, False) if needs_near else None
             d_far = _additive_gradient(adjacency, far, near, gradient, slope, True) if needs_far else None
         else:
-            filled, sizes = filled if learned else moving, _sizes(*far.shape[1:])
-            d_far, d_near = _room(far, moving), _room(near, filled)
-            part = _room(near, filled) if learned else near[:0]
-            ends = (True, moving, far, near, d_far), (False, filled, near, far, d_near)
+            with_edges, sizes = with_edges if learned else with_grad, _sizes(*far.shape[1:])
+            d_far, d_near = _zeros_after(far, with_grad), _zeros_after(near, with_edges)
+            part = _zeros_after(near, with_edges) if learned else near[:0]
+            ends = (True, with_grad, far, near, d_far), (False, with_edges, near, far, d_near)
             for outgoing, rows, own, other, out in ends:
                 if rows:
                     arguments = own, other, weight, gradient, out, part, slope
                     view, share = _view(adjacency, outgoing=outgoing), learned and not outgoing
-                    _dynamic_backward[(rows,)](*view, *arguments, **sizes, THROUGH=outgoing, WEIGHT=share)
+                    _dynamic_backward[(rows,)](*view, *arguments, **sizes, INDIRECT=outgoing, WEIGHT=share)
             d_weight = part.sum(0) if learned else None
         return d_near, d_far, d_weight, None, None, None
 
@@ -165,11 +165,11 @@ def _additive_gradient(
     adjacency: Adjacency, own: Tensor, other: Tensor, gradient: Tensor, slope: float, outgoing: bool
 ) -> Tensor:
     """The gradient of the additive score in one end, `own` [N, H]."""
-    rows = reach_of(adjacency).moving
-    out, view = _room(own, rows), _view(adjacency, outgoing=outgoing)
+    rows = active_rows(adjacency).with_grad
+    out, view = _zeros_after(own, rows), _view(adjacency, outgoing=outgoing)
     if rows:
-        sizes = _narrow_sizes(own.shape[1], 1024)
-        _additive_backward[(rows,)](*view, own, other, gradient, out, slope, **sizes, THROUGH=outgoing)
+        sizes = _head_tile(own.shape[1], 1024)
+        _additive_backward[(rows,)](*view, own, other, gradient, out, slope, **sizes, INDIRECT=outgoing)
     return out
 
 
@@ -185,7 +185,7 @@ def score(terms: Score, adjacency: Adjacency) -> Tensor:
 @triton.jit
 def _weighted_sum(
     ptr, edge, node, weight, values, out, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr,
-    BC: tl.constexpr, BE: tl.constexpr, THROUGH: tl.constexpr,
+    BC: tl.constexpr, BE: tl.constexpr, INDIRECT: tl.constexpr,
 ):  # fmt: skip
     """out[i] = Σ_e weight[e, h] · values[node(e), h, c] over the edges of row i."""
     i = tl.program_id(0)
@@ -195,10 +195,10 @@ def _weighted_sum(
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
         live = k < last
-        e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
+        e = tl.load(edge + k, mask=live, other=0) if INDIRECT else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        a = _narrow(weight, e.to(tl.int64), h, live, H)
-        total += tl.sum(a[:, :, None] * _wide(values, j, h, c, live, H, C), axis=0)
+        a = _load_heads(weight, e.to(tl.int64), h, live, H)
+        total += tl.sum(a[:, :, None] * _load_rows(values, j, h, c, live, H, C), axis=0)
     where = out + i.to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
     tl.store(where, total, mask=_inside(h, c, H, C))
 
@@ -214,7 +214,7 @@ def _edge_dot_kernel(
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    products = _wide(at_destination, i, h, c, live, H, C) * _wide(at_source, j, h, c, live, H, C)
+    products = _load_rows(at_destination, i, h, c, live, H, C) * _load_rows(at_source, j, h, c, live, H, C)
     total = tl.sum(products, axis=2) * scale
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
@@ -254,34 +254,34 @@ def _softmax_backward(ptr, attention, gradient, out, H: tl.constexpr, BH: tl.con
     mean = tl.zeros([BH], dtype=attention.dtype.element_ty)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        a = _narrow(attention, k.to(tl.int64), h, k < last, H)
-        mean += tl.sum(a * _narrow(gradient, k.to(tl.int64), h, k < last, H), axis=0)
+        a = _load_heads(attention, k.to(tl.int64), h, k < last, H)
+        mean += tl.sum(a * _load_heads(gradient, k.to(tl.int64), h, k < last, H), axis=0)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
-        a = _narrow(attention, k.to(tl.int64), h, k < last, H)
-        g = _narrow(gradient, k.to(tl.int64), h, k < last, H)
+        a = _load_heads(attention, k.to(tl.int64), h, k < last, H)
+        g = _load_heads(gradient, k.to(tl.int64), h, k < last, H)
         where, good = k[:, None].to(tl.int64) * H + h[None, :], (k < last)[:, None] & (h[None, :] < H)
         tl.store(out + where, a * (g - mean[None, :]), mask=good)
 
 
 @triton.jit
 def _additive_forward(
-    source, destination, left, right, out, T, slope: tl.constexpr, H: tl.constexpr, B: tl.constexpr
+    source, destination, far, near, out, T, slope: tl.constexpr, H: tl.constexpr, B: tl.constexpr
 ):
-    """out[e, h] = leaky_relu(left[src, h] + right[dst, h]); T = E · H entries."""
+    """out[e, h] = leaky_relu(far[src, h] + near[dst, h]); T = E · H entries."""
     t = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
     live = t < T
     e, h = t // H, t % H
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    s = tl.load(left + j * H + h, mask=live, other=0.0) + tl.load(right + i * H + h, mask=live, other=0.0)
+    s = tl.load(far + j * H + h, mask=live, other=0.0) + tl.load(near + i * H + h, mask=live, other=0.0)
     tl.store(out + t, tl.where(s > 0, s, s * slope), mask=live)
 
 
 @triton.jit
 def _additive_backward(
     ptr, edge, node, own, other, gradient, out, slope: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
-    BE: tl.constexpr, THROUGH: tl.constexpr,
+    BE: tl.constexpr, INDIRECT: tl.constexpr,
 ):  # fmt: skip
     """out[i, h] = Σ_e gradient[e, h] · leaky_relu'(own[i, h] + other[node(e), h]) over the edges of row i."""
     i = tl.program_id(0).to(tl.int64)
@@ -292,50 +292,50 @@ def _additive_backward(
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
         live = k < last
-        e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
+        e = tl.load(edge + k, mask=live, other=0) if INDIRECT else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :] + _narrow(other, j, h, live, H)
-        g = _narrow(gradient, e.to(tl.int64), h, live, H)
+        s = mine[None, :] + _load_heads(other, j, h, live, H)
+        g = _load_heads(gradient, e.to(tl.int64), h, live, H)
         total += tl.sum(tl.where(s > 0, g, g * slope), axis=0)
     tl.store(out + i * H + h, total, mask=h < H)
 
 
 @triton.jit
 def _dynamic_forward(
-    source, destination, left, right, weight, out, E, slope: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    source, destination, far, near, weight, out, E, slope: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
     BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """out[e, h] = Σ_c weight[h, c] · leaky_relu(left[src, h, c] + right[dst, h, c])."""
+    """out[e, h] = Σ_c weight[h, c] · leaky_relu(far[src, h, c] + near[dst, h, c])."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     live = e < E
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    s = _wide(left, j, h, c, live, H, C) + _wide(right, i, h, c, live, H, C)
-    total = tl.sum(_one(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
+    s = _load_rows(far, j, h, c, live, H, C) + _load_rows(near, i, h, c, live, H, C)
+    total = tl.sum(_load_row(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
     tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
 
 
 @triton.jit
 def _dynamic_backward(
     ptr, edge, node, own, other, weight, gradient, out, weight_part, slope: tl.constexpr, H: tl.constexpr,
-    C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, THROUGH: tl.constexpr,
+    C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, INDIRECT: tl.constexpr,
     WEIGHT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the dynamic score in one end's projection, and this row's part of the weight's."""
     i = tl.program_id(0).to(tl.int64)
     first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    w, mine = _one(weight, 0, h, c, H, C), _one(own, i, h, c, H, C)
+    w, mine = _load_row(weight, 0, h, c, H, C), _load_row(own, i, h, c, H, C)
     total = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     part = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
     for start in range(first, last, BE):
         k = start + tl.arange(0, BE)
         live = k < last
-        e = tl.load(edge + k, mask=live, other=0) if THROUGH else k
+        e = tl.load(edge + k, mask=live, other=0) if INDIRECT else k
         j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :, :] + _wide(other, j, h, c, live, H, C)
-        g = _narrow(gradient, e.to(tl.int64), h, live, H)
+        s = mine[None, :, :] + _load_rows(other, j, h, c, live, H, C)
+        g = _load_heads(gradient, e.to(tl.int64), h, live, H)
         flow = g[:, :, None] * w[None, :, :]
         total += tl.sum(tl.where(s > 0, flow, flow * slope), axis=0)
         if WEIGHT:
@@ -347,67 +347,67 @@ def _dynamic_backward(
 
 
 @triton.jit
-def _halves(values, left_weight, right_weight, left, right, N, H: tl.constexpr, C: tl.constexpr,
+def _node_scores(values, far_weight, near_weight, far, near, N, H: tl.constexpr, C: tl.constexpr,
             BH: tl.constexpr, BC: tl.constexpr, BN: tl.constexpr):  # fmt: skip
     n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     live = n < N
-    v = _wide(values, n, h, c, live, H, C)
+    v = _load_rows(values, n, h, c, live, H, C)
     at, good = n[:, None] * H + h[None, :], live[:, None] & (h[None, :] < H)
-    tl.store(left + at, tl.sum(v * _one(left_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
-    tl.store(right + at, tl.sum(v * _one(right_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
+    tl.store(far + at, tl.sum(v * _load_row(far_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
+    tl.store(near + at, tl.sum(v * _load_row(near_weight, 0, h, c, H, C)[None, :, :], axis=2), mask=good)
 
 
 @triton.jit
-def _halves_back(values, left_weight, right_weight, d_left, d_right, d_values, shares, N, blocks, step,
+def _node_scores_back(values, far_weight, near_weight, d_far, d_near, d_values, shares, N, blocks, step,
                  H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
                  BN: tl.constexpr):  # fmt: skip
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     inner, fits = h[:, None] * C + c[None, :], _inside(h, c, H, C)
     kind: tl.constexpr = values.dtype.element_ty
-    share_left, share_right = tl.zeros([BH, BC], dtype=kind), tl.zeros([BH, BC], dtype=kind)
-    left, right = _one(left_weight, 0, h, c, H, C), _one(right_weight, 0, h, c, H, C)
+    share_far, share_near = tl.zeros([BH, BC], dtype=kind), tl.zeros([BH, BC], dtype=kind)
+    far, near = _load_row(far_weight, 0, h, c, H, C), _load_row(near_weight, 0, h, c, H, C)
     for block in range(tl.program_id(0), blocks, step):
         n = (block * BN + tl.arange(0, BN)).to(tl.int64)
         live = n < N
-        v = _wide(values, n, h, c, live, H, C)
-        dl, dr = _narrow(d_left, n, h, live, H), _narrow(d_right, n, h, live, H)
-        flow = dl[:, :, None] * left[None, :, :] + dr[:, :, None] * right[None, :, :]
+        v = _load_rows(values, n, h, c, live, H, C)
+        df, dn = _load_heads(d_far, n, h, live, H), _load_heads(d_near, n, h, live, H)
+        flow = df[:, :, None] * far[None, :, :] + dn[:, :, None] * near[None, :, :]
         where = n[:, None, None] * (H * C) + inner[None, :, :]
         tl.store(d_values + where, flow, mask=live[:, None, None] & fits[None, :, :])
-        share_left += tl.sum(dl[:, :, None] * v, axis=0)
-        share_right += tl.sum(dr[:, :, None] * v, axis=0)
+        share_far += tl.sum(df[:, :, None] * v, axis=0)
+        share_near += tl.sum(dn[:, :, None] * v, axis=0)
     at = shares + tl.program_id(0).to(tl.int64) * (2 * H * C) + inner
-    tl.store(at, share_left, mask=fits)
-    tl.store(at + H * C, share_right, mask=fits)
+    tl.store(at, share_far, mask=fits)
+    tl.store(at + H * C, share_near, mask=fits)
 
 
 class _NodeScores(Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, left_weight: Tensor, right_weight: Tensor) -> tuple[Tensor, Tensor]:
-        values, left_weight, right_weight = (t.contiguous() for t in (values, left_weight, right_weight))
+    def forward(ctx: Any, values: Tensor, far_weight: Tensor, near_weight: Tensor) -> tuple[Tensor, Tensor]:
+        values, far_weight, near_weight = (t.contiguous() for t in (values, far_weight, near_weight))
         count, heads, channels = values.shape
-        sizes = _wide_sizes(heads, channels, 1, TILE, TILE)
+        sizes = _row_tile(heads, channels, 1, TILE, TILE)
         rows = sizes.pop("BE")
         ctx.sizes = {**sizes, "BN": rows}
-        ctx.save_for_backward(values, left_weight, right_weight)
-        left, right = (values.new_empty(count, heads) for _ in range(2))
+        ctx.save_for_backward(values, far_weight, near_weight)
+        far, near = (values.new_empty(count, heads) for _ in range(2))
         if count:
-            _halves[(-(-count // rows),)](values, left_weight, right_weight, left, right, count, **ctx.sizes)
-        return left, right
+            _node_scores[(-(-count // rows),)](values, far_weight, near_weight, far, near, count, **ctx.sizes)
+        return far, near
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        values, left_weight, right_weight = ctx.saved_tensors
-        d_left, d_right = (g.contiguous() for g in gradients)
+        values, far_weight, near_weight = ctx.saved_tensors
+        d_far, d_near = (g.contiguous() for g in gradients)
         count, d_values = len(values), torch.empty_like(values)
         blocks = -(-count // ctx.sizes["BN"])
         step = min(blocks, PROGRAMS)
-        shares = values.new_empty(step, 2, *left_weight.shape)
+        shares = values.new_empty(step, 2, *far_weight.shape)
         if count:
-            _halves_back[(step,)](
-                values, left_weight, right_weight, d_left, d_right, d_values, shares, count, blocks, step,
+            _node_scores_back[(step,)](
+                values, far_weight, near_weight, d_far, d_near, d_values, shares, count, blocks, step,
                 **ctx.sizes,
             )  # fmt: skip
         d_weights = shares.sum(0)
@@ -418,38 +418,25 @@ node_scores = _NodeScores.apply
 
 
 @triton.jit
-def _drop(values, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+def _dropout(values, out, seed, count, LIMIT: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     kind: tl.constexpr = values.dtype.element_ty
     numbers = tl.load(values + at, mask=at < count, other=0.0)
     tl.store(out + at, numbers * _factor(at, tl.load(seed), LIMIT, SCALE, kind), mask=at < count)
 
 
-def _dropped(values: Tensor, p: float, seed: Tensor) -> Tensor:
+def _run_dropout(values: Tensor, p: float, seed: Tensor) -> Tensor:
     values = values.contiguous()
     out, count = torch.empty_like(values), values.numel()
-    limit, scale = _odds(p)
+    limit, scale = _limit_and_scale(p)
     if count:
-        _drop[(-(-count // 1024),)](values, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
+        _dropout[(-(-count // 1024),)](values, out, seed, count, LIMIT=limit, SCALE=scale, BLOCK=1024)
     return out
-
-
-class _Dropout(Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, p: float, seed: Tensor) -> Tensor:
-        ctx.save_for_backward(seed)
-        ctx.p = p
-        return _dropped(values, p, seed)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _dropped(gradients[0], ctx.p, ctx.saved_tensors[0]), None, None
 
 
 def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
     """See `fgai.ops.reference.dropout`."""
-    return _Dropout.apply(values, p, _seed_on(values, seed))  # type: ignore[no-any-return]
+    return _Dropout.apply(_run_dropout, values, p, _seed_tensor(values, seed))  # type: ignore[no-any-return]
 
 
 @triton.jit
@@ -470,9 +457,7 @@ def _clip(x, low, high, radius, out, inside, scale, N, D, MASKED: tl.constexpr, 
     least, most = tl.load(low + k, mask=fits, other=0.0), tl.load(high + k, mask=fits, other=0.0)
     centre, unit = _ball(least, most)
     value = tl.load(x + at, mask=good, other=0.0)
-    result = tl.where(
-        value >= least[None, :], value, least[None, :]
-    )  # NaN is not, so it becomes the lower end
+    result = tl.where(value >= least[None, :], value, least[None, :])  # NaN becomes `low`
     result = tl.where(result > most[None, :], most[None, :], result)
     if MASKED:
         tl.store(inside + at, result == value, mask=good)

@@ -1,6 +1,6 @@
-"""What the GPU kernels share: sizes and loads of tiles, dropout by position, and how rows become programs.
+"""What the GPU kernels share: sizes and loads of tiles, dropout by position, and pieces of rows.
 
-Long rows are divided into pieces, and the longest work comes first.
+One program computes one piece of a row. Long rows are divided into pieces, and the longest pieces come first.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from fgai.sparse import Adjacency
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# No program gets more edges than this: a node with ten thousand neighbours would keep one busy long after all
-# others have ended. The results of a row's pieces are joined afterwards.
+# Most edges in a piece: a node with ten thousand neighbours would keep one program busy long after all others
+# have ended. The results of a row's pieces are combined afterwards.
 PIECE = 256
 
 
-def _power(number: int) -> int:
+def _power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def _wide_sizes(heads: int, channels: int, least: int, most: int, tile: int) -> dict[str, int]:
-    """Compile-time sizes of tiles [BE, BH, BC] of about `tile` numbers, `least` to `most` edges each."""
-    high, wide = _power(heads), _power(channels)
+def _row_tile(heads: int, channels: int, least: int, most: int, tile: int) -> dict[str, int]:
+    """Compile-time sizes of tiles [BE, BH, BC] of about `tile` numbers, with `least` to `most` edges."""
+    high, wide = _power_of_two(heads), _power_of_two(channels)
     block = max(least, min(most, tile // (high * wide)))
     return {"H": heads, "C": channels, "BH": high, "BC": wide, "BE": block}
 
 
-def _narrow_sizes(heads: int, tile: int) -> dict[str, int]:
+def _head_tile(heads: int, tile: int) -> dict[str, int]:
     """Compile-time sizes of tiles [BE, BH] of about `tile` numbers."""
-    high = _power(heads)
+    high = _power_of_two(heads)
     return {"H": heads, "BH": high, "BE": max(16, tile // high)}
 
 
@@ -59,19 +59,19 @@ def _factor(position, seed, LIMIT: tl.constexpr, SCALE: tl.constexpr, kind: tl.c
 
 @triton.jit
 def _inside(h, c, H: tl.constexpr, C: tl.constexpr):
-    """Which of the [BH, BC] entries exist."""
+    """Mask of the [BH, BC] entries that are not padding."""
     return (h[:, None] < H) & (c[None, :] < C)
 
 
 @triton.jit
-def _wide(pointer, node, h, c, live, H: tl.constexpr, C: tl.constexpr):
+def _load_rows(pointer, node, h, c, live, H: tl.constexpr, C: tl.constexpr):
     """Rows [BE, BH, BC] of a [N, H, C] array."""
     where = node[:, None, None] * (H * C) + h[None, :, None] * C + c[None, None, :]
     return tl.load(pointer + where, mask=live[:, None, None] & _inside(h, c, H, C)[None, :, :], other=0.0)
 
 
 @triton.jit
-def _one(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr):
+def _load_row(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr):
     """One row [BH, BC] of a [N, H, C] array."""
     return tl.load(
         pointer + node * (H * C) + h[:, None] * C + c[None, :], mask=_inside(h, c, H, C), other=0.0
@@ -79,7 +79,7 @@ def _one(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _narrow(pointer, node, h, live, H: tl.constexpr):
+def _load_heads(pointer, node, h, live, H: tl.constexpr):
     """Rows [BE, BH] of a [N, H] array."""
     return tl.load(pointer + node[:, None] * H + h[None, :], mask=live[:, None] & (h[None, :] < H), other=0.0)
 
@@ -91,7 +91,7 @@ def _leaky(z, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def _wide_score(other, mine, weight, SLOPE: tl.constexpr, RATE: tl.constexpr, SCORE: tl.constexpr):
+def _row_scores(other, mine, weight, SLOPE: tl.constexpr, RATE: tl.constexpr, SCORE: tl.constexpr):
     """The dynamic (1) or dot-product (2) score of tiles [BE, BH, BC] with one row [BH, BC]."""
     if SCORE == 1:
         s = tl.sum(weight[None, :, :] * _leaky(other + mine[None, :, :], SLOPE), axis=2)
@@ -102,7 +102,7 @@ def _wide_score(other, mine, weight, SLOPE: tl.constexpr, RATE: tl.constexpr, SC
 
 @triton.jit
 def _add_pieces(split_row, split_slot, parts, out, D, BD: tl.constexpr):
-    """out[row] = Σ of the parts [slots, D] of each row in several pieces."""
+    """out[row] = Σ of the `parts` [slots, D] of each row that was split."""
     r = tl.program_id(0)
     row = tl.load(split_row + r).to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
@@ -114,7 +114,7 @@ def _add_pieces(split_row, split_slot, parts, out, D, BD: tl.constexpr):
 
 
 class _Layout(NamedTuple):
-    """The pieces of rows wherever their edges are; `within` [P] is a piece's number in its row."""
+    """The pieces of rows by degree alone; `within` [P] is a piece's number in its row. See `Work`."""
 
     row: Tensor
     within: Tensor
@@ -125,18 +125,18 @@ class _Layout(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Pieces of rows of the incoming or outgoing view, by falling size; all int32."""
+    """Pieces of rows (edges by destination or by source), longest first; all int32."""
 
     row: Tensor  # [P] node of each piece
-    first: Tensor  # [P] its first position in the view
+    first: Tensor  # [P] its first position
     last: Tensor  # [P] one after its last position; a piece may be empty
-    slot: Tensor  # [P] where it leaves its part of the result, -1 when it is the whole row
-    split_row: Tensor  # [R] nodes in more than one piece
+    slot: Tensor  # [P] where it writes its part of the result, -1 if it is the whole row
+    split_row: Tensor  # [R] nodes with more than one piece
     split_slot: Tensor  # [R + 1] their slots
     slots: int  # number of slots
-    pointer: Tensor  # [N + 1] of the view
-    edge: Tensor  # [E] position of each edge in the incoming view
-    node: Tensor  # [E] the node at the other end
+    pointer: Tensor  # [N + 1] row pointers of the positions
+    edge: Tensor  # [E] edge at each position (by source), not used by destination
+    node: Tensor  # [E] node at the other end of the edge at each position
 
     @property
     def pieces(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -144,7 +144,7 @@ class Work(NamedTuple):
         return self.row, self.first, self.last, self.slot
 
 
-def _lay_out(degree: Tensor) -> _Layout:
+def _make_layout(degree: Tensor) -> _Layout:
     """The pieces of rows that have up to `degree` [N] edges; waits for the device once."""
     count = torch.clamp((degree + PIECE - 1) // PIECE, min=1)
     row = torch.repeat_interleave(torch.arange(len(count), device=degree.device), count.long())
@@ -172,7 +172,7 @@ def _bounds(row, within, pointer, first, last, count, SIZE: tl.constexpr, B: tl.
 
 
 def _place(layout: _Layout, pointer: Tensor, edge: Tensor, node: Tensor) -> Work:
-    """The work of a layout over rows that begin at `pointer` [N + 1]; waits for nothing."""
+    """The work of a layout for rows that begin at `pointer` [N + 1]; does not wait for the device."""
     first, last = torch.empty_like(layout.row), torch.empty_like(layout.row)
     if count := len(layout.row):
         _bounds[(-(-count // 256),)](
@@ -187,9 +187,9 @@ def incoming(adjacency: Adjacency, rows: int | None = None) -> Work:
     def make() -> Work:
         adjacency.check_incoming()
         index = adjacency.index32
-        return _place(_lay_out(index.rowptr.diff()[:rows]), index.rowptr, index.source, index.source)
+        return _place(_make_layout(index.rowptr.diff()[:rows]), index.rowptr, index.source, index.source)
 
-    return cached_on(adjacency, ("gpu incoming", _some(adjacency, rows)), make)
+    return cached_on(adjacency, ("gpu incoming", _limit_rows(adjacency, rows)), make)
 
 
 def outgoing(adjacency: Adjacency, rows: int | None = None) -> Work:
@@ -199,13 +199,13 @@ def outgoing(adjacency: Adjacency, rows: int | None = None) -> Work:
         adjacency.check_outgoing()
         index = adjacency.index32
         target = index.destination[adjacency.csc]
-        return _place(_lay_out(index.colptr.diff()[:rows]), index.colptr, index.csc, target)
+        return _place(_make_layout(index.colptr.diff()[:rows]), index.colptr, index.csc, target)
 
-    return cached_on(adjacency, ("gpu outgoing", _some(adjacency, rows)), make)
+    return cached_on(adjacency, ("gpu outgoing", _limit_rows(adjacency, rows)), make)
 
 
-def _keep_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
-    """Let `incoming` and `outgoing` return these for all nodes."""
+def _set_work(adjacency: Adjacency, into: Work, out_of: Work) -> None:
+    """Make `incoming` and `outgoing` return these for all nodes."""
     cached_on(adjacency, ("gpu incoming", None), lambda: into)
     cached_on(adjacency, ("gpu outgoing", None), lambda: out_of)
 
@@ -214,31 +214,31 @@ def _add_parts(work: Work, parts: Tensor, out: Tensor) -> None:
     """Sum the parts of split rows into their rows of `out`."""
     if work.slots:
         width = parts.numel() // work.slots
-        block = min(256, _power(width))
+        block = min(256, _power_of_two(width))
         grid = (len(work.split_row), -(-width // block))
         _add_pieces[grid](work.split_row, work.split_slot, parts, out, width, BD=block, num_warps=1)
 
 
-def _seed_on(like: Tensor, seed: int | Tensor) -> Tensor:
-    """The seed on the device of `like`, without a copy from the host: it could not be captured."""
+def _seed_tensor(like: Tensor, seed: int | Tensor) -> Tensor:
+    """The seed on the device of `like`, without a copy from the host, which could not be captured."""
     return seed if isinstance(seed, Tensor) else torch.full((1,), seed, device=like.device)
 
 
-def _some(adjacency: Adjacency, rows: int | None) -> int | None:
+def _limit_rows(adjacency: Adjacency, rows: int | None) -> int | None:
     return None if rows is None or rows >= adjacency.num_nodes else rows
 
 
-def _room(like: Tensor, rows: int) -> Tensor:
-    """A tensor of this shape to be filled up to `rows`; zeros from there on."""
+def _zeros_after(like: Tensor, rows: int) -> Tensor:
+    """An empty tensor of this shape, with zeros from row `rows` on."""
     out = torch.empty_like(like)
     out[rows:] = 0.0
     return out
 
 
-def _grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout, _Layout, int]:
-    """Both views' layouts with room for `nodes` new nodes of `width` edges each, and the longest row.
+def _layouts_after_attach(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layout, _Layout, int]:
+    """Layouts by row and by column for `nodes` more nodes of `width` edges each, and the longest row.
 
-    An old node may become the neighbour of every new one, so each row has room for that many edges more.
+    An old node may become the neighbour of every new one, so its row may have that many edges more.
     """
 
     def make() -> tuple[_Layout, _Layout, int]:
@@ -246,7 +246,7 @@ def _grown_layouts(adjacency: Adjacency, nodes: int, width: int) -> tuple[_Layou
         index = adjacency.index32
         fresh = index.rowptr.new_full((nodes,), width)
         degrees = [pointer.diff() for pointer in (index.rowptr, index.colptr)]
-        by_row, by_column = (_lay_out(torch.cat([degree + nodes, fresh])) for degree in degrees)
+        by_row, by_column = (_make_layout(torch.cat([degree + nodes, fresh])) for degree in degrees)
         return by_row, by_column, int(torch.cat(degrees).max())
 
     return cached_on(adjacency, ("gpu grown", nodes, width), make)

@@ -1,7 +1,7 @@
 """The product of sparse features and a matrix on the GPU: row by row, or dense where that is less work.
 
-Features with many entries (bags of common words) are spread out into a matrix for the GPU's own product.
-Rows and columns with many entries are divided as in `fgai.ops.gpu.plan`.
+Features with many entries (bags of common words) are written into a dense matrix for the GPU's own product.
+Rows and columns with many entries are divided into pieces as in `fgai.ops.gpu.plan`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.cache import cached_on
-from fgai.ops.gpu.plan import Work, _add_parts, _lay_out, _place
+from fgai.ops.gpu.plan import Work, _add_parts, _make_layout, _place
 from fgai.sparse import SparseRows
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
-# Share of entries that are not 0 from which the dense product is taken, and the largest matrix to spread out.
+# Smallest share of non-zero entries for the dense product, and largest size of the dense matrix in bytes.
 DENSE, LARGEST = 0.08, 2**30
 
 
 @triton.jit
 def _gather(
     row, first, last, slot, column, entry, values, dense, out, parts, D: tl.constexpr, BD: tl.constexpr,
-    BE: tl.constexpr, THROUGH: tl.constexpr,
+    BE: tl.constexpr, INDIRECT: tl.constexpr,
 ):  # fmt: skip
     """out[n] = Σ_z values[z] · dense[column(z)] over a piece of row n, for a block of BD columns of dense."""
     p = tl.program_id(0)
@@ -39,7 +39,7 @@ def _gather(
     for start in range(low, high, BE):
         k = start + tl.arange(0, BE)
         live = k < high
-        z = tl.load(entry + k, mask=live, other=0) if THROUGH else k
+        z = tl.load(entry + k, mask=live, other=0) if INDIRECT else k
         f = tl.load(column + k, mask=live, other=0).to(tl.int64)
         v = tl.load(values + z, mask=live, other=0.0)
         good = live[:, None] & (d[None, :] < D)
@@ -67,8 +67,8 @@ def _works(rows: SparseRows) -> tuple[Work, Work]:
 
     def make() -> tuple[Work, Work]:
         (rowptr, column), (colptr, owner, entry) = rows.rows32, rows.columns
-        by_row = _place(_lay_out(rowptr.diff()), rowptr, column, column)
-        return by_row, _place(_lay_out(colptr.diff()), colptr, entry, owner)
+        by_row = _place(_make_layout(rowptr.diff()), rowptr, column, column)
+        return by_row, _place(_make_layout(colptr.diff()), colptr, entry, owner)
 
     return cached_on(rows.pattern, "gpu rows and columns", make)
 
@@ -98,7 +98,7 @@ def _dense(rows: SparseRows) -> Tensor:
     return cached_on(rows, "gpu dense", make)
 
 
-def _sum(work: Work, values: Tensor, dense: Tensor, count: int, *, through: bool) -> Tensor:
+def _sum(work: Work, values: Tensor, dense: Tensor, count: int, *, indirect: bool) -> Tensor:
     dense, values = dense.contiguous(), values.contiguous()
     width = dense.shape[1]
     out, parts = dense.new_empty(count, width), dense.new_empty(work.slots, width)
@@ -106,7 +106,7 @@ def _sum(work: Work, values: Tensor, dense: Tensor, count: int, *, through: bool
     if len(work.row):
         _gather[(len(work.row), -(-width // block))](
             *work.pieces, work.node, work.edge, values, dense, out, parts,
-            D=width, BD=block, BE=max(8, 1024 // block), THROUGH=through, num_warps=2,
+            D=width, BD=block, BE=max(8, 1024 // block), INDIRECT=indirect, num_warps=2,
         )  # fmt: skip
     _add_parts(work, parts, out)
     return out
@@ -120,7 +120,7 @@ class _ProjectSparse(Function):
         if _is_full(rows):
             dense = ctx.dense = _dense(rows)
             return dense @ weight
-        return _sum(_works(rows)[0], values, weight, rows.num_rows, through=False)
+        return _sum(_works(rows)[0], values, weight, rows.num_rows, indirect=False)
 
     @staticmethod
     @once_differentiable
@@ -133,7 +133,7 @@ class _ProjectSparse(Function):
         if ctx.needs_input_grad[1] and ctx.dense is not None:
             d_weight = ctx.dense.t() @ gradient
         elif ctx.needs_input_grad[1]:
-            d_weight = _sum(_works(rows)[1], values, gradient, rows.num_columns, through=True)
+            d_weight = _sum(_works(rows)[1], values, gradient, rows.num_columns, indirect=True)
         return d_values, d_weight, None
 
 
