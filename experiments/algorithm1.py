@@ -118,7 +118,7 @@ class Ascent(Recipe):
 
     def draw(self, epoch: int) -> Drawn | None:
         """Return the seed of the random points."""
-        return self._drawn(epoch) if task_of(self.graph).steady else None
+        return self._drawn(epoch) if task_of(self.graph).fixed_graph else None
 
     def _drawn(self, epoch: int) -> Drawn:
         return Drawn("step", {"seed": torch.tensor(self._stream(epoch))})

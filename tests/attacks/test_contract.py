@@ -145,7 +145,7 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
             if not GRADIENTS[member.gradient](model, observe(model, prepared(model, graph)).attention)
         ]
         skipped = sum(useless) * len(getattr(attack, "rules", ())) * attack.budget.restarts
-        assert result.ledger.steps == attack.allowed_steps - skipped
+        assert result.ledger.steps == attack.max_steps - skipped
         assert result.ledger.forwards > len(result.ledger.curve)
     else:
         assert result.ledger.steps == steps * attack.budget.restarts

@@ -35,7 +35,7 @@ from fgai.attacks import (
     ShortEnsemble,
     ValueInjection,
 )
-from fgai.attacks.base import _ReportedAttack
+from fgai.attacks.base import _DamageAttack
 from fgai.attention import prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
@@ -80,7 +80,7 @@ for threat in THREATS.values():  # a new attack is tested without an entry here
         small = {"nodes": 3, "edges": 4 if threat.budget.nodes else 7, "steps": 4}
         small = {name: min(most, getattr(threat.budget, name)) for name, most in small.items()}
         BUDGETS.setdefault(threat.attack, replace(threat.budget, **small))
-REPORTED = tuple(kind for kind in BUDGETS if issubclass(kind, _ReportedAttack))
+REPORTED = tuple(kind for kind in BUDGETS if issubclass(kind, _DamageAttack))
 """Attacks that choose by what is reported, not by the objective's value."""
 ATTENTION = ("gat", "gatv2", "gt", "pyg")
 """Models whose weights read nothing but the two ends of an edge; GCN's also read degrees."""

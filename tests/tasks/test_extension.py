@@ -65,7 +65,7 @@ class SignTask(LinkTask):
     rows_are: ClassVar[str] = "signs"
     scores: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "roc_auc": "link_auc"}
     selected_by: ClassVar[str | None] = None
-    steady: ClassVar[bool] = True
+    fixed_graph: ClassVar[bool] = True
 
     def fits(self, graph: Graph) -> bool:
         return graph.links is not None and graph.name == "signed"

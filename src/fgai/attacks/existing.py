@@ -79,8 +79,8 @@ class FeaturePGD(Attack):
             project=lambda point, box: point.clamp_(-budget.radius, budget.radius),
         )
         spec = SearchSpec(space=ball, optimiser="sign", rate=budget.step_size, steps=budget.steps)
-        result = judge.climb(change, start, spec, box, moves="delta")
-        ledger.note(result)
+        result = judge.climb(change, start, spec, box, variable="delta")
+        ledger.add(result)
         yield GraphChange(rows=rows, delta=result.features)
 
 
@@ -97,8 +97,8 @@ class DICE(Attack):
     """
 
     name = "dice"
-    chooses = True
-    removes = True
+    targets_depend_on_model = True
+    removes_edges = True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger

@@ -64,15 +64,15 @@ class PGDInjection(RandomInjection):
         (noise,) = super().candidates(graph, nodes, generator, judge, ledger)
         assert noise.endpoints is not None
         yield noise
-        spec = self.search()
+        spec = self.search_spec()
         restart = ledger.steps // max(1, spec.steps)
         change, start = self.begin(graph, nodes, generator, restart, noise)
         start = box.middle.expand(len(noise.endpoints), -1) if start is None else start.clamp(*box)
         result = judge.climb(change, start, spec, box)
-        ledger.note(result)
+        ledger.add(result)
         yield GraphChange(endpoints=change.endpoints, features=result.features)
 
-    def search(self) -> SearchSpec:
+    def search_spec(self) -> SearchSpec:
         """Return how the features climb: the budget's steps and step size."""
         return SearchSpec(space="box", optimiser="sign", rate=self.budget.step_size, steps=self.budget.steps)
 
@@ -80,7 +80,7 @@ class PGDInjection(RandomInjection):
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, restart: int, noise: GraphChange
     ) -> tuple[GraphChange, Tensor | None]:
         """Return the change whose features move in a restart, and the start; None for the box's middle."""
-        return noise, None if restart == 0 and self.search().steps > 0 else noise.features
+        return noise, None if restart == 0 and self.search_spec().steps > 0 else noise.features
 
 
 class FGSMInjection(PGDInjection):
@@ -91,7 +91,7 @@ class FGSMInjection(PGDInjection):
 
     name = "fgsm-injection"
 
-    def search(self) -> SearchSpec:
+    def search_spec(self) -> SearchSpec:
         """Return one step of half the box's width."""
         return SearchSpec(space="box", optimiser="sign", rate=1.0, steps=1)
 
@@ -103,8 +103,8 @@ class AdaptiveInjection(PGDInjection):
     graph, so restarts differ in where the new nodes are joined and in the features they begin with:
 
     1. endpoints at random, features from the middle of the box: as `PGDInjection`;
-    2. the same endpoints, features from the average of the endpoints' own (a disguise);
-    3. endpoints out of one neighbourhood each, in disguise;
+    2. the same endpoints, features from the average of the endpoints' own;
+    3. endpoints out of one neighbourhood each, features from the average of the endpoints' own;
     4. endpoints out of one neighbourhood each, features from random noise; and so on in turn.
 
     The gradients are the model's own, through whatever it does to the graph.
@@ -122,11 +122,11 @@ class AdaptiveInjection(PGDInjection):
             change = GraphChange(endpoints=near)
         if turn in (1, 2):
             assert change.endpoints is not None
-            return change, _disguise(graph, change.endpoints)
+            return change, _mean_of_endpoints(graph, change.endpoints)
         return change, None if restart == 0 else noise.features
 
 
-def _disguise(graph: Graph, endpoints: Tensor) -> Tensor:
+def _mean_of_endpoints(graph: Graph, endpoints: Tensor) -> Tensor:
     """Return [M, F]: the average features of the nodes that each new node is joined to."""
     assert graph.features is not None
     rows, positions = torch.unique(endpoints, return_inverse=True)

@@ -52,8 +52,8 @@ class PRBCD(Attack):
     """
 
     name = "prbcd"
-    chooses = True
-    removes = True
+    targets_depend_on_model = True
+    removes_edges = True
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class PRBCD(Attack):
     def _search(self, flips: _Flips, judge: Judge, ledger: Ledger) -> Tensor:
         """Return the flipped pairs [2, K] as positions among the targets."""
         attack = _pyg_attack(
-            _Bridge(flips, judge, ledger),
+            _FlipObjective(flips, judge, ledger),
             self.block_size,
             epochs=self.budget.steps,
             epochs_resampling=max(1, round(FIRST * self.budget.steps)),
@@ -97,7 +97,7 @@ class PRBCD(Attack):
             max_final_samples=FINAL_SAMPLES,
         )
         try:
-            with _single_by_default():
+            with _float32_by_default():
                 like = torch.zeros(flips.nodes.numel(), 1, device=flips.nodes.device)
                 _, result = attack.attack(like, flips.inside, torch.zeros(0), self.budget.edges)
         except RuntimeError as error:
@@ -145,7 +145,7 @@ class _Flips:
         return self.perturbation(changed[:, changed[0] < changed[1]]).apply(self.graph)[0]
 
 
-class _Bridge(nn.Module):
+class _FlipObjective(nn.Module):
     """What PyG's attack takes for a model: weighted pairs in, the attacker's objective out."""
 
     def __init__(self, flips: _Flips, judge: Judge, ledger: Ledger) -> None:
@@ -168,7 +168,7 @@ class _Bridge(nn.Module):
 
 
 @contextmanager
-def _single_by_default() -> Iterator[None]:
+def _float32_by_default() -> Iterator[None]:
     """Let PyG's draws, which name no dtype, be float32 whatever torch's default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -211,10 +211,10 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
         observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:
 
-        def weighed(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            return _weighed(graph.keys, weight, attention, source, destination)
+        def reweighted(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+            return _reweighted(graph.keys, weight, attention, source, destination)
 
-        observation = observe(model, graph, grad=True, perturb=weighed)
+        observation = observe(model, graph, grad=True, perturb=reweighted)
     layers = []
     for layer in observation.attention:
         own = _look_up(layer.keys, graph.keys, weight).to(layer.values.dtype).clamp(min=TINY)
@@ -222,7 +222,9 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
     return observation.logits, AttentionMap(tuple(layers))
 
 
-def _weighed(keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+def _reweighted(
+    keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor
+) -> Tensor:
     """Put the weights [K] of edges with sorted `keys` [K] on attention [E, H]: w_e a_e · (Σ a) / (Σ w a).
 
     A node all of whose edges have weight 0 gets zeros, like one without edges.

@@ -33,7 +33,7 @@ class Task(ABC):
         scores: by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or
             `class_auc`, `link_auc`, `link_precision`); headline first.
         selected_by: the score that chooses the epoch to keep; None for accuracy.
-        steady: every epoch sees the same graph, so its training steps can be captured.
+        fixed_graph: every epoch sees the same graph, so its training steps can be captured.
         row_per_node: row i of the logits is the vector a model gives node i, unchanged.
         row_per_graph: a row belongs to a small graph, whose nodes a model pools, with a budget of its own.
         needs_links: rows are the pairs in `graph.links`.
@@ -49,7 +49,7 @@ class Task(ABC):
     rows_are: ClassVar[str]
     scores: ClassVar[Mapping[str, str]]
     selected_by: ClassVar[str | None] = None
-    steady: ClassVar[bool] = True
+    fixed_graph: ClassVar[bool] = True
     row_per_node: ClassVar[bool] = False
     row_per_graph: ClassVar[bool] = False
     needs_links: ClassVar[bool] = False

@@ -33,7 +33,7 @@ class LinkTask(Task):
     rows_are: ClassVar[str] = "links"
     scores: ClassVar[Mapping[str, str]] = {"roc_auc": "link_auc", "average_precision": "link_precision"}
     selected_by: ClassVar[str | None] = "roc_auc"
-    steady: ClassVar[bool] = False
+    fixed_graph: ClassVar[bool] = False
     needs_links: ClassVar[bool] = True
     linear_read_out: ClassVar[str] = "product"
     split_function: ClassVar[str] = "fgai.datasets.link_split"

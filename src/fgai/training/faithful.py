@@ -224,7 +224,7 @@ class Faithful(FaithfulRecipe):
 
     def draw(self, epoch: int) -> Drawn | None:
         """Return the endpoints of every ascent step and the ramp; the kind says which terms are due."""
-        return self._drawn(epoch) if task_of(self.graph).steady else None
+        return self._drawn(epoch) if task_of(self.graph).fixed_graph else None
 
     def _drawn(self, epoch: int) -> Drawn:
         due, risen = self._due(epoch)

@@ -68,7 +68,7 @@ class Adversarial(Vanilla):
 
     def draw(self, epoch: int) -> Drawn | None:
         """Return the endpoints of the adversary's nodes."""
-        if not self.task.steady:
+        if not self.task.fixed_graph:
             return None
         return Drawn("step", {"endpoints": self.adversary.draw(self._generator(epoch))})
 

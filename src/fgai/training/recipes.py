@@ -48,7 +48,7 @@ class Vanilla(Recipe):
 
     def draw(self, epoch: int) -> Drawn | None:
         """Nothing, where every epoch sees the same graph."""
-        return Drawn("step") if self.task.steady else None
+        return Drawn("step") if self.task.fixed_graph else None
 
     def replayed(self, model: nn.Module, drawn: Drawn) -> Iterator[dict[str, Tensor]]:
         """See `parts`: every epoch is the same."""
@@ -56,7 +56,7 @@ class Vanilla(Recipe):
 
     def batch(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
         """Return the graph of an epoch, the training rows of its logits and their labels."""
-        if self.task.steady:
+        if self.task.fixed_graph:
             return self.graph, self.train_nodes, self.train_y
         generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch) ^ 0x1B873593)
         graph = self.task.epoch(self.graph, generator)

@@ -17,7 +17,7 @@ from fgai.attention import call_model, evaluating, observe
 from fgai.divergence import tvd
 from fgai.errors import BudgetError, DivergenceError, ReliabilityWarning, collected, warn
 from fgai.graph import Graph
-from fgai.metrics import NOTHING, overlap, sharpness
+from fgai.metrics import UNIFORM_SHARPNESS, overlap, sharpness
 from fgai.progress import stage
 from fgai.tasks import task_of
 from fgai.training.resume import history_of
@@ -199,7 +199,7 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
         return None
     values = [sharpness(layer.heads(), layer.rowptr) for layer in theirs]
     most = max((value for value in values if value == value), default=0.0)
-    if most <= NOTHING:
+    if most <= UNIFORM_SHARPNESS:
         return None
     one, two = (attention.layers[values.index(most)] for attention in (ours, theirs))
     kept = overlap(two.ranking(), one.ranking(), one.rowptr, TOP)

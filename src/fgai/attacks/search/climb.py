@@ -195,7 +195,7 @@ class _Climb:
             progress.advance(climbs)
         with torch.no_grad():
             features = self.features(self.point)
-            self._note(features, *self.score(self.site.view(features)))
+            self._note(features, *self.score(self.site.run(features)))
         numbers = torch.stack([self.damage, self.loss, self.steepest], dim=1).tolist()
         rows = zip(self.best, numbers, self.point, self.curve.T, strict=True)
         return [
@@ -216,7 +216,7 @@ class _Climb:
     def _step(self) -> None:
         moving = self.point.detach().requires_grad_()
         features = self.features(moving)
-        loss, damage = self.score(self.site.view(features))
+        loss, damage = self.score(self.site.run(features))
         gradient = torch.zeros_like(self.point)
         if loss.requires_grad:
             (gradient,) = torch.autograd.grad(loss.sum(), moving, materialize_grads=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fgai.metrics import NOTHING
+from fgai.metrics import UNIFORM_SHARPNESS
 from fgai.training.targets import layer_sharpness
 from fgai.training.terms.base import StepContext, Term, add_up, first_rows
 
@@ -28,4 +28,6 @@ sharpness = Term("sharpness", _flatter, on="clean", weight=1.0)  # a metric has 
 def _flattening(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
     """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
     pairs = zip(now, before, strict=True)
-    return add_up([(KEPT - one / two).clamp(min=0) if two > NOTHING else one * 0 for one, two in pairs])
+    return add_up(
+        [(KEPT - one / two).clamp(min=0) if two > UNIFORM_SHARPNESS else one * 0 for one, two in pairs]
+    )
