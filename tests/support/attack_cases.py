@@ -27,7 +27,6 @@ from fgai.attacks import (
     Budget,
     EnsembleInjection,
     FeaturePGD,
-    FGSMInjection,
     NaturalInjection,
     PGDInjection,
     RandomEdges,
@@ -64,7 +63,6 @@ SHORT_MEMBERS = tuple(member for member in PREDICTION_MEMBERS if member.name in 
 INJECTION = Budget(nodes=3, edges=4, steps=4, step_size=0.25, restarts=2)
 BUDGETS: dict[type[Attack], Budget] = {
     RandomInjection: INJECTION,
-    FGSMInjection: INJECTION,
     PGDInjection: INJECTION,
     RandomEdges: Budget(edges=7),
     FeaturePGD: Budget(rows=0.3, radius=0.2, steps=4, step_size=0.06, restarts=2),
@@ -88,7 +86,7 @@ MODELS = (*ATTENTION, "gcn")
 RECIPES = ("vanilla", "layer-norm", "adversarial", "faithful", *DEFENCES)
 OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
 UNSEARCHED = (RandomInjection, RandomEdges, DICE)
-START_FROM_NOISE = (PGDInjection, FGSMInjection, TDGIA, AdaptiveInjection)
+START_FROM_NOISE = (PGDInjection, TDGIA, AdaptiveInjection)
 """Injections whose first candidate is what `RandomInjection` draws."""
 
 

@@ -17,7 +17,6 @@ from fgai.attacks import (
     AdaptiveInjection,
     Attack,
     Budget,
-    FGSMInjection,
     PGDInjection,
     RandomEdges,
     RandomInjection,
@@ -49,7 +48,7 @@ BUDGETS: dict[type[Attack], Budget] = {
     **attack_cases.BUDGETS,
     RandomEdges: Budget(edges=2),
 }
-INJECTIONS = (RandomInjection, FGSMInjection, PGDInjection, AdaptiveInjection, *attack_cases.REPORTED)
+INJECTIONS = (RandomInjection, PGDInjection, AdaptiveInjection, *attack_cases.REPORTED)
 for kind in INJECTIONS:
     BUDGETS[kind] = replace(attack_cases.BUDGETS[kind], nodes=2, edges=3)
 TINY = Threat("tiny", PGDInjection, BUDGETS[PGDInjection], "2 nodes × 3 edges")

@@ -20,7 +20,8 @@ from fgai.graph.fields import Links
 from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.sparse import edge_keys
-from fgai.tasks import TASKS, link_logits, negative_pairs, take_graphs, task_of
+from fgai.tasks import TASKS, link_logits, negative_pairs, task_of
+from fgai.tasks.batch import _take_graphs
 from fgai.training import FaithfulSettings, labelled
 from fgai.training.faithful import Faithful
 from support import task_cases as cases
@@ -149,7 +150,7 @@ class TestGraphTask:
         whole = cases.batch_of_graphs(sparse=sparse)
         assert whole.batch is not None and whole.graph_y is not None and whole.features is not None
         rows = torch.tensor([2, 7, 19])
-        part = take_graphs(whole, rows)
+        part = _take_graphs(whole, rows)
         assert part.batch is not None and part.graph_y is not None and part.features is not None
         assert part.graph_y.tolist() == whole.graph_y[rows].tolist()
         assert part.features.is_sparse == sparse

@@ -304,8 +304,8 @@ def _warn_if_masked(evolved: SearchResult, climbed: Sequence[SearchResult]) -> N
     most = max((one.damage for one in climbed), default=0.0)
     if evolved.damage > most + MASKED:
         text = (
-            f"a search without gradients did more damage ({evolved.damage:.3f}) than every climb ({most:.3f}):"
-            " the model masks its gradients, so these numbers do not show robustness"
+            f"a search without gradients did more damage ({evolved.damage:.3f}) than every climb"
+            f" ({most:.3f}): the model masks its gradients, so these numbers do not show robustness"
         )
         warn(ReliabilityWarning("masked-gradients", text))
 

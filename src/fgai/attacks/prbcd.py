@@ -15,14 +15,13 @@ from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import AttentionMap, adapter_of, observe
-from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
-from fgai.objectives import Loss, Objective
 from fgai.progress import current_stage
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
 
+BLOCK = 20_000  # pairs in a block, or 20 for each edge of the budget
 FINAL_SAMPLES = 10  # sets of flips drawn at the end from the weights, besides the heaviest ones
 FIRST = 0.8  # share of the steps in which the block is still drawn anew
 TINY = 1e-12  # smallest weight and row sum that is divided by
@@ -45,7 +44,6 @@ class PRBCD(Attack):
         budget: `edges` counts flips; `nodes` must be 0.
         objective: a name or a callable.
         k: size of the explanation, for the explanation objectives.
-        block_size: pairs in the block, more than `edges`; None takes 20,000 or 20 · edges.
 
     Reference: Geisler et al., Robustness of Graph Neural Networks at Scale, NeurIPS 2021, as implemented in
     `torch_geometric.contrib`. Its options live in one dictionary shared by all instances; ours has its own.
@@ -54,19 +52,6 @@ class PRBCD(Attack):
     name = "prbcd"
     targets_depend_on_model = True
     removes_edges = True
-
-    def __init__(
-        self,
-        budget: Budget,
-        objective: str | Objective | Loss = "prediction",
-        *,
-        k: int = 5,
-        block_size: int | None = None,
-    ) -> None:
-        super().__init__(budget, objective, k=k)
-        if block_size is not None:
-            at_least(block_size, "block_size", budget.edges + 1, "the block must be larger than the budget")
-        self.block_size = block_size or max(20_000, 20 * budget.edges)
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
@@ -90,7 +75,7 @@ class PRBCD(Attack):
         """Return the flipped pairs [2, K] as positions among the targets."""
         attack = _pyg_attack(
             _FlipObjective(flips, judge, ledger),
-            self.block_size,
+            max(BLOCK, 20 * self.budget.edges),
             epochs=self.budget.steps,
             epochs_resampling=max(1, round(FIRST * self.budget.steps)),
             lr=self.budget.step_size,

@@ -53,7 +53,7 @@ class ValueInjection(_DamageAttack):
         budget: nodes, edges and targets; its `steps`, where not 0, are those of each climb.
         objective: as for every attack.
         k: size of the explanation.
-        feature_attack: the attack by features; all members of the ensemble at the seed's endpoints by default.
+        feature_attack: the attack by features; by default the ensemble at the seed's endpoints.
     """
 
     name = "value-injection"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,36 +39,36 @@ _HEADLINE_RULE = "cover"  # endpoints at which explanations are compared
 _RANDOM = "random"
 
 
+@dataclass(eq=False)
 class _Run:
     """One evaluation; `original` is the graph as the task views it, `graph` is prepared for the model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        original: Graph,
-        graph: Graph,
-        vanilla: nn.Module | None,
-        k: int,
-        seed: int,
-        targets: str,
-        on_step: Callable[[str], None] | None = None,
-    ) -> None:
-        self.model, self.original, self.graph, self.vanilla_model = model, original, graph, vanilla
-        self.k, self.seed, self.targets, self.on_step = k, seed, targets, on_step
-        self.task = task_of(graph)
-        self.headline = self.task.headline_for(graph)
-        self.rows = self.task.rows(graph, targets)
+    model: nn.Module
+    original: Graph
+    graph: Graph
+    vanilla_model: nn.Module | None
+    k: int
+    seed: int
+    targets: str
+    on_step: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.task = task_of(self.graph)
+        self.headline = self.task.headline_for(self.graph)
+        self.rows = self.task.rows(self.graph, self.targets)
         self.results: dict[str, AttackResult] = {}
 
     def measure(
         self,
         threat: Threat,
+        meter: Meter,
+        *,
         explanation_attack: bool,
         curves: bool,
         nulls: bool,
         per_node: bool,
-        meter: Meter,
     ) -> dict[str, Any]:
+        """Attack and measure the model; return the parts of its record that come of it."""
         attack = self._attack(threat, "prediction")
         self._observe()
         meter.lap("clean")
@@ -76,11 +77,9 @@ class _Run:
         if explanation_attack:
             # A threat that follows no gradients, or has its own objective: both attacks are the same one.
             same = not attack.follows_gradients or threat.objective is not None
-            attacked["explanation"] = (
-                attacked["prediction"]
-                if same
-                else self._run(self._attack(threat, "explanation"), "explanation")
-            )
+            attacked["explanation"] = attacked["prediction"]
+            if not same:
+                attacked["explanation"] = self._run(self._attack(threat, "explanation"), "explanation")
             meter.lap("explanation attack")
         views = self._views(attacked, curves)
         classes = [views.logits[name][self.rows].argmax(1) for name in ("clean", "attacked")]
@@ -90,20 +89,16 @@ class _Run:
         if nulls:
             out["null"] = {kind: _null_row(views.with_null(kind, self.seed)) for kind in metrics.NULLS}
             meter.lap("null rows")
-        ledgers = {}
-        for name in attacked:
-            one = self.results.get(name, result)
-            ledgers[name] = {
-                "value": one.value,
-                "start": one.start,
-                "noise": one.noise,
-                **one.ledger.to_dict(),
-            }
+        runs = {name: self.results.get(name, result) for name in attacked}
+        ledgers = {
+            name: {"value": run.value, "start": run.start, "noise": run.noise, **run.ledger.to_dict()}
+            for name, run in runs.items()
+        }
         return {
-            "metrics": out,
-            "ledgers": ledgers,
+            "threat": {"name": threat.name, "budget": plain(attack.budget.to_dict())},
+            "metrics": plain(out),
+            "ledgers": plain(ledgers),
             "per_node": _node_arrays(views) if per_node else {},
-            "budget": plain(attack.budget.to_dict()),
         }
 
     def _observe(self) -> None:
@@ -174,7 +169,7 @@ class _Run:
             target=self.task.labels(self.graph),
             rows=self.rows,
             k=self.k,
-            measured=self.task.measured(self.graph, self.targets),
+            measured=self.task.row_of(self.graph) if self.task.row_per_node else self.rows,
             model=self.model,
             curves=curves,
             attacks=attacked,

@@ -148,10 +148,6 @@ class Task(ABC):
         """
         return {}
 
-    def measured(self, graph: Graph, targets: str) -> Tensor:
-        """The rows whose change under attack is measured: those of `targets`."""
-        return self.rows(graph, targets)
-
 
 def _node_mask(graph: Graph, targets: str) -> Tensor | None:
     """Bool [N] of a part of the split, or None where the graph has none."""
@@ -203,10 +199,6 @@ class NodeTask(Task):
 
     def row_of(self, graph: Graph) -> Tensor:
         """The node's own."""
-        return torch.arange(graph.num_nodes, device=graph.device)
-
-    def measured(self, graph: Graph, targets: str) -> Tensor:
-        """All nodes: an attack on some moves others too."""
         return torch.arange(graph.num_nodes, device=graph.device)
 
 

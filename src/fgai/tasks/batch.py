@@ -42,7 +42,7 @@ class GraphTask(Task):
     def view(self, graph: Graph, targets: str) -> Graph:
         """The small graphs of a part alone."""
         rows = self.rows(graph, targets)
-        return graph if rows.numel() == graph.num_graphs else take_graphs(graph, rows)
+        return graph if rows.numel() == graph.num_graphs else _take_graphs(graph, rows)
 
     def count(self, graph: Graph) -> int:
         """G."""
@@ -99,8 +99,7 @@ def _batch_of(graph: Graph) -> Tensor:
     return graph.batch
 
 
-@typed
-def take_graphs(graph: Graph, rows: Tensor) -> Graph:
+def _take_graphs(graph: Graph, rows: Tensor) -> Graph:
     """Return a batch of the small graphs with these numbers [R], in their old order.
 
     Raises:
