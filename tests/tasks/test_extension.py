@@ -76,7 +76,7 @@ class SignTask(LinkTask):
     def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:
         return graph
 
-    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+    def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         return {"signs": values[:, self._links(graph).pairs[0, rows]]}
 
     def _links(self, graph: Graph) -> Links:

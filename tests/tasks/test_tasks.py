@@ -131,7 +131,7 @@ class TestLinkTask:
         nodes = torch.zeros(graph.num_nodes, dtype=torch.bool)
         nodes[[3, 8]] = True
         expected = [bool(nodes[a] or nodes[b]) for a, b in graph.links.pairs.t().tolist()]
-        assert task_of(graph).reached(graph, nodes).tolist() == expected
+        assert task_of(graph).rows_predicted_from(graph, nodes).tolist() == expected
         ends = {node for pair in graph.links.pairs[:, graph.links.rows("test")].t().tolist() for node in pair}
         assert task_of(graph).nodes(graph, "test").tolist() == sorted(ends)
 

@@ -31,8 +31,8 @@ from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.typed import typed
 
-SINGLE_USES = 3
-"""Plans for partial passes that served one pass only, after which a judge makes full passes."""
+MOST_SINGLE_USES = 3
+"""A plan for partial passes costs time: after so many plans used once only, a judge makes full passes."""
 
 
 @typed
@@ -119,7 +119,7 @@ class Judge:
     vanilla: nn.Module | None = None
     on_step: Callable[[str], None] | None = None
     _last: tuple[SeenEdges, _InjectionSite, Score] | None = None
-    _single: int = 0
+    _single_uses: int = 0
     _work: float = 0.0
     _trace: list[Tensor] = field(default_factory=list)  # read at the end: each read would stall the device
 
@@ -145,9 +145,13 @@ class Judge:
     def site(self, change: GraphChange) -> _InjectionSite:
         """Return the model as a function of features at the edges of a change; the last one is reused."""
         if self._last is None or not self._last[0].same(change):
-            if self._last is not None and self._single < SINGLE_USES:
-                self._single = self._single + 1 if self._last[1].passes < 2 else 0
-            ready = self.recompute if _sums_rows(self.objective) and self._single < SINGLE_USES else None
+            if self._last is not None and self._single_uses < MOST_SINGLE_USES:
+                self._single_uses = self._single_uses + 1 if self._last[1].passes < 2 else 0
+            ready = (
+                self.recompute
+                if _sums_rows(self.objective) and self._single_uses < MOST_SINGLE_USES
+                else None
+            )
             reads = self.objective.reads
             site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
             self._last = SeenEdges(change), site, _value_at(site, self.objective)

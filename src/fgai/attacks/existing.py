@@ -85,7 +85,7 @@ class FeaturePGD(Attack):
 
 
 class DICE(Attack):
-    """Random edges between target nodes of one class go, edges between classes come, half of each.
+    """Removes random edges between target nodes of one class and adds edges between classes, half of each.
 
     The labels are those an attacker at test time can have: the true ones of training nodes, the clean model's
     predictions everywhere else. Where fewer edges join equals than half the budget, the rest is spent on new

@@ -19,7 +19,6 @@ from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.progress import current_stage
 from fgai.sparse import edge_keys, key_ends
-from fgai.typed import typed
 
 BLOCK = 20_000  # pairs in a block, or 20 for each edge of the budget
 FINAL_SAMPLES = 10  # sets of flips drawn at the end from the weights, besides the heaviest ones
@@ -27,14 +26,13 @@ FIRST = 0.8  # share of the steps in which the block is still drawn anew
 TINY = 1e-12  # smallest weight and row sum that is divided by
 
 
-@typed
 class PRBCD(Attack):
-    """Edges between target nodes that come or go, by projected randomised block coordinate descent.
+    """Edges between target nodes added or removed, by projected randomised block coordinate descent.
 
-    Every pair of targets may be flipped. A random block of pairs carries weights p in [0, 1], an edge that
-    may come is there by p and one that may go by 1 - p; the weights climb the objective, are projected onto
-    Σ p <= edges, and light pairs are drawn anew. Weights enter attention as log-weights on the score. At the
-    end the weights are rounded: what is judged has whole edges.
+    Every pair of targets may be flipped. A random block of pairs has weights p in [0, 1]: a new edge has
+    weight p, an edge of the graph 1 - p. The weights climb the objective and are projected onto Σ p <= edges;
+    pairs of small weight are drawn anew. Weights enter attention as log-weights on the score. At the end they
+    are rounded, so the graph that is judged has whole edges.
 
     The memory on top of a forward pass grows with the block, not with the number of pairs. `steps` are the
     gradient steps, `step_size` is the rate in PyG's scale (it multiplies that by edges / targets), and

@@ -37,7 +37,7 @@ CLIMBS = {
 }
 STARTS = ("contained", "uniform", "corners")
 INSIDE = 0.02
-"""How far from a corner a climb that begins there stands: at it, tanh is flat."""
+"""Distance from the corner at which a climb from a corner begins: at the corner itself, tanh is flat."""
 
 
 @typed

@@ -132,7 +132,7 @@ def evaluate(
         device=torch.cuda.get_device_name(graph.device) if graph.device.type == "cuda" else str(graph.device),
         seconds=meter.seconds(),
         peak_memory=meter.peak_memory(),
-        warnings=reliability.entries(notes),
+        warnings=reliability.warning_entries(notes),
         provenance=provenance(model, about["fingerprint"], command="fgai.evaluate", seed=seed),
         **measured,
     )

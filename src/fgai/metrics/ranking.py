@@ -99,7 +99,7 @@ def _item_overlaps(views: Views, pair: AttentionPair, *, chance: bool = False) -
     """
     task, values = task_of(views.graph), []
     for layer, by_node in zip(pair.layers, pair.overlap, strict=True):
-        starts = task.ranked_together(views.graph, layer.rowptr)
+        starts = task.edge_groups(views.graph, layer.rowptr)
         degree = layer.rowptr.diff()
         if chance:
             edges = (degree if starts is None else starts.diff()).double()
@@ -112,7 +112,7 @@ def _item_overlaps(views: Views, pair: AttentionPair, *, chance: bool = False) -
             values.append(overlap_per_node(before, after, starts, pair.k))
     return {
         name: views.by_layer([mean_over(row) for row in by_layer])
-        for name, by_layer in task.explained(torch.stack(values), views.graph, views.rows).items()
+        for name, by_layer in task.explanation_values(torch.stack(values), views.graph, views.rows).items()
     }
 
 

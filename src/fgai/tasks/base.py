@@ -100,7 +100,7 @@ class Task(ABC):
         )
 
     @abstractmethod
-    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def rows_predicted_from(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Bool [rows]: what is predicted from at least one of `nodes` (bool [N])."""
 
     @abstractmethod
@@ -136,14 +136,14 @@ class Task(ABC):
         """
         return nodes
 
-    def ranked_together(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
+    def edge_groups(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
         """[R+1] where the edges ranked together begin; None where every node ranks its own."""
         return None
 
-    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+    def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """Turn values of neighbourhoods [L, N] into those of explanations of `rows` [T], [L, ·] by kind.
 
-        `values` are per range of edges where `ranked_together` names some. Nothing is returned where the
+        `values` are per range of edges where `edge_groups` names some. Nothing is returned where the
         explanation of a row is that of its node.
         """
         return {}
@@ -193,7 +193,7 @@ class NodeTask(Task):
         """The nodes' classes."""
         return graph.y
 
-    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def rows_predicted_from(self, graph: Graph, nodes: Tensor) -> Tensor:
         """The nodes themselves."""
         return nodes
 

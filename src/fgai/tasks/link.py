@@ -81,7 +81,7 @@ class LinkTask(Task):
         """The ends of the pairs of a part."""
         return _links_of(graph).ends(targets)
 
-    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def rows_predicted_from(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Pairs of which at least one end is among `nodes`."""
         return nodes[_links_of(graph).pairs].any(0)
 
@@ -117,7 +117,7 @@ class LinkTask(Task):
             return _link_scores(nodes, links, decoder)
         return nodes if graph.links is None else link_logits(nodes, graph.links.pairs, decoder)
 
-    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+    def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """`links` and other `pairs`: the mean of the two ends, those without a value left out."""
         links = _links_of(graph)
         scores, truth = values[:, links.pairs[:, rows]].nanmean(1), links.y[rows]
