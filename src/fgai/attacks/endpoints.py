@@ -23,7 +23,7 @@ from fgai.ops import aggregate
 from fgai.sparse.valid import check_index
 from fgai.typed import typed
 
-NEAR, FAR = 0.9, 0.1
+DEGREE_WEIGHT, ROOT_WEIGHT = 0.9, 0.1
 """Weights of 1/degree and 1/√(edges · degree) in TDGIA's score."""
 
 
@@ -89,7 +89,7 @@ def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generato
 def _defect_scores(graph: Graph, nodes: Tensor, probability: Tensor, edges: int) -> Tensor:
     """TDGIA's score of nodes [T], of degree d (plus one): (2 + p) (0.9 / d + 0.1 / √(edges · d))."""
     degree = (graph.adjacency.degree[nodes] + (not graph.has_loops)).to(probability)
-    return (2 + probability) * (NEAR / degree + FAR / (edges * degree).sqrt())
+    return (2 + probability) * (DEGREE_WEIGHT / degree + ROOT_WEIGHT / (edges * degree).sqrt())
 
 
 def _batch_endpoints(
@@ -204,11 +204,11 @@ def _greedy_cover(
 
 
 def _defect_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
-    """TDGIA's rule: few neighbours, and a sure vanilla model: see `_defect_scores`."""
+    """TDGIA's rule: few neighbours and a confident vanilla model, see `_defect_scores`."""
     if context.vanilla_logits is None:
         return _random_endpoints(context, generator)
-    sure = context.vanilla_logits[context.nodes].softmax(1).amax(1)
-    score = _defect_scores(context.graph, context.nodes, sure, context.shape[1])
+    confidence = context.vanilla_logits[context.nodes].softmax(1).amax(1)
+    score = _defect_scores(context.graph, context.nodes, confidence, context.shape[1])
     order = score.argsort(descending=True, stable=True)
     return _deal(context.nodes[order[: context.shape[0] * context.shape[1]]].cpu(), context, generator)
 

@@ -22,7 +22,7 @@ from fgai.sparse import edge_keys, key_ends
 
 BLOCK = 20_000  # pairs in a block, or 20 for each edge of the budget
 FINAL_SAMPLES = 10  # sets of flips drawn at the end from the weights, besides the heaviest ones
-FIRST = 0.8  # share of the steps in which the block is still drawn anew
+RESAMPLING_SHARE = 0.8  # share of the steps in which the block is still drawn anew
 TINY = 1e-12  # smallest weight and row sum that is divided by
 
 
@@ -75,7 +75,7 @@ class PRBCD(Attack):
             _FlipObjective(flips, judge, ledger),
             max(BLOCK, 20 * self.budget.edges),
             epochs=self.budget.steps,
-            epochs_resampling=max(1, round(FIRST * self.budget.steps)),
+            epochs_resampling=max(1, round(RESAMPLING_SHARE * self.budget.steps)),
             lr=self.budget.step_size,
             max_final_samples=FINAL_SAMPLES,
         )

@@ -102,7 +102,7 @@ class Views:
         attacks: by what is attacked, `prediction` and `explanation`.
         vanilla: attention of the model it was made from, on the clean graph, or None.
         vanilla_model: that model, or None.
-        sharpest: the layer that is reported as such.
+        sharpest: number of the sharpest layer, of the vanilla model if there is one.
         null: the attention of a null row in place of the model's: one of `NULLS`, else empty.
     """
 

@@ -1,6 +1,7 @@
 """The members of the ensemble: start × space × optimiser × loss × gradient, each a search of its own.
 
-Whose gradient a member climbs is the model's own, one straight through its limits, or a softer model's.
+A member follows the model's own gradient (`true`), one that ignores the clipping of limits (`straight`), or
+that of a copy of the model with a higher temperature (`smooth`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fgai.ops.segments import row_max
 from fgai.typed import typed
 
 SATURATED = 1e-6  # distance to 1 from which the largest attention of a node counts as all there is
-MOST = 0.5  # share of the nodes at which attention must be so for a layer to count as saturated
+SATURATED_SHARE = 0.5  # share of the nodes at which attention must be so for a layer to count as saturated
 LARGEST_TEMPERATURE = 1e8  # the last temperature tried
 # Parameters and linear maps a layer's scores are linear in, in fgai's layers and PyG's, and their limits.
 SCORE_WEIGHTS = (
@@ -40,7 +41,7 @@ def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
         several = layer.degree > 1
         top = row_max(layer.values.mean(1), layer.rowptr)[several]
         share = float((top > 1 - SATURATED).double().mean()) if top.numel() else 0.0
-        if share > MOST:
+        if share > SATURATED_SHARE:
             return layer.name, share
     return None
 
@@ -49,7 +50,7 @@ def _with_temperature(model: nn.Module, graph: Graph) -> nn.Module | None:
     """Return a copy with all scores divided by a temperature, so that attention is not saturated; else None.
 
     Softmax that gives one neighbour everything has no gradient; that of the same scores, ten or a thousand
-    times smaller, points the way. Points found there are judged on the model itself.
+    times smaller, has one. The points it leads to are judged on the model itself.
     """
     temperature = 10.0
     while temperature <= LARGEST_TEMPERATURE:

@@ -1,4 +1,4 @@
-"""`_InjectionSite`: the attacked model as a function of the values an attack moves, its edges being fixed."""
+"""`_InjectionSite`: the attacked model as a function of the values that an attack changes."""
 
 from __future__ import annotations
 
