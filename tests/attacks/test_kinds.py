@@ -306,8 +306,6 @@ class TestPRBCD:
         model, graph = prepared("gat")
         with pytest.raises(BudgetError, match="must be below 105, the pairs of 15 targets"):
             cases.attack(PRBCD, edges=105).run(model, graph)
-        with pytest.raises(InputError, match="larger than the budget"):
-            PRBCD(Budget(edges=5), block_size=5)
         real = (graph.adjacency.source != graph.adjacency.destination).nonzero().flatten()
         one_way = graph.remove(real[:1])[0]
         everything = one_way.replace(test_mask=None)
