@@ -31,11 +31,11 @@ from fgai.typed import typed
 @typed
 def overlap_layers(pair: AttentionPair) -> dict[str, list[float]]:
     """Top-k overlap of every layer: of all nodes and of touched ones, `mean` with heads averaged first."""
-    values: dict[str, list[float]] = {}
     averaged = [overlap_per_node(p.before, p.after, p.rowptr, pair.k) for p in pair.layers]
-    for name, rows in (("overlap", pair.overlap), ("overlap_mean", averaged)):
-        values[name] = [mean_over(row) for row in rows]
-        if pair.touched is not None:
+    names: dict[str, Sequence[Tensor]] = {"overlap": list(pair.overlap), "overlap_mean": averaged}
+    values = {name: [mean_over(row) for row in rows] for name, rows in names.items()}
+    if pair.touched is not None:
+        for name, rows in names.items():
             values[f"{name}_touched"] = [mean_over(v, t) for v, t in zip(rows, pair.touched, strict=True)]
     return values
 
