@@ -118,7 +118,7 @@ class Ascent(Recipe):
 
     def draw(self, epoch: int) -> Draws | None:
         """Return the seed of the random points."""
-        return self._draw(epoch) if task_of(self.graph).steady else None
+        return self._draw(epoch) if task_of(self.graph).fixed_graph else None
 
     def _draw(self, epoch: int) -> Draws:
         return Draws("step", {"seed": torch.tensor(self._stream(epoch))})

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from statistics import fmean
 from typing import Any
 
-from fgai.metrics import NOTHING
+from fgai.metrics import UNIFORM_SHARPNESS
 from fgai.records import look_up
 
 WHOLE = "all"
@@ -42,11 +42,13 @@ def common(values: Iterable[Mapping[int, float]]) -> frozenset[int]:
 
 
 def flat_layers(metrics: Mapping[str, Any]) -> frozenset[int]:
-    """Return the layers in which the vanilla model's attention is flat to `fgai.metrics.NOTHING`.
+    """Return the layers in which the vanilla model's attention is flat to `fgai.metrics.UNIFORM_SHARPNESS`.
 
     Where every layer is, none is left out. Records of before the vanilla model's sharpness was kept leave out
     none either.
     """
     held = look_up(metrics, "sharpness.vanilla.layers") or []
-    flat = frozenset(layer for layer, value in enumerate(held) if value is not None and value <= NOTHING)
+    flat = frozenset(
+        layer for layer, value in enumerate(held) if value is not None and value <= UNIFORM_SHARPNESS
+    )
     return flat if len(flat) < len(held) else frozenset()

@@ -13,7 +13,7 @@ from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store
 from fgai.attacks import Ledger
 from fgai.errors import CheckpointError
-from fgai.evaluation import by_endpoints
+from fgai.evaluation import damage_by_endpoints
 from fgai.records import look_up
 
 MODELS = ("GAT", "GATv2", "GT")
@@ -295,7 +295,7 @@ def _metrics(evaluation: Mapping[str, Any], path: str) -> Mapping[str, Any] | No
     if metrics is None or not path.startswith("lost.explanation."):
         return metrics
     ledger = evaluation.get("ledgers", {}).get("explanation", {})
-    lost = by_endpoints(Ledger(members=ledger.get("members", []), damages=ledger.get("damages", [])))
+    lost = damage_by_endpoints(Ledger(members=ledger.get("members", []), damages=ledger.get("damages", [])))
     return {"lost": {"explanation": lost}} if lost else metrics
 
 

@@ -13,7 +13,7 @@ from fgai import Graph
 from fgai.attacks import PREDICTION_MEMBERS, Attack, EnsembleInjection, Member
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.evaluation import definition_shares
-from fgai.metrics import NOTHING, overlap, sharpness, task_scores
+from fgai.metrics import UNIFORM_SHARPNESS, overlap, sharpness, task_scores
 from fgai.tasks import task_of
 from fgai.training import labelled_rows
 
@@ -89,7 +89,7 @@ def _kept(model: nn.Module, vanilla: nn.Module, graph: Graph) -> dict[str, dict[
         before.append(sharpness(two.heads(), two.rowptr, nodes=nodes))
         after.append(sharpness(one.heads(), one.rowptr, nodes=nodes))
     top = before.index(max(before))
-    said = [value for value, old in zip(alike, before, strict=True) if old > NOTHING] or alike
+    said = [value for value, old in zip(alike, before, strict=True) if old > UNIFORM_SHARPNESS] or alike
     return {
         "similarity": {"all": sum(said) / len(said), "sharpest": alike[top]},
         "sharpness": {

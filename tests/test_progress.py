@@ -126,5 +126,5 @@ def test_attacks_count_their_steps(kind: type[Attack], watched: Watched) -> None
     with cases.quiet():
         result = attack.run(cases.trained("gat", "vanilla"), cases.tiny_graph())
     label, done, total = watched.seen[-1]
-    assert label == f"{attack.objective.name} attack" and total == attack.allowed_steps
+    assert label == f"{attack.objective.name} attack" and total == attack.max_steps
     assert result.ledger.steps <= done

@@ -8,7 +8,7 @@ from scipy.sparse import csr_matrix
 
 from fgai.attacks import THREATS, AdaptiveInjection, PGDInjection
 from fgai.attacks.endpoints import _near_endpoints
-from fgai.attacks.injection import _disguise
+from fgai.attacks.injection import _mean_of_endpoints
 from fgai.sparse.features import as_features
 from support import attack_cases as cases
 
@@ -35,9 +35,9 @@ def test_disguise_is_the_average_of_the_endpoints() -> None:
     ends = torch.tensor([[3, 7, 9], [7, 1, 2]])
     x = graph.features.to_dense()
     expected = x[ends].mean(1)
-    torch.testing.assert_close(_disguise(graph, ends), expected)
+    torch.testing.assert_close(_mean_of_endpoints(graph, ends), expected)
     sparse = graph.replace(features=as_features(csr_matrix(x.numpy())))
-    torch.testing.assert_close(_disguise(sparse, ends), expected)
+    torch.testing.assert_close(_mean_of_endpoints(sparse, ends), expected)
 
 
 @pytest.mark.parametrize("recipe", cases.first(2, ["vanilla", "gnnguard", "gnn-svd"]))

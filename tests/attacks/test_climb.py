@@ -48,11 +48,11 @@ def test_members_side_by_side_find_what_each_finds_alone(name: str, objective: s
 
 
 class Linear:
-    """A site whose view is the features themselves."""
+    """A site whose output is the features themselves."""
 
     passes = 0
 
-    def view(self, features: torch.Tensor) -> torch.Tensor:
+    def run(self, features: torch.Tensor) -> torch.Tensor:
         self.passes += len(features)
         return features
 

@@ -50,7 +50,7 @@ def test_values_draw_the_same() -> None:
     graph = cases.tiny_graph()
     model = fgai.limit(cases.trained("gat", "vanilla"), graph, 0.0, shrink=0.0)
     budget = Budget(nodes=3, edges=4, steps=3)
-    attack = ValueInjection(budget, k=cases.K, contained=cases.attack(PGDInjection))
+    attack = ValueInjection(budget, k=cases.K, feature_attack=cases.attack(PGDInjection))
     changes = []
     for dtype in DTYPES:
         with default(dtype), cases.quiet():

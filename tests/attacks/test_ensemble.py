@@ -244,7 +244,7 @@ class TestSite:
                 losses = ["entropy", "margin", "reach", "margin"]
                 aim: Any = _damage_at(site, explanation(2), losses) if reads else _ClassScore(site, losses)
                 moving = features.clone().requires_grad_()
-                loss, damage = aim(site.view(moving))
+                loss, damage = aim(site.run(moving))
                 (gradient,) = torch.autograd.grad(loss.sum(), moving)
                 if not reads:
                     loss = loss + out_of_reach(site, aim, losses, labels)
@@ -398,7 +398,7 @@ class TestEndpoints:
 @pytest.mark.parametrize(("name", "size"), [("ensemble", (20, 20)), ("ensemble-strong", (60, 40))])
 def test_threats_by_name(name: str, size: tuple[int, int]) -> None:
     attack = make_attack(name, "explanation", k=3)
-    assert isinstance(attack, EnsembleInjection) and attack.searches
+    assert isinstance(attack, EnsembleInjection) and attack.follows_gradients
     assert attack.objective.reads != "logits"
     assert (attack.budget.nodes, attack.budget.edges) == size
 

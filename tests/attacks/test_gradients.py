@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from fgai.attacks import Budget, EnsembleInjection
-from fgai.attacks.search.members import GRADIENTS, PREDICTION_MEMBERS, Member, _saturated_layer, _softened
+from fgai.attacks.search.members import (
+    GRADIENTS,
+    PREDICTION_MEMBERS,
+    Member,
+    _saturated_layer,
+    _with_temperature,
+)
 from fgai.attention import find_layers, observe, prepared
 from fgai.errors import InputError
 from fgai.training import limit
@@ -36,11 +42,11 @@ def test_a_softer_copy_is_not_saturated(name: str) -> None:
     graph, model = cases.tiny_graph(), sharpened(name, 1e5)
     graph = prepared(model, graph)
     assert _saturated_layer(observe(model, graph, heads="mean").attention) is not None
-    soft = _softened(model, graph)
+    soft = _with_temperature(model, graph)
     assert soft is not None and soft is not model
     assert _saturated_layer(observe(soft, graph, heads="mean").attention) is None
     limited = limit(model, graph, 0.0, shrink=0.0)
-    cooled = _softened(limited, graph)
+    cooled = _with_temperature(limited, graph)
     assert cooled is not None and _saturated_layer(observe(cooled, graph, heads="mean").attention) is None
 
 

@@ -39,11 +39,11 @@ def test_never_weaker_than_the_attack_by_features_it_contains(name: str, objecti
     inner = EnsembleInjection(BUDGET, objective, k=cases.K, rules=("random",), baselines=((4, 0.1, 1),))
     with cases.quiet():
         features = inner.run(model, graph, seed=2)
-        found = ValueInjection(BUDGET, objective, k=cases.K, contained=inner).run(model, graph, seed=2)
-        again = ValueInjection(BUDGET, objective, k=cases.K, contained=inner).run(model, graph, seed=2)
+        found = ValueInjection(BUDGET, objective, k=cases.K, feature_attack=inner).run(model, graph, seed=2)
+        again = ValueInjection(BUDGET, objective, k=cases.K, feature_attack=inner).run(model, graph, seed=2)
     assert max(found.ledger.damages) >= max(features.ledger.damages) - 1e-9
     assert found.ledger.damages == again.ledger.damages
-    allowed = ValueInjection(BUDGET, objective, k=cases.K, contained=inner).allowed_steps
+    allowed = ValueInjection(BUDGET, objective, k=cases.K, feature_attack=inner).max_steps
     assert 0 < found.ledger.steps <= allowed
     entry_values = found.change.entry_values
     assert entry_values is None or bool(((entry_values >= 0) & (entry_values <= 1)).all())
@@ -54,7 +54,7 @@ def test_what_is_reported_is_what_the_model_says() -> None:
     model = limit(cases.trained("gatv2", "vanilla"), graph, 0.0, shrink=0.0)
     plain = PGDInjection(replace(BUDGET, steps=2, step_size=0.1))
     with cases.quiet():
-        found = ValueInjection(BUDGET, contained=plain).run(model, graph, seed=0)
+        found = ValueInjection(BUDGET, feature_attack=plain).run(model, graph, seed=0)
     assert graph.y is not None and graph.test_mask is not None
     logits = call_model(model, found.graph)[: graph.num_nodes]
     wrong = float((logits.argmax(1) != graph.y)[graph.test_mask].double().mean())
@@ -67,7 +67,7 @@ def test_a_voice_beats_features_in_a_tight_box() -> None:
     tight = replace(BUDGET, nodes=4, edges=6, box=(-1e-3, 1e-3), steps=20)
     inner = EnsembleInjection(tight, rules=("random",))
     with cases.quiet():
-        found = ValueInjection(tight, contained=inner).run(model, graph, seed=1)
+        found = ValueInjection(tight, feature_attack=inner).run(model, graph, seed=1)
     assert found.change.entry_values is not None
     assert max(found.ledger.damages) > found.ledger.damages[1]
 
@@ -86,12 +86,12 @@ def test_rows_in_reach_say_what_the_whole_graph_says(name: str) -> None:
         entry_values = torch.rand(3, 2, size, generator=draws).requires_grad_()
         change = GraphChange(endpoints=endpoints, features=features)
         part, whole = (
-            _InjectionSite(model, ready, change, clean, one, reads="logits", moves="entry_values")
+            _InjectionSite(model, ready, change, clean, one, reads="logits", variable="entry_values")
             for one in (recompute, None)
         )
         if part.plan is None:  # a tiny graph is all in reach
             part._set_plan(recompute.plan(change, rows, limit=float("inf")))
-        made, truth = part.view(entry_values), whole.view(entry_values)
+        made, truth = part.run(entry_values), whole.run(entry_values)
         joined = [
             GraphChange(endpoints=endpoints, features=features, entry_values=one) for one in entry_values
         ]

@@ -16,7 +16,7 @@ from fgai.attention import AttentionMap, LayerAttention, observe, prepared, reco
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.metrics import overlap
-from fgai.metrics.views import Compared
+from fgai.metrics.views import AttentionPair
 from fgai.models import GAT, GT, AttentionModel, GATv2
 from fgai.sparse import Features
 from support import attack_cases as cases
@@ -184,7 +184,7 @@ def test_no_injection_reorders_the_first_layer(
     graph = prepared(model, exact)
     clean = observe(model, graph).averaged()
     after = observe(model, injected(graph, seed, new, min(ends, graph.num_nodes), size)).averaged()
-    first = Compared(clean.attention, after.attention, 5).pairs[0]
+    first = AttentionPair(clean.attention, after.attention, 5).layers[0]
     # Not a bit; but GT projects by the processor's own matrix product, whose last bit may depend on the rows.
     last = 8 * torch.finfo(dtype).eps if kind is GT else 0.0
     torch.testing.assert_close(*first.ranks, rtol=last, atol=last)

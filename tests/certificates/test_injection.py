@@ -20,7 +20,7 @@ from fgai.certificates.kernels import mean_bounds
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import overlap_per_node
-from fgai.metrics.views import Compared
+from fgai.metrics.views import AttentionPair
 from fgai.models import GAT, GT, GATv2
 from fgai.sparse import Adjacency
 
@@ -210,7 +210,7 @@ def test_no_injection_reorders_a_certified_explanation(kind: type[Any], where: s
     for seed in range(20):
         node = None if where == "any" else int(listeners[seed % 4])
         after = observe(model, injections(graph, model, 1, node, seed)).averaged().attention
-        for layer, pair in zip(found.layers, Compared(clean, after, 5).pairs, strict=True):
+        for layer, pair in zip(found.layers, AttentionPair(clean, after, 5).layers, strict=True):
             assert layer.certified is not None
             kept = overlap_per_node(*pair.ranks, pair.rowptr, k)
             counted = layer.certified & ~kept.isnan()

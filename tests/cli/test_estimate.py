@@ -73,4 +73,4 @@ def test_passes_are_counted() -> None:
     graph, threat = small_data(), THREATS["standard"]
     attack = make_attack(threat, "prediction")
     plain = evaluation_passes(threat, graph, curves=False, nulls=False)
-    assert plain >= 2 * attack.allowed_steps and evaluation_passes(threat, graph) > plain
+    assert plain >= 2 * attack.max_steps and evaluation_passes(threat, graph) > plain

@@ -11,7 +11,7 @@ from fgai.attacks import Ledger, Threat, weak_search_note
 from fgai.attention import observe
 from fgai.evaluation import EvaluationRecord
 from fgai.evaluation.record import _explanation_table, _prediction_table
-from fgai.evaluation.run import by_endpoints
+from fgai.evaluation.run import damage_by_endpoints
 from fgai.reports.words import attack_words
 from support import attack_cases as cases
 from support.evaluate_cases import THREAT, record_of, tiny_threat, whole_record
@@ -75,8 +75,8 @@ def test_records_of_other_attacks_read_and_print_as_before() -> None:
 def test_noise_has_random_endpoints_in_every_restart() -> None:
     rows = [{"endpoints": rule} for rule in ("random", "cover", "random", "cover")]
     ledger = Ledger(members=rows, damages=[0.9, 0.1, 0.2, 0.3, 0.4, 0.5])
-    assert by_endpoints(ledger) == {"random": 0.9, "cover": 0.5, "chosen": 0.5}
-    assert by_endpoints(Ledger(damages=[0.1, 0.2])) == {}
+    assert damage_by_endpoints(ledger) == {"random": 0.9, "cover": 0.5, "chosen": 0.5}
+    assert damage_by_endpoints(Ledger(damages=[0.1, 0.2])) == {}
 
 
 @pytest.mark.parametrize("attack", ["prediction", "explanation"])

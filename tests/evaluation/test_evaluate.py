@@ -36,7 +36,7 @@ from fgai.errors import FgaiWarning
 from fgai.evaluation import EvaluationRecord, evaluate
 from fgai.graph import Graph
 from fgai.metrics.removal import _fidelity_of_top, _removal_curves, combined
-from fgai.metrics.views import Compared, Views
+from fgai.metrics.views import AttentionPair, Views
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, THREAT, record_of, tiny_threat, whole_record
 
@@ -94,7 +94,7 @@ def test_per_node_values_are_behind_the_means(whole: EvaluationRecord) -> None:
 def test_summaries_of_layers() -> None:
     nan = float("nan")
     views = cast(Views, SimpleNamespace(sharpest=0))
-    assert Views.layered(views, [0.25, nan, 0.75]) == {
+    assert Views.by_layer(views, [0.25, nan, 0.75]) == {
         "layers": [0.25, pytest.approx(nan, nan_ok=True), 0.75],
         "last": 0.75,
         "all": 0.5,
@@ -213,7 +213,7 @@ def test_relabelling_changes_nothing(model: str) -> None:
             observe(network, ready).averaged(),
             observe(network, ready.inject(ends, new)[0]).averaged(),
         )
-        pairs = Compared(before.attention, after.attention, 5).pairs
+        pairs = AttentionPair(before.attention, after.attention, 5).layers
         touched = touched_rows(before.attention, after.attention)
         assert shown.y is not None
         right = before.logits.argmax(1) == shown.y
@@ -239,7 +239,7 @@ def test_attention_that_did_not_move_scores_exactly_zero_and_one() -> None:
         values[edge_map.after] = layer.values[edge_map.before]
         layers.append(LayerAttention.on(attacked.adjacency, values, layer.name))
     after = AttentionMap(tuple(layers))
-    for pair in Compared(before, after, 5).pairs:
+    for pair in AttentionPair(before, after, 5).layers:
         assert metrics.g_jsd(pair.before, pair.after) == 0.0
         assert metrics.overlap(pair.before, pair.after, pair.rowptr, 2) == 1.0
     # By array position, as has been done elsewhere, almost every edge meets another one.

@@ -23,7 +23,7 @@ from fgai.attention import (
 )
 from fgai.graph import Graph
 from fgai.metrics.removal import _predict_without, _removal_curves, combined
-from fgai.metrics.views import Compared
+from fgai.metrics.views import AttentionPair
 from support import attack_cases as cases
 from support.evaluate_cases import KINDS, tiny_threat
 from support.graph_cases import build, edge_sets
@@ -85,7 +85,7 @@ def test_attention_out_of_reach_did_not_move(model: str, kind: str) -> None:
         torch.equal(*pair)
         for pair in zip(touched, touched_rows(before, after, result.change.rows), strict=True)
     )
-    for rows, pair in zip(touched, Compared(before, after, 5).pairs, strict=True):
+    for rows, pair in zip(touched, AttentionPair(before, after, 5).layers, strict=True):
         moved = (pair.before - pair.after).abs() > 1e-6
         ends = torch.repeat_interleave(torch.arange(graph.num_nodes), pair.rowptr.diff())
         assert not bool(moved[~rows[ends]].any())

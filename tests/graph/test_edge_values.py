@@ -15,7 +15,7 @@ import fgai
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.fingerprint import fingerprint
-from fgai.tasks.batch import take_graphs
+from fgai.tasks.batch import _take_graphs
 from support.graph_cases import MAX_NODES, Sample, edge_sets, edge_tensor
 
 Values = dict[tuple[int, int], tuple[float, float]]
@@ -114,7 +114,7 @@ def test_small_graphs_bring_their_values_along() -> None:
         Batch.from_data_list([data.update({"y": torch.tensor([i])}) for i, data in enumerate(pair)])
     )
     assert_values(both, ones | {(3 + a, 3 + b): value for (a, b), value in twos.items()})
-    assert_values(take_graphs(both, torch.tensor([1])), twos)
+    assert_values(_take_graphs(both, torch.tensor([1])), twos)
 
 
 def test_both_directions_of_an_undirected_edge_have_its_values() -> None:

@@ -273,7 +273,7 @@ def test_nulls_are_what_they_say() -> None:
         (lambda w, p: fm.rank_correlation(w, w / 0, p), "`w_other` must be finite"),
         (lambda w, p: removal._edges_to_remove(w, p, 1.5, largest=True), "`fraction` must be between"),
         (lambda w, p: removal._edges_to_remove(w / 0, p, 0.5, largest=True), "`values` must be finite"),
-        (lambda w, p: removal._slope([1.0, 1.0], [0.0, 2.0]), "`x` must vary"),
+        (lambda w, p: fm.f_slope_plus([0.0, 2.0], [1.0, 1.0]), "`fractions` must vary"),
         (lambda w, p: fm.f_slope_plus([1.0, 0.5]), "as long"),
         (lambda w, p: fm.f1(w, torch.ones(5).long()), "`prediction` must be logits"),
         (lambda w, p: fm.accuracy(torch.ones(3, 2), torch.ones(5).long()), "same nodes"),

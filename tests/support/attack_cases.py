@@ -27,7 +27,6 @@ from fgai.attacks import (
     Budget,
     EnsembleInjection,
     FeaturePGD,
-    FGSMInjection,
     NaturalInjection,
     PGDInjection,
     RandomEdges,
@@ -35,7 +34,7 @@ from fgai.attacks import (
     ShortEnsemble,
     ValueInjection,
 )
-from fgai.attacks.base import _ReportedAttack
+from fgai.attacks.base import _DamageAttack
 from fgai.attention import prepared
 from fgai.errors import ReliabilityWarning
 from fgai.graph import Graph
@@ -64,7 +63,6 @@ SHORT_MEMBERS = tuple(member for member in PREDICTION_MEMBERS if member.name in 
 INJECTION = Budget(nodes=3, edges=4, steps=4, step_size=0.25, restarts=2)
 BUDGETS: dict[type[Attack], Budget] = {
     RandomInjection: INJECTION,
-    FGSMInjection: INJECTION,
     PGDInjection: INJECTION,
     RandomEdges: Budget(edges=7),
     FeaturePGD: Budget(rows=0.3, radius=0.2, steps=4, step_size=0.06, restarts=2),
@@ -80,7 +78,7 @@ for threat in THREATS.values():  # a new attack is tested without an entry here
         small = {"nodes": 3, "edges": 4 if threat.budget.nodes else 7, "steps": 4}
         small = {name: min(most, getattr(threat.budget, name)) for name, most in small.items()}
         BUDGETS.setdefault(threat.attack, replace(threat.budget, **small))
-REPORTED = tuple(kind for kind in BUDGETS if issubclass(kind, _ReportedAttack))
+REPORTED = tuple(kind for kind in BUDGETS if issubclass(kind, _DamageAttack))
 """Attacks that choose by what is reported, not by the objective's value."""
 ATTENTION = ("gat", "gatv2", "gt", "pyg")
 """Models whose weights read nothing but the two ends of an edge; GCN's also read degrees."""
@@ -88,7 +86,7 @@ MODELS = (*ATTENTION, "gcn")
 RECIPES = ("vanilla", "layer-norm", "adversarial", "faithful", *DEFENCES)
 OBJECTIVES = ("prediction", "margin", "explanation", "preserving")
 UNSEARCHED = (RandomInjection, RandomEdges, DICE)
-START_FROM_NOISE = (PGDInjection, FGSMInjection, TDGIA, AdaptiveInjection)
+START_FROM_NOISE = (PGDInjection, TDGIA, AdaptiveInjection)
 """Injections whose first candidate is what `RandomInjection` draws."""
 
 

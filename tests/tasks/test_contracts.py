@@ -17,7 +17,6 @@ from fgai.attacks import (
     AdaptiveInjection,
     Attack,
     Budget,
-    FGSMInjection,
     PGDInjection,
     RandomEdges,
     RandomInjection,
@@ -29,7 +28,7 @@ from fgai.attention import evaluating, observe, prepared
 from fgai.certificates import certify_attention
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord, compare, evaluate
-from fgai.metrics import METRICS, Compared, Views
+from fgai.metrics import METRICS, AttentionPair, Views
 from fgai.metrics.ranking import _item_overlaps
 from fgai.reports.build import make_report
 from fgai.reports.page import render
@@ -49,7 +48,7 @@ BUDGETS: dict[type[Attack], Budget] = {
     **attack_cases.BUDGETS,
     RandomEdges: Budget(edges=2),
 }
-INJECTIONS = (RandomInjection, FGSMInjection, PGDInjection, AdaptiveInjection, *attack_cases.REPORTED)
+INJECTIONS = (RandomInjection, PGDInjection, AdaptiveInjection, *attack_cases.REPORTED)
 for kind in INJECTIONS:
     BUDGETS[kind] = replace(attack_cases.BUDGETS[kind], nodes=2, edges=3)
 TINY = Threat("tiny", PGDInjection, BUDGETS[PGDInjection], "2 nodes × 3 edges")
@@ -77,7 +76,7 @@ def test_every_attack_keeps_its_contract(kind: type[Attack], task: str) -> None:
     assert result.ledger.curve != other.ledger.curve
     if kind in attack_cases.REPORTED:
         assert result.ledger.damages[result.ledger.won] == max(result.ledger.damages)
-        assert result.ledger.steps <= attack.allowed_steps
+        assert result.ledger.steps <= attack.max_steps
         for row, damage in result.ledger.proposals():
             assert row is None or row["damage"] == pytest.approx(damage, abs=1e-6), row
     else:
@@ -231,7 +230,7 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
         result = PGDInjection(TINY.budget).run(model, graph, seed=2)
     seen = prepared(model, task_of(graph).view(graph, "test"))
     clean, attacked = (observe(model, g).averaged() for g in (seen, result.graph))
-    compared, rows = Compared(clean.attention, attacked.attention, k), task_of(seen).rows(seen, "test")
+    compared, rows = AttentionPair(clean.attention, attacked.attention, k), task_of(seen).rows(seen, "test")
     pairs = compared.pairs
     views = Views(graph=seen, observations={"clean": clean}, target=None, rows=rows, k=k)
     found = _item_overlaps(views, compared)

@@ -65,7 +65,7 @@ class SignTask(LinkTask):
     rows_are: ClassVar[str] = "signs"
     scores: ClassVar[Mapping[str, str]] = {"accuracy": "accuracy", "roc_auc": "link_auc"}
     selected_by: ClassVar[str | None] = None
-    steady: ClassVar[bool] = True
+    fixed_graph: ClassVar[bool] = True
 
     def fits(self, graph: Graph) -> bool:
         return graph.links is not None and graph.name == "signed"
@@ -76,7 +76,7 @@ class SignTask(LinkTask):
     def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:
         return graph
 
-    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+    def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         return {"signs": values[:, self._links(graph).pairs[0, rows]]}
 
     def _links(self, graph: Graph) -> Links:

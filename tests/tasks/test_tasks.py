@@ -20,7 +20,8 @@ from fgai.graph.fields import Links
 from fgai.metrics import task_scores
 from fgai.models import GAT
 from fgai.sparse import edge_keys
-from fgai.tasks import TASKS, link_logits, negative_pairs, take_graphs, task_of
+from fgai.tasks import TASKS, link_logits, negative_pairs, task_of
+from fgai.tasks.batch import _take_graphs
 from fgai.training import FaithfulSettings, labelled_rows
 from fgai.training.faithful import FaithfulRecipe
 from support import task_cases as cases
@@ -130,7 +131,7 @@ class TestLinkTask:
         nodes = torch.zeros(graph.num_nodes, dtype=torch.bool)
         nodes[[3, 8]] = True
         expected = [bool(nodes[a] or nodes[b]) for a, b in graph.links.pairs.t().tolist()]
-        assert task_of(graph).reached(graph, nodes).tolist() == expected
+        assert task_of(graph).rows_predicted_from(graph, nodes).tolist() == expected
         ends = {node for pair in graph.links.pairs[:, graph.links.rows("test")].t().tolist() for node in pair}
         assert task_of(graph).nodes(graph, "test").tolist() == sorted(ends)
 
@@ -149,7 +150,7 @@ class TestGraphTask:
         whole = cases.batch_of_graphs(sparse=sparse)
         assert whole.batch is not None and whole.graph_y is not None and whole.features is not None
         rows = torch.tensor([2, 7, 19])
-        part = take_graphs(whole, rows)
+        part = _take_graphs(whole, rows)
         assert part.batch is not None and part.graph_y is not None and part.features is not None
         assert part.graph_y.tolist() == whole.graph_y[rows].tolist()
         assert part.features.is_sparse == sparse

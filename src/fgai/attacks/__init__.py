@@ -7,7 +7,6 @@ from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
 from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
 from fgai.attacks.injection import (
     AdaptiveInjection,
-    FGSMInjection,
     PGDInjection,
     RandomInjection,
     draw_features,
@@ -56,7 +55,6 @@ __all__ = [
     "Budget",
     "Clean",
     "EnsembleInjection",
-    "FGSMInjection",
     "FeaturePGD",
     "Judge",
     "Ledger",

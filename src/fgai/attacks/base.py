@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
@@ -32,8 +31,8 @@ from fgai.tasks import task_of
 from fgai.trackers import Tracker
 from fgai.typed import typed
 
-SINGLE_USES = 3
-"""Plans for partial passes that served one pass only, after which a judge makes full passes."""
+MOST_SINGLE_USES = 3
+"""A plan for partial passes costs time: after so many plans used once only, a judge makes full passes."""
 
 
 @typed
@@ -81,7 +80,7 @@ class Ledger:
         each, rows = len(self.members) // restarts, iter(self.members)
         return [(None if i % (each + 1) == 0 else next(rows), d) for i, d in enumerate(self.damages)]
 
-    def note(self, result: SearchResult, member: str = "", rule: str = "random") -> None:
+    def add(self, result: SearchResult, member: str = "", rule: str = "random") -> None:
         """Add the steps of a search and its largest gradient, and a row about the member that searched."""
         self.steps += result.steps
         self.gradient = max(self.gradient, result.gradient)
@@ -120,7 +119,7 @@ class Judge:
     vanilla: nn.Module | None = None
     on_step: Callable[[str], None] | None = None
     _last: tuple[SeenEdges, _InjectionSite, Score] | None = None
-    _single: int = 0
+    _single_uses: int = 0
     _work: float = 0.0
     _trace: list[Tensor] = field(default_factory=list)  # read at the end: each read would stall the device
 
@@ -130,7 +129,7 @@ class Judge:
         self._trace.append(value.detach())
         return value
 
-    def change(self, change: GraphChange) -> Tensor:
+    def value(self, change: GraphChange) -> Tensor:
         """Return the objective after a change of the clean graph, with gradients to its features.
 
         Successive changes with the same edges share work; where that pays, only rows in reach are computed.
@@ -139,16 +138,20 @@ class Judge:
             return self(change.apply(self.graph)[0])
         site = self.site(change)
         assert self._last is not None
-        value = self._last[2](site.at(change))[0].squeeze(0)
+        value = self._last[2](site.run_change(change))[0].squeeze(0)
         self.count(1, site.share, value.detach()[None])
         return value
 
     def site(self, change: GraphChange) -> _InjectionSite:
         """Return the model as a function of features at the edges of a change; the last one is reused."""
         if self._last is None or not self._last[0].same(change):
-            if self._last is not None and self._single < SINGLE_USES:
-                self._single = self._single + 1 if self._last[1].passes < 2 else 0
-            ready = self.recompute if _sums_rows(self.objective) and self._single < SINGLE_USES else None
+            if self._last is not None and self._single_uses < MOST_SINGLE_USES:
+                self._single_uses = self._single_uses + 1 if self._last[1].passes < 2 else 0
+            ready = (
+                self.recompute
+                if _sums_rows(self.objective) and self._single_uses < MOST_SINGLE_USES
+                else None
+            )
             reads = self.objective.reads
             site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
             self._last = SeenEdges(change), site, _value_at(site, self.objective)
@@ -161,28 +164,28 @@ class Judge:
         spec: SearchSpec,
         box: Box,
         *,
-        moves: str = "features",
+        variable: str = "features",
         guide: Objective | None = None,
     ) -> SearchResult:
         """Climb from one start and return the point with the largest value of the objective.
 
-        Forward passes and values are noted here, steps and gradients by the attack (`Ledger.note`).
+        Forward passes and values are noted here, steps and gradients by the attack (`Ledger.add`).
 
         Args:
             change: its edges and rows are fixed.
             start: [M, F] of the values that move, or of the points of the search's space.
             spec: how to climb.
             box: of the values.
-            moves: the field of the change that moves.
+            variable: the field of the change that varies.
             guide: a smoother objective to climb in place of the attack's own.
         """
         site = self.site(change)
-        site.moves, passes = moves, site.passes
+        site.variable, passes = variable, site.passes
         (result,) = climb(site, _value_at(site, self.objective, guide), start[None], [spec], box)
         self.count(site.passes - passes, site.share, result.curve)
         return result
 
-    def look(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
+    def observe(self, change: GraphChange, reads: str = "heads") -> tuple[Tensor, AttentionMap]:
         """Return logits and attention after a change: one full pass, no objective."""
         self.count(1, 1.0)
         return _read_model(self.model, change.apply(self.graph)[0], reads)
@@ -235,22 +238,6 @@ class AttackResult:
     by_rule: dict[str, GraphChange] = field(default_factory=dict)
 
 
-@dataclass
-class _Strongest:
-    """The change with the largest damage so far; of equal ones that with the largest value."""
-
-    change: GraphChange = field(default_factory=GraphChange)
-    damage: float = -math.inf
-    value: float = -math.inf
-
-    def offer(self, change: GraphChange, damage: float, value: float) -> bool:
-        """Take a change if it is stronger, and return whether it is."""
-        stronger = damage > self.damage or (damage == self.damage and value > self.value)
-        if stronger:
-            self.change, self.damage, self.value = change, damage, value
-        return stronger
-
-
 @typed
 class Attack(ABC):
     """An attack with its settings; the data comes with the call.
@@ -263,14 +250,14 @@ class Attack(ABC):
 
     Attributes:
         name: in tables and records.
-        removes: whether edges of the graph go, too.
-        chooses: whether a model's output decides which nodes it attacks.
+        removes_edges: whether it also removes edges of the graph.
+        targets_depend_on_model: whether a model's output decides which nodes it attacks.
         version: of the search; raised when a change of its code makes it find other numbers.
     """
 
     name = "attack"
-    removes = False
-    chooses = False
+    removes_edges = False
+    targets_depend_on_model = False
     version = 1
 
     def __init__(
@@ -285,7 +272,7 @@ class Attack(ABC):
     ) -> Iterator[GraphChange]:
         """Yield candidate changes of one restart; the first is random noise within the budget.
 
-        `judge.change(change)` returns the objective after a change, with gradients to its features;
+        `judge.value(change)` returns the objective after a change, with gradients to its features;
         `judge.clean` holds the output of the model before.
         """
 
@@ -303,17 +290,12 @@ class Attack(ABC):
         return value
 
     @property
-    def searches(self) -> bool:
+    def follows_gradients(self) -> bool:
         """Whether it follows gradients, so that the objective makes a difference."""
         return self.budget.steps > 0
 
     @property
-    def aims(self) -> bool:
-        """Whether it may attack other nodes of another model; otherwise the seed alone decides."""
-        return self.chooses or self.budget.restarts > 1
-
-    @property
-    def allowed_steps(self) -> int:
+    def max_steps(self) -> int:
         """Gradient steps that all restarts may take together."""
         return self.budget.steps * self.budget.restarts
 
@@ -355,11 +337,12 @@ class Attack(ABC):
             self.budget.box_in(low, high)  # raises where there is none
             warn_if_narrow(self.budget.box, low, high)
         ledger, began = Ledger(), perf_counter()
-        best, by_rule, noise = _Strongest(), defaultdict[str, _Strongest](_Strongest), -math.inf
+        strongest: dict[str, tuple[float, float, GraphChange]] = {}  # by rule of endpoints, `""` of all
+        noise = -math.inf
         label = f"{self.objective.name} attack"
-        with evaluating(model, freeze=True), stage(label, self.allowed_steps or None):
+        with evaluating(model, freeze=True), stage(label, self.max_steps or None):
             recompute = None
-            if partial and self.searches and Recompute.fits(model, graph):
+            if partial and self.follows_gradients and Recompute.fits(model, graph):
                 recompute = Recompute(model, graph)
                 logits, attention = recompute.clean_logits, recompute.clean_attention
             else:
@@ -377,58 +360,60 @@ class Attack(ABC):
                     frozen = change.detach()
                     check_budget(frozen, self.budget, graph)
                     with torch.no_grad():
-                        value = float(judge.change(frozen))
+                        value = float(judge.value(frozen))
                     noise = max(noise, value) if index == 0 else noise
                     damage = self.damage(judge, frozen, value)
                     ledger.damages.append(damage)
-                    if best.offer(frozen, damage, value):
-                        ledger.won = len(ledger.damages) - 1
-                    if ledger.rules:
-                        by_rule[ledger.rules[-1]].offer(frozen, damage, value)
-            attacked, edge_map = best.change.apply(graph)
-        if best.value == -math.inf:
+                    for rule in ("", *ledger.rules[-1:]):
+                        if (damage, value) > strongest.get(rule, (-math.inf, -math.inf))[:2]:
+                            strongest[rule] = damage, value, frozen
+                            ledger.won = ledger.won if rule else len(ledger.damages) - 1
+        if not strongest or strongest[""][1] == -math.inf:
             raise InputError(f"the model's output must be finite under some change of {self.name}")
-        if ledger.steps > self.allowed_steps:
-            raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.allowed_steps} in all")
+        if ledger.steps > self.max_steps:
+            raise BudgetError(f"{self.name} took {ledger.steps} steps, allowed {self.max_steps} in all")
         ledger.seconds = perf_counter() - began
         ledger.curve = torch.stack(judge._trace).tolist() if judge._trace else []
         if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
-        strongest = {rule: one.change for rule, one in by_rule.items()}
-        result = AttackResult(attacked, edge_map, best.change, best.value, start, noise, ledger, strongest)
+        _, value, change = strongest.pop("")
+        by_rule = {rule: one for rule, (_, _, one) in strongest.items()}
+        result = AttackResult(*change.apply(graph), change, value, start, noise, ledger, by_rule)
         _warn_if_weak(self, result)
         if tracker is not None:
             _tell(tracker, label, result)
         return result
 
 
-class _ReportedAttack(Attack):
-    """Climbs the objective's loss (for classes, one of `ROW_LOSSES`) and chooses by `Objective.damage`."""
+class _DamageAttack(Attack):
+    """Climbs the loss of the objective (for classes, one of `ROW_LOSSES`) and chooses by its damage."""
 
-    searches = True
+    follows_gradients = True
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
-        return float(self.objective.judged(*judge.look(change), judge.clean))
+        return float(self.objective.judged(*judge.observe(change), judge.clean))
 
-    def predicted(self, judge: Judge) -> Tensor | None:
+    def predicted_classes(self, judge: Judge) -> Tensor | None:
         logits = judge.clean.logits
         return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
 
-    def site(self, judge: Judge, change: GraphChange, moves: str = "features") -> _InjectionSite:
+    def site(self, judge: Judge, change: GraphChange, variable: str = "features") -> _InjectionSite:
         partial = self.objective.classes or self.objective.explanation is not None
         recompute = judge.recompute if partial else None
         reads = self.objective.reads
-        return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, reads, moves)
+        return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, reads, variable)
 
     def climb(
         self, site: _InjectionSite, start: Tensor, specs: Sequence[SearchSpec], box: Box
     ) -> list[SearchResult]:
         return climb(site, _damage_at(site, self.objective, [one.loss for one in specs]), start, specs, box)
 
-    def tried(self, site: _InjectionSite, values: Tensor, losses: Sequence[str]) -> list[tuple[float, float]]:
+    def scores_of(
+        self, site: _InjectionSite, values: Tensor, losses: Sequence[str]
+    ) -> list[tuple[float, float]]:
         """The damage and the loss of each of these values [B, M, F]."""
         with torch.no_grad():
-            loss, damage = _damage_at(site, self.objective, losses)(site.view(values))
+            loss, damage = _damage_at(site, self.objective, losses)(site.run(values))
         return list(zip(damage.tolist(), loss.tolist(), strict=True))
 
 
@@ -444,7 +429,7 @@ def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
 
 
 def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
-    """Say so when a search found nothing: its result is then no evidence of robustness."""
+    """Warn when a search found nothing: its result is then no evidence of robustness."""
     if not result.ledger.steps:
         return
     label = f"{attack.name} ({attack.objective.name})"

@@ -121,13 +121,6 @@ MOST_NODES = 1000
 """New nodes at most in a graph that has fewer itself."""
 
 
-def _is_interval(box: Any) -> bool:
-    """Whether something is two finite numbers, the smaller first."""
-    if not isinstance(box, Sequence) or len(box) != 2 or not all(isinstance(end, Real) for end in box):
-        return False
-    return -math.inf < float(box[0]) < float(box[1]) < math.inf
-
-
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -170,8 +163,11 @@ class Budget:
                 raise BudgetError(f"`{name}` must be finite and not negative, got {value}")
         if self.rows > 1:
             raise BudgetError(f"`rows` is a share of the targets, at most 1, got {self.rows}")
-        if self.box is not None and not _is_interval(self.box):
-            raise BudgetError(f"`box` must be (low, high) with low < high, got {self.box}")
+        if self.box is not None:
+            pair = isinstance(self.box, Sequence) and len(self.box) == 2
+            numbers = pair and all(isinstance(end, Real) for end in self.box)
+            if not numbers or not -math.inf < self.box[0] < self.box[1] < math.inf:
+                raise BudgetError(f"`box` must be (low, high) with low < high, got {self.box}")
         if self.targets not in ("test", "val", "fit"):
             raise BudgetError(f"`targets` must be test, val or fit, got {self.targets!r}")
 

@@ -23,7 +23,7 @@ from fgai.ops import aggregate
 from fgai.sparse.valid import check_index
 from fgai.typed import typed
 
-NEAR, FAR = 0.9, 0.1
+DEGREE_WEIGHT, ROOT_WEIGHT = 0.9, 0.1
 """Weights of 1/degree and 1/√(edges · degree) in TDGIA's score."""
 
 
@@ -86,12 +86,13 @@ def _near_endpoints(graph: Graph, nodes: Tensor, count: int, each: int, generato
     return nodes[(paths + lots / 2).topk(each, dim=0).indices.t()]
 
 
-def _defect_scores(degree: Tensor, probability: Tensor, edges: int) -> Tensor:
-    """TDGIA's score of targets of degree d (plus one), (2 + p) (0.9 / d + 0.1 / √(edges · d)), [T]."""
-    return (2 + probability) * (NEAR / degree + FAR / (edges * degree).sqrt())
+def _defect_scores(graph: Graph, nodes: Tensor, probability: Tensor, edges: int) -> Tensor:
+    """TDGIA's score of nodes [T], of degree d (plus one): (2 + p) (0.9 / d + 0.1 / √(edges · d))."""
+    degree = (graph.adjacency.degree[nodes] + (not graph.has_loops)).to(probability)
+    return (2 + probability) * (DEGREE_WEIGHT / degree + ROOT_WEIGHT / (edges * degree).sqrt())
 
 
-def _defective_endpoints(
+def _batch_endpoints(
     graph: Graph,
     nodes: Tensor,
     logits: Tensor,
@@ -107,25 +108,24 @@ def _defective_endpoints(
     size, edges = shape
     label = clean[nodes].argmax(1)
     probability = logits[nodes].softmax(1).gather(1, label[:, None]).squeeze(1)
-    degree = (graph.adjacency.degree[nodes] + (not graph.has_loops)).to(probability)
-    score = _defect_scores(degree, probability, edges)
+    score = _defect_scores(graph, nodes, probability, edges)
     shuffled = torch.randperm(nodes.numel(), generator=generator).to(nodes.device)
     best = shuffled[score[shuffled].argsort(descending=True, stable=True)][: size * edges]
     best = best[torch.randperm(best.numel(), generator=generator).to(nodes.device)]
-    dealt = best[label[best].argsort(stable=True)]
-    return nodes[dealt].view(edges, size).t().contiguous()
+    best = best[label[best].argsort(stable=True)]
+    return nodes[best].view(edges, size).t().contiguous()
 
 
 @dataclass(frozen=True, eq=False)
 class _EndpointContext:
-    """The input of a rule; `logits`, `attacked` and `labels` are None where a row is a link or a graph."""
+    """The input of a rule; logits and `labels` are None where a row is a link or a graph."""
 
     graph: Graph  # prepared, clean
     nodes: Tensor  # [P] that may be joined
     rows: Tensor  # [T] nodes whose predictions are attacked
-    logits: Tensor | None  # [N, C] of the vanilla model on the clean graph
+    vanilla_logits: Tensor | None  # [N, C] of the vanilla model on the clean graph
     shape: tuple[int, int]  # new nodes, and edges of each
-    attacked: Tensor | None = None  # [N, C] logits of the attacked model on the clean graph
+    attacked_logits: Tensor | None = None  # [N, C] of the attacked model on the clean graph
     labels: Tensor | None = None  # [N] the class every node should have
 
 
@@ -144,20 +144,20 @@ def _cover_endpoints(context: _EndpointContext, generator: torch.Generator) -> T
     where every endpoint next to u covers a part 2/d_u of it. Endpoints are taken one after the other, the
     best first, and dealt out so that each new node gets targets of one predicted class.
     """
-    return _covering(torch.ones(len(context.rows), dtype=torch.float64), context, generator)
+    return _cover_rows(torch.ones(len(context.rows), dtype=torch.float64), context, generator)
 
 
 def _weakest_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Greedy cover of the targets closest to a wrong prediction: weights exp(−3 · margin), 0 where wrong."""
-    if context.attacked is None or context.labels is None:
+    if context.attacked_logits is None or context.labels is None:
         return _random_endpoints(context, generator)
-    share = context.attacked[context.rows].double().softmax(1)
+    share = context.attacked_logits[context.rows].double().softmax(1)
     own = share.gather(1, context.labels[context.rows, None]).squeeze(1)
     best = share.scatter(1, context.labels[context.rows, None], -1.0).amax(1)
-    return _covering(torch.where(own > best, (-3 * (own - best)).exp(), 0.0), context, generator)
+    return _cover_rows(torch.where(own > best, (-3 * (own - best)).exp(), 0.0), context, generator)
 
 
-def _covering(weights: Tensor, context: _EndpointContext, generator: torch.Generator) -> Tensor:
+def _cover_rows(weights: Tensor, context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Return the endpoints of a greedy cover of the attacked rows with these weights [T]."""
     adjacency, nodes = context.graph.adjacency, context.graph.num_nodes
     weight, allowed = np.zeros(nodes), np.zeros(nodes, dtype=np.bool_)
@@ -165,12 +165,12 @@ def _covering(weights: Tensor, context: _EndpointContext, generator: torch.Gener
     allowed[context.nodes.cpu().numpy()] = True
     pointers, source = (t.cpu().numpy() for t in (adjacency.rowptr, adjacency.source))
     count = min(context.shape[0] * context.shape[1], context.nodes.numel())
-    chosen = torch.from_numpy(_cover(pointers, source, weight, allowed, count))
-    return _dealt(chosen, context, generator)
+    chosen = torch.from_numpy(_greedy_cover(pointers, source, weight, allowed, count))
+    return _deal(chosen, context, generator)
 
 
 @compiled
-def _cover(
+def _greedy_cover(
     rowptr: np.ndarray, source: np.ndarray, weight: np.ndarray, allowed: np.ndarray, count: int
 ) -> np.ndarray:
     """Take the allowed node that is worth most, `count` times; an endpoint covers 2/d_u of a neighbour u."""
@@ -204,20 +204,20 @@ def _cover(
 
 
 def _defect_endpoints(context: _EndpointContext, generator: torch.Generator) -> Tensor:
-    """TDGIA's rule: few neighbours, and a sure vanilla model: see `_defect_scores`."""
-    if context.logits is None:
+    """TDGIA's rule: few neighbours and a confident vanilla model, see `_defect_scores`."""
+    if context.vanilla_logits is None:
         return _random_endpoints(context, generator)
-    sure = context.logits[context.nodes].softmax(1).amax(1)
-    degree = (context.graph.adjacency.degree[context.nodes] + (not context.graph.has_loops)).to(sure)
-    order = _defect_scores(degree, sure, context.shape[1]).argsort(descending=True, stable=True)
-    return _dealt(context.nodes[order[: context.shape[0] * context.shape[1]]].cpu(), context, generator)
+    confidence = context.vanilla_logits[context.nodes].softmax(1).amax(1)
+    score = _defect_scores(context.graph, context.nodes, confidence, context.shape[1])
+    order = score.argsort(descending=True, stable=True)
+    return _deal(context.nodes[order[: context.shape[0] * context.shape[1]]].cpu(), context, generator)
 
 
-def _dealt(chosen: Tensor, context: _EndpointContext, generator: torch.Generator) -> Tensor:
+def _deal(chosen: Tensor, context: _EndpointContext, generator: torch.Generator) -> Tensor:
     """Deal endpoints to rows, those of one predicted class together; too few are filled up at random."""
     count, each = context.shape
-    if context.logits is not None:
-        label = context.logits.argmax(1).cpu()[chosen]
+    if context.vanilla_logits is not None:
+        label = context.vanilla_logits.argmax(1).cpu()[chosen]
         chosen = chosen[label.argsort(stable=True)]
     missing = count * each - chosen.numel()
     device = context.nodes.device

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.attacks.base import Judge, Ledger, _ReportedAttack
+from fgai.attacks.base import Judge, Ledger, _DamageAttack
 from fgai.attacks.budget import Budget
 from fgai.attacks.endpoints import RULES, _EndpointContext
 from fgai.attacks.injection import PGDInjection, draw_features
@@ -25,8 +25,8 @@ from fgai.attacks.search.members import (
     Member,
     _batches,
     _saturated_layer,
-    _softened,
     _StartContext,
+    _with_temperature,
 )
 from fgai.attacks.search.scores import Score, _damage_at
 from fgai.attacks.search.site import _InjectionSite, _read_model
@@ -39,14 +39,14 @@ from fgai.recompute import Recompute
 from fgai.typed import typed
 
 MASKED = 0.01
-"""How much more damage a search without gradients may do before gradients are called masked."""
+"""How much more damage a search without gradients may do before a warning of masked gradients."""
 EVOLUTION = "evolution"
 BASELINE = "plain sign"
 POPULATION, GENERATIONS = 16, 12
 SPREAD, RATE = 0.7, 0.5
 GAIN = 6.0
 """How hard mixtures of the evolution are pushed towards corners of the box."""
-PLAIN = ((10, 0.1, 1), (50, 0.05, 3))
+BASELINES = ((10, 0.1, 1), (50, 0.05, 3))
 """Steps, step size and restarts of `standard` and `strong`."""
 SHORT = ("sign", "momentum", "adam small margin", "adam others", "adam others reach", "straight momentum")
 """Names of the members of `ShortEnsemble`, for both objectives."""
@@ -54,7 +54,7 @@ SHORT_RULES = ("random", "cover", "weakest")
 
 
 @typed
-class EnsembleInjection(_ReportedAttack):
+class EnsembleInjection(_DamageAttack):
     """New nodes, searched for by all members at all sets of endpoints; the change with most damage counts.
 
     The ledger's `members` has the result of each at each set of endpoints.
@@ -65,12 +65,12 @@ class EnsembleInjection(_ReportedAttack):
         k: size of the explanation.
         members: the searches; None takes those of the objective.
         rules: names from `RULES`: where new nodes are joined.
-        baselines: steps, step size and restarts of plain attacks (`PGDInjection`), which are tried as they
-            are, so that the ensemble is never weaker than those of the paper's columns.
+        baselines: steps, step size and restarts of `PGDInjection`s that run as they are, so that the
+            ensemble is never weaker than the paper's attacks.
     """
 
     name = "ensemble-injection"
-    chooses = True
+    targets_depend_on_model = True
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class EnsembleInjection(_ReportedAttack):
         k: int = 5,
         members: Sequence[Member] | None = None,
         rules: Sequence[str] = tuple(RULES),
-        baselines: Sequence[tuple[int, float, int]] = PLAIN,
+        baselines: Sequence[tuple[int, float, int]] = BASELINES,
     ) -> None:
         super().__init__(budget, objective, k=k)
         if any(not isinstance(one, tuple) or len(one) != 3 for one in baselines):
@@ -111,17 +111,17 @@ class EnsembleInjection(_ReportedAttack):
         }
 
     @property
-    def allowed_steps(self) -> int:
+    def max_steps(self) -> int:
         """Steps of all members at all sets of endpoints."""
         climbed = sum(member.steps for member in self.members) * len(self.rules)
-        plain = sum(baseline.allowed_steps for baseline in self.baselines)
+        plain = sum(baseline.max_steps for baseline in self.baselines)
         return (climbed + plain) * self.budget.restarts
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the worst point of every member at every set of endpoints."""
-        box, predicted = self.budget.feature_box(graph), self.predicted(judge)
+        box, predicted = self.budget.feature_box(graph), self.predicted_classes(judge)
         _warn_if_saturated(judge.clean)
         useful = {name: fits(judge.model, judge.clean.attention) for name, fits in GRADIENTS.items()}
         members = [member for member in self.members if useful[member.gradient]]
@@ -131,7 +131,7 @@ class EnsembleInjection(_ReportedAttack):
                 noise = draw_features(graph, endpoints.shape[0], self.budget.noise_box(graph), generator)
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=noise)
-                yield from self._plain(graph, nodes, generator, judge, ledger)
+                yield from self._run_baselines(graph, nodes, generator, judge, ledger)
             context = _StartContext(graph, endpoints, predicted, box, f"{generator.initial_seed()} {rule}")
             if donates:
                 context = replace(context, donated=self._donated(judge, context))
@@ -139,19 +139,21 @@ class EnsembleInjection(_ReportedAttack):
             results = self._search(members, rule, context, site, judge, ledger)
             if index == 0:
                 judge.announce(f"{rule} endpoints: {EVOLUTION}")
-                free = _evolved(site, _damage_at(site, self.objective, [DONOR.loss] * POPULATION), context)
-                ledger.note(free, EVOLUTION, rule)
-                _warn_if_masked(free, results)
-                results.append(free)
+                evolved = _evolution_search(
+                    site, _damage_at(site, self.objective, [DONOR.loss] * POPULATION), context
+                )
+                ledger.add(evolved, EVOLUTION, rule)
+                _warn_if_masked(evolved, results)
+                results.append(evolved)
             judge.count(site.passes, site.share)
             for result in results:
                 ledger.rules.append(rule)
                 yield GraphChange(endpoints=endpoints, features=result.features)
 
-    def _plain(
+    def _run_baselines(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
     ) -> Iterator[GraphChange]:
-        """Yield the results of plain attacks, restart by restart with the draws they have by themselves."""
+        """Yield what each baseline finds, restart by restart, with the random numbers it has by itself."""
         for baseline in self.baselines:
             own, budget = Ledger(), baseline.budget
             for restart in range(budget.restarts):
@@ -163,7 +165,7 @@ class EnsembleInjection(_ReportedAttack):
                 assert change.features is not None
                 numbers = (damage, 0.0, own.gradient, budget.steps)
                 seconds = perf_counter() - began
-                ledger.note(SearchResult(change.features, *numbers, seconds=seconds), BASELINE)
+                ledger.add(SearchResult(change.features, *numbers, seconds=seconds), BASELINE)
                 ledger.rules.append("random")
                 yield change
 
@@ -205,7 +207,7 @@ class EnsembleInjection(_ReportedAttack):
             with through(judge.model):
                 climbed = search(batch, context, site)
             for member, result in zip(batch, climbed, strict=True):
-                ledger.note(result, member.name, rule)
+                ledger.add(result, member.name, rule)
             results += climbed
         return results
 
@@ -220,13 +222,13 @@ class EnsembleInjection(_ReportedAttack):
         self, batch: Sequence[Member], context: _StartContext, site: _InjectionSite
     ) -> list[SearchResult]:
         """Climb a softer copy of the model, and judge its worst points on the model itself."""
-        soft = _softened(site.model, context.graph)
+        soft = _with_temperature(site.model, context.graph)
         if soft is None:
             return self._climbs([replace(member, steps=0) for member in batch], context, site)
         with evaluating(soft, freeze=True):
             results = self._climbs(batch, context, self._site_of(soft, context, site.clean))
         features = torch.stack([one.features for one in results])
-        scores = self.tried(site, features, [member.loss for member in batch])
+        scores = self.scores_of(site, features, [member.loss for member in batch])
         return [replace(one, damage=d, loss=loss) for one, (d, loss) in zip(results, scores, strict=True)]
 
     def _site_of(self, model: nn.Module, context: _StartContext, attacked: Clean) -> _InjectionSite:
@@ -265,7 +267,7 @@ def _prototypes(context: _StartContext, generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> SearchResult:
+def _evolution_search(site: _InjectionSite, score: Score, context: _StartContext) -> SearchResult:
     """Return the worst features an evolution strategy finds; if worse than the climbs', gradients are masked.
 
     Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. The
@@ -281,7 +283,7 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
         noise[POPULATION // 2 :] = -noise[: POPULATION // 2]
         mixed = (mean + SPREAD * noise).to(basis)
         features = context.box.features(torch.tanh(GAIN * mixed @ basis))
-        loss, damage = score(site.view(features))
+        loss, damage = score(site.run(features))
         scores = list(zip(damage.tolist(), loss.tolist(), strict=True))
         winner = max(range(POPULATION), key=lambda i: scores[i])
         if scores[winner] > top:
@@ -293,17 +295,17 @@ def _evolved(site: _InjectionSite, score: Score, context: _StartContext) -> Sear
     return SearchResult(best, *top, seconds=perf_counter() - began)
 
 
-def _warn_if_masked(free: SearchResult, climbed: Sequence[SearchResult]) -> None:
+def _warn_if_masked(evolved: SearchResult, climbed: Sequence[SearchResult]) -> None:
     """Warn of climbs with zero gradients, and of climbs weaker than the search without gradients."""
-    blind = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
-    if blind:
-        text = f"{blind} of {len(climbed)} climbs had gradients of exactly zero, so they searched at random"
+    zero = sum(one.steps > 0 and one.gradient == 0.0 for one in climbed)
+    if zero:
+        text = f"{zero} of {len(climbed)} climbs had gradients of exactly zero, so they searched at random"
         warn(ReliabilityWarning("zero-gradient", text))
     most = max((one.damage for one in climbed), default=0.0)
-    if free.damage > most + MASKED:
+    if evolved.damage > most + MASKED:
         text = (
-            f"a search without gradients did more damage ({free.damage:.3f}) than every climb ({most:.3f}):"
-            " the model masks its gradients, so these numbers do not show robustness"
+            f"a search without gradients did more damage ({evolved.damage:.3f}) than every climb"
+            f" ({most:.3f}): the model masks its gradients, so these numbers do not show robustness"
         )
         warn(ReliabilityWarning("masked-gradients", text))
 
@@ -334,13 +336,6 @@ class ShortEnsemble(EnsembleInjection):
     def __init__(
         self, budget: Budget, objective: str | Objective | Loss = "prediction", *, k: int = 5
     ) -> None:
-        reads = Objective.of(objective, k).reads
-        members = PREDICTION_MEMBERS if reads == "logits" else EXPLANATION_MEMBERS
-        super().__init__(
-            replace(budget, steps=budget.steps or 100),
-            objective,
-            k=k,
-            members=[member for member in members if member.name in SHORT],
-            rules=SHORT_RULES,
-            baselines=PLAIN[:1],
-        )
+        budget = replace(budget, steps=budget.steps or 100)
+        super().__init__(budget, objective, k=k, rules=SHORT_RULES, baselines=BASELINES[:1])
+        self.members = tuple(member for member in self.members if member.name in SHORT)

@@ -79,13 +79,13 @@ class FeaturePGD(Attack):
             project=lambda point, box: point.clamp_(-budget.radius, budget.radius),
         )
         spec = SearchSpec(space=ball, optimiser="sign", rate=budget.step_size, steps=budget.steps)
-        result = judge.climb(change, start, spec, box, moves="delta")
-        ledger.note(result)
+        result = judge.climb(change, start, spec, box, variable="delta")
+        ledger.add(result)
         yield GraphChange(rows=rows, delta=result.features)
 
 
 class DICE(Attack):
-    """Random edges between target nodes of one class go, edges between classes come, half of each.
+    """Removes random edges between target nodes of one class and adds edges between classes, half of each.
 
     The labels are those an attacker at test time can have: the true ones of training nodes, the clean model's
     predictions everywhere else. Where fewer edges join equals than half the budget, the rest is spent on new
@@ -97,8 +97,8 @@ class DICE(Attack):
     """
 
     name = "dice"
-    chooses = True
-    removes = True
+    targets_depend_on_model = True
+    removes_edges = True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger

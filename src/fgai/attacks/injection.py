@@ -12,23 +12,14 @@ from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import LARGEST, Box
 from fgai.attacks.endpoints import _near_endpoints, draw_endpoints
 from fgai.attacks.search.climb import SearchSpec
-from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.typed import typed
 
 
 @typed
-def draw_features(
-    graph: Graph, count: int, box: Box | tuple[float, float], generator: torch.Generator
-) -> Tensor:
-    """Return [count, F] features drawn uniformly from the box, one interval for all or one for each."""
+def draw_features(graph: Graph, count: int, box: Box, generator: torch.Generator) -> Tensor:
+    """Return [count, F] features drawn uniformly from the box, as `Budget.noise_box` returns one."""
     checks.whole(count, "count", 0, LARGEST)
-    dtype = graph.features.dtype if graph.features is not None else torch.float32
-    if not isinstance(box, Box):
-        if len(box) != 2:
-            raise InputError(f"`box` must be (low, high), got {box!r}")
-        low, high = (checks.real_number(end, "box") for end in box)
-        box = Box.of(low, high, torch.zeros(graph.num_features, dtype=dtype, device=graph.device))
     noise = torch.rand(count, graph.num_features, generator=generator, dtype=torch.float32).to(box.low)
     return (box.low + (box.high - box.low) * noise).clamp(*box)
 
@@ -52,6 +43,7 @@ class PGDInjection(RandomInjection):
 
     The climb of the first restart begins at the middle of the box, from which every corner is within reach;
     later restarts begin at random. The best point counts, so more steps never make the attack weaker.
+    With `Budget(steps=1, step_size=1.0)` it is FGSM: one step, from the middle to a corner.
     """
 
     name = "pgd-injection"
@@ -64,36 +56,20 @@ class PGDInjection(RandomInjection):
         (noise,) = super().candidates(graph, nodes, generator, judge, ledger)
         assert noise.endpoints is not None
         yield noise
-        spec = self.search()
+        budget = self.budget
+        spec = SearchSpec(space="box", optimiser="sign", rate=budget.step_size, steps=budget.steps)
         restart = ledger.steps // max(1, spec.steps)
         change, start = self.begin(graph, nodes, generator, restart, noise)
         start = box.middle.expand(len(noise.endpoints), -1) if start is None else start.clamp(*box)
         result = judge.climb(change, start, spec, box)
-        ledger.note(result)
+        ledger.add(result)
         yield GraphChange(endpoints=change.endpoints, features=result.features)
-
-    def search(self) -> SearchSpec:
-        """Return how the features climb: the budget's steps and step size."""
-        return SearchSpec(space="box", optimiser="sign", rate=self.budget.step_size, steps=self.budget.steps)
 
     def begin(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, restart: int, noise: GraphChange
     ) -> tuple[GraphChange, Tensor | None]:
         """Return the change whose features move in a restart, and the start; None for the box's middle."""
-        return noise, None if restart == 0 and self.search().steps > 0 else noise.features
-
-
-class FGSMInjection(PGDInjection):
-    """New nodes whose features take one signed gradient step, from the middle of the box to a corner.
-
-    The budget must allow one step; its step size is not read.
-    """
-
-    name = "fgsm-injection"
-
-    def search(self) -> SearchSpec:
-        """Return one step of half the box's width."""
-        return SearchSpec(space="box", optimiser="sign", rate=1.0, steps=1)
+        return noise, None if restart == 0 and self.budget.steps > 0 else noise.features
 
 
 class AdaptiveInjection(PGDInjection):
@@ -103,8 +79,8 @@ class AdaptiveInjection(PGDInjection):
     graph, so restarts differ in where the new nodes are joined and in the features they begin with:
 
     1. endpoints at random, features from the middle of the box: as `PGDInjection`;
-    2. the same endpoints, features from the average of the endpoints' own (a disguise);
-    3. endpoints out of one neighbourhood each, in disguise;
+    2. the same endpoints, features from the average of the endpoints' own;
+    3. endpoints out of one neighbourhood each, features from the average of the endpoints' own;
     4. endpoints out of one neighbourhood each, features from random noise; and so on in turn.
 
     The gradients are the model's own, through whatever it does to the graph.
@@ -122,11 +98,11 @@ class AdaptiveInjection(PGDInjection):
             change = GraphChange(endpoints=near)
         if turn in (1, 2):
             assert change.endpoints is not None
-            return change, _disguise(graph, change.endpoints)
+            return change, _mean_of_endpoints(graph, change.endpoints)
         return change, None if restart == 0 else noise.features
 
 
-def _disguise(graph: Graph, endpoints: Tensor) -> Tensor:
+def _mean_of_endpoints(graph: Graph, endpoints: Tensor) -> Tensor:
     """Return [M, F]: the average features of the nodes that each new node is joined to."""
     assert graph.features is not None
     rows, positions = torch.unique(endpoints, return_inverse=True)

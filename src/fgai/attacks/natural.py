@@ -8,22 +8,22 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from fgai.attacks.base import Judge, Ledger, _ReportedAttack
+from fgai.attacks.base import Judge, Ledger, _DamageAttack
 from fgai.attacks.budget import Box, Budget
 from fgai.attacks.endpoints import draw_endpoints
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
-from fgai.attacks.search.members import _StartContext, _strangers
+from fgai.attacks.search.members import _nodes_of_other_classes, _StartContext
 from fgai.attacks.search.site import _InjectionSite
 from fgai.attacks.threats import Threat, register_threat
 from fgai.graph import Graph, GraphChange
 
-MODELS = 12  # real nodes that a new one may be made of
-SURE = 4.0  # logarithm of how much likelier the copy a climb begins at is than the others
+SOURCES = 12  # real nodes that a new one may be made of
+COPY_LOGIT = 4.0  # log-weight at which a climb begins of the node it copies; 0 of the others
 CLIMBS = {"from equal parts": "margin", "from copies": "margin", "from mixtures": "reach"}
 """The loss of each climb: from equal parts, from the worst copies, from the worst mixtures."""
 
 
-class NaturalInjection(_ReportedAttack):
+class NaturalInjection(_DamageAttack):
     """New nodes whose features are those of real nodes of other classes, or mixtures of a few of them.
 
     Every new node lies in the convex hull of a few real ones, x = Σ_c softmax(θ)_c x_c, so a detector of
@@ -35,7 +35,7 @@ class NaturalInjection(_ReportedAttack):
     name = "natural-injection"
 
     @property
-    def allowed_steps(self) -> int:
+    def max_steps(self) -> int:
         """Steps of all climbs of all restarts."""
         return self.budget.steps * self.budget.restarts * len(CLIMBS)
 
@@ -50,12 +50,12 @@ class NaturalInjection(_ReportedAttack):
         noise = graph.features.select(drawn.to(graph.device))
         yield GraphChange(endpoints=endpoints, features=noise)
         site = self.site(judge, GraphChange(endpoints=endpoints))
-        context = _StartContext(graph, endpoints, self.predicted(judge), box)
-        pool = graph.features.select(_strangers(context, MODELS, generator).flatten())
-        pool = pool.view(endpoints.shape[0], MODELS, graph.num_features)
+        context = _StartContext(graph, endpoints, self.predicted_classes(judge), box)
+        pool = graph.features.select(_nodes_of_other_classes(context, SOURCES, generator).flatten())
+        pool = pool.view(endpoints.shape[0], SOURCES, graph.num_features)
         judge.announce("copies and mixtures of real nodes")
         for name, result in self._searched(site, box, pool, generator):
-            ledger.note(result, name)
+            ledger.add(result, name)
             yield GraphChange(endpoints=endpoints, features=result.features)
         judge.count(site.passes, site.share)
 
@@ -64,18 +64,18 @@ class NaturalInjection(_ReportedAttack):
     ) -> Iterator[tuple[str, SearchResult]]:
         """Search by copies, random mixtures and climbs; points are log-weights [M, C] of `pool` [M, C, F]."""
         count = pool.shape[0]
-        shares = torch.rand(MODELS, count, MODELS, generator=generator, dtype=torch.float32)
+        shares = torch.rand(SOURCES, count, SOURCES, generator=generator, dtype=torch.float32)
         shares = shares.clamp(min=1e-6).log().neg().to(pool)
         shares = shares / shares.sum(2, keepdim=True)  # exponential over their sum: uniform on the simplex
-        copies = torch.eye(MODELS, device=pool.device, dtype=pool.dtype)[:, None].expand(-1, count, -1)
+        copies = torch.eye(SOURCES, device=pool.device, dtype=pool.dtype)[:, None].expand(-1, count, -1)
         starts = [torch.zeros_like(copies[0])]
         for name, weights in (("copies", copies), ("mixtures", shares)):
             began = perf_counter()
             features = torch.einsum("bmc,mcf->bmf", weights, pool)
-            scores = self.tried(site, features, ["margin"] * MODELS)
-            worst = max(range(MODELS), key=scores.__getitem__)
+            scores = self.scores_of(site, features, ["margin"] * SOURCES)
+            worst = max(range(SOURCES), key=scores.__getitem__)
             best = weights[worst]
-            starts.append(SURE * best if name == "copies" else best.clamp(min=1e-6).log())
+            starts.append(COPY_LOGIT * best if name == "copies" else best.clamp(min=1e-6).log())
             yield name, SearchResult(features[worst], *scores[worst], seconds=perf_counter() - began)
         mixture = _Space(
             start=lambda point, box: point,

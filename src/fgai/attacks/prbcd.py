@@ -15,27 +15,24 @@ from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import AttentionMap, adapter_of, observe
-from fgai.checks import at_least
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
-from fgai.objectives import Loss, Objective
 from fgai.progress import current_stage
 from fgai.sparse import edge_keys, key_ends
-from fgai.typed import typed
 
+BLOCK = 20_000  # pairs in a block, or 20 for each edge of the budget
 FINAL_SAMPLES = 10  # sets of flips drawn at the end from the weights, besides the heaviest ones
-FIRST = 0.8  # share of the steps in which the block is still drawn anew
+RESAMPLING_SHARE = 0.8  # share of the steps in which the block is still drawn anew
 TINY = 1e-12  # smallest weight and row sum that is divided by
 
 
-@typed
 class PRBCD(Attack):
-    """Edges between target nodes that come or go, by projected randomised block coordinate descent.
+    """Edges between target nodes added or removed, by projected randomised block coordinate descent.
 
-    Every pair of targets may be flipped. A random block of pairs carries weights p in [0, 1], an edge that
-    may come is there by p and one that may go by 1 - p; the weights climb the objective, are projected onto
-    Σ p <= edges, and light pairs are drawn anew. Weights enter attention as log-weights on the score. At the
-    end the weights are rounded: what is judged has whole edges.
+    Every pair of targets may be flipped. A random block of pairs has weights p in [0, 1]: a new edge has
+    weight p, an edge of the graph 1 - p. The weights climb the objective and are projected onto Σ p <= edges;
+    pairs of small weight are drawn anew. Weights enter attention as log-weights on the score. At the end they
+    are rounded, so the graph that is judged has whole edges.
 
     The memory on top of a forward pass grows with the block, not with the number of pairs. `steps` are the
     gradient steps, `step_size` is the rate in PyG's scale (it multiplies that by edges / targets), and
@@ -45,28 +42,14 @@ class PRBCD(Attack):
         budget: `edges` counts flips; `nodes` must be 0.
         objective: a name or a callable.
         k: size of the explanation, for the explanation objectives.
-        block_size: pairs in the block, more than `edges`; None takes 20,000 or 20 · edges.
 
     Reference: Geisler et al., Robustness of Graph Neural Networks at Scale, NeurIPS 2021, as implemented in
     `torch_geometric.contrib`. Its options live in one dictionary shared by all instances; ours has its own.
     """
 
     name = "prbcd"
-    chooses = True
-    removes = True
-
-    def __init__(
-        self,
-        budget: Budget,
-        objective: str | Objective | Loss = "prediction",
-        *,
-        k: int = 5,
-        block_size: int | None = None,
-    ) -> None:
-        super().__init__(budget, objective, k=k)
-        if block_size is not None:
-            at_least(block_size, "block_size", budget.edges + 1, "the block must be larger than the budget")
-        self.block_size = block_size or max(20_000, 20 * budget.edges)
+    targets_depend_on_model = True
+    removes_edges = True
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
@@ -89,15 +72,15 @@ class PRBCD(Attack):
     def _search(self, flips: _Flips, judge: Judge, ledger: Ledger) -> Tensor:
         """Return the flipped pairs [2, K] as positions among the targets."""
         attack = _pyg_attack(
-            _Bridge(flips, judge, ledger),
-            self.block_size,
+            _FlipObjective(flips, judge, ledger),
+            max(BLOCK, 20 * self.budget.edges),
             epochs=self.budget.steps,
-            epochs_resampling=max(1, round(FIRST * self.budget.steps)),
+            epochs_resampling=max(1, round(RESAMPLING_SHARE * self.budget.steps)),
             lr=self.budget.step_size,
             max_final_samples=FINAL_SAMPLES,
         )
         try:
-            with _single_by_default():
+            with _float32_by_default():
                 like = torch.zeros(flips.nodes.numel(), 1, device=flips.nodes.device)
                 _, result = attack.attack(like, flips.inside, torch.zeros(0), self.budget.edges)
         except RuntimeError as error:
@@ -145,7 +128,7 @@ class _Flips:
         return self.perturbation(changed[:, changed[0] < changed[1]]).apply(self.graph)[0]
 
 
-class _Bridge(nn.Module):
+class _FlipObjective(nn.Module):
     """What PyG's attack takes for a model: weighted pairs in, the attacker's objective out."""
 
     def __init__(self, flips: _Flips, judge: Judge, ledger: Ledger) -> None:
@@ -168,7 +151,7 @@ class _Bridge(nn.Module):
 
 
 @contextmanager
-def _single_by_default() -> Iterator[None]:
+def _float32_by_default() -> Iterator[None]:
     """Let PyG's draws, which name no dtype, be float32 whatever torch's default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -211,10 +194,10 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
         observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:
 
-        def weighed(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            return _weighed(graph.keys, weight, attention, source, destination)
+        def reweighted(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+            return _reweighted(graph.keys, weight, attention, source, destination)
 
-        observation = observe(model, graph, grad=True, perturb=weighed)
+        observation = observe(model, graph, grad=True, perturb=reweighted)
     layers = []
     for layer in observation.attention:
         own = _look_up(layer.keys, graph.keys, weight).to(layer.values.dtype).clamp(min=TINY)
@@ -222,7 +205,9 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
     return observation.logits, AttentionMap(tuple(layers))
 
 
-def _weighed(keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+def _reweighted(
+    keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor
+) -> Tensor:
     """Put the weights [K] of edges with sorted `keys` [K] on attention [E, H]: w_e a_e · (Σ a) / (Σ w a).
 
     A node all of whose edges have weight 0 gets zeros, like one without edges.

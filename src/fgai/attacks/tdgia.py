@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from fgai.attacks.base import Judge, Ledger
 from fgai.attacks.budget import Budget
-from fgai.attacks.endpoints import _defective_endpoints
+from fgai.attacks.endpoints import _batch_endpoints
 from fgai.attacks.existing import _attacker_labels
 from fgai.attacks.injection import RandomInjection
 from fgai.attacks.search.climb import SearchSpec, _Space
@@ -20,7 +20,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.objectives import Clean, Objective
 
 BATCHES = 5  # the new nodes come in, as in the original (a fifth each)
-SMOOTH = 4.0  # cross-entropy, in nats, beyond which a node counts as beaten and is left alone
+SMOOTH = 4.0  # cross-entropy, in nats, from which a node counts as misclassified and has no gradient
 SINE = _Space(start=lambda angle, box: angle, features=lambda angle, box: box.features(torch.sin(angle)))
 """Unbounded angles, from which a climb begins; features are their sines."""
 
@@ -51,7 +51,7 @@ class TDGIA(RandomInjection):
     """
 
     name = "tdgia"
-    chooses = True
+    targets_depend_on_model = True
     version = 2
 
     def candidates(
@@ -69,7 +69,7 @@ class TDGIA(RandomInjection):
         size = max(1, min(-(-budget.nodes // BATCHES), nodes.numel() // max(1, budget.edges)))
         sizes = [min(size, budget.nodes - first) for first in range(0, budget.nodes, size)]
         for index, size in enumerate(sizes):
-            endpoints = _defective_endpoints(
+            endpoints = _batch_endpoints(
                 attacked, nodes, logits, judge.clean.logits, (size, budget.edges), generator
             )
             joined = torch.cat([joined, endpoints])
@@ -78,14 +78,14 @@ class TDGIA(RandomInjection):
             steps = budget.steps * (index + 1) // len(sizes) - budget.steps * index // len(sizes)
             spec = SearchSpec(space=SINE, optimiser="adam", rate=budget.step_size, steps=steps)
             result = judge.climb(GraphChange(endpoints=joined), angles, spec, box, guide=guide)
-            ledger.note(result)
+            ledger.add(result)
             assert result.last is not None
             angles, change = result.last, GraphChange(endpoints=joined, features=result.features)
             yield change
             if index < len(sizes) - 1:
                 attacked = change.apply(graph)[0]
                 with torch.no_grad():
-                    logits, attention = judge.look(change, self.objective.reads)
+                    logits, attention = judge.observe(change, self.objective.reads)
                     judge.count(0, 1.0, self.objective(logits, attention, judge.clean)[None])
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fgai.attacks.base import Attack, Judge, Ledger, _ReportedAttack
+from fgai.attacks.base import Attack, Judge, Ledger, _DamageAttack
 from fgai.attacks.budget import Box, Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
@@ -37,27 +37,27 @@ CLIMBS = {
 }
 STARTS = ("contained", "uniform", "corners")
 INSIDE = 0.02
-"""How far from a corner a climb that begins there stands: at it, tanh is flat."""
+"""Distance from the corner at which a climb from a corner begins: at the corner itself, tanh is flat."""
 
 
 @typed
-class ValueInjection(_ReportedAttack):
+class ValueInjection(_DamageAttack):
     """New nodes searched for in the box of values that the first layer's limits allow a node.
 
     Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
     worst point is an upper bound on every attack by features, with any feature box, at the same endpoints (of
     GAT and GATv2; a GT also passes features on beside attention, and those stay what the attack by features
-    found). The search contains an attack by features and also starts from its result: it is never weaker.
+    found). The search runs an attack by features first and starts from its result: it is never weaker.
 
     Args:
         budget: nodes, edges and targets; its `steps`, where not 0, are those of each climb.
         objective: as for every attack.
         k: size of the explanation.
-        contained: the attack by features; all members of the ensemble at the seed's endpoints by default.
+        feature_attack: the attack by features; by default the ensemble at the seed's endpoints.
     """
 
     name = "value-injection"
-    chooses = True
+    targets_depend_on_model = True
     version = 2
 
     def __init__(
@@ -66,10 +66,10 @@ class ValueInjection(_ReportedAttack):
         objective: str | Objective | Loss = "prediction",
         *,
         k: int = 5,
-        contained: Attack | None = None,
+        feature_attack: Attack | None = None,
     ) -> None:
         super().__init__(budget, objective, k=k)
-        self.contained = contained or EnsembleInjection(budget, objective, k=k, rules=("random",))
+        self.feature_attack = feature_attack or EnsembleInjection(budget, objective, k=k, rules=("random",))
         self.steps = budget.steps or 200
 
     def specification(self) -> dict[str, Any]:
@@ -78,14 +78,14 @@ class ValueInjection(_ReportedAttack):
             [name, "box" if one.space is UNIT else one.space, one.optimiser, one.rate, one.loss]
             for name, one in CLIMBS.items()
         ]
-        inner = self.contained.specification()
+        inner = self.feature_attack.specification()
         return {**super().specification(), "climbs": climbs, "starts": list(STARTS), "contained": inner}
 
     @property
-    def allowed_steps(self) -> int:
+    def max_steps(self) -> int:
         """Those of the attack by features, and of all climbs from all starts, true and straight-through."""
         own = 2 * self.steps * len(CLIMBS) * len(STARTS) * self.budget.restarts
-        return self.contained.allowed_steps + own
+        return self.feature_attack.max_steps + own
 
     def candidates(
         self, graph: Graph, nodes: Tensor, generator: torch.Generator, judge: Judge, ledger: Ledger
@@ -99,7 +99,7 @@ class ValueInjection(_ReportedAttack):
             )
         stream, inner = torch.Generator().manual_seed(generator.initial_seed()), Ledger()
         worst, most, noise = GraphChange(), float("-inf"), None
-        for change in self.contained.candidates(graph, nodes, stream, judge, inner):
+        for change in self.feature_attack.candidates(graph, nodes, stream, judge, inner):
             if noise is None:  # what every attack yields first
                 noise = change
                 yield change
@@ -109,8 +109,8 @@ class ValueInjection(_ReportedAttack):
                 worst, most = change.detach(), damage
         endpoints, features = worst.endpoints, worst.features
         if endpoints is None or features is None:
-            raise InputError(f"`values` needs injected nodes, got {type(self.contained).__name__}")
-        ledger.note(SearchResult(features, most, 0.0, inner.gradient, inner.steps), "features")
+            raise InputError(f"`values` needs injected nodes, got {type(self.feature_attack).__name__}")
+        ledger.add(SearchResult(features, most, 0.0, inner.gradient, inner.steps), "features")
         yield worst
         values = _entry_values(judge, worst)
         coins = torch.rand(values.shape, generator=generator, dtype=torch.float32).to(values) < 0.5
@@ -119,9 +119,9 @@ class ValueInjection(_ReportedAttack):
             "uniform": torch.rand(values.shape, generator=generator, dtype=torch.float32).to(values),
             "corners": torch.where(coins, values.new_tensor(INSIDE), values.new_tensor(1 - INSIDE)),
         }
-        site = self.site(judge, worst, moves="entry_values")
+        site = self.site(judge, worst, variable="entry_values")
         for name, result in self._climbs(site, starts):
-            ledger.note(result, name)
+            ledger.add(result, name)
             yield GraphChange(endpoints=endpoints, features=features, entry_values=result.features)
         judge.count(site.passes, site.share)
 

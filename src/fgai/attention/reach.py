@@ -82,7 +82,7 @@ def warn_coupled(
     whose outputs differ from call to call cannot be judged.
     """
     near, moved = _rows(before.attention, after.attention, changed)
-    rows = task_of(before.graph).reached(before.graph, near[-1])
+    rows = task_of(before.graph).rows_predicted_from(before.graph, near[-1])
     old, new = before.logits.detach(), after.logits.detach()[: len(before.logits)]
     moves = (old - new).abs().amax(1) / old.abs().max().clamp(min=torch.finfo(old.dtype).tiny)
     outputs = _moved(moves, rows)

@@ -18,7 +18,7 @@ from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
 from fgai.evaluation import breaking_point
-from fgai.evaluation.run import logits_again
+from fgai.evaluation.run import eval_logits
 from fgai.objectives import OBJECTIVES
 from fgai.records import Column, Table, plain
 from fgai.tasks import task_of
@@ -124,7 +124,7 @@ def attack(
     clean = prepared(model, task.view(graph, targets))
     rows, labels = task.rows(clean, targets), task.labels(clean)
     logits = {
-        name: logits_again(model, view)[rows] for name, view in (("clean", clean), ("attacked", result.graph))
+        name: eval_logits(model, view)[rows] for name, view in (("clean", clean), ("attacked", result.graph))
     }
     changed = logits["clean"].argmax(1) != logits["attacked"].argmax(1)
     values = {

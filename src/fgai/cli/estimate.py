@@ -62,7 +62,7 @@ def training_passes(
 
 def attack_passes(*attacks: Attack) -> float:
     """Return the passes of attacks."""
-    return STEP * sum(attack.allowed_steps for attack in attacks)
+    return STEP * sum(attack.max_steps for attack in attacks)
 
 
 def evaluation_passes(threat: Threat, graph: Any, *, curves: bool = True, nulls: bool = True) -> float:

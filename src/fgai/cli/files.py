@@ -189,7 +189,7 @@ def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict
 
         with collected():  # of the attention, which `fgai evaluate` measures
             return evaluate_store(model, graph, seed=seed).f1
-    from fgai.evaluation.run import logits_again
+    from fgai.evaluation.run import eval_logits
 
     task, scores = task_of(graph), {}
     for part in ("train", "val", "test"):
@@ -197,7 +197,7 @@ def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict
         rows, labels = task.rows(view, part), task.labels(view)
         if labels is None or not task.has_part(view, part) or not rows.numel():
             continue
-        logits = logits_again(model, view)[rows]
+        logits = eval_logits(model, view)[rows]
         value = metrics.task_scores(task.name, logits, labels[rows])[task.headline]
         if value == value:  # training pairs that are no links are drawn every epoch: no AUC without them
             scores[part] = value

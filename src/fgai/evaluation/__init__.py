@@ -5,15 +5,15 @@ from fgai.evaluation.compare import Comparison, compare
 from fgai.evaluation.definition import definition_shares, faithful_share
 from fgai.evaluation.protocol import describe, evaluate
 from fgai.evaluation.record import EvaluationRecord
-from fgai.evaluation.run import by_endpoints
+from fgai.evaluation.run import damage_by_endpoints
 
 __all__ = [
     "BreakingPoint",
     "Comparison",
     "EvaluationRecord",
     "breaking_point",
-    "by_endpoints",
     "compare",
+    "damage_by_endpoints",
     "definition_shares",
     "describe",
     "evaluate",

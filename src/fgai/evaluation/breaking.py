@@ -10,13 +10,13 @@ from rich.console import Console
 from torch import nn
 
 from fgai.alone import with_gradients
-from fgai.attacks import THREATS, Threat
+from fgai.attacks import Threat, threat_of
 from fgai.attacks.budget import LARGEST
 from fgai.attention import observe, prepared, touched_rows, warn_coupled, warn_unread
 from fgai.checks import one_of, whole
 from fgai.checks import seed as check_seed
 from fgai.errors import InputError
-from fgai.metrics import Compared, mean_of_defined
+from fgai.metrics import AttentionPair, mean_of_defined
 from fgai.metrics.ranking import overlap_layers
 from fgai.models import as_graph
 from fgai.records import Column, Table
@@ -117,7 +117,7 @@ def breaking_point(
     if not 0 < threshold <= 1:
         raise InputError(f"`threshold` is an overlap, above 0 and at most 1, got {threshold}")
     one_of(targets, "targets", ("test", "val"))
-    chosen = THREATS[one_of(threat, "threat", tuple(THREATS))] if isinstance(threat, str) else threat
+    chosen = threat_of(threat)
     original = as_graph(data)
     if not chosen.budget.nodes or not task_of(original).row_per_node:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
@@ -132,8 +132,8 @@ def breaking_point(
         view = observe(model, result.graph).averaged()
         warn_coupled(model, clean, view, result.change.rows)
         touched = touched_rows(clean.attention, view.attention, result.change.rows)
-        compared = Compared(clean.attention, view.attention, k, touched)
-        return mean_of_defined(overlap_layers(compared)["overlap_touched"])
+        pair = AttentionPair(clean.attention, view.attention, k, touched)
+        return mean_of_defined(overlap_layers(pair)["overlap_touched"])
 
     nodes, overlap = smallest_below(measure, threshold, limit)
     return BreakingPoint(

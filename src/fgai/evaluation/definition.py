@@ -17,7 +17,7 @@ RADII = {"r001": 0.001, "r01": 0.01}
 """Of the l1 balls, by their name in records."""
 ALPHA, BETA = 0.1, 0.8
 """Largest change of probabilities, and least overlap, that count as the same."""
-_PARTS = {
+_TITLES = {
     "same_explanation": (
         "same explanation",
         f"At least {BETA:.0%} of the vanilla model's top k are among the model's top k.",
@@ -73,7 +73,7 @@ def _definition(views: Views) -> dict[str, Any]:
     for radius, parts in by_radius.items():
         out[radius] = {"counted": parts.pop("counted")}
         for name, values in parts.items():
-            out[radius][name] = views.layered([nan if value is None else value for value in values])
+            out[radius][name] = views.by_layer([nan if value is None else value for value in values])
     return {"definition": out}
 
 
@@ -92,7 +92,7 @@ def _definition(views: Views) -> dict[str, Any]:
         ),
         *(
             Shown(f"definition.r01.{name}.last", name.replace("_", " "), f"… {title}", about, table="")
-            for name, (title, about) in _PARTS.items()
+            for name, (title, about) in _TITLES.items()
         ),
         Shown("definition.r001.all_four.all", table=""),
     ),

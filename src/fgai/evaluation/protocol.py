@@ -103,7 +103,8 @@ def evaluate(
     meter = Meter(graph.device)
     with collected() as notes:
         run = _Run(model, original, graph, vanilla, k, seed, targets, on_step)
-        body = run.measure(threat, explanation_attack, curves, nulls, per_node, meter)
+        options = {"explanation_attack": explanation_attack, "curves": curves, "nulls": nulls}
+        measured = run.measure(threat, meter, per_node=per_node, **options)
     name = name or model_name(model)
     if on_attack is not None:
         on_attack(name, run.results)
@@ -118,15 +119,12 @@ def evaluate(
             "parameters": sum(p.numel() for p in model.parameters()),
         },
         data=about,
-        threat={"name": threat.name, "budget": body["budget"]},
         config={
             "k": k,
             "task": task.name,
             "headline": run.headline,
             "targets": targets,
-            "explanation_attack": explanation_attack,
-            "curves": curves,
-            "nulls": nulls,
+            **options,
             "vanilla": vanilla is not None,
         },
         seed=seed,
@@ -134,11 +132,9 @@ def evaluate(
         device=torch.cuda.get_device_name(graph.device) if graph.device.type == "cuda" else str(graph.device),
         seconds=meter.seconds(),
         peak_memory=meter.peak_memory(),
-        metrics=plain(body["metrics"]),
-        ledgers=plain(body["ledgers"]),
-        warnings=reliability.entries(notes),
-        per_node=body["per_node"],
+        warnings=reliability.warning_entries(notes),
         provenance=provenance(model, about["fingerprint"], command="fgai.evaluate", seed=seed),
+        **measured,
     )
 
 

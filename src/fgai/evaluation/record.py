@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fgai.attacks import THREATS, weak_search_note
 from fgai.errors import InputError
-from fgai.evaluation.summary import sentences, summary_table, verdict
+from fgai.evaluation.summary import percent, sentences, summary_table, verdict
 from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
 from fgai.records import (
     Cell,
@@ -214,7 +214,7 @@ def _sharpness_words(metrics: Mapping[str, Any]) -> str:
     if not all(isinstance(value, int | float) for value in (sharp, top, uniform)):
         return ""
     digits = 0 if f"{top:.0%}" != f"{uniform:.0%}" else 1
-    shares = [f"{100 * value:.{digits}f}\u00a0%" for value in (top, uniform)]
+    shares = [percent(value, digits) for value in (top, uniform)]
     return (
         f"sharpness {sharp:#.2g}: the strongest neighbour gets {shares[0]} of a node's attention,"
         f" {shares[1]} if all got the same"
@@ -234,7 +234,7 @@ def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
     shares = {name: look_up(part, "last") for name, part in layers.items() if isinstance(part, Mapping)}
     if not shares:
         return ""
-    texts = {n: "not measured" if v is None else f"{100 * v:.1f}\u00a0%" for n, v in shares.items()}
+    texts = {n: "not measured" if v is None else percent(v, 1) for n, v in shares.items()}
     parts = ", ".join(f"{name.replace('_', ' ')} {text}" for name, text in texts.items())
     return f"Definition 1 at the output layer, radius 0.01, of {layers['counted'][-1]} {what}: {parts}"
 

@@ -23,7 +23,7 @@ def _warn(code: str, message: str) -> None:
     errors.warn(ReliabilityWarning(code, message))
 
 
-def entries(notes: list[Warning]) -> list[dict[str, str]]:
+def warning_entries(notes: list[Warning]) -> list[dict[str, str]]:
     """Return code and message of warnings, each once, as records keep them."""
     texts = {(getattr(note, "code", "note"), str(note)) for note in notes}
     return [{"code": code, "message": message} for code, message in sorted(texts)]

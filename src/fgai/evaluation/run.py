@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import divergence, metrics
-from fgai.attacks import Attack, AttackResult, Ledger, Threat, make_attack, threat_of
+from fgai.attacks import Attack, AttackResult, Ledger, Threat, make_attack
 from fgai.attacks.endpoints import SHARED_RULES
 from fgai.attention import (
     AttentionMap,
@@ -27,7 +28,7 @@ from fgai.attention import (
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.evaluation import reliability
 from fgai.graph import Graph
-from fgai.metrics import Attacked, Compared, View, Views
+from fgai.metrics import AttackViews, AttentionPair, View, Views
 from fgai.metrics.prediction import score_views
 from fgai.metrics.sharpness import sharpness_by_layer
 from fgai.records import Meter, pack_array, plain
@@ -38,45 +39,47 @@ _HEADLINE_RULE = "cover"  # endpoints at which explanations are compared
 _RANDOM = "random"
 
 
+@dataclass(eq=False)
 class _Run:
     """One evaluation; `original` is the graph as the task views it, `graph` is prepared for the model."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        original: Graph,
-        graph: Graph,
-        vanilla: nn.Module | None,
-        k: int,
-        seed: int,
-        targets: str,
-        on_step: Callable[[str], None] | None = None,
-    ) -> None:
-        self.model, self.original, self.graph, self.vanilla_model = model, original, graph, vanilla
-        self.k, self.seed, self.targets, self.on_step = k, seed, targets, on_step
-        self.task = task_of(graph)
-        self.headline = self.task.headline_for(graph)
-        self.rows = self.task.rows(graph, targets)
+    model: nn.Module
+    original: Graph
+    graph: Graph
+    vanilla_model: nn.Module | None
+    k: int
+    seed: int
+    targets: str
+    on_step: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.task = task_of(self.graph)
+        self.headline = self.task.headline_for(self.graph)
+        self.rows = self.task.rows(self.graph, self.targets)
         self.results: dict[str, AttackResult] = {}
 
     def measure(
         self,
-        threat: str | Threat,
+        threat: Threat,
+        meter: Meter,
+        *,
         explanation_attack: bool,
         curves: bool,
         nulls: bool,
         per_node: bool,
-        meter: Meter,
     ) -> dict[str, Any]:
-        attack = self._make(threat, "prediction")
+        """Attack and measure the model; return the parts of its record that come of it."""
+        attack = self._attack(threat, "prediction")
         self._observe()
         meter.lap("clean")
-        attacked = {"prediction": self._attack(threat, "prediction")}
+        attacked = {"prediction": self._run(attack, "prediction")}
         meter.lap("prediction attack")
         if explanation_attack:
-            # A threat that does not search, or has its own objective: both attacks are the same one.
-            same = not attack.searches or threat_of(threat).objective is not None
-            attacked["explanation"] = attacked["prediction"] if same else self._attack(threat, "explanation")
+            # A threat that follows no gradients, or has its own objective: both attacks are the same one.
+            same = not attack.follows_gradients or threat.objective is not None
+            attacked["explanation"] = attacked["prediction"]
+            if not same:
+                attacked["explanation"] = self._run(self._attack(threat, "explanation"), "explanation")
             meter.lap("explanation attack")
         views = self._views(attacked, curves)
         classes = [views.logits[name][self.rows].argmax(1) for name in ("clean", "attacked")]
@@ -86,11 +89,16 @@ class _Run:
         if nulls:
             out["null"] = {kind: _null_row(views.with_null(kind, self.seed)) for kind in metrics.NULLS}
             meter.lap("null rows")
+        runs = {name: self.results.get(name, result) for name in attacked}
+        ledgers = {
+            name: {"value": run.value, "start": run.start, "noise": run.noise, **run.ledger.to_dict()}
+            for name, run in runs.items()
+        }
         return {
-            "metrics": out,
-            "ledgers": {name: _ledger(self.results.get(name, result)) for name in attacked},
+            "threat": {"name": threat.name, "budget": plain(attack.budget.to_dict())},
+            "metrics": plain(out),
+            "ledgers": plain(ledgers),
             "per_node": _node_arrays(views) if per_node else {},
-            "budget": plain(attack.budget.to_dict()),
         }
 
     def _observe(self) -> None:
@@ -102,7 +110,7 @@ class _Run:
         if not bool(torch.isfinite(self.clean.logits).all()):
             raise InputError(f"the model's outputs on {self.graph.name!r} must be finite; check its weights")
         with counting(self.model) as count:
-            again = logits_again(self.model, self.graph)
+            again = eval_logits(self.model, self.graph)
         reliability.check_outputs(self.clean.logits, again)
         reliability.check_range(count[0], count[1], clipped_share(self.model))
         sharpness = sharpness_by_layer(self.clean.attention)
@@ -125,17 +133,16 @@ class _Run:
         warn(FgaiWarning(f"{text}: their similarity is left out"))
         return None
 
-    def _make(self, threat: str | Threat, objective: str) -> Attack:
+    def _attack(self, threat: Threat, objective: str) -> Attack:
         """Return the attack of a threat, whose own objective counts where it has one."""
-        chosen = objective if threat_of(threat).objective is None else None
+        chosen = objective if threat.objective is None else None
         return make_attack(threat, chosen, targets=self.targets, k=self.k, task=self.task.name)
 
-    def _attack(self, threat: str | Threat, objective: str) -> Attacked:
+    def _run(self, attack: Attack, name: str) -> AttackViews:
+        """Run an attack and observe the model under it; `name` is the objective's in records."""
         vanilla = None if self.vanilla_model is self.model else self.vanilla_model
-        result = self._make(threat, objective).run(
-            self.model, self.graph, seed=self.seed, vanilla=vanilla, on_step=self.on_step
-        )
-        self.results[objective] = result
+        result = attack.run(self.model, self.graph, seed=self.seed, vanilla=vanilla, on_step=self.on_step)
+        self.results[name] = result
         worst = self._view(result.graph, result.change.rows)
         warn_coupled(self.model, self.clean, worst.output, result.change.rows)
         by_rule = {
@@ -143,16 +150,16 @@ class _Run:
             for rule in SHARED_RULES
             if (change := result.by_rule.get(rule)) is not None
         }
-        compared = by_rule.get(_HEADLINE_RULE, next(iter(by_rule.values()), worst))
-        damage = by_endpoints(result.ledger)
-        return Attacked(worst=worst, compared=compared, by_rule=by_rule, damage=damage)
+        shared = by_rule.get(_HEADLINE_RULE, next(iter(by_rule.values()), worst))
+        damage = damage_by_endpoints(result.ledger)
+        return AttackViews(worst=worst, shared=shared, by_rule=by_rule, damage=damage)
 
     def _view(self, attacked: Graph, changed: Tensor | None = None) -> View:
         output = observe(self.model, attacked).averaged()
         touched = touched_rows(self.clean.attention, output.attention, changed)
-        return View(output, Compared(self.clean.attention, output.attention, self.k, touched))
+        return View(output, AttentionPair(self.clean.attention, output.attention, self.k, touched))
 
-    def _views(self, attacked: dict[str, Attacked], curves: bool) -> Views:
+    def _views(self, attacked: dict[str, AttackViews], curves: bool) -> Views:
         observations = {"clean": self.clean}
         for name, result in attacked.items():
             observations["attacked" if name == "prediction" else f"attacked_{name}"] = result.worst.output
@@ -162,7 +169,7 @@ class _Run:
             target=self.task.labels(self.graph),
             rows=self.rows,
             k=self.k,
-            measured=self.task.measured(self.graph, self.targets),
+            measured=self.task.row_of(self.graph) if self.task.row_per_node else self.rows,
             model=self.model,
             curves=curves,
             attacks=attacked,
@@ -225,21 +232,21 @@ def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
         values[last] = value
 
 
-def logits_again(model: nn.Module, graph: Graph) -> Tensor:
+def eval_logits(model: nn.Module, graph: Graph) -> Tensor:
     """Run the model in eval mode, without recording."""
     with evaluating(model), torch.no_grad():
         return call_model(model, graph).detach()
 
 
 @typed
-def by_endpoints(ledger: Ledger) -> dict[str, float]:
+def damage_by_endpoints(ledger: Ledger) -> dict[str, float]:
     """Return the largest damage by endpoint rule and at `chosen` endpoints; empty for a single set.
 
-    Noise has random endpoints; only ensembles name the members in their ledger.
+    Random noise is counted at random endpoints; only ensembles name members in their ledger.
 
     Example:
         >>> rows = [{"member": "sign", "endpoints": "random"}, {"member": "sign", "endpoints": "cover"}]
-        >>> by_endpoints(Ledger(members=rows, damages=[0.1, 0.3, 0.4]))
+        >>> damage_by_endpoints(Ledger(members=rows, damages=[0.1, 0.3, 0.4]))
         {'random': 0.3, 'cover': 0.4, 'chosen': 0.4}
     """
     worst: dict[str, float] = {}
@@ -252,10 +259,6 @@ def by_endpoints(ledger: Ledger) -> dict[str, float]:
     return {**worst, "chosen": max(chosen)} if chosen and _RANDOM in worst else {}
 
 
-def _ledger(result: AttackResult) -> dict[str, Any]:
-    return {"value": result.value, "start": result.start, "noise": result.noise, **result.ledger.to_dict()}
-
-
 def _node_arrays(views: Views) -> dict[str, Any]:
     """Pack per-node values for a record, [N] or [L, N], NaN where undefined.
 
@@ -266,7 +269,7 @@ def _node_arrays(views: Views) -> dict[str, Any]:
     before, after = views.logits["clean"], views.logits["attacked"][: task.count(graph)]
     scored = torch.zeros(len(after), dtype=torch.bool, device=before.device)
     scored[views.rows] = True
-    pairs = first.worst.compared.pairs
+    pairs = first.worst.pair.layers
     predicted: dict[str, tuple[Tensor, type]] = {
         "scored": (scored, np.bool_),
         "predicted_clean": (before.argmax(1), np.int16),
@@ -285,12 +288,12 @@ def _node_arrays(views: Views) -> dict[str, Any]:
     values: dict[str, tuple[Tensor, type]] = {
         "degree": (graph.adjacency.degree, np.int32),
         **{f"{prefix}{name}": value for name, value in predicted.items()},
-        "touched": (torch.stack(list(first.compared.compared.touched or ())), np.bool_),
+        "touched": (torch.stack(list(first.shared.pair.touched or ())), np.bool_),
         "sharpness": (sharp[0], np.float32),
         "sharpness_attacked": (sharp[1], np.float32),
     }
-    for name, kept in views.by_attack(lambda view: view.compared.kept).items():
+    for name, kept in views.by_attack(lambda view: view.pair.overlap).items():
         values[f"overlap_{name}"] = (kept, np.float32)
     if views.similarity is not None:
-        values["overlap_vanilla"] = (views.similarity.kept, np.float32)
+        values["overlap_vanilla"] = (views.similarity.overlap, np.float32)
     return {name: pack_array(tensor.cpu().numpy().astype(kind)) for name, (tensor, kind) in values.items()}

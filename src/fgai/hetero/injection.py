@@ -192,8 +192,8 @@ def _stability(
 ) -> dict[EdgeType, dict[str, float]]:
     clean, attacked = before.attention.heads("mean"), after.attention.heads("mean")
     touched = touched_rows(clean, attacked)
-    compared = metrics.Compared(clean, attacked, k, touched)
-    pairs = compared.pairs
+    compared = metrics.AttentionPair(clean, attacked, k, touched)
+    pairs = compared.layers
     by_entry = {
         "overlap": overlap_layers(compared)["overlap_touched"],
         "chance": chance_layers(compared, touched=True),

@@ -17,7 +17,7 @@ from fgai import checks, metrics
 from fgai.attention import model_name
 from fgai.divergence import tvd
 from fgai.errors import InputError, collected, warn
-from fgai.evaluation.reliability import check_sharpness, entries
+from fgai.evaluation.reliability import check_sharpness, warning_entries
 from fgai.large.observation import StoredObservation, _NodeBlock
 from fgai.large.source import _StoredSource
 from fgai.large.stored import StoredGraph
@@ -145,7 +145,7 @@ def evaluate_store(
         ranks.wait()  # the files are removed behind this block
     for note in notes if ranks.leads else ():
         warn(note)
-    results |= {"name": name, "sharpness": sharpness, "warnings": entries(notes)}
+    results |= {"name": name, "sharpness": sharpness, "warnings": warning_entries(notes)}
     return StoredEvaluation(own.model, own.graph, k, **results)
 
 

@@ -41,7 +41,7 @@ from fgai.metrics.ranking import (
 from fgai.metrics.intruders import intruder_mass, intruder_nodes, intruder_places
 from fgai.metrics.stability import changed_share, g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.sharpness import (
-    NOTHING,
+    UNIFORM_SHARPNESS,
     sharpest_layer,
     sharpness,
     sharpness_per_node,
@@ -69,7 +69,6 @@ from fgai.metrics.common import (
 )
 from fgai.metrics.spec import (
     METRICS,
-    SECTIONS,
     MetricSpec,
     Quantity,
     Shown,
@@ -80,7 +79,7 @@ from fgai.metrics.spec import (
     quantity,
     shown_numbers,
 )
-from fgai.metrics.views import NULLS, Attacked, Compared, View, Views
+from fgai.metrics.views import NULLS, AttackViews, AttentionPair, View, Views
 
 for _module in iter_modules(__path__, f"{__name__}."):
     import_module(_module.name)
@@ -88,11 +87,10 @@ for _module in iter_modules(__path__, f"{__name__}."):
 __all__ = [
     "FRACTIONS",
     "METRICS",
-    "NOTHING",
     "NULLS",
-    "SECTIONS",
-    "Attacked",
-    "Compared",
+    "UNIFORM_SHARPNESS",
+    "AttackViews",
+    "AttentionPair",
     "MetricSpec",
     "Quantity",
     "Shown",

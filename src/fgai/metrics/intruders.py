@@ -24,14 +24,15 @@ def _intruders(views: Views) -> dict[str, Any]:
     originals = views.attention["clean"].layers[0].num_nodes
 
     def numbers(view: View) -> dict[str, Any]:
-        values: dict[str, list[float]] = {"nodes": [], "places": [], "mass": []}
+        rows = []
         for layer in view.output.attention:
             w, ranks, new = layer.values[:, 0], layer.ranking(), layer.source >= originals
             old = torch.arange(layer.num_nodes, device=w.device) < originals
-            values["nodes"].append(intruder_nodes(ranks, new, layer.rowptr, views.k, nodes=old))
-            values["places"].append(intruder_places(ranks, new, layer.rowptr, views.k, nodes=old))
-            values["mass"].append(intruder_mass(w, new, layer.rowptr, nodes=old))
-        return {name: views.layered(layers) for name, layers in values.items()}
+            nodes = intruder_nodes(ranks, new, layer.rowptr, views.k, nodes=old)
+            places = intruder_places(ranks, new, layer.rowptr, views.k, nodes=old)
+            rows.append((nodes, places, intruder_mass(w, new, layer.rowptr, nodes=old)))
+        names = ("nodes", "places", "mass")
+        return {name: views.by_layer(v) for name, v in zip(names, zip(*rows, strict=True), strict=True)}
 
     out = {"intruders": views.by_attack(numbers)}
     for rule, by_attack in views.by_rule.items():

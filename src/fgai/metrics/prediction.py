@@ -276,7 +276,11 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
     _check_labels(target, tuple(logits.shape[:1]))
     labelled = target >= 0
     logits, target = logits[labelled], target[labelled]
-    return {name: _function(score)(logits, target) for name, score in get_task(task).scores.items()}
+    functions = {**{name: spec.function for name, spec in METRICS.items()}, **_LOGIT_SCORES}
+    scores = get_task(task).scores.items()
+    return {
+        name: functions[checks.one_of(one, "score", tuple(functions))](logits, target) for name, one in scores
+    }
 
 
 @typed
@@ -353,12 +357,6 @@ _LOGIT_SCORES: dict[str, Callable[[Tensor, Tensor], float]] = {
     "link_precision": lambda logits, target: average_precision(logits[:, 1] - logits[:, 0], target),
 }
 """Metrics of ranked values, read from logits."""
-
-
-def _function(score: str) -> Callable[[Tensor, Tensor], float]:
-    """A metric of logits [T, C] and known classes [T] by the name a task gives it."""
-    functions = {**{name: spec.function for name, spec in METRICS.items()}, **_LOGIT_SCORES}
-    return functions[checks.one_of(score, "score", tuple(functions))]
 
 
 def _labelled(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

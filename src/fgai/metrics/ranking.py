@@ -22,53 +22,51 @@ from fgai.metrics.common import (
     overlap_per_node,
 )
 from fgai.metrics.spec import Shown, _under_attacks, metric
-from fgai.metrics.views import Compared, View, Views, _Pair
+from fgai.metrics.views import AttentionPair, View, Views, _LayerPair
 from fgai.ops.segments import check_row_pointers, row_index, row_max, row_order, row_sum
 from fgai.tasks import task_of
 from fgai.typed import typed
 
 
 @typed
-def overlap_layers(compared: Compared) -> dict[str, list[float]]:
+def overlap_layers(pair: AttentionPair) -> dict[str, list[float]]:
     """Top-k overlap of every layer: of all nodes and of touched ones, `mean` with heads averaged first."""
-    averaged = [overlap_per_node(p.before, p.after, p.rowptr, compared.k) for p in compared.pairs]
-    values = {
-        "overlap": [mean_over(row) for row in compared.kept],
-        "overlap_mean": [mean_over(row) for row in averaged],
-    }
-    if compared.touched is not None:
-        for name, rows in (("overlap_touched", compared.kept), ("overlap_mean_touched", averaged)):
-            values[name] = [mean_over(v, t) for v, t in zip(rows, compared.touched, strict=True)]
+    averaged = [overlap_per_node(p.before, p.after, p.rowptr, pair.k) for p in pair.layers]
+    names: dict[str, Sequence[Tensor]] = {"overlap": list(pair.overlap), "overlap_mean": averaged}
+    values = {name: [mean_over(row) for row in rows] for name, rows in names.items()}
+    if pair.touched is not None:
+        for name, rows in names.items():
+            values[f"{name}_touched"] = [mean_over(v, t) for v, t in zip(rows, pair.touched, strict=True)]
     return values
 
 
 @typed
-def chance_layers(compared: Compared, *, touched: bool = False) -> list[float]:
+def chance_layers(pair: AttentionPair, *, touched: bool = False) -> list[float]:
     """The overlap of a random ranking in every layer: of all nodes, or of touched ones."""
-    nodes = compared.touched if touched and compared.touched is not None else [None] * len(compared.pairs)
-    return [overlap_chance(p.rowptr, compared.k, nodes=n) for p, n in zip(compared.pairs, nodes, strict=True)]
+    nodes = pair.touched if touched and pair.touched is not None else [None] * len(pair.layers)
+    return [overlap_chance(p.rowptr, pair.k, nodes=n) for p, n in zip(pair.layers, nodes, strict=True)]
 
 
 def _overlaps(views: Views) -> dict[str, Any]:
     """Overlap under each attack, with `vanilla`, by rule of endpoints, and of links or small graphs."""
 
-    def layers(compared: Compared) -> dict[str, Any]:
-        return {name: views.layered(values) for name, values in overlap_layers(compared).items()}
+    def layers(pair: AttentionPair) -> dict[str, Any]:
+        return {name: views.by_layer(values) for name, values in overlap_layers(pair).items()}
 
     out: dict[str, Any] = {}
-    for attack, by_name in views.by_attack(lambda view: layers(view.compared)).items():
+    for attack, by_name in views.by_attack(lambda view: layers(view.pair)).items():
         for name, value in by_name.items():
             out.setdefault(name, {})[attack] = value
     if views.similarity is not None:
         out["similarity"] = layers(views.similarity)
     for rule, by_attack in views.by_rule.items():
-        touched = {n: {"overlap": layers(v.compared)["overlap_touched"]} for n, v in by_attack.items()}
+        touched = {n: {"overlap": layers(v.pair)["overlap_touched"]} for n, v in by_attack.items()}
         out.setdefault("endpoints", {})[rule] = touched
     if not task_of(views.graph).row_per_node:
-        compared = {name: attacked.worst.compared for name, attacked in views.attacks.items()}
+        pairs = {name: attacked.worst.pair for name, attacked in views.attacks.items()}
         if views.similarity is not None:
-            compared["similarity"] = views.similarity
-        out["explanations"] = {name: _item_overlaps(views, each) for name, each in compared.items()}
+            pairs["similarity"] = views.similarity
+        out["explanations"] = {name: _item_overlaps(views, pair) for name, pair in pairs.items()}
     return out
 
 
@@ -78,56 +76,43 @@ def _null_overlaps(views: Views) -> dict[str, Any]:
 
 
 def _overlap_chances(views: Views) -> dict[str, Any]:
-    first = views.attacks["prediction"].compared.compared
+    first = views.attacks["prediction"].shared.pair
     out = {
-        "overlap": views.layered(chance_layers(first)),
-        "overlap_touched": views.layered(chance_layers(first, touched=True)),
+        "overlap": views.by_layer(chance_layers(first)),
+        "overlap_touched": views.by_layer(chance_layers(first, touched=True)),
     }
     if not task_of(views.graph).row_per_node:
         *_, last = views.attacks.values()
-        out["explanations"] = _item_chance(views, last.worst.compared)
+        out["explanations"] = _item_overlaps(views, last.worst.pair, chance=True)
     return out
 
 
-def _item_overlaps(views: Views, compared: Compared) -> dict[str, Any]:
+def _item_overlaps(views: Views, pair: AttentionPair, *, chance: bool = False) -> dict[str, Any]:
     """Top-k overlap of the explanations of links or graphs, by kind and layer; NaN where nothing counts.
 
     link   both ends' neighbourhoods explain a pair: the mean of the overlaps at its ends (their edges are
            disjoint), over ends with more than k neighbours; `links` and `pairs` that are none apart
     graph  the k edges of a small graph with the largest attention relative to uniform, `w_ij · degree_i`,
            over graphs with more than k edges. Without the degree, edges into leaves would always win
+
+    `chance` gives the value of a random ranking.
     """
-    values = compared.kept
-    starts = [task_of(views.graph).ranked_together(views.graph, pair.rowptr) for pair in compared.pairs]
-    if any(each is not None for each in starts):
-        ranges = zip(compared.pairs, starts, strict=True)
-        values = torch.stack([_range_overlap(pair, each, compared.k) for pair, each in ranges])
-    return _by_kind(views, values)
-
-
-def _range_overlap(pair: _Pair, starts: Tensor | None, k: int) -> Tensor:
-    """[R] overlap of the top-k edges of every range that begins at `starts`; NaN for at most k edges."""
-    degree = pair.rowptr.diff()
-    weight = torch.repeat_interleave(degree, degree).to(pair.before.dtype)
-    before, after = (shown * weight for shown in pair.shown)
-    return overlap_per_node(before, after, pair.rowptr if starts is None else starts, k)
-
-
-def _item_chance(views: Views, compared: Compared) -> dict[str, Any]:
-    """The value of a random ranking in `_item_overlaps`."""
-    values = []
-    for pair in compared.pairs:
-        starts = task_of(views.graph).ranked_together(views.graph, pair.rowptr)
-        degree = (pair.rowptr if starts is None else starts).diff().double()
-        values.append(torch.where(degree > compared.k, compared.k / degree, float("nan")))
-    return _by_kind(views, torch.stack(values))
-
-
-def _by_kind(views: Views, values: Tensor) -> dict[str, Any]:
-    """Means over all that counts, per layer, of every kind of explanation."""
+    task, values = task_of(views.graph), []
+    for layer, by_node in zip(pair.layers, pair.overlap, strict=True):
+        starts = task.edge_groups(views.graph, layer.rowptr)
+        degree = layer.rowptr.diff()
+        if chance:
+            edges = (degree if starts is None else starts.diff()).double()
+            values.append(torch.where(edges > pair.k, pair.k / edges, float("nan")))
+        elif starts is None:
+            values.append(by_node)
+        else:
+            weight = torch.repeat_interleave(degree, degree).to(layer.before.dtype)
+            before, after = (shown * weight for shown in layer.shown)
+            values.append(overlap_per_node(before, after, starts, pair.k))
     return {
-        name: views.layered([mean_over(row) for row in by_layer])
-        for name, by_layer in task_of(views.graph).explained(values, views.graph, views.rows).items()
+        name: views.by_layer([mean_over(row) for row in by_layer])
+        for name, by_layer in task.explanation_values(torch.stack(values), views.graph, views.rows).items()
     }
 
 
@@ -139,23 +124,18 @@ def _same_class(views: Views) -> dict[str, Any]:
         stayed = before.argmax(1) == view.output.logits[: before.shape[0]].argmax(1)
         scored = torch.zeros_like(stayed)
         scored[views.rows] = True
-        rows = list(zip(view.compared.kept, view.compared.touched or (), strict=True))
+        rows = list(zip(view.pair.overlap, view.pair.touched or (), strict=True))
         kept = [mean_over(row, scored & near & stayed & ~row.isnan()) for row, near in rows]
         changed = [same_class_changed(row, stayed, nodes=scored & near) for row, near in rows]
         share = same_class_share(before[views.rows], view.output.logits[views.rows])
-        return {"overlap": views.layered(kept), "changed": views.layered(changed), "kept": share}
+        return {"overlap": views.by_layer(kept), "changed": views.by_layer(changed), "kept": share}
 
     return {"same_class": views.by_attack(shares)} if task_of(views.graph).row_per_node else {}
 
 
 def _touched(views: Views) -> dict[str, Any]:
-    rows = views.attacks["prediction"].compared.compared.touched or ()
-    return views.layered([touched_share(each) for each in rows])
-
-
-def _half(pair: _Pair) -> int:
-    """The graph-wide K of the paper's experiments: half of the edges."""
-    return max(1, pair.before.numel() // 2)
+    rows = views.attacks["prediction"].shared.pair.touched or ()
+    return views.by_layer([touched_share(each) for each in rows])
 
 
 @metric(
@@ -374,13 +354,20 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     return float((last - following <= ROUNDING * last).double().mean())
 
 
+def _half(pair: _LayerPair) -> int:
+    """The graph-wide K of the paper's experiments: half of the edges."""
+    return max(1, pair.before.numel() // 2)
+
+
 def _graph_chance(views: Views) -> dict[str, Any]:
-    pairs = views.attacks["prediction"].compared.compared.pairs
-    return {"overlap_graph": views.layered([_half(p) / max(1, p.before.numel()) for p in pairs])}
+    layers = views.attacks["prediction"].shared.pair.layers
+    return {"overlap_graph": views.by_layer([_half(p) / max(1, p.before.numel()) for p in layers])}
 
 
 def _graph_overlap(views: Views) -> dict[str, Any]:
-    return views.per_layer("overlap_graph", lambda p: overlap_graph(p.before, p.after, p.rowptr, _half(p)))
+    return views.compare_layers(
+        "overlap_graph", lambda p: overlap_graph(p.before, p.after, p.rowptr, _half(p))
+    )
 
 
 @metric(
@@ -412,7 +399,7 @@ def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) 
 
 
 def _correlation(views: Views) -> dict[str, Any]:
-    return views.per_layer("rank_correlation", lambda p: rank_correlation(*p.ranks, p.rowptr))
+    return views.compare_layers("rank_correlation", lambda p: rank_correlation(*p.ranks, p.rowptr))
 
 
 @metric(

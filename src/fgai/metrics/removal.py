@@ -61,22 +61,9 @@ def _edges_to_remove(
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()
 
 
-def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """Slope of the least-squares line, `sum (x - mean x)(y - mean y) / sum (x - mean x)^2`; NaN if a y is."""
-    heights = [entry if entry != entry else checks.real_number(entry, "y") for entry in y]
-    a = torch.tensor([checks.real_number(entry, "x") for entry in x], dtype=torch.float64)
-    b = torch.tensor(heights, dtype=torch.float64)
-    if a.shape != b.shape or a.numel() < 2 or bool((a == a[0]).all()):
-        raise InputError(
-            f"`x` and `y` must be as long and `x` must vary, got x={list(x)} and {len(y)} values of y"
-        )
-    a = a - a.mean()
-    return float((a * (b - b.mean())).sum() / a.square().sum())
-
-
 def combined(attention: AttentionMap) -> LayerAttention:
     """Mean of a head-averaged map over its layers, types of edges joined, on the edges all layers have."""
-    attention = _one_type(attention)
+    attention = attention.joined()
     first = attention.layers[0]
     if not all(first.same_edges(layer) for layer in attention.layers[1:]):
         shared = first.keys
@@ -86,18 +73,12 @@ def combined(attention: AttentionMap) -> LayerAttention:
     return attention.over_layers("mean")
 
 
-def _one_type(attention: AttentionMap) -> AttentionMap:
-    """The map with one entry a layer, types of edges joined."""
-    typed = any(layer.edge_type is not None for layer in attention.layers)
-    return attention.joined() if typed else attention
-
-
 def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
     """The values edges are ranked by: of the last layer in scope `graph`, the layers' mean in scope `node`.
 
     Heads are reduced by their geometric mean, see `LayerAttention.heads`.
     """
-    shown = _one_type(attention.heads("log"))
+    shown = attention.heads("log").joined()
     return shown.last if scope == "graph" else combined(shown)
 
 
@@ -141,7 +122,7 @@ def _removal_curves(
             removed = scored.keys[gone]
             logits = _predict_without(model, observed, removed) if gone.numel() else observed.logits
             curves[largest].append(float((_classes_of(logits[:count]) == target)[right].double().mean()))
-    plus, minus = _slope(fractions, curves[True]), _slope(fractions, curves[False])
+    plus, minus = f_slope_plus(curves[True], fractions), f_slope_minus(curves[False], fractions)
     slopes = {"plus": plus, "minus": minus, "gap": f_slope_gap(minus, plus)}
     return {**slopes, "curve_plus": curves[True], "curve_minus": curves[False]}
 
@@ -179,7 +160,9 @@ def _slopes(views: Views) -> dict[str, Any]:
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the top of the ranking.
 
-    Strongly negative if the edges attention points at matter.
+        Σ (r - mean r)(share - mean share) / Σ (r - mean r)², the least-squares line over the fractions r
+
+    Strongly negative if the edges attention points at matter; NaN if a share is.
 
     Args:
         shares: of the nodes that are still predicted right, at each fraction.
@@ -189,7 +172,16 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
         >>> round(f_slope_plus([1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), 6)
         -1.0
     """
-    return _slope(fractions, shares)
+    heights = [share if share != share else checks.real_number(share, "shares") for share in shares]
+    x = torch.tensor([checks.real_number(one, "fractions") for one in fractions], dtype=torch.float64)
+    y = torch.tensor(heights, dtype=torch.float64)
+    if x.shape != y.shape or x.numel() < 2 or bool((x == x[0]).all()):
+        raise InputError(
+            "`shares` and `fractions` must be as long and `fractions` must vary, got"
+            f" {len(y)} shares at {list(fractions)}"
+        )
+    x = x - x.mean()
+    return float((x * (y - y.mean())).sum() / x.square().sum())
 
 
 @metric(
@@ -215,7 +207,7 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
         >>> f_slope_minus([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
         0.0
     """
-    return _slope(fractions, shares)
+    return f_slope_plus(shares, fractions)  # the same formula, of the other curve
 
 
 @metric(

@@ -16,7 +16,7 @@ from fgai.metrics.views import Views
 from fgai.ops.segments import check_rows, row_index, row_max, row_sum
 from fgai.typed import typed
 
-NOTHING = 1e-6
+UNIFORM_SHARPNESS = 1e-6
 """Sharpness up to which attention is uniform but for rounding."""
 
 
@@ -45,19 +45,19 @@ def sharpness_by_layer(attention: AttentionMap) -> list[float]:
 
 
 def _sharpness(views: Views) -> dict[str, Any]:
-    after = [sharpness(p.after, p.rowptr) for p in views.attacks["prediction"].worst.compared.pairs]
+    after = [sharpness(p.after, p.rowptr) for p in views.attacks["prediction"].worst.pair.layers]
     out = {
-        "clean": views.layered(sharpness_by_layer(views.attention["clean"])),
-        "attacked": views.layered(after),
+        "clean": views.by_layer(sharpness_by_layer(views.attention["clean"])),
+        "attacked": views.by_layer(after),
     }
     if views.vanilla is not None:
-        out["vanilla"] = views.layered(sharpness_by_layer(views.vanilla))
+        out["vanilla"] = views.by_layer(sharpness_by_layer(views.vanilla))
     return {"sharpness": out}
 
 
 def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, Any]:
     """The null row of a metric that only distributions have, which random scores are not."""
-    return {name: views.layered(values)} if views.null == "uniform" else {}
+    return {name: views.by_layer(values)} if views.null == "uniform" else {}
 
 
 @metric(
@@ -105,13 +105,13 @@ def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
 
 def _top_shares(views: Views) -> dict[str, Any]:
-    pairs = views.attacks["prediction"].worst.compared.pairs
+    pairs = views.attacks["prediction"].worst.pair.layers
     shares = {
         "clean": [top_share(p.before, p.rowptr) for p in pairs],
         "attacked": [top_share(p.after, p.rowptr) for p in pairs],
         "uniform": [uniform_share(p.rowptr) for p in pairs],
     }
-    return {"top_share": {name: views.layered(values) for name, values in shares.items()}}
+    return {"top_share": {name: views.by_layer(values) for name, values in shares.items()}}
 
 
 @metric(

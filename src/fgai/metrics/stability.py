@@ -15,7 +15,7 @@ from fgai import checks
 from fgai.divergence import same_shape, tvd
 from fgai.metrics.common import _matched_classes
 from fgai.metrics.spec import Shown, metric
-from fgai.metrics.views import Compared, Views
+from fgai.metrics.views import AttentionPair, Views
 from fgai.typed import typed
 
 
@@ -36,16 +36,16 @@ def _output_changes(views: Views) -> dict[str, Any]:
 
 def _attention_change(views: Views) -> dict[str, Any]:
     """g-JSD under each attack, and of the attention of `vanilla`."""
-
-    def change(compared: Compared) -> dict[str, Any]:
-        return views.layered([g_jsd(p.before, p.after) for p in compared.pairs])
-
-    out: dict[str, Any] = {
-        "g_jsd" if attack == "prediction" else f"g_jsd_{attack}": change(attacked.worst.compared)
-        for attack, attacked in views.attacks.items()
-    }
     if views.null == "random":
         return {}  # its scores are no distribution
+
+    def change(pair: AttentionPair) -> dict[str, Any]:
+        return views.by_layer([g_jsd(p.before, p.after) for p in pair.layers])
+
+    out: dict[str, Any] = {
+        "g_jsd" if attack == "prediction" else f"g_jsd_{attack}": change(attacked.worst.pair)
+        for attack, attacked in views.attacks.items()
+    }
     if views.similarity is not None and not views.null:
         out["similarity"] = {"g_jsd": change(views.similarity)}
     return out

@@ -39,7 +39,7 @@ def _per_view(views: Views, parts: Mapping[str, Callable[[_LayerTruth], float]])
     maps |= {f"truth_{name}": attacked.worst.output.attention for name, attacked in views.attacks.items()}
     return {
         name: {
-            part: views.layered([value(layer) for layer in _truth_by_layer(views.graph, attention)])
+            part: views.by_layer([value(layer) for layer in _truth_by_layer(views.graph, attention)])
             for part, value in parts.items()
         }
         for name, attention in maps.items()

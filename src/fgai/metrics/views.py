@@ -19,7 +19,7 @@ NULLS = ("uniform", "random")
 """Attentions of null rows: 1/degree, and scores drawn at random."""
 
 
-class _Pair(NamedTuple):
+class _LayerPair(NamedTuple):
     """One layer before and after, [E] each, on the same edges."""
 
     before: Tensor  # attention, mean over the heads
@@ -28,14 +28,9 @@ class _Pair(NamedTuple):
     ranks: tuple[Tensor, Tensor]  # by which neighbours are ranked; see `LayerAttention.ranking`
     shown: tuple[Tensor, Tensor]  # the heads' geometric mean, which compares between nodes
 
-    @classmethod
-    def of(cls, a: LayerAttention, b: LayerAttention) -> _Pair:
-        ranks, shown = (a.ranking(), b.ranking()), (a.heads("log"), b.heads("log"))
-        return cls(a.values[:, 0], b.values[:, 0], a.rowptr, ranks, shown)
-
 
 @typed
-class Compared:
+class AttentionPair:
     """Two attentions, head-averaged, on the edges that both have.
 
     Args:
@@ -48,24 +43,33 @@ class Compared:
     def __init__(
         self, before: AttentionMap, after: AttentionMap, k: int, touched: Sequence[Tensor] | None = None
     ) -> None:
-        self.pairs = [_Pair.of(a, b) for a, b in zip(*before.align(after), strict=True)]
+        self.layers = [
+            _LayerPair(
+                a.values[:, 0],
+                b.values[:, 0],
+                a.rowptr,
+                ranks=(a.ranking(), b.ranking()),
+                shown=(a.heads("log"), b.heads("log")),
+            )
+            for a, b in zip(*before.align(after), strict=True)
+        ]
         self.k, self.touched = k, touched
 
     @cached_property
-    def kept(self) -> Tensor:
+    def overlap(self) -> Tensor:
         """[L, N] top-k overlap, NaN at nodes that do not count."""
-        return torch.stack([overlap_per_node(*p.ranks, p.rowptr, self.k) for p in self.pairs])
+        return torch.stack([overlap_per_node(*p.ranks, p.rowptr, self.k) for p in self.layers])
 
 
 class View(NamedTuple):
-    """The model on an attacked graph: its output, and its attention compared with the clean one."""
+    """The model on an attacked graph: its output, and the clean and the attacked attention as a pair."""
 
     output: Observation
-    compared: Compared
+    pair: AttentionPair
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Attacked:
+class AttackViews:
     """The model under one attack.
 
     An ensemble may win at other endpoints against another model, so explanations are compared at endpoints
@@ -73,10 +77,8 @@ class Attacked:
     """
 
     worst: View  # under the strongest change, where predictions are scored
-    compared: View  # where explanations are compared; `worst` for attacks with one set of endpoints
-    by_rule: Mapping[str, View] = field(
-        default_factory=dict
-    )  # at the endpoints of each rule all models share
+    shared: View  # at endpoints that all models share, where explanations are compared; else `worst`
+    by_rule: Mapping[str, View] = field(default_factory=dict)  # for each rule that all models share
     damage: Mapping[str, float] = field(default_factory=dict)  # most by rule, where several were tried
 
 
@@ -100,7 +102,7 @@ class Views:
         attacks: by what is attacked, `prediction` and `explanation`.
         vanilla: attention of the model it was made from, on the clean graph, or None.
         vanilla_model: that model, or None.
-        sharpest: the layer that is reported as such.
+        sharpest: number of the sharpest layer, of the vanilla model if there is one.
         null: the attention of a null row in place of the model's: one of `NULLS`, else empty.
     """
 
@@ -112,7 +114,7 @@ class Views:
     measured: Tensor | None = None
     model: nn.Module | None = None
     curves: bool = True
-    attacks: Mapping[str, Attacked] = field(default_factory=dict)
+    attacks: Mapping[str, AttackViews] = field(default_factory=dict)
     vanilla: AttentionMap | None = None
     vanilla_model: nn.Module | None = None
     sharpest: int = 0
@@ -129,10 +131,10 @@ class Views:
         return {name: view.attention for name, view in self.observations.items()}
 
     @cached_property
-    def similarity(self) -> Compared | None:
+    def similarity(self) -> AttentionPair | None:
         """The attention of `vanilla` compared with the model's own, both on the clean graph."""
         clean = self.observations["clean"].attention
-        return None if self.vanilla is None else Compared(self.vanilla, clean, self.k)
+        return None if self.vanilla is None else AttentionPair(self.vanilla, clean, self.k)
 
     @property
     def by_rule(self) -> dict[str, dict[str, View]]:
@@ -145,22 +147,22 @@ class Views:
             for rule in rules
         }
 
-    def layered(self, values: Sequence[float]) -> dict[str, Any]:
+    def by_layer(self, values: Sequence[float]) -> dict[str, Any]:
         """Return values per layer with their summaries: `last`, `all` (mean of those defined), `sharpest`."""
-        mean, sharpest = mean_of_defined(values), values[self.sharpest]
-        return {"layers": list(values), "last": values[-1], "all": mean, "sharpest": sharpest}
+        mean = mean_of_defined(values)
+        return {"layers": list(values), "last": values[-1], "all": mean, "sharpest": values[self.sharpest]}
 
     def by_attack(self, value: Callable[[View], Any]) -> dict[str, Any]:
-        """Return a value by attack, at the endpoints where explanations are compared."""
-        return {name: value(attacked.compared) for name, attacked in self.attacks.items()}
+        """Return a value by attack, at the endpoints that all models share."""
+        return {name: value(attacked.shared) for name, attacked in self.attacks.items()}
 
-    def per_layer(self, name: str, value: Callable[[_Pair], float]) -> dict[str, Any]:
+    def compare_layers(self, name: str, value: Callable[[_LayerPair], float]) -> dict[str, Any]:
         """Return a number of every layer by attack, and with `vanilla` under `similarity`."""
 
-        def layers(compared: Compared) -> dict[str, Any]:
-            return self.layered([value(pair) for pair in compared.pairs])
+        def layers(pair: AttentionPair) -> dict[str, Any]:
+            return self.by_layer([value(layer) for layer in pair.layers])
 
-        by_attack = self.by_attack(lambda view: layers(view.compared))
+        by_attack = self.by_attack(lambda view: layers(view.pair))
         out: dict[str, Any] = {name: by_attack["prediction"] if self.null else by_attack}
         if self.similarity is not None:
             out["similarity"] = {name: layers(self.similarity)}
@@ -176,12 +178,12 @@ class Views:
             replace(output, attention=_null_map(output.attention, kind, seed + drawn))
             for drawn, output in enumerate((self.observations["clean"], worst.output))
         )
-        compared = Compared(clean.attention, attacked.attention, self.k, worst.compared.touched)
-        view = View(attacked, compared)
+        pair = AttentionPair(clean.attention, attacked.attention, self.k, worst.pair.touched)
+        view = View(attacked, pair)
         return replace(
             self,
             observations={"clean": clean, "attacked": attacked},
-            attacks={"prediction": Attacked(worst=view, compared=view)},
+            attacks={"prediction": AttackViews(worst=view, shared=view)},
             null=kind,
         )
 

@@ -178,7 +178,7 @@ def attack_words(record: Record, several: bool = True) -> str:
     if nodes:
         did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
     elif edges:
-        removes = attack is None or attack.removes  # if unknown, suppose that it does
+        removes = attack is None or attack.removes_edges  # if unknown, suppose that it does
         did.append(f"{'adds or removes' if removes else 'adds'} {edges} edges between {who} nodes")
         what = "what it changes" if removes else what
     if budget.get("radius"):
@@ -191,11 +191,11 @@ def attack_words(record: Record, several: bool = True) -> str:
         restarts = budget.get("restarts") or 1
         search = f"in {steps} steps" + (f", {restarts} times over" if restarts > 1 else "")
         tail = f" It knows the model and tunes {what} {search} to do the most harm."
-    elif attack is not None and attack.searches:
+    elif attack is not None and attack.follows_gradients:
         tail = f" It knows the model and tunes {what} in every way there is; what does the most harm counts."
     else:
         tail = f" It does not search: {what} is random."
-    chosen = attack is None or attack.aims
+    chosen = attack is None or attack.targets_depend_on_model or attack.budget.restarts > 1
     where = "; where it is spent is chosen for each" if chosen else " and the same places to attack"
     fair = f" Every model gets the same budget{where}." if several else ""
     return f"The {name} attack {' and '.join(did)}.{tail}{fair} {weak_search_note(name)}".rstrip()

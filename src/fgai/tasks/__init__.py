@@ -11,7 +11,7 @@ from fgai.tasks.base import (
     task_of,
     unregister_task,
 )
-from fgai.tasks.batch import POOLINGS, GraphTask, pool, take_graphs
+from fgai.tasks.batch import POOLINGS, GraphTask, pool
 from fgai.tasks.link import DECODERS, LinkTask, link_logits, negative_pairs
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "negative_pairs",
     "pool",
     "register_task",
-    "take_graphs",
     "task_of",
     "unregister_task",
 ]

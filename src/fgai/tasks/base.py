@@ -33,7 +33,7 @@ class Task(ABC):
         scores: by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or
             `class_auc`, `link_auc`, `link_precision`); headline first.
         selected_by: the score that chooses the epoch to keep; None for accuracy.
-        steady: every epoch sees the same graph, so its training steps can be captured.
+        fixed_graph: every epoch sees the same graph, so its training steps can be captured.
         row_per_node: row i of the logits is the vector a model gives node i, unchanged.
         row_per_graph: a row belongs to a small graph, whose nodes a model pools, with a budget of its own.
         needs_links: rows are the pairs in `graph.links`.
@@ -49,7 +49,7 @@ class Task(ABC):
     rows_are: ClassVar[str]
     scores: ClassVar[Mapping[str, str]]
     selected_by: ClassVar[str | None] = None
-    steady: ClassVar[bool] = True
+    fixed_graph: ClassVar[bool] = True
     row_per_node: ClassVar[bool] = False
     row_per_graph: ClassVar[bool] = False
     needs_links: ClassVar[bool] = False
@@ -100,7 +100,7 @@ class Task(ABC):
         )
 
     @abstractmethod
-    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def rows_predicted_from(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Bool [rows]: what is predicted from at least one of `nodes` (bool [N])."""
 
     @abstractmethod
@@ -136,21 +136,17 @@ class Task(ABC):
         """
         return nodes
 
-    def ranked_together(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
+    def edge_groups(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
         """[R+1] where the edges ranked together begin; None where every node ranks its own."""
         return None
 
-    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+    def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """Turn values of neighbourhoods [L, N] into those of explanations of `rows` [T], [L, ·] by kind.
 
-        `values` are per range of edges where `ranked_together` names some. Nothing is returned where the
+        `values` are per range of edges where `edge_groups` names some. Nothing is returned where the
         explanation of a row is that of its node.
         """
         return {}
-
-    def measured(self, graph: Graph, targets: str) -> Tensor:
-        """The rows whose change under attack is measured: those of `targets`."""
-        return self.rows(graph, targets)
 
 
 def _node_mask(graph: Graph, targets: str) -> Tensor | None:
@@ -197,16 +193,12 @@ class NodeTask(Task):
         """The nodes' classes."""
         return graph.y
 
-    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def rows_predicted_from(self, graph: Graph, nodes: Tensor) -> Tensor:
         """The nodes themselves."""
         return nodes
 
     def row_of(self, graph: Graph) -> Tensor:
         """The node's own."""
-        return torch.arange(graph.num_nodes, device=graph.device)
-
-    def measured(self, graph: Graph, targets: str) -> Tensor:
-        """All nodes: an attack on some moves others too."""
         return torch.arange(graph.num_nodes, device=graph.device)
 
 

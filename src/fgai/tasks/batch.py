@@ -42,7 +42,7 @@ class GraphTask(Task):
     def view(self, graph: Graph, targets: str) -> Graph:
         """The small graphs of a part alone."""
         rows = self.rows(graph, targets)
-        return graph if rows.numel() == graph.num_graphs else take_graphs(graph, rows)
+        return graph if rows.numel() == graph.num_graphs else _take_graphs(graph, rows)
 
     def count(self, graph: Graph) -> int:
         """G."""
@@ -60,7 +60,7 @@ class GraphTask(Task):
         """The graphs' classes."""
         return graph.graph_y
 
-    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def rows_predicted_from(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Graphs with at least one of `nodes`."""
         out = torch.zeros(graph.num_graphs, dtype=torch.bool, device=graph.device)
         out[_batch_of(graph)[nodes.nonzero().flatten()]] = True
@@ -82,13 +82,13 @@ class GraphTask(Task):
         """Mean or maximum over the nodes of each graph, [G, D]."""
         return pool(nodes, graph.batch, graph.num_graphs, pooling)
 
-    def ranked_together(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
+    def edge_groups(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
         """[G+1] where the edges of each small graph begin, the nodes of a batch standing graph by graph."""
         batch = _batch_of(graph)
         first = torch.searchsorted(batch, torch.arange(graph.num_graphs + 1, device=batch.device))
         return rowptr[first]
 
-    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+    def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """`graphs`: the values of the graphs asked for."""
         return {"graphs": values[:, rows]}
 
@@ -99,8 +99,7 @@ def _batch_of(graph: Graph) -> Tensor:
     return graph.batch
 
 
-@typed
-def take_graphs(graph: Graph, rows: Tensor) -> Graph:
+def _take_graphs(graph: Graph, rows: Tensor) -> Graph:
     """Return a batch of the small graphs with these numbers [R], in their old order.
 
     Raises:

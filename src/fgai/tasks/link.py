@@ -33,7 +33,7 @@ class LinkTask(Task):
     rows_are: ClassVar[str] = "links"
     scores: ClassVar[Mapping[str, str]] = {"roc_auc": "link_auc", "average_precision": "link_precision"}
     selected_by: ClassVar[str | None] = "roc_auc"
-    steady: ClassVar[bool] = False
+    fixed_graph: ClassVar[bool] = False
     needs_links: ClassVar[bool] = True
     linear_read_out: ClassVar[str] = "product"
     split_function: ClassVar[str] = "fgai.datasets.link_split"
@@ -81,7 +81,7 @@ class LinkTask(Task):
         """The ends of the pairs of a part."""
         return _links_of(graph).ends(targets)
 
-    def reached(self, graph: Graph, nodes: Tensor) -> Tensor:
+    def rows_predicted_from(self, graph: Graph, nodes: Tensor) -> Tensor:
         """Pairs of which at least one end is among `nodes`."""
         return nodes[_links_of(graph).pairs].any(0)
 
@@ -117,7 +117,7 @@ class LinkTask(Task):
             return _link_scores(nodes, links, decoder)
         return nodes if graph.links is None else link_logits(nodes, graph.links.pairs, decoder)
 
-    def explained(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
+    def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """`links` and other `pairs`: the mean of the two ends, those without a value left out."""
         links = _links_of(graph)
         scores, truth = values[:, links.pairs[:, rows]].nanmean(1), links.y[rows]

@@ -376,7 +376,7 @@ class FaithfulRecipe(FaithfulBase):
 
     def draw(self, epoch: int) -> Draws | None:
         """Return the endpoints of every ascent step and the ramp; the kind names the graphs."""
-        return self._draw(epoch) if task_of(self.graph).steady else None
+        return self._draw(epoch) if task_of(self.graph).fixed_graph else None
 
     def _draw(self, epoch: int) -> Draws:
         graphs, rise = self._schedule(epoch)

@@ -68,7 +68,7 @@ class AdversarialRecipe(VanillaRecipe):
 
     def draw(self, epoch: int) -> Draws | None:
         """Return the endpoints of the adversary's nodes."""
-        if not self.task.steady:
+        if not self.task.fixed_graph:
             return None
         return Draws("step", {"endpoints": self.adversary.draw(self._generator(epoch))})
 

@@ -150,7 +150,7 @@ class VanillaRecipe(Recipe):
 
     def draw(self, epoch: int) -> Draws | None:
         """Return draws without tensors, where every epoch sees the same graph."""
-        return Draws("step") if self.task.steady else None
+        return Draws("step") if self.task.fixed_graph else None
 
     def losses_from(self, model: nn.Module, draws: Draws) -> Iterator[dict[str, Tensor]]:
         """See `losses`: every epoch is the same."""
@@ -158,7 +158,7 @@ class VanillaRecipe(Recipe):
 
     def batch(self, epoch: int) -> tuple[Graph, Tensor, Tensor]:
         """Return the graph of an epoch, the training rows of its logits and their labels."""
-        if self.task.steady:
+        if self.task.fixed_graph:
             return self.graph, self.train_rows, self.train_labels
         graph = self.task.epoch(self.graph, epoch_generator(self.seed, epoch, 0x1B873593))
         return graph, *labelled_rows(graph, "train_mask")

@@ -15,7 +15,7 @@ from fgai.attention import call_model, evaluating, observe
 from fgai.divergence import tvd
 from fgai.errors import BudgetError, ReliabilityWarning, collected, warn
 from fgai.graph import Graph
-from fgai.metrics import NOTHING, overlap, sharpness
+from fgai.metrics import UNIFORM_SHARPNESS, overlap, sharpness
 from fgai.progress import stage
 from fgai.tasks import task_of
 
@@ -163,7 +163,7 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
         return None
     values = [sharpness(layer.heads(), layer.rowptr) for layer in before]
     most = max((value for value in values if not math.isnan(value)), default=0.0)
-    if most <= NOTHING:
+    if most <= UNIFORM_SHARPNESS:
         return None
     one, two = (attention.layers[values.index(most)] for attention in (before, after))
     kept = overlap(one.ranking(), two.ranking(), one.rowptr, TOP_K)

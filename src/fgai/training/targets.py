@@ -107,7 +107,7 @@ class Targets:
             further[destination[reached[source]]] = True
             reached = further
             shares.append(max(float(reached[:count].float().mean()), 1.0 / count))
-        rows = task_of(graph).reached(graph, reached[: graph.num_nodes])
+        rows = task_of(graph).rows_predicted_from(graph, reached[: graph.num_nodes])
         rows = rows[:count] if count < graph.num_nodes else rows
         predictions = max(float(rows.float().mean()), 1.0 / rows.numel())
         return Reach([shares[depth] for depth in self.depths], predictions)

@@ -1,4 +1,4 @@
-"""The one climb: points that move uphill side by side, and the worst values each has passed.
+"""Gradient ascent from several starts at once; of each the worst point seen is kept.
 
 A search is data (`SearchSpec`): the space its point lives in, the optimiser that moves it, its rate and its
 steps. All state lives in tensors that stay in place, so that on a GPU a step is captured once and replayed.
@@ -24,8 +24,10 @@ from fgai.typed import typed
 
 MIN_STEPS = 20  # from which a capture, which costs about as much as five steps, pays
 WARM_UP = 3
-NEARLY = 0.999  # largest distance of a start from the middle, in units of half the box: tanh never reaches 1
-FIRST, SECOND, TINY = 0.9, 0.999, 1e-8  # Adam's
+LARGEST_START = (
+    0.999  # largest distance of a start from the middle, in units of half the box: tanh never reaches 1
+)
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,7 @@ SPACES = {
         project=lambda point, box: point.clamp_(-1.0, 1.0),
     ),
     "tanh": _Space(
-        start=lambda features, box: torch.atanh(box.points(features).clamp(-NEARLY, NEARLY)),
+        start=lambda features, box: torch.atanh(box.points(features).clamp(-LARGEST_START, LARGEST_START)),
         features=lambda point, box: box.features(torch.tanh(point)),
     ),
 }
@@ -73,11 +75,11 @@ class _Adam(_Sign):
 
     def move(self, gradient: Tensor) -> Tensor:
         self.turn.add_(1)
-        self.first.mul_(FIRST).add_(gradient, alpha=1 - FIRST)
-        self.second.mul_(SECOND).addcmul_(gradient, gradient, value=1 - SECOND)
-        mean = self.first / (1 - FIRST**self.turn)
-        spread = (self.second / (1 - SECOND**self.turn)).sqrt()
-        return self.rate * mean / (spread + TINY)
+        self.first.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
+        self.second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
+        mean = self.first / (1 - BETA1**self.turn)
+        spread = (self.second / (1 - BETA2**self.turn)).sqrt()
+        return self.rate * mean / (spread + EPSILON)
 
 
 class _Momentum(_Sign):
@@ -88,7 +90,7 @@ class _Momentum(_Sign):
         self.mean = torch.zeros_like(like)
 
     def move(self, gradient: Tensor) -> Tensor:
-        self.mean.mul_(FIRST).add_(gradient / gradient.abs().mean((-2, -1), keepdim=True).clamp(min=1e-30))
+        self.mean.mul_(BETA1).add_(gradient / gradient.abs().mean((-2, -1), keepdim=True).clamp(min=1e-30))
         return self.rate * self.mean.sign()
 
 
@@ -195,7 +197,7 @@ class _Climb:
             progress.advance(climbs)
         with torch.no_grad():
             features = self.features(self.point)
-            self._note(features, *self.score(self.site.view(features)))
+            self._note(features, *self.score(self.site.run(features)))
         numbers = torch.stack([self.damage, self.loss, self.steepest], dim=1).tolist()
         rows = zip(self.best, numbers, self.point, self.curve.T, strict=True)
         return [
@@ -216,7 +218,7 @@ class _Climb:
     def _step(self) -> None:
         moving = self.point.detach().requires_grad_()
         features = self.features(moving)
-        loss, damage = self.score(self.site.view(features))
+        loss, damage = self.score(self.site.run(features))
         gradient = torch.zeros_like(self.point)
         if loss.requires_grad:
             (gradient,) = torch.autograd.grad(loss.sum(), moving, materialize_grads=True)

@@ -1,6 +1,7 @@
 """The members of the ensemble: start × space × optimiser × loss × gradient, each a search of its own.
 
-Whose gradient a member climbs is the model's own, one straight through its limits, or a softer model's.
+A member follows the model's own gradient (`true`), one that ignores the clipping of limits (`straight`), or
+that of a copy of the model with a higher temperature (`smooth`).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from fgai.ops.segments import row_max
 from fgai.typed import typed
 
 SATURATED = 1e-6  # distance to 1 from which the largest attention of a node counts as all there is
-MOST = 0.5  # share of the nodes at which attention must be so for a layer to count as saturated
-HOTTEST = 1e8  # the last temperature tried
+SATURATED_SHARE = 0.5  # share of the nodes at which attention must be so for a layer to count as saturated
+LARGEST_TEMPERATURE = 1e8  # the last temperature tried
 # Parameters and linear maps a layer's scores are linear in, in fgai's layers and PyG's, and their limits.
 SCORE_WEIGHTS = (
     *("source_weight", "destination_weight", "score_weight"),
@@ -40,22 +41,22 @@ def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
         several = layer.degree > 1
         top = row_max(layer.values.mean(1), layer.rowptr)[several]
         share = float((top > 1 - SATURATED).double().mean()) if top.numel() else 0.0
-        if share > MOST:
+        if share > SATURATED_SHARE:
             return layer.name, share
     return None
 
 
-def _softened(model: nn.Module, graph: Graph) -> nn.Module | None:
+def _with_temperature(model: nn.Module, graph: Graph) -> nn.Module | None:
     """Return a copy with all scores divided by a temperature, so that attention is not saturated; else None.
 
     Softmax that gives one neighbour everything has no gradient; that of the same scores, ten or a thousand
-    times smaller, points the way. Points found there are judged on the model itself.
+    times smaller, has one. The points it leads to are judged on the model itself.
     """
     temperature = 10.0
-    while temperature <= HOTTEST:
+    while temperature <= LARGEST_TEMPERATURE:
         other = duplicate(model)
         for layer in find_layers(other).values():
-            _cool(layer, 1 / temperature)
+            _scale_scores(layer, 1 / temperature)
         if _saturated_layer(observe(other, graph, heads="mean", ranked=False).attention) is None:
             return other
         temperature *= 10
@@ -63,7 +64,7 @@ def _softened(model: nn.Module, graph: Graph) -> nn.Module | None:
 
 
 @torch.no_grad()
-def _cool(layer: nn.Module, factor: float) -> None:
+def _scale_scores(layer: nn.Module, factor: float) -> None:
     for name, parameter in layer.named_parameters(recurse=False):
         if name in SCORE_WEIGHTS:
             parameter.mul_(factor)
@@ -107,9 +108,6 @@ class _StartContext:
         return self.drawn(scale, generator) if features is None else features.clamp(*self.box)
 
 
-Start = Callable[[_StartContext, torch.Generator], Tensor]
-
-
 def _corner(context: _StartContext, generator: torch.Generator) -> Tensor:
     """A random corner of the box for every new node."""
     low, high = context.box
@@ -119,17 +117,12 @@ def _corner(context: _StartContext, generator: torch.Generator) -> Tensor:
 
 def _others(context: _StartContext, generator: torch.Generator) -> Tensor:
     """Features of real nodes whose class is not the one most of the endpoints have."""
-    graph, count = context.graph, context.endpoints.shape[0]
-    assert graph.features is not None
-    drawn = torch.randint(graph.num_nodes, (count, 32), generator=generator).to(graph.device)
-    pick = drawn[:, 0]
-    if context.labels is not None:
-        differs = context.labels[drawn] != context.labels[context.endpoints].mode(1).values[:, None]
-        pick = drawn.gather(1, differs.float().argmax(1, keepdim=True)).squeeze(1)
-    return graph.features.select(pick).clamp(*context.box)
+    assert context.graph.features is not None
+    nodes = _nodes_of_other_classes(context, 4, generator)[:, 0]
+    return context.graph.features.select(nodes).clamp(*context.box)
 
 
-def _strangers(context: _StartContext, count: int, generator: torch.Generator) -> Tensor:
+def _nodes_of_other_classes(context: _StartContext, count: int, generator: torch.Generator) -> Tensor:
     """Real nodes [M, count] for every new one, of classes other than most of its endpoints have, if any."""
     graph = context.graph
     shape = (context.endpoints.shape[0], 8 * count)
@@ -140,7 +133,7 @@ def _strangers(context: _StartContext, count: int, generator: torch.Generator) -
     return drawn.gather(1, alike.long().argsort(dim=1, stable=True)[:, :count])
 
 
-STARTS: dict[str, Start] = {
+STARTS: dict[str, Callable[[_StartContext, torch.Generator], Tensor]] = {
     "middle": lambda context, generator: context.middle,
     "small": lambda context, generator: context.drawn(0.05, generator),
     "medium": lambda context, generator: context.drawn(0.3, generator),

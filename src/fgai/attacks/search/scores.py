@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from fgai.attacks.search.site import _InjectionSite, _View
+from fgai.attacks.search.site import _InjectionSite, _SiteOutput
 from fgai.attention import AttentionMap, touched_rows
 from fgai.metrics import error_weights
 from fgai.objectives import Clean, Explanation, Objective
@@ -24,7 +24,7 @@ from fgai.tasks import task_of
 from fgai.topk import topk_mask
 from fgai.topk.swaps import swap_gaps
 
-Score = Callable[[_View], tuple[Tensor, Tensor]]
+Score = Callable[[_SiteOutput], tuple[Tensor, Tensor]]
 """View → the losses [B], with gradients, and the damages [B], without."""
 
 
@@ -33,7 +33,7 @@ def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | Non
     values = _values(site, objective)
     climbed = None if guide is None else _values(site, guide)
 
-    def score(view: _View) -> tuple[Tensor, Tensor]:
+    def score(view: _SiteOutput) -> tuple[Tensor, Tensor]:
         value = values(view)
         return (value if climbed is None else climbed(view)), value.detach()
 
@@ -50,7 +50,7 @@ def _damage_at(site: _InjectionSite, objective: Objective, losses: Sequence[str]
         kind = _LinkScore if name == "link_auc" else _ClassScore
         return kind(site, losses, error_weights(name, clean.labels[clean.nodes]))
 
-    def score(view: _View) -> tuple[Tensor, Tensor]:
+    def score(view: _SiteOutput) -> tuple[Tensor, Tensor]:
         assert view.outputs is not None
         damage = [objective.judged(logits, attention, clean) for logits, attention in view.outputs]
         return _values(site, objective)(view), torch.stack(damage)
@@ -63,7 +63,7 @@ def _sums_rows(objective: Objective) -> bool:
     return objective.node_mean or objective.explanation is not None
 
 
-def _values(site: _InjectionSite, objective: Objective) -> Callable[[_View], Tensor]:
+def _values(site: _InjectionSite, objective: Objective) -> Callable[[_SiteOutput], Tensor]:
     """The objective of each set of values, [B]."""
     if site.plan is None:
         return lambda view: torch.stack([objective(*output, site.clean) for output in view.outputs or ()])
@@ -73,7 +73,7 @@ def _values(site: _InjectionSite, objective: Objective) -> Callable[[_View], Ten
     return _mean_at(site, objective)
 
 
-def _mean_at(site: _InjectionSite, objective: Objective) -> Callable[[_View], Tensor]:
+def _mean_at(site: _InjectionSite, objective: Objective) -> Callable[[_SiteOutput], Tensor]:
     """A mean over the attacked rows; those out of reach keep their value."""
     clean = site.clean
 
@@ -132,7 +132,7 @@ class _ClassScore:
             spread = clean.logits.new_zeros(clean.logits.shape[0]).index_put((clean.nodes,), weights)
             self.fixed, self.weights = spread[rest][wrong].sum(), spread[site.rows]
 
-    def __call__(self, view: _View) -> tuple[Tensor, Tensor]:
+    def __call__(self, view: _SiteOutput) -> tuple[Tensor, Tensor]:
         loss = view.logits.new_zeros(view.logits.shape[0])
         own, gap = _own_and_gap(view.logits, self.mine)
         for function, chosen in self.losses:
@@ -168,14 +168,14 @@ def _explanation_at(site: _InjectionSite, explanation: Explanation, count: int) 
             part = _PartialExplanation(explanation, site.recompute, site.clean, site.plan)
             part = part if count == 1 else part.repeated(site.copies(count))
 
-        def partial(view: _View) -> tuple[Tensor, Tensor]:
+        def partial(view: _SiteOutput) -> tuple[Tensor, Tensor]:
             assert view.touched is not None
             return part.shares(view.touched)
 
         return partial
     near: list[Tensor] = []
 
-    def full(view: _View) -> tuple[Tensor, Tensor]:
+    def full(view: _SiteOutput) -> tuple[Tensor, Tensor]:
         maps = [attention for _, attention in view.outputs or ()]
         if not near:
             near.extend(touched_rows(site.clean.attention, maps[0]))

@@ -1,4 +1,4 @@
-"""`_InjectionSite`: the attacked model as a function of the values an attack moves, its edges being fixed."""
+"""`_InjectionSite`: the attacked model as a function of the values that an attack changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fgai.objectives import Clean
 from fgai.recompute import PartialOutput, Plan, PlanCopies, Recompute
 
 
-class _View(NamedTuple):
+class _SiteOutput(NamedTuple):
     """The model's output for B sets of values."""
 
     logits: Tensor  # [B, R, C] of `_InjectionSite.rows`; [B, 0, C] where a partial pass reads attention
@@ -38,7 +38,7 @@ class _InjectionSite:
     clean: Clean
     recompute: Recompute | None
     reads: str
-    moves: str = "features"  # field of the change that moves, or `delta` (one set at a time), `entry_values`
+    variable: str = "features"  # field of the change that varies; or `delta` (one set), `entry_values`
 
     def __post_init__(self) -> None:
         self.passes = 0
@@ -66,24 +66,24 @@ class _InjectionSite:
             self._copies[count] = self.plan.copies(count)
         return self._copies[count]
 
-    def view(self, values: Tensor) -> _View:
+    def run(self, values: Tensor) -> _SiteOutput:
         """Run the model with each of these sets of values [B, M, ...]; gradients reach them."""
         if self.plan is not None:
             return self._partial(self._changed(values.flatten(0, 1), len(values)), len(values))
         return self._full([self._changed(one, 1) for one in values])
 
-    def at(self, change: GraphChange) -> _View:
+    def run_change(self, change: GraphChange) -> _SiteOutput:
         """Run the model after one change with the edges and rows of this site."""
         return self._full([change]) if self.plan is None else self._partial(change, 1)
 
     def _changed(self, values: Tensor, count: int) -> GraphChange:
         """The change with `count` sets of values, one after the other."""
-        change = replace(self.change, **{self.moves: values})
-        if self.moves == "entry_values" and change.features is not None:
+        change = replace(self.change, **{self.variable: values})
+        if self.variable == "entry_values" and change.features is not None:
             change = replace(change, features=change.features.repeat(count, 1))
         return change
 
-    def _partial(self, change: GraphChange, count: int) -> _View:
+    def _partial(self, change: GraphChange, count: int) -> _SiteOutput:
         """Compute the rows in reach for all sets of values in one pass."""
         self.passes += count
         assert self.recompute is not None and self.plan is not None
@@ -97,17 +97,17 @@ class _InjectionSite:
         with nullcontext() if values is None else replacing_entry(entry_limits(self.model), values):
             touched = self.recompute.forward(plan, features, encodings, logits=read)
         if not read:
-            return _View(touched.logits.expand(count, 0, -1), None, touched)
-        return _View(touched.logits.view(count, -1, touched.logits.shape[1]), None, touched)
+            return _SiteOutput(touched.logits.expand(count, 0, -1), None, touched)
+        return _SiteOutput(touched.logits.view(count, -1, touched.logits.shape[1]), None, touched)
 
-    def _full(self, changes: list[GraphChange]) -> _View:
+    def _full(self, changes: list[GraphChange]) -> _SiteOutput:
         self.passes += len(changes)
         graphs = (
             self._template.replace(features=one.features_on(self.graph), entry_values=one.entry_values)
             for one in changes
         )
         outputs = [_read_model(self.model, graph, self.reads) for graph in graphs]
-        return _View(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
+        return _SiteOutput(torch.stack([logits[self.rows] for logits, _ in outputs]), outputs, None)
 
 
 def _read_model(model: nn.Module, graph: Graph, reads: str) -> tuple[Tensor, AttentionMap]:

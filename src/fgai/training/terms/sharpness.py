@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fgai.metrics import NOTHING
+from fgai.metrics import UNIFORM_SHARPNESS
 from fgai.training.targets import layer_sharpness
 from fgai.training.terms.base import StepContext, Term, first_rows, sum_scalars
 
@@ -26,7 +26,10 @@ def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
     """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
     pairs = zip(now, before, strict=True)
     return sum_scalars(
-        [(MIN_SHARPNESS - one / two).clamp(min=0) if two > NOTHING else one * 0 for one, two in pairs]
+        [
+            (MIN_SHARPNESS - one / two).clamp(min=0) if two > UNIFORM_SHARPNESS else one * 0
+            for one, two in pairs
+        ]
     )
 
 
