@@ -278,7 +278,7 @@ def test_objectives_when_edges_come_and_go(objective: str, shape: str) -> None:
     change = GraphChange(edges=torch.tensor([[3], [9]]), removed=graph.edge_index[:, inner])
     full = wanted(*seen_by(model, change.apply(again.graph)[0]), clean)
     ledger = Ledger()
-    found = Judge(model, again.graph, wanted, clean, ledger, again).change(change)
+    found = Judge(model, again.graph, wanted, clean, ledger, again).value(change)
     assert ledger.partial == 1 and ledger.share < 0.6
     torch.testing.assert_close(found, full, rtol=1e-10, atol=0)
 

@@ -73,7 +73,10 @@ class _Certificate(TabledDocument):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
-        return super().from_dict(current_names(values, cls.OLD_NAMES))
+        values = current_names(values, cls.OLD_NAMES)
+        if isinstance(values, Mapping) and isinstance(layers := values.get("layers"), list):
+            values = {**values, "layers": [current_names(layer, cls.OLD_NAMES) for layer in layers]}
+        return super().from_dict(values)
 
     @classmethod
     def layout(cls) -> dict[str, Any]:

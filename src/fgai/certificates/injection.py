@@ -36,7 +36,7 @@ from fgai.attention import evaluating
 from fgai.bounds.intervals import ROUNDING, LayerBounds, StateBounds, layer_ranges
 from fgai.bounds.scores import first_layer_output, score_bounds, source_bounds
 from fgai.bounds.steps import linear_map, propagate
-from fgai.certificates.base import BOOL, _InjectionRecord, current_names, pack_tensor, share_of, unpack_tensor
+from fgai.certificates.base import BOOL, _InjectionRecord, pack_tensor, share_of, unpack_tensor
 from fgai.certificates.chain import Chain
 from fgai.certificates.integrity import INVARIANT, invariant_layers
 from fgai.certificates.kernels import classes_certified, mean_bounds, order_certified
@@ -96,11 +96,9 @@ class LayerOrder:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
-        values = current_names(values, _OLD_NAMES)
         check(values, _OrderLayout, "a layer")
-        return cls(
-            **{**values, "certified": unpack_tensor(values["certified"], "certified of a layer", BOOL, 1)}
-        )
+        certified = unpack_tensor(values["certified"], "certified of a layer", BOOL, 1)
+        return cls(**{**values, "certified": certified})
 
 
 _OLD_NAMES = {"holds": "certified"}

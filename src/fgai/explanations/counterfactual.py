@@ -16,7 +16,7 @@ from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
 from fgai.errors import CheckpointError, collected
 from fgai.evaluation.breaking import smallest_below
-from fgai.evaluation.run import logits_again
+from fgai.evaluation.run import eval_logits
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
 from fgai.graph.saved import typical_features
 from fgai.recompute import Recompute
@@ -258,4 +258,4 @@ def _replay(
 
 
 def _logits(model: nn.Module, graph: Graph) -> Tensor:
-    return logits_again(model, prepared(model, graph))
+    return eval_logits(model, prepared(model, graph))
