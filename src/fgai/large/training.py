@@ -1,4 +1,4 @@
-"""Recipes in mini-batches: the loss is that of the whole graph, on the seeds of a batch."""
+"""Training in mini-batches: the loss is that of the whole graph, on the seeds of a batch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.observation import StoredObservation
 from fgai.large.source import _PreparedBatch, _StoredSource
-from fgai.large.stored import StoredGraph, open_store
-from fgai.large.streaming import _reads_loops
+from fgai.large.stored import StoredGraph
+from fgai.large.streaming import _exact_pass
 from fgai.large.write import write_store
 from fgai.models import as_graph
 from fgai.sparse import Adjacency
@@ -43,9 +43,9 @@ class _StoredTargets:
     def __init__(self, vanilla: StoredObservation, loops: bool) -> None:
         self.vanilla, self.loops = vanilla, loops
         self.layers = range(len(vanilla.layers))
-        nodes, several = 0, 0  # of the latter every node has two neighbours or more
+        nodes, several = 0, 0  # all nodes, and those with two neighbours or more
         total, contrasts, sharpness = 0.0, [0.0] * len(self.layers), [0.0] * len(self.layers)
-        for logits, rowptr, attention, _ in vanilla._blocks():
+        for logits, rowptr, attention, _ in vanilla._node_blocks():
             rows, ranked = len(logits), int((rowptr.diff() >= 2).sum())
             destination = torch.repeat_interleave(torch.arange(rows), rowptr.diff())
             total += rows * float(spread(logits))
@@ -57,13 +57,13 @@ class _StoredTargets:
         self.contrasts = relative_contrasts([value / nodes for value in contrasts])
         self.sharpness = [value / max(1, several) for value in sharpness]
 
-    def of(self, part: _PreparedBatch) -> Targets:
+    def of(self, batch: _PreparedBatch) -> Targets:
         """Return the targets of a mini-batch; attention is divided by its sum over the neighbours drawn."""
-        graph, seeds = part.graph, part.seeds
-        logits = torch.from_numpy(self.vanilla.logits[part.nodes.numpy()]).to(graph.device)
+        graph, seeds = batch.graph, batch.seeds
+        logits = torch.from_numpy(self.vanilla.logits[batch.nodes.numpy()]).to(graph.device)
         looped = self.loops and not graph.has_loops
         adjacency = (graph.add_self_loops()[0] if looped else graph).adjacency
-        layers = self._attention(part, adjacency)
+        layers = self._attention(batch, adjacency)
         into = int(adjacency.rowptr[seeds])
         return Targets(
             logits=logits[:seeds],
@@ -78,10 +78,10 @@ class _StoredTargets:
             depths=list(self.layers),
         )
 
-    def _attention(self, part: _PreparedBatch, adjacency: Adjacency) -> tuple[LayerAttention, ...]:
-        """The attention on all edges of a batch, layer by layer."""
-        graph = part.graph
-        ends = [part.nodes[end.cpu()].numpy() for end in (adjacency.source, adjacency.destination)]
+    def _attention(self, batch: _PreparedBatch, adjacency: Adjacency) -> tuple[LayerAttention, ...]:
+        """Return the attention on all edges of a batch, layer by layer."""
+        graph = batch.graph
+        ends = [batch.nodes[end.cpu()].numpy() for end in (adjacency.source, adjacency.destination)]
         positions = self.vanilla.positions(*ends)
         layers = []
         for number, name in enumerate(self.vanilla.layers):
@@ -95,11 +95,11 @@ class _StoredTargets:
         return tuple(layers)
 
 
-FEW = 4  # batches from which the reach of the adversary is taken before the first epoch
+FEW = 4  # batches on which the reach of the adversary is measured before the first epoch
 
 
 class _BatchRecipe(Recipe):
-    """Training batch by batch; limits take their ranges from all nodes before each epoch and validation."""
+    """Training batch by batch; ranges of limits are set from all nodes before each epoch and validation."""
 
     batched = True
     source: _StoredSource
@@ -115,13 +115,15 @@ class _BatchRecipe(Recipe):
         """Yield one step per batch."""
         self._measure(model)
         first = epoch * self.steps_per_epoch
-        for number, part in enumerate(self.source.own_parts(model, self.seeds, epoch), first):
-            yield Step(0 if part is None else part.seeds, self._parts(model, part, number))
+        for number, batch in enumerate(self.source.own_batches(model, self.seeds, epoch), first):
+            yield Step(0 if batch is None else batch.seeds, self._parts(model, batch, number))
             self.measured = False
 
     @abstractmethod
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
-        """The loss of this process's batch, see `Recipe.parts`; there may be none."""
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the loss of this process's batch, see `Recipe.parts`; there may be none."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the adversary; the weights have changed since limits were measured."""
@@ -129,7 +131,7 @@ class _BatchRecipe(Recipe):
         self.measured = False
 
     def _measure(self, model: nn.Module) -> None:
-        """Take the ranges of the limits, if the weights have changed since the last time."""
+        """Set the ranges of the limits, if the weights have changed since the last time."""
         if self.settings is not None and self.settings.limits and not self.measured:
             self.source.set_ranges(model, self.settings.clip_share, self.settings.shrink, sampled=True)
             self.measured = True
@@ -148,40 +150,42 @@ class _VanillaBatches(_BatchRecipe):
     def start(self, model: nn.Module, seed: int) -> None:
         """Check the model; there are no targets."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        if norms and self.source.ranks.several:
+        if norms and self.source.group.several:
             raise InputError(
                 'BatchNorm is not supported with several processes; use `norm="layer"` or one process'
             )
 
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
-        if part is not None:
-            yield supervised(model, part.graph, *_targets(part))
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
+        if batch is not None:
+            yield supervised(model, batch.graph, *_targets(batch))
 
     def score(self, model: nn.Module) -> float:
         """Return the validation accuracy minus a thousandth of a bounded loss, as `Vanilla` does."""
         right, loss = 0.0, 0.0
         with evaluating(model), torch.no_grad():
-            for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
-                rows, labels = _targets(part)
-                logits = call_model(model, part.graph).index_select(0, rows)
+            for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
+                rows, labels = _targets(batch)
+                logits = call_model(model, batch.graph).index_select(0, rows)
                 right += float((logits.argmax(1) == labels).sum())
                 loss += float(cross_entropy(logits, labels, reduction="sum"))
         count = len(self.val_nodes)
         return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
 
 
-def _targets(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
-    """The rows of the seeds and their labels."""
-    assert part.graph.y is not None
-    return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
+def _targets(batch: _PreparedBatch) -> tuple[Tensor, Tensor]:
+    """Return the rows of the seeds and their labels."""
+    assert batch.graph.y is not None
+    return torch.arange(batch.seeds, device=batch.graph.device), batch.graph.y[: batch.seeds]
 
 
 class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
     """Faithful training, batch by batch over all nodes.
 
-    Vanilla targets come from an exact pass over the whole graph. One adversary serves all batches and ranks:
-    a batch borrows a share of its nodes, which join seeds alone. The share of seeds they reach, measured on
-    the first batches, divides the attacked terms.
+    Vanilla targets come from an exact pass over the whole graph. All batches and processes use one adversary:
+    a share of its nodes is injected into each batch, at seeds alone. The share of seeds they reach, measured
+    on the first batches, divides the attacked terms.
     """
 
     def __init__(
@@ -198,9 +202,9 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
         self.fit, self.val = (_mask(source, each) for each in (self.adversary.nodes, self.val_nodes))
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
+        """Compute the vanilla targets, and make a few steps of the adversary before the first epoch."""
         self.seed = seed
-        loops = _reads_loops(self.vanilla, self.source.stored)
+        loops = _exact_pass(self.vanilla, self.source.stored).loops
         self.targets = _StoredTargets(self.source.observe(self.vanilla, ranked=True), loops)
         self._measure(model)
         if self.injects:
@@ -209,45 +213,47 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
         self.adversary.start(generator, entry_limits(model))
-        parts = list(islice(self.source.parts(model, None, 0), FEW))
-        self.reach = self._reach(self.adversary, parts, self.fit, generator)
+        batches = list(islice(self.source.batches(model, None, 0), FEW))
+        self.reach = self._reach(self.adversary, batches, self.fit, generator)
         self.probe = self.adversary.restarted()
-        few = list(islice(self.source.parts(model, self.val_nodes, 0, shuffle=False), FEW))
+        few = list(islice(self.source.batches(model, self.val_nodes, 0, shuffle=False), FEW))
         self.probe_reach = self._reach(self.probe, few, self.val, self._generator(-2))
-        for part in islice(cycle(parts), PROBE):
-            attack = _injected(self.adversary, part, self.fit, self.reach, generator)
+        for batch in islice(cycle(batches), PROBE):
+            attack = _inject(self.adversary, batch, self.fit, self.reach, generator)
             if attack is not None:
-                self._loss(part).ascend(model, attack)
+                self._loss(batch).ascend(model, attack)
 
     def _reach(
         self,
         adversary: InjectionAdversary,
-        parts: list[_PreparedBatch],
+        batches: list[_PreparedBatch],
         pool: Tensor,
         generator: torch.Generator,
     ) -> Reach:
-        """The shares of the seeds that an adversary reaches, over some batches."""
+        """Return the shares of the seeds that an adversary reaches in some batches."""
         layers, predictions, seeds = torch.zeros(len(self.targets.layers)), 0.0, 0
-        for part in parts:
-            attack = _injected(adversary, part, pool, Reach([], 1.0), generator)
+        for batch in batches:
+            attack = _inject(adversary, batch, pool, Reach([], 1.0), generator)
             if attack is not None:
-                reach = self.targets.of(part).reach(part.graph, attack.join(part.graph)[0])
-                layers += part.seeds * torch.tensor(reach.layers)
-                predictions += part.seeds * reach.predictions
-            seeds += part.seeds
+                reach = self.targets.of(batch).reach(batch.graph, attack.join(batch.graph)[0])
+                layers += batch.seeds * torch.tensor(reach.layers)
+                predictions += batch.seeds * reach.predictions
+            seeds += batch.seeds
         least = 1.0 / seeds
         return Reach([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
 
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
-        """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the terms of this process's batch; the adversary makes its steps in all processes."""
         due, rise = self._due(step, self.steps_per_epoch)
-        climbs, ranks = self.settings.steps if due != "clean" else 0, self.source.ranks
-        generator = self._generator(step * ranks.size + ranks.rank)
+        climbs, group = self.settings.steps if due != "clean" else 0, self.source.group
+        generator = self._generator(step * group.size + group.rank)
         attacks: list[InjectedNodes] = []
-        if part is not None:
-            drawn = [_injected(self.adversary, part, self.fit, self.reach, generator) for _ in range(climbs)]
+        if batch is not None:
+            drawn = [_inject(self.adversary, batch, self.fit, self.reach, generator) for _ in range(climbs)]
             attacks = [attack for attack in drawn if attack is not None]
-            loss = self._loss(part)
+            loss = self._loss(batch)
             risen = loss.targets.logits.new_tensor(rise)
             yield from loss.parts(model, due if attacks else "clean", attacks, risen)
         if attacks:
@@ -260,21 +266,21 @@ class _FaithfulBatches(_BatchRecipe, FaithfulRecipe):
         """Return minus the total on the validation nodes, under a fresh attack; needs no labels."""
         self._measure(model)
         total, generator = 0.0, self._generator(-2)
-        for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
+        for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
             attack = None
             if self.injects:
-                attack = _injected(self.probe, part, self.val, self.probe_reach, generator)
-            total += part.seeds * float(self._loss(part).score(model, attack))
+                attack = _inject(self.probe, batch, self.val, self.probe_reach, generator)
+            total += batch.seeds * float(self._loss(batch).score(model, attack))
         return total / len(self.val_nodes)
 
-    def _loss(self, part: _PreparedBatch) -> FaithfulLoss:
-        return FaithfulLoss(part.graph, self.targets.of(part), self.settings, self.terms, measures=False)
+    def _loss(self, batch: _PreparedBatch) -> FaithfulLoss:
+        return FaithfulLoss(batch.graph, self.targets.of(batch), self.settings, self.terms, measures=False)
 
 
 class _HardenBatches(_VanillaBatches):
     """Adversarial training, batch by batch over the training nodes.
 
-    One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds alone.
+    All batches and processes use one adversary: a share of its nodes is injected into each, at seeds alone.
     """
 
     def __init__(self, model: nn.Module, source: _StoredSource, settings: HardenSettings) -> None:
@@ -294,19 +300,21 @@ class _HardenBatches(_VanillaBatches):
         self.adversary.start(self._generator(-1), entry_limits(model))
         self.probe = self.adversary.restarted()
 
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
-        """The clean cross-entropy, then the attacked one; the adversary climbs on all ranks."""
-        ranks, ends = self.source.ranks, None
-        generator = self._generator(step * ranks.size + ranks.rank)
-        if part is not None:
-            rows, labels = _targets(part)
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Yield the clean cross-entropy, then the attacked one; the adversary climbs in all processes."""
+        group, ends = self.source.group, None
+        generator = self._generator(step * group.size + group.rank)
+        if batch is not None:
+            rows, labels = _targets(batch)
             with straight_through(model):
-                clean = cross_entropy(call_model(model, part.graph).index_select(0, rows), labels)
+                clean = cross_entropy(call_model(model, batch.graph).index_select(0, rows), labels)
             yield {"clean": clean, "total": (1 - self.weight) * clean}
             del clean
-            ends = _borrowed(self.adversary, part, self.fit, generator)
-        if part is not None and ends is not None:
-            logits = _attacked(self.adversary, model, part.graph, ends)
+            ends = _draw_injected(self.adversary, batch, self.fit, generator)
+        if batch is not None and ends is not None:
+            logits = _attacked_logits(self.adversary, model, batch.graph, ends)
             hit = cross_entropy(logits.index_select(0, rows), labels)
             yield {"attacked": hit, "total": self.weight * hit}
         else:
@@ -317,17 +325,17 @@ class _HardenBatches(_VanillaBatches):
         """Return the mean of clean and attacked validation accuracy, ties broken by a lower clean loss."""
         self._measure(model)
         generator, right = self._generator(-2), 0.0
-        for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
-            rows, labels = _targets(part)
-            ends = _borrowed(self.probe, part, self.val, generator)
+        for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
+            rows, labels = _targets(batch)
+            ends = _draw_injected(self.probe, batch, self.val, generator)
             assert ends is not None  # all seeds are validation nodes
             self.probe.restart()
             with evaluating(model, freeze=True):
                 for _ in range(PROBE):
-                    logits = _attacked(self.probe, model, part.graph, ends)
+                    logits = _attacked_logits(self.probe, model, batch.graph, ends)
                     loss = cross_entropy(logits.index_select(0, rows), labels)
                     loss.backward()  # type: ignore[no-untyped-call]
-                logits = _attacked(self.probe, model, part.graph, ends).detach()
+                logits = _attacked_logits(self.probe, model, batch.graph, ends).detach()
             right += float((logits.index_select(0, rows).argmax(1) == labels).sum())
         return (super().score(model) + right / len(self.val_nodes)) / 2
 
@@ -344,46 +352,46 @@ class _HardenBatches(_VanillaBatches):
         return torch.Generator().manual_seed(epoch_seed(self.seed, step) ^ 0x2545F4914)
 
 
-def _attacked(
+def _attacked_logits(
     adversary: InjectionAdversary, model: nn.Module, graph: Graph, ends: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """The logits of a batch that some nodes of an adversary join, see `_borrowed`."""
+    """Return the logits of a batch with injected nodes, see `_draw_injected`."""
     attacked = adversary.joined_to(graph, *ends)[0]
     with adversary.sending_values(ends[1]), straight_through(model):
         return call_model(model, attacked)
 
 
-def _injected(
+def _inject(
     adversary: InjectionAdversary,
-    part: _PreparedBatch,
+    batch: _PreparedBatch,
     pool: Tensor,
     reach: Reach,
     generator: torch.Generator,
 ) -> InjectedNodes | None:
-    """The nodes of an adversary that join a batch at fresh endpoints; None if they cannot."""
-    ends = _borrowed(adversary, part, pool, generator)
+    """Return nodes of an adversary that are injected into a batch, at new endpoints; None if they cannot."""
+    ends = _draw_injected(adversary, batch, pool, generator)
     return None if ends is None else InjectedNodes(adversary, ends[0], reach, ends[1])
 
 
-def _borrowed(
-    adversary: InjectionAdversary, part: _PreparedBatch, pool: Tensor, generator: torch.Generator
+def _draw_injected(
+    adversary: InjectionAdversary, batch: _PreparedBatch, pool: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor] | None:
-    """Endpoints [m, e] among the seeds that are in a pool, and which nodes of an adversary [m] join them.
+    """Draw endpoints [m, e] among the seeds in a pool, and m nodes of an adversary that are injected there.
 
-    As many as the batch has of the pool; None where it has none.
+    The share of the nodes is that of the pool in the batch; None where it has none of the pool.
     """
-    seeds = part.nodes[: part.seeds]
-    order = seeds.argsort()  # draws depend on which nodes there are, not on their order
-    joined = order[pool[seeds[order]]]
-    if not joined.numel():
+    seeds = batch.nodes[: batch.seeds]
+    order = seeds.argsort()  # what is drawn shall not depend on the order of the seeds
+    targets = order[pool[seeds[order]]]
+    if not targets.numel():
         return None
-    nodes, device = len(adversary.features), part.graph.device
-    count = min(nodes, max(1, round(nodes * joined.numel() / int(pool.sum()))))
+    nodes, device = len(adversary.features), batch.graph.device
+    count = min(nodes, max(1, round(nodes * targets.numel() / int(pool.sum()))))
     some = torch.arange(nodes)
     if count < nodes:
         some = torch.randperm(nodes, generator=generator)[:count].sort().values
-    each = min(adversary.budget.edges, joined.numel())
-    endpoints = draw_endpoints(joined, count, each, generator)
+    each = min(adversary.budget.edges, targets.numel())
+    endpoints = draw_endpoints(targets, count, each, generator)
     return endpoints.to(device), some.to(device)
 
 
@@ -397,6 +405,7 @@ class _TrainingSource(_StoredSource):
     """A stored graph and the recipes that train on its mini-batches; see `fgai.training.source`."""
 
     def vanilla(self) -> _VanillaBatches:
+        """Return plain training in mini-batches."""
         return _VanillaBatches(self)
 
     def faithful(
@@ -412,7 +421,7 @@ class _TrainingSource(_StoredSource):
 
 @contextmanager
 def stored_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
-    """Give a graph as mini-batch training reads it; intermediate files are removed afterwards.
+    """Yield a graph as mini-batch training reads it; temporary files are removed afterwards.
 
     Args:
         data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes, which is stored first.
@@ -425,7 +434,7 @@ def stored_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
     with tempfile.TemporaryDirectory(prefix="fgai-") as name:
         folder = Path(name)
         if isinstance(data, str | Path):
-            data = open_store(data)
+            data = StoredGraph(data)
         if isinstance(data, StoredGraph):
             data.verify()
         else:
