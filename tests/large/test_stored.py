@@ -210,7 +210,7 @@ def test_not_everything_is_stored(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not stored"):
         write_store(fgai.datasets.link_split(small_data()), tmp_path / "s")
     write_store(small_data(), tmp_path / "s")
-    with pytest.raises(DataError, match="something at"):
+    with pytest.raises(DataError, match="exists already"):
         write_store(small_data(), tmp_path / "s")
     (tmp_path / "file").write_text("")
     with pytest.raises(FgaiError, match="cannot write"):

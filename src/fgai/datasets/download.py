@@ -1,4 +1,4 @@
-"""Find the files of a dataset, or download them into the user's cache: all files, checked, or none."""
+"""Find the files of a dataset, or download them into the user's cache: all files, verified, or none."""
 
 from __future__ import annotations
 

@@ -14,19 +14,19 @@ Schema = Mapping[str, Any]
 
 
 def check(value: Any, kind: Any, where: str) -> None:
-    """Raise unless a plain value is what an annotation says.
+    """Raise unless a plain value is of an annotated type.
 
-    A `float` may be a whole number, a `tuple` is a list in a file; a truth value is no number. Of a
-    `TypedDict` every key that is not `NotRequired` must be there, and no other.
+    A `float` may be a whole number, a `tuple` is a list in a file; a bool is no number. A `TypedDict` must
+    have every key that is not `NotRequired`, and no others.
 
     Args:
-        value: as JSON or TOML hold it.
+        value: from JSON or TOML.
         kind: `Any`, `None`, `bool`, `int`, `float`, `str`, `Literal`, `list`, `tuple`, `dict`, a `TypedDict`,
             or a union of these.
-        where: what the value is, for the message.
+        where: name of the value, for the message.
 
     Raises:
-        CheckpointError: it is not; the message names the innermost part that is wrong.
+        CheckpointError: it is not; the message names the innermost value that is wrong.
 
     Example:
         >>> check({"epoch": 3}, dict[str, int], "the state")
@@ -37,7 +37,7 @@ def check(value: Any, kind: Any, where: str) -> None:
     origin, inner = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         _expect(isinstance(value, Mapping), value, "an object", where)
-        # Behind `from __future__ import annotations` Python counts keys that are not required as required.
+        # With `from __future__ import annotations` Python counts all keys as required.
         hints = get_type_hints(kind, include_extras=True)
         required = [name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired]
         check_items(value, get_type_hints(kind), where, required=required)
@@ -56,7 +56,7 @@ def check(value: Any, kind: Any, where: str) -> None:
 
 
 def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, required: Iterable[str]) -> None:
-    """Raise `CheckpointError` unless `values` has the required names, no others, and is what `kinds` says."""
+    """Raise `CheckpointError` unless `values` has the required names, no others, and the types of `kinds`."""
     if missing := [name for name in required if name not in values]:
         raise CheckpointError(f"{where} is incomplete: it lacks {', '.join(sorted(missing))}")
     if unknown := [str(name) for name in values if name not in kinds]:
