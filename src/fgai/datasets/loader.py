@@ -119,7 +119,8 @@ def _undirected_keys(raw_edges: Array) -> Tensor:
     """Return the sorted keys of both directions of every edge, without duplicates and loops."""
     edges = torch.from_numpy(np.asarray(raw_edges, np.int64))
     edges = edges[:, edges[0] != edges[1]]
-    return torch.unique(torch.cat([edge_keys(edges[0], edges[1]), edge_keys(edges[1], edges[0])]))
+    keys: Tensor = torch.unique(torch.cat([edge_keys(*edges), edge_keys(*edges.flip(0))]))
+    return keys
 
 
 def _to_graph(raw: RawGraph, about: DatasetInfo) -> Graph:

@@ -68,7 +68,7 @@ class HeteroAttention(Tabled):
         return [entry for entry in self.entries if entry.edge_type == chosen]
 
     def edge_masks(self) -> dict[EdgeType, Tensor]:
-        """Return the mean over heads and layers for each edge of the data, [E] by type; 0 if there is none."""
+        """Return the mean over heads and layers for each edge of the data, [E] by type; 0 without values."""
         masks = {}
         for kind, edges in self.edges.items():
             layers = [entry.values.mean(1)[: edges.shape[1]] for entry in self[kind]]

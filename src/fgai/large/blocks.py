@@ -205,13 +205,17 @@ def _local(block: _Block) -> tuple[Array, Adjacency]:
 
 
 def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
-    """Return edges into the first rows of a small graph; only a backward pass needs the outgoing edges."""
-    rows = len(pointers) - 1
-    rowptr = np.concatenate([pointers, np.full(nodes - rows, pointers[-1])])
-    destination = np.repeat(np.arange(rows), np.diff(pointers))
-    none = torch.zeros(0, dtype=torch.int32)
-    start, ends, rows_of = (torch.from_numpy(one.astype(np.int32)) for one in (rowptr, source, destination))
-    return of_narrow(nodes, Index32(start, ends, none, none, rows_of))
+    """Return edges into the first rows of a small graph."""
+    rowptr = np.concatenate([pointers, np.full(nodes + 1 - len(pointers), pointers[-1])])
+    return _forward_adjacency(*(torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source)))
+
+
+def _forward_adjacency(rowptr: Tensor, source: Tensor) -> Adjacency:
+    """Return edges in compressed rows of int32, without the outgoing view: only a backward pass needs it."""
+    nodes = torch.arange(len(rowptr) - 1, dtype=torch.int32, device=rowptr.device)
+    destination = torch.repeat_interleave(nodes, rowptr.diff(), output_size=len(source))
+    none = rowptr.new_zeros(0)
+    return of_narrow(len(nodes), Index32(rowptr, source, none, none, destination))
 
 
 def _gather_sides(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -231,7 +235,7 @@ def _write_rows(
     weight = stored.array("edge_weight") if weighted else None
     counts = np.zeros(stored.num_nodes + 1, np.int64)
     with _ArrayFiles(folder) as files:
-        for first, last in _row_blocks(rowptr, block_edges, block_edges):
+        for first, last in _row_blocks(rowptr, block_edges):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
             nodes = np.arange(first, last if loops else first)

@@ -12,14 +12,13 @@ from torch import nn
 from fgai.attention import call_model, evaluating, limits_of, measuring, model_name, observe
 from fgai.graph import Graph
 from fgai.large.arrays import _blocks, _write_array, map_array
-from fgai.large.blocks import _write_rows
+from fgai.large.blocks import _forward_adjacency, _write_rows
 from fgai.large.observation import StoredObservation, _write_manifest
 from fgai.large.size import pass_size
 from fgai.large.stored import StoredGraph
 from fgai.large.streaming import _LayerPass
 from fgai.large.write import _feature_blocks, _new_folder
 from fgai.sparse import Features
-from fgai.sparse.adjacency import Index32, of_narrow
 
 BLOCK = 1 << 22  # edges, or rows of a result, that are in the memory of the machine together
 MEMORY_SHARE = 0.5
@@ -97,10 +96,6 @@ def _load(folder: Path, stored: StoredGraph, device: torch.device) -> Graph:
         torch.from_numpy(np.array(map_array(folder / f"{name}.npy"), np.int32)).to(device)
         for name in ("rowptr", "source")
     )
-    nodes = torch.arange(stored.num_nodes, dtype=torch.int32, device=device)
-    destination = torch.repeat_interleave(nodes, rowptr.diff(), output_size=len(source))
-    none = torch.zeros(0, dtype=torch.int32, device=device)  # only a backward pass needs the outgoing edges
-    adjacency = of_narrow(stored.num_nodes, Index32(rowptr, source, none, none, destination))
     weight = folder / "edge_weight.npy"
     weights = torch.from_numpy(np.array(map_array(weight))).to(device) if weight.exists() else None
     if stored.array("x") is None:
@@ -113,4 +108,4 @@ def _load(folder: Path, stored: StoredGraph, device: torch.device) -> Graph:
             block = rows.to_dense()
             x[first : first + len(block)] = block
         features = Features.dense(x)
-    return Graph(adjacency, features, name=stored.name, edge_weight=weights)
+    return Graph(_forward_adjacency(rowptr, source), features, name=stored.name, edge_weight=weights)

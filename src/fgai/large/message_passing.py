@@ -227,7 +227,7 @@ class _MessagePassingPass(_ExactPass):
         """Compute layer after layer; each reads the outputs of those before it from files."""
         widest = max(self._stored.num_features, *(int(np.prod(run.width)) for run in self._runs), 1)
         most = max(1, min(self._options.block_edges, NUMBERS // (2 * widest)))
-        self._spans = self._group.share(list(_row_blocks(self._rows.rowptr, most, most)))
+        self._spans = self._group.share(_row_blocks(self._rows.rowptr, most))
         last = len(self._runs) - 1
         for number, run in enumerate(self._runs):
             if self._options.ranges is not None:

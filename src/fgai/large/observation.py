@@ -18,8 +18,6 @@ from fgai.large.arrays import Array, _are_below, _ArrayInfo, _describe
 from fgai.large.sort import _row_blocks
 from fgai.large.stored import DTYPES, _ArrayFolder, _Rows, encode
 from fgai.processes import SINGLE, ProcessGroup
-from fgai.sparse import Adjacency
-from fgai.sparse.valid import owners
 from fgai.typed import typed
 
 MANIFEST = "observation.json"
@@ -120,7 +118,7 @@ class StoredObservation(_ArrayFolder):
         """Yield all nodes, or this process's share, block by block."""
         rowptr, layers = self.rows().rowptr, range(len(self.layers))
         scores = [scores for layer in layers if (scores := self.scores(layer)) is not None]
-        for first, last in group.share(list(_row_blocks(rowptr, BLOCK, BLOCK))):
+        for first, last in group.share(_row_blocks(rowptr, BLOCK)):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             yield _NodeBlock(
                 torch.from_numpy(np.array(self.logits[first:last])),
@@ -159,9 +157,7 @@ class StoredObservation(_ArrayFolder):
         """Read the attention of all layers into memory; `DataError` if it is damaged."""
         names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
         self._verify(name for name in names if name in self._infos)
-        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
-        adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), len(rowptr) - 1)
-        layers = []
+        adjacency, layers = self.rows().to_adjacency(), []
         for number, name in enumerate(self.layers):
             values = torch.from_numpy(np.array(self.attention(number)))
             scores = self.scores(number)

@@ -124,11 +124,24 @@ def process_group(device: torch.device | str = "cpu", *, timeout: float = TIMEOU
         for loopback in [name for _, name in socket.if_nameindex() if name.startswith("lo")][:1]:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
-    group = _form_group(torch.device(device), seconds)
+    device = torch.device(device)
+    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=seconds))
+        store = _new_prefix(store, rank, size, seconds)
+        dist.init_process_group(
+            backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=seconds
+        )
+    except RuntimeError as error:
+        raise RanksError(
+            f"the processes did not connect at {os.environ.get('MASTER_ADDR')}; start all of them with"
+            f" torchrun ({error})"
+        ) from error
+    group = _TorchrunGroup(rank, size, store)
     token = CURRENT.set(group)
     try:
-        if torch.device(device).type == "cuda":
-            _take_own_gpu(group, torch.device(device))
+        if device.type == "cuda":
+            _take_own_gpu(group, device)
         yield group
     except BaseException as error:
         group.store_error(error)
@@ -159,23 +172,6 @@ def _new_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
                 return shared
         sleep(POLL)
     raise RuntimeError(f"rank 0 did not answer within {timeout}")
-
-
-def _form_group(device: torch.device, timeout: timedelta) -> _TorchrunGroup:
-    """Form the group at torchrun's rendezvous."""
-    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
-    try:
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
-        store = _new_prefix(store, rank, size, timeout)
-        dist.init_process_group(
-            backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=timeout
-        )
-    except RuntimeError as error:
-        raise RanksError(
-            f"the processes did not connect at {os.environ.get('MASTER_ADDR')}; start all of them with"
-            f" torchrun ({error})"
-        ) from error
-    return _TorchrunGroup(rank, size, store)
 
 
 def _take_own_gpu(group: ProcessGroup, device: torch.device) -> None:

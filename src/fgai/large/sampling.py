@@ -79,7 +79,13 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     ) -> None:
         self.fan_out = _fan_out(fan_out)
         self.replace, self.disjoint, self.seed = bool(replace), bool(disjoint), checks.seed(seed)
-        self._stored, self._rows, self._order = _structure(graph)
+        self._stored: StoredGraph | None = None
+        self._rows: _Rows | None = None
+        self._order: Tensor | None = None
+        if isinstance(graph, StoredGraph):
+            self._stored, self._rows = graph, graph.rows()
+        else:
+            self._rows, self._order = _read_edges(graph)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
@@ -217,26 +223,21 @@ def _fan_out(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _structure(graph: Any) -> tuple[StoredGraph | None, _Rows | None, Tensor | None]:
-    """Return the stored graph or else its edges, and their order where it is not that of the data."""
-    if isinstance(graph, StoredGraph):
-        graph.rows()
-        return graph, None, None
+def _read_edges(graph: Any) -> tuple[_Rows, Tensor | None]:
+    """Return the edges of a graph in memory, and their order if it is not that of the data."""
+    order = None
     if isinstance(graph, Graph):
-        return None, _rows(graph.to("cpu").adjacency), None
-    arguments = arguments_from_data(graph)
-    edges = checks.edge_index(arguments["edge_index"], arguments["num_nodes"])
-    adjacency, order = Adjacency.build(edges.cpu(), arguments["num_nodes"])
-    same = torch.equal(order, torch.arange(len(order)))
-    return None, _rows(adjacency), None if same else order
-
-
-def _rows(adjacency: Adjacency) -> _Rows:
+        adjacency = graph.to("cpu").adjacency
+    else:
+        arguments = arguments_from_data(graph)
+        edges = checks.edge_index(arguments["edge_index"], arguments["num_nodes"])
+        adjacency, order = Adjacency.build(edges.cpu(), arguments["num_nodes"])
+        order = None if torch.equal(order, torch.arange(len(order))) else order
     adjacency.check_incoming()
     rows = _Rows(adjacency.rowptr.numpy().view(), adjacency.index32.source.numpy().view())
     for array in rows:
         array.flags.writeable = False  # as in stored graphs, so that kernels are compiled once for both
-    return rows
+    return rows, order
 
 
 def _check_index(index: Any) -> None:

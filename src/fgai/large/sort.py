@@ -176,11 +176,12 @@ def _check_duplicates(name: str, values: Array, keys: Array, is_first: Array) ->
         raise DataError(f"duplicates of the edge {edge} have different `{name}`; merge such edges first")
 
 
-def _row_blocks(rowptr: Array, edges: int, nodes: int | None = None) -> Iterator[tuple[int, int]]:
-    """Blocks of rows (first, last) of at most so many edges and rows; a longer row is a block of its own."""
-    first, count = 0, len(rowptr) - 1
+def _row_blocks(rowptr: Array, most: int) -> list[tuple[int, int]]:
+    """Return blocks (first, last) of at most so many edges and rows; a longer row is a block alone."""
+    blocks, first, count = [], 0, len(rowptr) - 1
     while first < count:
-        last = int(np.searchsorted(rowptr, rowptr[first] + edges, "right")) - 1
-        last = min(max(last, first + 1), count, first + (nodes or count))
-        yield first, last
+        last = int(np.searchsorted(rowptr, rowptr[first] + most, "right")) - 1
+        last = min(max(last, first + 1), count, first + most)
+        blocks.append((first, last))
         first = last
+    return blocks

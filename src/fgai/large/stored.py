@@ -149,6 +149,11 @@ class _Rows(NamedTuple):
     rowptr: Array  # [N + 1] int64; the edges into node i are `rowptr[i]:rowptr[i + 1]`
     source: Array  # [E] int32, where each edge starts
 
+    def to_adjacency(self) -> Adjacency:
+        """Copy the edges into memory."""
+        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self)
+        return Adjacency.from_sorted(source, owners(rowptr, len(source)), len(rowptr) - 1)
+
 
 @typed
 class StoredGraph(_ArrayFolder, GraphOnDisk):
@@ -288,10 +293,8 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         """Read the whole graph into memory and compare checksums; `DataError` if it is damaged."""
         self.verify()
         every = slice(None)
-        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
-        adjacency = Adjacency.from_sorted(source, owners(rowptr, len(source)), self.num_nodes)
         fields: dict[str, Any] = {**self.node_fields(every), **self.edge_fields(every), **self.names}
-        graph = Graph(adjacency, self.features(every), name=self.name, **fields)
+        graph = Graph(self.rows().to_adjacency(), self.features(every), name=self.name, **fields)
         try:
             graph._validate()
         except ValueError as error:

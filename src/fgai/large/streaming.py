@@ -277,7 +277,7 @@ class _LayerPass(_ExactPass):
 
     def _blocks(self) -> Iterator[_Block]:
         (rowptr, source), most = self._edges, self._options.block_edges
-        for first, last in self._group.share(list(_row_blocks(rowptr, most, most))):
+        for first, last in self._group.share(_row_blocks(rowptr, most)):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             weight = None if self._weight is None else torch.from_numpy(np.array(self._weight[edges]))
             yield _Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
