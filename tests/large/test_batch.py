@@ -95,7 +95,7 @@ def test_a_pass_of_some_seeds_takes_the_first_of_the_order(graph: Graph) -> None
     assert len(Batches(graph, sampler, batch_size=7, max_seeds=1000)) == 10
     (first,) = Batches(graph, sampler, batch_size=7, max_seeds=2, shuffle=False)
     assert first.seeds.tolist() == [0, 1]
-    with pytest.raises(InputError, match="`most` must be at least 1"):
+    with pytest.raises(InputError, match="`max_seeds` must be at least 1"):
         Batches(graph, sampler, max_seeds=0)
 
 

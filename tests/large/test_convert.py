@@ -344,7 +344,7 @@ def test_a_killed_run_leaves_nothing_that_counts() -> None:
     Path("e.txt").write_text(as_text(drawn(), " "))
     code = (
         "import time, fgai.large.sort as sort\nfrom fgai.large import convert\n"
-        "sort._place = lambda *given: (print('at work', flush=True), time.sleep(60))\n"
+        "sort._move_to_rows = lambda *given: (print('at work', flush=True), time.sleep(60))\n"
         "convert('e.txt', 'stored')\n"
     )
     running, deadline = processes().start("-c", code, cwd=Path.cwd()), time.monotonic() + 60

@@ -35,12 +35,11 @@ class _Dtype:
         self.order = state[1]
 
     def resolve(self) -> np.dtype[Any]:
-        if not isinstance(self.word, str) or self.order not in ("<", ">", "|", "="):
-            raise DataError(f"array type {self.word!r} is not a plain number")
-        dtype = np.dtype(self.word)
-        if dtype.kind not in _ARRAY_KINDS or dtype.fields is not None:
-            raise DataError(f"array type {self.word!r} is not a plain number")
-        return dtype if self.order == "|" else dtype.newbyteorder(self.order)
+        if isinstance(self.word, str) and self.order in ("<", ">", "|", "="):
+            dtype = np.dtype(self.word)
+            if dtype.kind in _ARRAY_KINDS and dtype.fields is None:
+                return dtype if self.order == "|" else dtype.newbyteorder(self.order)
+        raise DataError(f"array type {self.word!r} is not a plain number")
 
 
 class _Array:

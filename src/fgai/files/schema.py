@@ -50,9 +50,17 @@ def check(value: Any, kind: Any, where: str) -> None:
         for name, item in value.items():
             check(item, inner[1], f"{name} of {where}")
     elif origin in (list, tuple):
-        _check_list(value, origin, inner, where)
+        _expect(isinstance(value, list | tuple), value, "a list", where)
+        kinds = inner
+        if origin is list or inner[1:] == (Ellipsis,):
+            kinds = (inner[0],) * len(value)
+        _expect(len(value) == len(kinds), value, f"a list of {len(kinds)}", where)
+        for item, item_kind in zip(value, kinds, strict=True):
+            check(item, item_kind, f"an entry of {where}")
     elif kind is not Any:
-        _check_scalar(value, kind, where)
+        kind = type(None) if kind is None else kind
+        right = isinstance(value, (int, float) if kind is float else kind)
+        _expect(right and (kind is bool or not isinstance(value, bool)), value, _WORDS[kind], where)
 
 
 def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, required: Iterable[str]) -> None:
@@ -70,34 +78,15 @@ def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, require
 def _check_union(value: Any, kinds: tuple[Any, ...], where: str) -> None:
     if value is None and type(None) in kinds:
         return
-    rest = [kind for kind in kinds if kind is not type(None)]
-    for kind in rest[:-1]:
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
         with suppress(CheckpointError):
             check(value, kind, where)
             return
-    check(value, rest[-1], where)
-
-
-def _check_list(value: Any, origin: Any, inner: tuple[Any, ...], where: str) -> None:
-    _expect(isinstance(value, list | tuple), value, "a list", where)
-    if origin is list or inner[1:] == (Ellipsis,):
-        kinds = [inner[0]] * len(value)
-    else:
-        kinds = list(inner)
-        _expect(len(value) == len(kinds), value, f"a list of {len(kinds)}", where)
-    for item, kind in zip(value, kinds, strict=True):
-        check(item, kind, f"an entry of {where}")
+    check(value, last, where)
 
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-
-
-def _check_scalar(value: Any, kind: Any, where: str) -> None:
-    if kind is None:
-        kind = type(None)
-    allowed = (int, float) if kind is float else kind
-    good = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
-    _expect(good, value, _WORDS[kind], where)
 
 
 def _expect(good: bool, value: Any, expected: str, where: str) -> None:

@@ -222,20 +222,13 @@ def explain_node(
     observation = observe(hetero, prepared(hetero, view.graph))
     kinds = [kind for kind in view.layout.edge_types if kind[2] == node_type]
     neighbours = {kind: _neighbours(observation.attention, view, kind, number, layer) for kind in kinds}
-    predicted = confidence = label = None
+    prediction: dict[str, Any] = dict.fromkeys(("predicted", "confidence", "label"))
     if node_type == view.layout.target and observation.graph.y is not None:
-        largest, index = observation.logits[number].softmax(0).max(0)
-        predicted, confidence = int(index), float(largest)
+        confidence, index = observation.logits[number].softmax(0).max(0)
         label = int(observation.graph.y[number])
+        prediction = {"predicted": int(index), "confidence": float(confidence), "label": label}
     return HeteroExplanation(
-        node_type=node_type,
-        node=node,
-        layer=str(layer),
-        k=k,
-        predicted=predicted,
-        confidence=confidence,
-        label=label,
-        neighbours=neighbours,
+        node_type=node_type, node=node, layer=str(layer), k=k, neighbours=neighbours, **prediction
     )
 
 

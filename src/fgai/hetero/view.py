@@ -111,8 +111,7 @@ class HeteroView:
         types = torch.zeros(len(distinct), len(keys), dtype=torch.bool, device=features.device)
         for column, own in enumerate(keys):
             types[torch.searchsorted(distinct, own), column] = True
-        edges = torch.stack(key_ends(distinct))
-        fields = self._labels()
+        edges, fields = torch.stack(key_ends(distinct)), self._labels()
         graph = Graph.from_edges(edges, layout.num_nodes, features, edge_attr=types, name=name, **fields)
         return graph.replace(peers=layout.peers)
 
