@@ -319,7 +319,7 @@ class TestBroken:
         with pytest.warns(FgaiWarning, match="stored exists already, complete and of these sources"):
             assert convert("e.txt", "stored").fingerprint == made.fingerprint
         Path("e.txt").write_text("0 2\n")
-        with pytest.raises(DataError, match="something at stored"):
+        with pytest.raises(DataError, match="stored exists already"):
             convert("e.txt", "stored")
         assert convert("e.txt", "stored", overwrite=True).num_nodes == 3
         Path("e.txt").write_text("0 x\n")

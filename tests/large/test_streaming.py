@@ -162,7 +162,7 @@ class TestRefused:
             observe_store(model, stored, tmp_path / "seen", block_edges=0)
         with pytest.raises(InputError, match="`heads` must be one of"):
             observe_store(model, stored, tmp_path / "seen", heads="some")
-        with pytest.raises(DataError, match="something at"):
+        with pytest.raises(DataError, match="exists already"):
             observe_store(model, stored, tmp_path / "graph")
 
     def test_a_full_disk_leaves_nothing(self, stored: StoredGraph, tmp_path: Path) -> None:
