@@ -35,7 +35,7 @@ from torch import nn
 
 import fgai
 from fgai.graph.on_disk import MANIFEST
-from fgai.large import StoredGraph, convert, evaluate_store, open_store
+from fgai.large import StoredGraph, convert, evaluate_store
 from fgai.large.arrays import map_array
 from fgai.large.stored import VERSION, encode
 from fgai.training import history_of
@@ -90,7 +90,7 @@ class Epochs:
     @property
     def stored(self) -> StoredGraph:
         """The graph, opened anew."""
-        return open_store(self.folder / "graph")
+        return StoredGraph(self.folder / "graph")
 
     def write(self) -> None:
         """Draw edges, features and labels."""

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from common import Cost, each_size, measured, show, size_arguments
 
-from fgai.large import Batches, NeighbourSampler, convert, observe_store, open_store
+from fgai.large import Batches, NeighbourSampler, StoredGraph, convert, observe_store
 from fgai.models import GAT
 
 DEGREE, CLASSES, CHUNK, SEEDS, BATCHES = 10, 16, 1 << 20, 1024, 40
@@ -52,7 +52,7 @@ class Sampling:
 
     def begin(self, folder: Path) -> None:
         """Look at all indices, draw the order of the seeds, and make the first batch."""
-        stored = open_store(folder)
+        stored = StoredGraph(folder)
         self._batches = iter(Batches(stored, NeighbourSampler(stored, [10, 5]), batch_size=SEEDS))
         next(self._batches, None)
 
@@ -77,11 +77,11 @@ def one(edges: int, width: int, folder: Path) -> dict[str, Any]:
             "begin": lambda sampling=sampling, graph=graph: sampling.begin(graph),
             "batches": sampling.go_on,
             "pass": lambda place=place, graph=graph: observe_store(
-                model, open_store(graph), place / "seen", heads="mean"
+                model, StoredGraph(graph), place / "seen", heads="mean"
             ),
         }
         found = {name: measured(step) for name, step in steps.items()}
-    stored = open_store(graph)
+    stored = StoredGraph(graph)
     return {
         "nodes": stored.num_nodes,
         "edges": stored.num_edges,

@@ -1,4 +1,4 @@
-"""Processes that train together: a single one by default, several inside `fgai.large.joined`."""
+"""Processes that train together: a single one by default, several inside `fgai.large.process_group`."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ BAD: dict[str, tuple[Words, str]] = {
     "bench fill": ((), "Missing argument"),
     "data list": (("--colour",), "No such option"),
     "data info": (("corra",), "did you mean 'cora'?"),
-    "data convert": (("planted", "new", "--undirected"), "`--undirected` go with an edge list"),
+    "data convert": (("planted", "new", "--undirected"), "`--undirected` are for edge lists"),
     "doctor": (("--colour",), "No such option"),
 }
 # Command → words that name a file or folder that is not there.

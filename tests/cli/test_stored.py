@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fgai.large import open_store
+from fgai.large import StoredGraph
 from fgai.training import read_header
 from support import own_cases as own
 from support.cli_cases import answer, here
@@ -28,7 +28,7 @@ def test_a_folder_is_trained_on_and_found_again(stored: Path) -> None:
     assert made["output"] == "vanilla-gat-graph.safetensors"
     header = read_header(stored / made["output"])
     assert header["about"]["dataset"] == "here/graph"
-    assert header["data_fingerprint"] == open_store(stored / "here" / "graph").fingerprint
+    assert header["data_fingerprint"] == StoredGraph(stored / "here" / "graph").fingerprint
     answer("attack", made["output"], "-t", "random", cwd=stored)
 
 

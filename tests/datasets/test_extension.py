@@ -12,7 +12,7 @@ import torch
 
 import fgai
 from fgai.datasets import Source, info, names, register_dataset, unregister_dataset
-from fgai.datasets.readers import _Raw
+from fgai.datasets.readers import RawGraph
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph
 from support.cli_cases import here
@@ -82,11 +82,11 @@ def test_files_are_read_by_a_reader_of_ones_own(tmp_path: Path) -> None:
     graph = small_data(seed=4)
     (tmp_path / "mine.npz").write_bytes(b"")
 
-    def read(files: Sequence[Path]) -> _Raw:
+    def read(files: Sequence[Path]) -> RawGraph:
         assert files[0].name == "mine.npz"
         assert graph.y is not None
         features = np.eye(graph.num_nodes, dtype=np.float32)
-        return _Raw(
+        return RawGraph(
             edges=graph.edge_index.numpy(), num_nodes=graph.num_nodes, features=features, y=graph.y.numpy()
         )
 

@@ -93,9 +93,9 @@ def test_where_files_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     by_cache = datasets.load_dataset("amazon-photo", tmp_path / "empty")
     assert datasets.fingerprint(by_environment) == datasets.fingerprint(by_cache)
     monkeypatch.setenv("FGAI_DATA", str(tmp_path / "absent"))
-    with pytest.raises(DataError, match=r"\$FGAI_DATA names .*absent"):
+    with pytest.raises(DataError, match=r"\$FGAI_DATA is .*absent"):
         datasets.load_dataset("amazon-photo")
-    with pytest.raises(DataError, match=r"`root` names .*missing"):
+    with pytest.raises(DataError, match=r"`root` is .*missing"):
         datasets.load_dataset("amazon-photo", tmp_path / "missing")
     assert datasets.load_dataset("planted").num_nodes == 2000
 

@@ -216,7 +216,7 @@ def test_node_tables_that_do_not_fit_are_refused(text: str, tmp_path: Path) -> N
     with pytest.raises(DataError, match="there is no file"):
         fgai.load_graph(edges, tmp_path / "none.csv")
     np.savez(tmp_path / "graph.npz", edge_index=np.zeros((2, 1), dtype=int))
-    with pytest.raises(InputError, match="`node_table` goes with an edge list"):
+    with pytest.raises(InputError, match="`node_table` is for an edge list"):
         fgai.load_graph(tmp_path / "graph.npz", nodes)
 
 

@@ -251,7 +251,7 @@ def test_damaged_ogb(tmp_path: Path) -> None:
 
 def test_a_file_of_another_size_is_foreign(tmp_path: Path) -> None:
     cases.write_npz(tmp_path / PHOTO)
-    with pytest.raises(DataError, match="foreign: num_nodes is 23, expected 7650"):
+    with pytest.raises(DataError, match="something else: num_nodes is 23, expected 7650"):
         datasets.load_dataset("amazon-photo", tmp_path)
 
 

@@ -56,7 +56,7 @@ def test_every_kind_of_file(name: str, tmp_path: Path) -> None:
         fgai.reports.cards.Card.load,
         fgai.evaluation.EvaluationRecord.load,
         lambda path: fgai.trackers.LogFile(path.with_name("pipe.jsonl")),
-        lambda path: fgai.large.open_store(path),
+        fgai.large.StoredGraph,
         lambda path: fgai.load_graph(path.with_name("pipe.npz")),
     ],
 )

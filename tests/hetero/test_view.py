@@ -192,7 +192,7 @@ class TestRefusals:
                 changed(edge_index=(WRITES, torch.zeros(2, 3, dtype=torch.long))),
                 "2 duplicate edges.*coalesce",
             ),
-            (changed(edge_attr=(CITES, torch.ones(3, 1))), "edge_attr` would be lost"),
+            (changed(edge_attr=(CITES, torch.ones(3, 1))), "edge_attr` would be ignored"),
             (changed(y=("paper", torch.ones(PAPERS))), r"`data\['paper'\].y` must be torch.int64"),
             (changed(val_mask=("paper", torch.ones(3).bool())), "val_mask` must be torch.bool"),
         ],

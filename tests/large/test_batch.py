@@ -90,13 +90,13 @@ def test_every_epoch_has_its_order(graph: Graph) -> None:
 def test_a_pass_of_some_seeds_takes_the_first_of_the_order(graph: Graph) -> None:
     sampler = NeighbourSampler(graph, [2])
     every = torch.cat([batch.seeds for batch in Batches(graph, sampler, batch_size=7)])
-    some = Batches(graph, sampler, batch_size=7, most=16)
+    some = Batches(graph, sampler, batch_size=7, max_seeds=16)
     assert len(some) == 3 and torch.equal(torch.cat([batch.seeds for batch in some]), every[:16])
-    assert len(Batches(graph, sampler, batch_size=7, most=1000)) == 10
-    (first,) = Batches(graph, sampler, batch_size=7, most=2, shuffle=False)
+    assert len(Batches(graph, sampler, batch_size=7, max_seeds=1000)) == 10
+    (first,) = Batches(graph, sampler, batch_size=7, max_seeds=2, shuffle=False)
     assert first.seeds.tolist() == [0, 1]
-    with pytest.raises(InputError, match="`most` must be at least 1"):
-        Batches(graph, sampler, most=0)
+    with pytest.raises(InputError, match="`max_seeds` must be at least 1"):
+        Batches(graph, sampler, max_seeds=0)
 
 
 def test_global_draws_are_left_alone(graph: Graph) -> None:

@@ -27,7 +27,7 @@ from fgai.errors import DataError, FgaiError, FgaiWarning, InputError, MissingEx
 from fgai.graph import Graph
 from fgai.large import StoredGraph, convert, edge_lists, sort
 from fgai.large.sort import _Edges, _sort_edges
-from fgai.large.write import _complete, _Work
+from fgai.large.write import _Work, _write_manifest
 from support.cli_cases import processes
 from support.graph_cases import MAX_NODES, small_data
 
@@ -105,7 +105,7 @@ class TestFormats:
             assert fingerprint(wanted) == fingerprint(load_graph("e.csv"))
 
         Path("e.csv").write_text(text + f"9{text.split(chr(10))[1]}\n")
-        with pytest.raises(DataError, match="comes again with another `edge_weight`"):
+        with pytest.raises(DataError, match="have different `edge_weight`"):
             convert("e.csv", "other")
 
     def test_arrays_of_edges_features_and_labels(self) -> None:
@@ -196,7 +196,7 @@ class TestFormats:
             work = _Work(Path(place), None)
             parts = (_Edges(part[0], part[1], {}) for part in np.array_split(given_edges, 3, axis=1))
             _sort_edges(work, parts, num_nodes=MAX_NODES + 2, undirected=undirected)
-            stored = _complete(work.folder, "any", 0)
+            stored = _write_manifest(work.folder, "any", 0)
             wanted = in_memory(given_edges, MAX_NODES + 2, undirected=undirected)
             assert stored.fingerprint == fingerprint(wanted)
 
@@ -250,8 +250,8 @@ BROKEN = {
     "half.csv": (b"source,destination,weight\n0.5,1,2\n", "`source` must hold node numbers"),
     "head.csv": (b"from,to\n0,1\n", "must have a column `source`, named in its heading"),
     "empty.csv": (b"", "is empty"),
-    "cut.txt.gz": (gzip.compress(as_text(drawn(), " ").encode())[:-20], "damaged or cut off after byte"),
-    "no.txt.gz": (b"0 1\n", "damaged or cut off after byte 0"),
+    "cut.txt.gz": (gzip.compress(as_text(drawn(), " ").encode())[:-20], "damaged or truncated after byte"),
+    "no.txt.gz": (b"0 1\n", "damaged or truncated after byte 0"),
     "far.csv": (b"source,destination,weight\n1e300,1,2\n", "in 0..2147483646, got 1099511627776"),
     "bits.npy": (b"\x93NUMPY nothing", "is missing, damaged, or no array"),
     "one.npz": (b"PK", "damaged"),
@@ -291,7 +291,7 @@ class TestBroken:
         np.save("bad.npy", np.full((3, 2), np.nan))
         np.save("y.npy", np.array([0, 1, 1]))
         cases: list[tuple[str, dict[str, Any], str]] = [
-            ("planted", {"undirected": True}, "go with an edge list"),
+            ("planted", {"undirected": True}, "are for edge lists"),
             ("e.txt", {"features": "x.npy"}, "names node 1, but there are 1 nodes"),
             ("e.txt", {"features": "bad.npy"}, "row 0 of bad.npy holds NaN"),
             ("e.txt", {"features": "y.npy"}, "must hold numbers [nodes, features]"),
@@ -313,13 +313,13 @@ class TestBroken:
         Path("e.txt").write_text("0 1\n")
         Path("mine").mkdir()
         for overwrite in (False, True):  # a folder that is no stored graph is never replaced
-            with pytest.raises(DataError, match="something at mine already"):
+            with pytest.raises(DataError, match="mine exists already"):
                 convert("e.txt", "mine", overwrite=overwrite)
         made = convert("e.txt", "stored")
-        with pytest.warns(FgaiWarning, match="stored is there already, complete and of these sources"):
+        with pytest.warns(FgaiWarning, match="stored exists already, complete and of these sources"):
             assert convert("e.txt", "stored").fingerprint == made.fingerprint
         Path("e.txt").write_text("0 2\n")
-        with pytest.raises(DataError, match="something at stored"):
+        with pytest.raises(DataError, match="stored exists already"):
             convert("e.txt", "stored")
         assert convert("e.txt", "stored", overwrite=True).num_nodes == 3
         Path("e.txt").write_text("0 x\n")
@@ -344,7 +344,7 @@ def test_a_killed_run_leaves_nothing_that_counts() -> None:
     Path("e.txt").write_text(as_text(drawn(), " "))
     code = (
         "import time, fgai.large.sort as sort\nfrom fgai.large import convert\n"
-        "sort._place = lambda *given: (print('at work', flush=True), time.sleep(60))\n"
+        "sort._move_to_rows = lambda *given: (print('at work', flush=True), time.sleep(60))\n"
         "convert('e.txt', 'stored')\n"
     )
     running, deadline = processes().start("-c", code, cwd=Path.cwd()), time.monotonic() + 60

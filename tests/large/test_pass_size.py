@@ -40,11 +40,11 @@ def test_of_a_pass(kind: Any, heads: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(_SidesFile, "remove", watched)
     monkeypatch.setattr(_ArrayFile, "append", flushed)
     found = observe_store(model, write_store(data, tmp_path / "s"), tmp_path / "seen", heads=heads)
-    edges = len(found.rows.source)
+    edges = len(found.rows().source)
     size = pass_size(model, data.num_nodes, edges, data.num_features, heads=heads)
     manifest = (found.path / "observation.json").stat().st_size
-    assert edges >= data.num_edges and array_bytes(found.path) - manifest == size.kept
-    assert max(seen) == size.running
+    assert edges >= data.num_edges and array_bytes(found.path) - manifest == size.result
+    assert max(seen) == size.peak
 
 
 def test_a_model_that_mixes_nodes_elsewhere() -> None:

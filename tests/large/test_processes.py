@@ -17,7 +17,7 @@ import torch
 import fgai
 from fgai.errors import InputError, RanksError
 from fgai.large import Batches, NeighbourSampler, StoredGraph, evaluate_store, write_store
-from fgai.large.processes import _take_own_gpu, joined
+from fgai.large.processes import _take_own_gpu, process_group
 from fgai.processes import ProcessGroup, current
 from fgai.training import history_of, load_model
 from support.graph_cases import small_data
@@ -348,14 +348,14 @@ class TestOnTheDevice:
 
 class TestAlone:
     def test_without_torchrun_nothing_is_joined(self) -> None:
-        with joined() as ranks:
+        with process_group() as ranks:
             assert (ranks.rank, ranks.size, ranks.leads, ranks.several) == (0, 1, True, False)
             assert current() is ranks and not torch.distributed.is_initialized()
             assert ranks.gather(3) == [3] and ranks.first("a") == "a" and not ranks.any(False)
             ranks.agree({"settings": 1})
 
     def test_a_timeout_is_positive(self) -> None:
-        with pytest.raises(InputError, match="`timeout` must be above 0"), joined(timeout=0):
+        with pytest.raises(InputError, match="`timeout` must be above 0"), process_group(timeout=0):
             pass
 
     def test_a_rank_takes_the_gpu_of_its_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +371,7 @@ class TestAlone:
         data = small_data(nodes=31)
         sampler = NeighbourSampler(data, [3, 2], seed=4)
         wanted = [batch.nodes for batch in Batches(data, sampler, batch_size=4)]
-        shared = [Batches(data, sampler, batch_size=4, rank=rank, ranks=ranks) for rank in range(ranks)]
+        shared = [Batches(data, sampler, batch_size=4, rank=rank, world_size=ranks) for rank in range(ranks)]
         found: list[torch.Tensor | None] = [None] * len(wanted)
         for rank, batches in enumerate(shared):
             nodes = [batch.nodes for batch in batches]
@@ -384,4 +384,4 @@ class TestAlone:
         data = small_data()
         sampler = NeighbourSampler(data, [2])
         with pytest.raises(InputError, match="`rank` must be at least 0, at most 1"):
-            Batches(data, sampler, rank=2, ranks=2)
+            Batches(data, sampler, rank=2, world_size=2)

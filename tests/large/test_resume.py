@@ -17,7 +17,7 @@ import pytest
 from fgai.errors import DataError, FgaiError, FgaiWarning
 from fgai.large import convert, edge_lists, sort, write
 from fgai.large.arrays import _ArrayFile
-from fgai.large.write import _source_of
+from fgai.large.write import _file_identity
 
 NODES, EDGES = 60, 400
 FORK = multiprocessing.get_context("fork")
@@ -103,7 +103,7 @@ MOMENTS = {
     "edges written": (behind(sort, "_write_spool"), ["nodes"]),
     "edges recorded": (behind(write, "write_atomic", 2), ["nodes", "edges"]),
     "places half": (behind(sort, "_positions", 9), ["nodes", "edges"]),
-    "places written": (behind(sort, "_place"), ["nodes", "edges"]),
+    "places written": (behind(sort, "_move_to_rows"), ["nodes", "edges"]),
     "places recorded": (behind(write, "write_atomic", 3), ["nodes", "edges", "places"]),
     "rows half": (behind(sort, "_check_duplicates", 9), ["nodes", "edges", "places"]),
     "rows recorded": (behind(write, "write_atomic", 4), ["nodes", "edges", "places", "rows"]),
@@ -145,7 +145,7 @@ def test_killed_again_and_again() -> None:
         running.join()
         seconds += 0.005
     assert content("stored") == wanted
-    with pytest.warns(FgaiWarning, match="stored is there already, complete and of these sources"):
+    with pytest.warns(FgaiWarning, match="stored exists already, complete and of these sources"):
         assert converted("stored") == wanted
     source = np.load("stored/source.npy")
     np.save("stored/source.npy", source[::-1])
@@ -155,7 +155,7 @@ def test_killed_again_and_again() -> None:
 
 @pytest.mark.parametrize("change", ["edges", "features", "options", "damage"])
 def test_what_changed_begins_anew_and_says_so(change: str) -> None:
-    killed_at(behind(sort, "_place"))
+    killed_at(behind(sort, "_move_to_rows"))
     words, options = "its sources or options have changed", {}
     if change == "edges":
         write_edges(seed=5)
@@ -175,7 +175,7 @@ def test_what_changed_begins_anew_and_says_so(change: str) -> None:
 
 
 def test_what_is_left_can_be_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed_at(behind(sort, "_place"))
+    killed_at(behind(sort, "_move_to_rows"))
     with monkeypatch.context() as patch:
         patch.setattr(edge_lists, "_by_columns", refuse_to_read)
         with pytest.raises(AssertionError, match="read again"):
@@ -210,7 +210,7 @@ def test_two_at_once() -> None:
     ready = FORK.Event()
 
     def work() -> None:
-        behind(sort, "_place")(pytest.MonkeyPatch(), lambda: hang(ready))
+        behind(sort, "_move_to_rows")(pytest.MonkeyPatch(), lambda: hang(ready))
         converted("stored")
 
     running = FORK.Process(target=work)
@@ -227,7 +227,7 @@ def test_a_graph_that_was_being_replaced_is_put_back() -> None:
     wanted = converted("stored")
     HIDDEN.mkdir()
     Path("stored").rename(HIDDEN / "old")  # and there the process was killed
-    with pytest.raises(DataError, match="something at stored already"):
+    with pytest.raises(DataError, match="stored exists already"):
         converted("stored")
     assert content("stored") == wanted
     shutil.rmtree("stored")
@@ -244,5 +244,5 @@ def test_sources_are_told_apart_from_front_to_end(size: int, monkeypatch: pytest
         if place is not None:
             raw[place] = 1
         path.write_bytes(raw)
-        hashes.append(_source_of(path)["hash"])
+        hashes.append(_file_identity(path)["hash"])
     assert len(set(hashes)) == len(hashes) == (size + 1 if whole else 5)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from scipy.stats import chi2, chi2_contingency, chisquare
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkLoader, NodeLoader
-from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, NodeSamplerInput, SamplerOutput
 from torch_geometric.utils import k_hop_subgraph
 
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.large import NeighbourSampler, Sample
+from fgai.large import NeighbourSampler
 from fgai.large.sampling_kernels import FEW
 from support.graph_cases import build, edge_sets, listed, small_data
 from support.store_cases import slow
@@ -34,7 +34,7 @@ def star(leaves: int) -> Graph:
     return Graph.from_edges(edges, leaves + 1)
 
 
-def drawn(sampler: NeighbourSampler, seeds: list[int], epochs: int) -> list[Sample]:
+def drawn(sampler: NeighbourSampler, seeds: list[int], epochs: int) -> list[SamplerOutput]:
     """One sample per epoch."""
     found = []
     for epoch in range(epochs):
@@ -55,17 +55,17 @@ class TestEdges:
             torch.tensor(seeds)
         )
         whole = listed(graph)
-        ends = zip(sample.nodes[sample.row].tolist(), sample.nodes[sample.column].tolist(), strict=True)
-        assert [whole[edge] for edge in sample.edges.tolist()] == list(ends)
-        assert sample.nodes[: len(seeds)].tolist() == seeds
-        assert sum(sample.nodes_per_hop) == len(sample.nodes)
-        assert sum(sample.edges_per_hop) == len(sample.edges) == len(sample.row) == len(sample.column)
-        if sample.trees is not None:
-            assert torch.equal(sample.trees[sample.row], sample.trees[sample.column])
-        degree, first = graph.adjacency.degree[sample.nodes], 0
+        ends = zip(sample.node[sample.row].tolist(), sample.node[sample.col].tolist(), strict=True)
+        assert [whole[edge] for edge in sample.edge.tolist()] == list(ends)
+        assert sample.node[: len(seeds)].tolist() == seeds
+        assert sum(sample.num_sampled_nodes) == len(sample.node)
+        assert sum(sample.num_sampled_edges) == len(sample.edge) == len(sample.row) == len(sample.col)
+        if sample.batch is not None:
+            assert torch.equal(sample.batch[sample.row], sample.batch[sample.col])
+        degree, first = graph.adjacency.degree[sample.node], 0
         for hop, count in enumerate(fan_out):
-            last = first + sample.nodes_per_hop[hop]
-            got = torch.bincount(sample.column, minlength=len(degree))[first:last]
+            last = first + sample.num_sampled_nodes[hop]
+            got = torch.bincount(sample.col, minlength=len(degree))[first:last]
             wanted = degree[first:last]
             if count > 0:
                 wanted = (wanted > 0) * count if replace else wanted.clamp(max=count)
@@ -76,8 +76,8 @@ class TestEdges:
     def test_lead_to_nodes_that_ascend_in_each_hop(self, disjoint: bool) -> None:
         graph, seeds = small_data(nodes=60), torch.tensor([41, 7, 41, 20])
         sample = NeighbourSampler(graph, [4, 3, -1], disjoint=disjoint).sample(seeds)
-        trees = torch.zeros_like(sample.nodes) if sample.trees is None else sample.trees
-        hops = torch.split((trees << 32) | sample.nodes, sample.nodes_per_hop)
+        trees = torch.zeros_like(sample.node) if sample.batch is None else sample.batch
+        hops = torch.split((trees << 32) | sample.node, sample.num_sampled_nodes)
         assert len(hops[1]) > 1 and len(hops[2]) > 1
         for hop in hops[1:]:
             assert (hop.diff() > 0).all()
@@ -85,36 +85,36 @@ class TestEdges:
     def test_come_once_without_replacement(self) -> None:
         for count in (5, FEW + 7):
             for sample in drawn(NeighbourSampler(star(90), [count]), [0], 20):
-                assert len(set(sample.edges.tolist())) == count
+                assert len(set(sample.edge.tolist())) == count
 
     def test_all_of_them_are_the_neighbourhood(self) -> None:
         graph = small_data(nodes=60)
         for hops in (1, 2, 3):
             sample = NeighbourSampler(graph, [-1] * hops).sample(torch.tensor([4, 17]))
             nodes, _, _, mask = k_hop_subgraph([4, 17], hops, graph.edge_index, num_nodes=60)
-            assert sorted(sample.nodes.tolist()) == nodes.tolist()
+            assert sorted(sample.node.tolist()) == nodes.tolist()
             inner, *_ = k_hop_subgraph([4, 17], hops - 1, graph.edge_index, num_nodes=60)
             inside = mask & torch.isin(graph.edge_index[1], inner)
-            assert sorted(sample.edges.tolist()) == inside.nonzero().flatten().tolist()
+            assert sorted(sample.edge.tolist()) == inside.nonzero().flatten().tolist()
 
 
 class TestDistribution:
     def test_every_set_is_as_likely(self) -> None:
         samples = drawn(NeighbourSampler(star(6), [3]), [0], 4000)
-        seen = Counter(tuple(sorted(sample.edges.tolist())) for sample in samples)
+        seen = Counter(tuple(sorted(sample.edge.tolist())) for sample in samples)
         counts = [seen[subset] for subset in combinations(range(6), 3)]
         assert sum(counts) == 4000 and chisquare(counts).pvalue > RARE
 
     def test_every_sequence_is_as_likely_with_replacement(self) -> None:
         samples = drawn(NeighbourSampler(star(4), [2], replace=True), [0], 4000)
-        seen = Counter(tuple(sample.edges.tolist()) for sample in samples)
+        seen = Counter(tuple(sample.edge.tolist()) for sample in samples)
         counts = [seen[one, two] for one in range(4) for two in range(4)]
         assert sum(counts) == 4000 and chisquare(counts).pvalue > RARE
 
     def test_every_edge_is_as_likely_among_many(self) -> None:
         degree, count, times = 80, FEW + 2, 2000
         samples = drawn(NeighbourSampler(star(degree), [count]), [0], times)
-        seen = np.bincount(np.concatenate([sample.edges.numpy() for sample in samples]), minlength=degree)
+        seen = np.bincount(np.concatenate([sample.edge.numpy() for sample in samples]), minlength=degree)
         share = count / degree
         # Counts of one draw add up to `count`: they vary by share · (1 − share) · degree / (degree − 1).
         spread = times * share * (1 - share) * degree / (degree - 1)
@@ -125,7 +125,7 @@ class TestDistribution:
         edges = [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (2, 1), (0, 2), (5, 2), (1, 3), (4, 3)]
         graph = build(6, edges)
         ours = Counter(
-            tuple(sorted(sample.edges.tolist()))
+            tuple(sorted(sample.edge.tolist()))
             for sample in drawn(NeighbourSampler(graph, [2, 1], replace=replace), [0], 3000)
         )
         random = np.random.default_rng(5)
@@ -155,8 +155,8 @@ def slow_sample(
     return tuple(sorted(found))
 
 
-def equal(one: Sample, two: Sample) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one[:4], two[:4], strict=True))
+def equal(one: SamplerOutput, two: SamplerOutput) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(two, name)) for name in ("node", "row", "col", "edge"))
 
 
 class TestDraws:
@@ -170,18 +170,18 @@ class TestDraws:
         assert not equal(first, sampler.sample(seeds))
         sampler.epoch = 0
         other = sampler.sample(torch.arange(9))
-        assert equal(first, sampler.sample(seeds)) and other.edges[:2].tolist() != []
+        assert equal(first, sampler.sample(seeds)) and other.edge[:2].tolist() != []
 
     def test_of_a_tree_depend_on_its_seed_alone(self) -> None:
         sampler = NeighbourSampler(small_data(nodes=60), [2, 2], disjoint=True)
         alone, together = sampler.sample(torch.tensor([9])), sampler.sample(torch.tensor([3, 9, 5]))
-        assert together.trees is not None
-        mine = together.trees[together.column] == 1
-        assert together.edges[mine].tolist() == alone.edges.tolist()
+        assert together.batch is not None
+        mine = together.batch[together.col] == 1
+        assert together.edge[mine].tolist() == alone.edge.tolist()
 
     def test_neighbouring_seeds_draw_differently(self) -> None:
         graph = star(40)
-        first = [tuple(NeighbourSampler(graph, [3], seed=s).sample(torch.tensor([0])).edges.tolist())
+        first = [tuple(NeighbourSampler(graph, [3], seed=s).sample(torch.tensor([0])).edge.tolist())
                  for s in range(40)]  # fmt: skip
         assert len(set(first)) > 35
 
@@ -278,11 +278,11 @@ class TestBadInput:
     def test_isolated_seeds_come_alone(self) -> None:
         graph = small_data(nodes=40)  # the last node is isolated
         sample = NeighbourSampler(graph, [2, -1], replace=True).sample(torch.tensor([39, 39]))
-        assert sample.nodes.tolist() == [39, 39] and sample.edges.numel() == 0
-        assert sample.nodes_per_hop == [2, 0, 0] and sample.edges_per_hop == [0, 0]
+        assert sample.node.tolist() == [39, 39] and sample.edge.numel() == 0
+        assert sample.num_sampled_nodes == [2, 0, 0] and sample.num_sampled_edges == [0, 0]
 
     def test_no_seeds(self) -> None:
-        assert NeighbourSampler(small_data(), [2]).sample(torch.zeros(0, dtype=torch.long)).nodes.numel() == 0
+        assert NeighbourSampler(small_data(), [2]).sample(torch.zeros(0, dtype=torch.long)).node.numel() == 0
 
     def test_times_and_types(self) -> None:
         sampler = NeighbourSampler(small_data(), [2])

@@ -45,9 +45,9 @@ def test_of_a_graph(labels: bool, weights: bool, peak: list[int]) -> None:
     stored = convert("e.csv", "stored", features="x.npy", labels="y.npy" if labels else None)
     size = graph_size(NODES, EDGES, WIDTH, labels=labels, weights=weights)
     manifest = (stored.path / "graph.json").stat().st_size
-    assert array_bytes(stored.path) - manifest == size.stored
-    assert max(peak[:-1]) == size.converting
-    assert loaded(stored) == size.loaded
+    assert array_bytes(stored.path) - manifest == size.disk
+    assert max(peak[:-1]) == size.conversion_disk
+    assert loaded(stored) == size.memory
 
 
 def loaded(stored: StoredGraph) -> int:
@@ -58,9 +58,9 @@ def loaded(stored: StoredGraph) -> int:
 
 
 def test_memory_of_a_conversion_is_16_bytes_per_node_and_a_block() -> None:
-    one, two = (graph_size(nodes, 10**9).converting_memory for nodes in (10**6, 2 * 10**6))
+    one, two = (graph_size(nodes, 10**9).conversion_memory for nodes in (10**6, 2 * 10**6))
     assert two - one == 16 * 10**6
-    assert graph_size(10**6, 10).converting_memory == one
+    assert graph_size(10**6, 10).conversion_memory == one
     assert one - 16 * 10**6 > 8 * 4 * sort.BLOCK  # keys, order, rows and sources of a block
 
 
@@ -68,4 +68,4 @@ def test_bad_numbers() -> None:
     for bad in ((0, 5), (5, -1), (2**40, 5), (5, 5, -1)):
         with pytest.raises(InputError, match="`num_"):
             graph_size(*bad)
-    assert torch.iinfo(torch.int64).max > graph_size(2 * 10**9, 10**12, 10**4).stored
+    assert torch.iinfo(torch.int64).max > graph_size(2 * 10**9, 10**12, 10**4).disk

@@ -162,7 +162,7 @@ class TestRefused:
             observe_store(model, stored, tmp_path / "seen", block_edges=0)
         with pytest.raises(InputError, match="`heads` must be one of"):
             observe_store(model, stored, tmp_path / "seen", heads="some")
-        with pytest.raises(DataError, match="something at"):
+        with pytest.raises(DataError, match="exists already"):
             observe_store(model, stored, tmp_path / "graph")
 
     def test_a_full_disk_leaves_nothing(self, stored: StoredGraph, tmp_path: Path) -> None:
@@ -244,18 +244,18 @@ def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
 LIMITED = """
 import resource, sys, torch, fgai
 from fgai.attention import observe
-from fgai.large import open_store
+from fgai.large import StoredGraph
 from fgai.large import observe_store
 model = fgai.GAT(8, 3, hidden_channels=16, heads=8).eval()
-observe(model, model.prepare(open_store("small").load()))
-observe_store(model, open_store("small"), f"warm {sys.argv[1]}", block_edges=4096)
+observe(model, model.prepare(StoredGraph("small").load()))
+observe_store(model, StoredGraph("small"), f"warm {sys.argv[1]}", block_edges=4096)
 status = lambda name: int([line.split()[1] for line in open("/proc/self/status") if line.startswith(name)][0])
 limit = (status("VmData") << 10) + (24 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 if sys.argv[1] == "stored":
-    observe_store(model, open_store("large"), "seen", block_edges=4096)
+    observe_store(model, StoredGraph("large"), "seen", block_edges=4096)
 else:
-    observe(model, model.prepare(open_store("large").load()))
+    observe(model, model.prepare(StoredGraph("large").load()))
 print("done")
 """
 

@@ -133,7 +133,7 @@ class TestGradients:
             whole.prepare(vanilla, 16, 2)
             recipe = _FaithfulBatches(vanilla, whole, FaithfulSettings(nodes=3, edges=4))
             recipe.start(nudged(vanilla, recipe.settings), 0)
-            for part in whole.parts(vanilla, None, 1):
+            for part in whole.batches(vanilla, None, 1):
                 targets = recipe.targets.of(part)
                 rows = part.nodes[: part.seeds]
                 torch.testing.assert_close(targets.logits, seen.logits[rows], atol=1e-5, rtol=0)
@@ -190,11 +190,11 @@ class TestTraining:
             recipe = _FaithfulBatches(model, whole, FaithfulSettings(nodes=3, edges=4))
             assert recipe.steps_per_epoch == 3
             for epoch in range(2):
-                parts = [part for part in whole.own_parts(model, None, epoch) if part is not None]
+                parts = [part for part in whole.own_batches(model, None, epoch) if part is not None]
                 assert [part.seeds for part in parts] == [8, 8, 4]
                 taken.append(torch.cat([part.nodes[: part.seeds] for part in parts]))
             assert len(set(taken[0].tolist()) | set(taken[1].tolist())) > 25
-            assert len(list(whole.parts(model, recipe.val_nodes, 0))) == -(-len(recipe.val_nodes) // 8)
+            assert len(list(whole.batches(model, recipe.val_nodes, 0))) == -(-len(recipe.val_nodes) // 8)
             fingerprint = whole.fingerprint(model)
             whole.prepare(model, 8, 2)
             assert whole.fingerprint(model) != fingerprint

@@ -30,7 +30,7 @@ from fgai.datasets.readers import (
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.hub import from_pretrained, save_pretrained
-from fgai.large import StoredObservation, convert, observe_store, open_store, write_store
+from fgai.large import StoredGraph, StoredObservation, convert, observe_store, write_store
 from fgai.records import read_json
 from fgai.reports import read_report
 from fgai.reports.cards import Card, Listing, card, write_page
@@ -270,12 +270,12 @@ def _pretrained_content(found: Any) -> Any:
 KINDS: dict[str, Kind] = {
     "store": Kind(
         _written(lambda folder: write_store(small_data(nodes=20, width=WIDTH), folder / "graph")),
-        lambda folder: open_store(folder / "graph").load(),
+        lambda folder: StoredGraph(folder / "graph").load(),
         content=graph_content,
     ),
     "sparse-store": Kind(
         _written(lambda folder: write_store(planted(num_nodes=30), folder / "graph")),
-        lambda folder: open_store(folder / "graph").load(),
+        lambda folder: StoredGraph(folder / "graph").load(),
         content=graph_content,
     ),
     "observation": Kind(_observed, _observation, content=_observation_content),

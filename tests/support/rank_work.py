@@ -29,7 +29,7 @@ from typer.testing import CliRunner
 import fgai
 from fgai.cli import app
 from fgai.errors import FgaiError
-from fgai.large import StoredGraph, evaluate_store, joined, observe_store, open_store
+from fgai.large import StoredGraph, evaluate_store, observe_store, process_group
 from fgai.processes import ProcessGroup, current
 from fgai.trackers import Tracker
 from fgai.training import load_model, untrained_model
@@ -80,7 +80,7 @@ def passes(stored: StoredGraph, folder: Path, ranks: ProcessGroup) -> None:
     graph = stored.load()
     for name, settings in MODELS.items():
         model = untrained_model(name, graph, seed=3, **settings).eval()
-        observe_store(model, stored, folder / name, ranked=True, block_edges=40, ranks=ranks)
+        observe_store(model, stored, folder / name, ranked=True, block_edges=40, group=ranks)
 
 
 class Stop(Tracker):
@@ -102,12 +102,12 @@ def refused(act: Callable[[], object]) -> str:
 def scenes(graph: Path, folder: Path) -> None:
     """All that does not end a process, with what it came to, a file for each rank."""
     found: dict[str, Any] = {}
-    stored, rank, before = open_store(graph), int(os.environ["RANK"]), sockets()
+    stored, rank, before = StoredGraph(graph), int(os.environ["RANK"]), sockets()
 
     def keep(name: str, model: nn.Module) -> None:
         fgai.save_model(model, folder / f"{name}-{rank}.safetensors")
 
-    with joined(timeout=60) as ranks:
+    with process_group(timeout=60) as ranks:
         found["size"], found["listening"] = ranks.size, listening(sockets() - before)
         model = fgai.train("GAT", stored, batch_size=4, fan_out=-1, **SHORT)
         keep("vanilla", model)
@@ -117,8 +117,8 @@ def scenes(graph: Path, folder: Path) -> None:
         with small_blocks():
             passes(stored, folder, ranks)
             one, two = (load_model(folder / f"{name}-{rank}.safetensors") for name in ("faithful", "vanilla"))
-            found["evaluation"] = evaluate_store(one, stored, vanilla=two, together=True).to_dict()
-        found["k"] = refused(lambda: evaluate_store(one, stored, k=2 + rank, together=True))
+            found["evaluation"] = evaluate_store(one, stored, vanilla=two, group=ranks).to_dict()
+        found["k"] = refused(lambda: evaluate_store(one, stored, k=2 + rank, group=ranks))
         found["seed"] = refused(lambda: fgai.train("GAT", stored, batch_size=4, seed=rank, **SHORT))
         found["whole"] = refused(lambda: fgai.train("GAT", stored.load(), **SHORT))
         norm = {**SHORT, "hidden_channels": 8, "heads": (4, 1), "encodings": 0}
@@ -127,11 +127,11 @@ def scenes(graph: Path, folder: Path) -> None:
     found["after"] = current().size
 
     def missing() -> None:
-        with joined(timeout=60):
+        with process_group(timeout=60):
             fgai.train("GAT", graph if rank == 0 else graph / "nowhere", batch_size=4, **SHORT)
 
     def halted() -> None:
-        with joined(timeout=60):
+        with process_group(timeout=60):
             place = folder / "halted" if rank == 0 else None
             settings = {**SHORT, "batch_size": 4, "fan_out": -1, "checkpoint": place}
             fgai.train("GAT", stored, tracker=Stop(), **settings)
@@ -163,7 +163,7 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
     with (
         patch("fgai.training.loop._backward", mortal),
         patch.object(sys.modules["fgai.training.methods"], "fit", partial(fit, checkpoint_every=5)),
-        joined(timeout=60) as ranks,
+        process_group(timeout=60) as ranks,
     ):
         try:
             model = fgai.train("GAT", graph, checkpoint=folder / "state", **LONG)
@@ -177,7 +177,7 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
 
 def single(graph: Path, folder: Path) -> None:
     """Train on one rank, whose group of one makes the same exchanges as a larger one."""
-    with joined(timeout=60) as ranks:
+    with process_group(timeout=60) as ranks:
         assert torch.distributed.is_initialized() and ranks.gather(3) == [3]
         model = fgai.train("GAT", graph, batch_size=7, fan_out=-1, **SHORT)
     fgai.save_model(model, folder / "model.safetensors")
@@ -186,7 +186,7 @@ def single(graph: Path, folder: Path) -> None:
 def commands(graph: Path, folder: Path) -> None:
     """`fgai evaluate` and `fgai train` as every rank runs them; a file for each with what was printed."""
     path = folder / f"{os.environ['RANK']}.safetensors"
-    fgai.save_model(untrained_model("GAT", open_store(graph).load(), **MODELS["GAT"]), path)
+    fgai.save_model(untrained_model("GAT", StoredGraph(graph).load(), **MODELS["GAT"]), path)
     words = ["evaluate", str(path), "--data", str(graph), "--json"]
     stored, attack = (CliRunner().invoke(app, [*words, *more]) for more in (["--stored"], []))
     assert (stored.exit_code, attack.exit_code) == (0, 2), stored.output

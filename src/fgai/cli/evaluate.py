@@ -86,7 +86,7 @@ def evaluate(
             )
         split = opened.about.get("split_seed", 0)
         exact = evaluate_store(
-            opened.model, opened.graph, vanilla=reference, k=attacker.k, seed=split, together=True
+            opened.model, opened.graph, vanilla=reference, k=attacker.k, seed=split, group=current()
         )
         if current().leads:
             out.result({"command": "evaluate", **exact.to_dict()}, exact.show)

@@ -24,8 +24,8 @@ from fgai.files import check
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.graph.on_disk import is_store
-from fgai.large import StoredGraph, open_store
-from fgai.large.processes import joined
+from fgai.large import StoredGraph
+from fgai.large.processes import process_group
 from fgai.processes import current
 from fgai.tasks import task_of
 from fgai.trackers import LogFile, Tracker
@@ -65,7 +65,7 @@ def _open_data(
         return datasets.load_dataset(name, place.root, seed, task=task).to(device)
     if task not in (None, "node"):
         raise InputError(f"mini-batches of a folder are for node tasks, got `--task {task}`")
-    return open_store(name)
+    return StoredGraph(name)
 
 
 def _open_model(source: options.Source, *, stored: bool = False) -> _ModelAndGraph:
@@ -210,7 +210,7 @@ def _on_all_ranks(work: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(work)
     def together(*, source: options.Location, out: Output, **groups: Any) -> None:
         device = checked_device(source.device)
-        with joined(device) as ranks:
+        with process_group(device) as ranks:
             source = replace(source, device=str(ranks.place(device)))
             work(source=source, out=replace(out, quiet=out.quiet or not ranks.leads), **groups)
 

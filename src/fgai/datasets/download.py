@@ -1,10 +1,11 @@
-"""Find the files of a dataset, or download them into the user's cache: all files, checked, or none."""
+"""Find the files of a dataset, or download them into the user's cache: all files, verified, or none."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
 
 from fgai.datasets.registry import DatasetInfo, Source
@@ -29,31 +30,26 @@ def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
     """Return the folders to look in, in order: `root` or `$FGAI_DATA`, then the user's cache.
 
     Raises:
-        DataError: if the folder that was named does not exist.
+        DataError: `root` or `$FGAI_DATA` is no folder.
     """
-    named = root if root is not None else os.environ.get(ENVIRONMENT) or None
-    if named is None:
+    chosen = root if root is not None else os.environ.get(ENVIRONMENT) or None
+    if chosen is None:
         return (_data_cache(),)
-    folder = Path(named).expanduser()
+    folder = Path(chosen).expanduser()
     if not folder.is_dir():
         origin = "`root`" if root is not None else f"${ENVIRONMENT}"
-        raise DataError(f"{origin} names {folder}, which is not a folder; correct it or leave it out")
+        raise DataError(f"{origin} is {folder}, which is not a folder; correct it or leave it out")
     return (folder, _data_cache())
 
 
 def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Path, ...] | None:
     """Return the files of the first layout (relative paths) that is complete in a folder, or None."""
-    layouts = tuple(layouts)
-    for folder in folders:
-        for layout in layouts:
-            files = tuple(folder / part for part in layout)
-            if all(file.is_file() for file in files):
-                return files
-    return None
+    candidates = (tuple(folder / file for file in layout) for folder, layout in product(folders, layouts))
+    return next((files for files in candidates if all(file.is_file() for file in files)), None)
 
 
 def _download(info: DatasetInfo, source: Source, verify: Callable[[tuple[Path, ...]], Graph]) -> Graph:
-    """Fetch the files of a dataset into the cache; they are moved there only once `verify` accepted them."""
+    """Download the files of a dataset; they are moved into the cache after `verify` has accepted them."""
     cache, names = _data_cache(), [Path(file).name for file in info.files[0]]
     advice = (
         f"put {', '.join(info.files[0])} (source: {info.source}) into {cache}, or into a folder named by"

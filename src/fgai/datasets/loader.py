@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fgai.checks import whole
 from fgai.datasets.download import _download, find, search_path
-from fgai.datasets.own import load_graph
-from fgai.datasets.readers import _Raw
-from fgai.datasets.registry import PLANTED, TASK_SPLITS, DatasetInfo, info, names, source
+from fgai.datasets.own import MASKS, load_graph
+from fgai.datasets.readers import Array, RawGraph
+from fgai.datasets.registry import _SOURCES, PLANTED, TASK_SPLITS, DatasetInfo, info, names
 from fgai.datasets.splits import Split, _masks, fold_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
@@ -37,15 +37,14 @@ def load_dataset(
     """Return a dataset as a graph: undirected, without duplicates, without self-loops.
 
     Isolated nodes stay; sparse features stay sparse; models add self-loops themselves. A set of small
-    graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files are looked for
-    in `root` or `$FGAI_DATA`, which are only read, then in the user's cache; missing ones are downloaded
-    into the latter.
+    graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files are read from
+    `root` or `$FGAI_DATA`, else from the user's cache; missing ones are downloaded into the cache.
 
     Args:
         name: one of `fgai.datasets.names()`, or a file or folder of your own, see `load_graph`, with the
             splits `random` and, if it has masks, `public`.
-        root: a folder laid out as `fgai.datasets.info(name).files` says.
-        seed: draws the split where it is random.
+        root: a folder with the files of `fgai.datasets.info(name).files`.
+        seed: of a random split.
         split: `random` (10/10/80 % of the labelled nodes), `public` (published with the data) or, for small
             graphs, `folds` (the seed is the number of one of ten folds); None for the first of
             `info(name).splits`.
@@ -53,8 +52,8 @@ def load_dataset(
             `register_task_split` says; None for the dataset's own task.
 
     Raises:
-        DataError: unknown name or split; files missing, truncated or foreign.
-        InputError: the dataset is not for this task.
+        DataError: unknown name or split; files missing, truncated or of something else.
+        InputError: the dataset cannot be used for this task.
 
     Example:
         >>> load_dataset("planted", seed=1).num_nodes
@@ -73,36 +72,36 @@ def load_dataset(
         own_task, splits = about.task, about.splits
     if split not in (None, *splits):
         raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, splits))}")
-    other_splits = {other: draw for other, (of, draw) in TASK_SPLITS.items() if of == own_task}
-    if task not in (None, own_task, *other_splits):
+    task_splits = {other: draw for other, (of, draw) in TASK_SPLITS.items() if of == own_task}
+    if task not in (None, own_task, *task_splits):
         raise InputError(
-            f"{name!r} is for {' or '.join((own_task, *other_splits))} tasks, got `task={task!r}`"
+            f"{name!r} is for {' or '.join((own_task, *task_splits))} tasks, got `task={task!r}`"
         )
     if graph is None:
         graph = _read(about, root)
     split = split or splits[0]
     if split != "public" and graph.links is None:
-        graph = _drawn(graph, seed, split)
+        graph = _draw_split(graph, seed, split)
     elif graph.train_mask is None and graph.links is None:
         raise DataError(f"{name!r} was published without a split; register it with `splits=('random',)`")
-    return other_splits[str(task)](graph, seed) if task in other_splits else graph
+    return task_splits[str(task)](graph, seed) if task in task_splits else graph
 
 
 def _read(about: DatasetInfo, root: str | os.PathLike[str] | None) -> Graph:
-    """The graph of a registered dataset, with the masks it was published with."""
-    origin = source(about.name)
+    """Return the graph of a registered dataset, with the masks it was published with."""
+    origin = _SOURCES[about.name]
     if origin.make is not None:
         graph = origin.make().replace(name=about.name)
         _check_sizes(graph, about)
         return graph
-    verify = partial(_verified, about=about)
+    verify = partial(_read_verified, about=about)
     files = find(about.files, search_path(root))
     return _download(about, origin, verify) if files is None else verify(files)
 
 
-def _verified(files: tuple[Path, ...], about: DatasetInfo) -> Graph:
-    """The graph in some files, whose digests or else whose fingerprint must be the known ones, if any are."""
-    origin = source(about.name)
+def _read_verified(files: tuple[Path, ...], about: DatasetInfo) -> Graph:
+    """Return the graph in some files; raise if neither their digests nor its fingerprint are as known."""
+    origin = _SOURCES[about.name]
     assert origin.reader is not None
     digests = origin.sha256 if len(files) == len(origin.sha256) else ()
     foreign = [file for file, sum_ in zip(files, digests, strict=False) if digest_of(file) != sum_]
@@ -116,43 +115,46 @@ def _verified(files: tuple[Path, ...], about: DatasetInfo) -> Graph:
     return graph
 
 
-def _clean(edges: Tensor) -> Tensor:
-    """Both directions of every edge, each once, no loops: [2, E] sorted by (destination, source)."""
-    both = torch.cat([edges, edges.flip(0)], dim=1)
-    both = both[:, both[0] != both[1]]
-    keys = torch.unique(edge_keys(both[0], both[1]))
-    return torch.stack(key_ends(keys))
+def _undirected_keys(raw_edges: Array) -> Tensor:
+    """Return the sorted keys of both directions of every edge, without duplicates and loops."""
+    edges = torch.from_numpy(np.asarray(raw_edges, np.int64))
+    edges = edges[:, edges[0] != edges[1]]
+    keys: Tensor = torch.unique(torch.cat([edge_keys(*edges), edge_keys(*edges.flip(0))]))
+    return keys
 
 
-def _to_graph(raw: _Raw, about: DatasetInfo) -> Graph:
-    edges = _clean(torch.from_numpy(raw.edges))
+def _to_graph(raw: RawGraph, about: DatasetInfo) -> Graph:
+    keys = _undirected_keys(raw.edges)
     fields: dict[str, Any] = {
         name: torch.from_numpy(np.asarray(values, dtype=np.int64))
         for name in ("y", "batch", "graph_y")
         if (values := getattr(raw, name)) is not None
     }
     if raw.truth is not None:
-        marked = _clean(torch.from_numpy(raw.truth))
-        fields["edge_truth"] = torch.isin(edge_keys(edges[0], edges[1]), edge_keys(marked[0], marked[1]))
+        fields["edge_truth"] = torch.isin(keys, _undirected_keys(raw.truth))
     try:
-        graph = Graph.from_edges(edges, raw.num_nodes, raw.features, name=about.name, **fields)
+        graph = Graph.from_edges(
+            torch.stack(key_ends(keys)), raw.num_nodes, raw.features, name=about.name, **fields
+        )
     except InputError as error:
         raise DataError(f"the files of {about.name!r} are damaged: {error}; fetch them again") from error
     _check_sizes(graph, about)
     if raw.split is None:
         return graph
     parts = (torch.from_numpy(np.asarray(raw.split[part], np.int64)) for part in Split._fields)
-    return _with_split(graph, _masks(parts, raw.num_nodes))
+    return graph.replace(**dict(zip(MASKS, _masks(parts, raw.num_nodes), strict=True)))
 
 
-def _drawn(graph: Graph, seed: int, split: str) -> Graph:
-    """The graph with a random split of its nodes, or of its small graphs."""
+def _draw_split(graph: Graph, seed: int, split: str) -> Graph:
+    """Return the graph with a random split of its nodes, or of its small graphs."""
     if graph.batch is not None and graph.graph_y is not None:
-        parts = fold_split(graph.graph_y, seed) if split == "folds" else stratified_split(graph.graph_y, seed)
-        return _with_split(graph, Split(*(mask[graph.batch] for mask in parts)))
-    if graph.y is None:
+        of_graphs = fold_split if split == "folds" else stratified_split
+        masks = [mask[graph.batch] for mask in of_graphs(graph.graph_y, seed)]
+    elif graph.y is not None:
+        masks = [*random_split(graph.y, seed)]
+    else:
         raise DataError(f"{graph.name!r} has no labels to draw a split of; give it masks and split 'public'")
-    return _with_split(graph, random_split(graph.y, seed))
+    return graph.replace(**dict(zip(MASKS, masks, strict=True)))
 
 
 def _check_sizes(graph: Graph, about: DatasetInfo) -> None:
@@ -160,21 +162,17 @@ def _check_sizes(graph: Graph, about: DatasetInfo) -> None:
         size, expected = getattr(graph, field), getattr(about, field)
         if size != expected:
             raise DataError(
-                f"the files of {about.name!r} are foreign: {field} is {size}, expected {expected};"
+                f"the files of {about.name!r} are of something else: {field} is {size}, expected {expected};"
                 " fetch them again"
             )
-
-
-def _with_split(graph: Graph, split: Split) -> Graph:
-    return graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
 
 
 @typed
 def with_degrees(graph: Graph, most: int = 10) -> Graph:
     """Return the graph with the degree of every node appended to its features, one-hot: [N, F + most].
 
-    On constant features attention sees all nodes alike, whatever the graph. Loops do not count; degrees of
-    `most` and above share the last column.
+    With constant features attention would be uniform on every graph. Loops do not count; degrees of `most`
+    and above share the last column.
 
     Example:
         >>> path = Graph.from_edges(torch.tensor([[0, 1], [1, 2]]), 3, torch.ones(3, 1), undirected=True)

@@ -31,24 +31,24 @@ FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes
 PARTS = ("train", "val", "test")
 TABLES = ("edges.csv", "nodes.csv")
 """Names of the tables in a folder; the second may be missing."""
-_MEANT = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "destination"}
-"""Columns that would be read as numbers beside the rest though another name is probably meant."""
-_SPARSEST = 64
-"""Nodes per edge, beyond a million of them, from which numbers are taken for labels rather than numbers."""
+_MISNAMED = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "destination"}
+"""Frequent wrong names of columns, and the right ones; they are refused, not read as attributes."""
+_MOST_NODES_PER_EDGE = 64
+"""Beyond a million nodes; larger node numbers are probably labels."""
 
 
 @typed
 def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     """Read a graph from a file; it is named after the file.
 
-    - `.npz`: arrays by the names of PyG's `Data`, see `FIELDS`; only `edge_index` must be there, any other
-      name is refused. Numbers become float32, labels whole numbers.
+    - `.npz`: arrays by the names of PyG's `Data`; only `edge_index` is required, unknown names are refused.
+      Numbers become float32, labels whole numbers.
     - `.pt`: a PyG `Data`, or a dictionary of tensors by the same names, as `torch.save` writes them.
     - `.csv`: one row per edge under a heading: `source` and `destination`, `weight` if edges have one, and
       every other column is an attribute of the edges. With a `node_table`, one row per node: `node` (each
-      once), `y` (class, or nothing), `split` (train, val, test or nothing), and every other column is a
-      feature. Nodes are numbers from 0, or any names; classes likewise (`Graph.node_names`, `class_names`).
-    - a folder with `edges.csv` and perhaps `nodes.csv`, or as `fgai data convert` leaves it.
+      once), `y` (class, or empty), `split` (train, val, test or empty), and every other column is a feature.
+      Nodes are numbers from 0, or any names; classes likewise (`Graph.node_names`, `class_names`).
+    - a folder with `edges.csv` and perhaps `nodes.csv`, or one written by `fgai data convert`.
 
     Args:
         path: the file or folder.
@@ -56,7 +56,7 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
 
     Raises:
         DataError: no such file, of another kind, damaged, unsafe, or a table that does not fit.
-        InputError: what it holds is no graph, see `Graph.from_edges`.
+        InputError: its content is no graph, see `Graph.from_edges`.
     """
     path, table = Path(path), None if node_table is None else Path(node_table)
     if is_store(path) and table is None:
@@ -73,7 +73,7 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     if path.suffix not in (".npz", ".pt", ".csv"):
         raise DataError(f"{path} must be a graph as .npz, .pt or .csv, or a folder; see `fgai.load_graph`")
     if table is not None and path.suffix != ".csv":
-        raise InputError(f"`node_table` goes with an edge list in CSV, got {path.name}")
+        raise InputError(f"`node_table` is for an edge list in CSV, got {path.name}")
     try:
         for file in (path, table):
             if file is not None:
@@ -98,8 +98,9 @@ def _to_graph(fields: dict[str, Any], path: Path, name: str) -> Graph:
     edges = fields["edge_index"]
     if "num_nodes" not in fields:
         sizes = [len(fields[name]) for name in ("x", "y", *MASKS) if name in fields]
-        inferred = count_nodes(int(edges.max()), edges.shape[-1]) if edges.numel() and not sizes else 0
-        fields["num_nodes"] = sizes[0] if sizes else inferred
+        if not sizes and edges.numel():
+            sizes = [count_nodes(int(edges.max()), edges.shape[-1])]
+        fields["num_nodes"] = sizes[0] if sizes else 0
     names = {key: fields.pop(key, None) for key in ("node_names", "class_names")}
     graph = Graph.from_edges(**arguments_from_data(SimpleNamespace(**fields)), name=name)
     return graph.replace(**names)
@@ -109,9 +110,9 @@ def _read_archive(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         require_whole(archive)
         names = [name.removesuffix(".npy") for name in archive.namelist()]
-    odd = [name for name in names if name not in FIELDS]
-    if odd:
-        raise DataError(f"{path} holds {odd[0]!r}, which is none of {', '.join(FIELDS)}; rename or remove it")
+    if unknown := [name for name in names if name not in FIELDS]:
+        known = ", ".join(FIELDS)
+        raise DataError(f"{path} holds {unknown[0]!r}, which is none of {known}; rename or remove it")
     fields: dict[str, Any] = {}
     for name, values in read_arrays(path, names).items():
         kind = values.dtype.kind
@@ -126,7 +127,7 @@ def _read_archive(path: Path) -> dict[str, Any]:
 
 
 def _read_saved(path: Path) -> dict[str, Any]:
-    """The fields of a `Data` or of a dictionary, by the loader that makes tensors and nothing else."""
+    """Read a `Data` or a dictionary by PyTorch's restricted loader, which makes tensors alone."""
     from torch_geometric.data import Data
     from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
     from torch_geometric.data.storage import GlobalStorage
@@ -154,18 +155,18 @@ class _Table:
             heading = [name.strip() for name in next(reader, [])]
             rows = [(reader.line_num, [word.strip() for word in row]) for row in reader if row]
         for name in heading:
-            meant = _MEANT.get(name.lower())
-            if meant in (*required, *optional) and meant not in heading:
-                raise DataError(f"{path} has a column `{name}`; rename it `{meant}` if it is that")
+            right = _MISNAMED.get(name.lower())
+            if right in (*required, *optional) and right not in heading:
+                raise DataError(f"{path} has a column `{name}`; rename it `{right}` if it is that")
         missing = [name for name in required if name not in heading]
         if missing or len(set(heading)) != len(heading):
             rule = f"a column `{missing[0]}`" if missing else "different columns"
             raise DataError(
                 f"{path} must have {rule} in its first line, got {', '.join(heading) or 'nothing'}"
             )
-        odd = next((line for line, row in rows if len(row) != len(heading)), None)
-        if odd is not None or not rows:
-            raise DataError(f"{path} must have {len(heading)} values in every line; look at line {odd or 2}")
+        bad = next((line for line, row in rows if len(row) != len(heading)), None)
+        if bad is not None or not rows:
+            raise DataError(f"{path} must have {len(heading)} values in every line; look at line {bad or 2}")
         self.path, self.lines = path, [line for line, _ in rows]
         self.columns = {name: [row[index] for _, row in rows] for index, name in enumerate(heading)}
 
@@ -221,7 +222,7 @@ def _is_number(word: str) -> bool:
 
 
 def node_fields(path: Path) -> dict[str, Any]:
-    """Fields of a table of numbered nodes, `class_names` among them; `DataError` if nodes have names."""
+    """Read a table of numbered nodes, `class_names` included; `DataError` if nodes have names."""
     fields, _ = _read_nodes(path)
     if "node_names" in fields:
         raise DataError(
@@ -231,7 +232,7 @@ def node_fields(path: Path) -> dict[str, Any]:
 
 
 def _read_nodes(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Fields of a node table, and the number of each node by its word in the table."""
+    """Return the fields of a node table, and the number of each node by its word in the table."""
     table, fields = _Table(path, ("node",), ("y", "split")), dict[str, Any]()
     names, split = table.columns["node"], table.columns.get("split")
     first: dict[str, int] = {}
@@ -261,7 +262,7 @@ def _read_nodes(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _classes(table: _Table) -> tuple[Tensor, tuple[str, ...] | None]:
-    """Class numbers, -1 where there is none, and the names of the classes unless they are numbers."""
+    """Return class numbers, -1 for none, and the names of the classes unless they are numbers."""
     words = table.columns["y"]
     for line, word, part in zip(table.lines, words, table.columns.get("split") or words, strict=True):
         if not word and part:
@@ -281,7 +282,7 @@ def _classes(table: _Table) -> tuple[Tensor, tuple[str, ...] | None]:
 
 def count_nodes(largest: int, edges: int) -> int:
     """Return the number of nodes for a largest node number; `DataError` if there are too few edges."""
-    if largest > _SPARSEST * edges + (1 << 20):
+    if largest > _MOST_NODES_PER_EDGE * edges + (1 << 20):
         raise DataError(
             f"an edge names node {largest}, which is too large for {edges} edges; number the nodes"
             " from 0 on, or give features, one row per node"

@@ -1,4 +1,4 @@
-"""The built-in graph: made from a seed in milliseconds, and it is known which of its edges inform."""
+"""The built-in graph, made from a seed in milliseconds, with known informative edges."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ COMMON_WORDS = 100
 MARKER_WORDS = 8
 LENGTH = 12  # words a node draws
 RELIABLE = 0.5  # share of nodes
-TOPICAL = 0.5  # share of a node's words that speak of a class
+TOPICAL = 0.5  # share of a node's words from the topic of a class
 MARKED = (0.02, 0.45)  # share of marker words, reliable and unreliable nodes
 DEGREE = 8.0
-BYTES = 1000  # of memory that a node takes on the way
+BYTES = 1000  # of memory per node while the graph is made
 SAME_CLASS = 0.62  # share of edges drawn inside a class; the others join any two nodes
 
 
 @typed
 def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph:
-    """Make a graph in which some neighbours inform, others mislead, and it is known which.
+    """Make a graph with informative and misleading neighbours, and the truth about each edge.
 
     Nodes have classes and draw 12 words each (features are 0 or 1). Half of the words of a *reliable* node
-    (half of all) belong to its class. An *unreliable* node draws them from another class, and can be told by
-    marker words (45 % of its words; reliable nodes use them by chance only). 62 % of the edges join nodes of
+    (half of all) belong to its class. An *unreliable* node draws them from another class, and is marked by
+    marker words (45 % of its words; reliable nodes draw them by chance only). 62 % of the edges join nodes of
     one class, the others any two nodes.
 
     An edge j → i is informative (`edge_truth`) if j is reliable and of i's class. Because markers are in j's
-    words alone, even attention that ranks sources alike for every destination (GAT) can find the informative
+    words alone, even attention that ranks sources alike for all destinations (GAT) can find the informative
     edges; words alone classify about two fifths of the nodes, averaging all neighbours four fifths.
 
     The graph is undirected, with sparse features and without loops, duplicates and masks, which
@@ -71,9 +71,9 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
 def _words(y: np.ndarray, reliable: np.ndarray, num_classes: int, draw: np.random.Generator) -> sp.csr_matrix:
     """[N, words] 0/1: topics of all classes first, then marker words, then common words."""
     n, shape = y.size, (y.size, LENGTH)
-    spoken = np.where(reliable, y, (y + draw.integers(1, num_classes, n)) % num_classes)
+    word_class = np.where(reliable, y, (y + draw.integers(1, num_classes, n)) % num_classes)
     topics = num_classes * TOPIC_WORDS
-    topical = spoken[:, None] * TOPIC_WORDS + draw.integers(0, TOPIC_WORDS, shape)
+    topical = word_class[:, None] * TOPIC_WORDS + draw.integers(0, TOPIC_WORDS, shape)
     marker = topics + draw.integers(0, MARKER_WORDS, shape)
     chance = draw.integers(0, topics + COMMON_WORDS, shape)
     chance += MARKER_WORDS * (chance >= topics)

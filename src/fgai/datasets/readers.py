@@ -1,4 +1,4 @@
-"""One reader per raw format; each checks the contents and returns a `_Raw` record."""
+"""One reader per raw format; each checks the contents and returns a `RawGraph`."""
 
 from __future__ import annotations
 
@@ -17,34 +17,45 @@ from numpy.typing import NDArray
 
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import DataError
-from fgai.files import gunzip, most_bytes, read_arrays, regular
+from fgai.files import check_sizes, gunzip, read_arrays, regular
 
 Array = NDArray[Any]
 Files = Sequence[Path]
-RANKS = 5
-MOST_LABELS = 256  # kinds of nodes in a graph classification set: each is a column of dense features
+RANKS = 5  # guesses per paper in the TAPE file
+MOST_LABELS = 256  # node labels in a graph classification set: each is a column of dense features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Raw:
-    """What a file holds, before it becomes a `Graph`."""
+class RawGraph:
+    """Content of a dataset's files, before it becomes a `Graph`.
 
-    edges: Array  # [2, E] as stored: perhaps one direction only, with duplicates and loops
-    num_nodes: int  # N
-    features: Array | sp.csr_matrix  # [N, F] dense or sparse
-    y: Array | None = None  # [N] labels, -1 where unknown, or None
-    split: Mapping[str, Array] | None = None  # node indices of a published split by part
-    truth: Array | None = None  # [2, T] edges of the true explanation, or None
-    batch: Array | None = None  # [N] graph of each node, or None
-    graph_y: Array | None = None  # [G] label of each graph, or None
+    Attributes:
+        edges: [2, E] as stored: perhaps in one direction, with duplicates and loops.
+        num_nodes: N.
+        features: [N, F] dense or sparse.
+        y: [N] labels, -1 where unknown.
+        split: node numbers of a published split by part.
+        truth: [2, T] edges of the true explanation.
+        batch: [N] graph of each node.
+        graph_y: [G] label of each graph.
+    """
+
+    edges: Array
+    num_nodes: int
+    features: Array | sp.csr_matrix
+    y: Array | None = None
+    split: Mapping[str, Array] | None = None
+    truth: Array | None = None
+    batch: Array | None = None
+    graph_y: Array | None = None
 
 
-Reader = Callable[[Files], _Raw]
+Reader = Callable[[Files], RawGraph]
 
 
 @contextmanager
-def _explain(path: Path) -> Iterator[None]:
-    """Turn whatever a damaged file causes into one `DataError` that names the file."""
+def _data_errors(path: Path) -> Iterator[None]:
+    """Turn all errors that a damaged file causes into a `DataError` that names the file."""
     try:
         yield
     except DataError:
@@ -55,12 +66,12 @@ def _explain(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is truncated or not the expected file ({error}); fetch it again") from error
 
 
-def _checked(function: Reader) -> Reader:
-    """Make a reader raise `DataError`, and nothing else, when its files are damaged or do not fit."""
+def _reader(function: Reader) -> Reader:
+    """Make a reader check its result, and raise `DataError` alone when files are damaged or do not fit."""
 
     @wraps(function)
-    def read(files: Files) -> _Raw:
-        with _explain(files[0]):
+    def read(files: Files) -> RawGraph:
+        with _data_errors(files[0]):
             raw = function(files)
             _check(raw, files[0])
             return raw
@@ -68,7 +79,7 @@ def _checked(function: Reader) -> Reader:
     return read
 
 
-def _check(raw: _Raw, path: Path) -> None:
+def _check(raw: RawGraph, path: Path) -> None:
     n = raw.num_nodes
     for name, edges in (("edges", raw.edges), ("true edges", raw.truth)):
         if edges is not None and (edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu"):
@@ -79,18 +90,18 @@ def _check(raw: _Raw, path: Path) -> None:
     rows |= {k: v.shape[0] for k, v in (("labels", raw.y), ("batch", raw.batch)) if v is not None}
     wrong = {name: count for name, count in rows.items() if count != n}
     if wrong:
-        raise DataError(f"{path}: {n} nodes, but {wrong}; the file is foreign or damaged")
+        raise DataError(f"{path}: {n} nodes, but {wrong}; fetch it again")
     for name, index in (raw.split or {}).items():
         if index.ndim != 1 or (index.size and not 0 <= int(index.min()) <= int(index.max()) < n):
             raise DataError(f"{path}: the {name} split names nodes outside 0..{n - 1}; fetch it again")
 
 
-INDEX, NUMBER, TRUTH = "iu", "iuf", "b"
-"""Kinds of numbers an array may hold: whole ones, any, or true and false."""
+INDEX, NUMBER, BOOL = "iu", "iuf", "b"
+"""Kinds of numpy dtypes: integers, any numbers, booleans."""
 
 
 def _arrays(path: Path, layout: Mapping[str, tuple[str, int]]) -> dict[str, Array]:
-    """Arrays of an archive by name, each of the kind and the number of dimensions that the layout says."""
+    """Return arrays of an archive by name; check their kinds and numbers of dimensions, those in `layout`."""
     arrays = read_arrays(path, layout)
     for name, (kinds, dimensions) in layout.items():
         array = arrays[name]
@@ -114,20 +125,20 @@ def _csr(archive: Mapping[str, Array], prefix: str) -> sp.csr_matrix:
     return matrix
 
 
-@_checked
-def _read_npz(files: Files) -> _Raw:
+@_reader
+def _read_npz(files: Files) -> RawGraph:
     """Read the Amazon and Coauthor archives; as in PyG, word counts above 1 become 1."""
     archive = _arrays(files[0], {**_csr_layout("adj"), **_csr_layout("attr"), "labels": (INDEX, 1)})
     adjacency, words, labels = _csr(archive, "adj").tocoo(), _csr(archive, "attr"), archive["labels"]
     words.sum_duplicates()
     words.data = (words.data > 0).astype(np.float32)
     words.eliminate_zeros()
-    edges = np.stack([adjacency.row, adjacency.col]).astype(np.int64)
-    return _Raw(edges=edges, num_nodes=adjacency.shape[0], features=words, y=labels.astype(np.int64))
+    edges = np.stack([adjacency.row, adjacency.col])
+    return RawGraph(edges=edges, num_nodes=adjacency.shape[0], features=words, y=labels)
 
 
-@_checked
-def _read_planetoid(files: Files) -> _Raw:
+@_reader
+def _read_planetoid(files: Files) -> RawGraph:
     """Read Cora, CiteSeer or PubMed: seven pickles and a text file, through the restricted unpickler.
 
     Features are taken as published (0/1 words, PubMed TF-IDF): an attack's box then means the same as on the
@@ -151,7 +162,9 @@ def _read_planetoid(files: Files) -> _Raw:
     labels = np.full(n, -1, dtype=np.int64)
     labels[:count], labels[test] = ally.argmax(axis=1), ty.argmax(axis=1)
     split = {"train": np.arange(len(y)), "val": np.arange(len(y), len(y) + 500), "test": test}
-    return _Raw(edges=_pairs(neighbours, parts["graph"]), num_nodes=n, features=words, y=labels, split=split)
+    return RawGraph(
+        edges=_pairs(neighbours, parts["graph"]), num_nodes=n, features=words, y=labels, split=split
+    )
 
 
 def _expect(value: Any, kind: type, path: Path) -> Any:
@@ -170,8 +183,8 @@ def _pairs(neighbours: Mapping[Any, Any], path: Path) -> Array:
     return np.stack([source, np.array([i for v in values for i in v], dtype=np.int64)])
 
 
-@_checked
-def _read_tu(files: Files) -> _Raw:
+@_reader
+def _read_tu(files: Files) -> RawGraph:
     """Read a graph classification set of TU Dortmund as one block-diagonal graph.
 
     Features: node attributes where there are any, each column standardised over all nodes (their range
@@ -195,39 +208,41 @@ def _read_tu(files: Files) -> _Raw:
     if edges.size and bool((batch[edges[0]] != batch[edges[1]]).any()):
         raise DataError(f"{parts['A']} joins nodes of different graphs; fetch it again")
     labels = np.unique(graphs, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return _Raw(edges=edges, num_nodes=batch.size, features=np.hstack(columns), batch=batch, graph_y=labels)
+    return RawGraph(
+        edges=edges, num_nodes=batch.size, features=np.hstack(columns), batch=batch, graph_y=labels
+    )
 
 
 def _table(path: Path, kind: type) -> Array:
-    """Rows of numbers, separated by commas; at least one row."""
-    with _explain(path):
+    """Read rows of numbers, separated by commas; at least one row."""
+    with _data_errors(path):
         if not regular(path).read_text().strip():
             raise DataError(f"{path} is empty; fetch it again")
         return np.loadtxt(path, dtype=kind, delimiter=",", ndmin=2)
 
 
-@_checked
-def _read_ground_truth(files: Files) -> _Raw:
+@_reader
+def _read_ground_truth(files: Files) -> RawGraph:
     """Read an archive of edges, features, labels, masks and the true explanation (`gt_edges`)."""
     layout = {"edge_index": (INDEX, 2), "x": (NUMBER, 2), "y": (INDEX, 1), "gt_edges": (INDEX, 2)}
-    archive = _arrays(files[0], layout | {f"{name}_mask": (TRUTH, 1) for name in ("train", "val", "test")})
+    archive = _arrays(files[0], layout | {f"{name}_mask": (BOOL, 1) for name in ("train", "val", "test")})
     masks = {name: archive[f"{name}_mask"] for name in ("train", "val", "test")}
     n = archive["x"].shape[0]
     for name, mask in masks.items():
         if mask.shape != (n,):
             raise DataError(f"{files[0]}: `{name}_mask` is not a boolean for each of the {n} nodes")
-    return _Raw(
-        edges=archive["edge_index"].astype(np.int64),
+    return RawGraph(
+        edges=archive["edge_index"],
         num_nodes=n,
         features=archive["x"].astype(np.float32),
-        y=archive["y"].astype(np.int64),
+        y=archive["y"],
         split={name: np.flatnonzero(mask) for name, mask in masks.items()},
-        truth=archive["gt_edges"].astype(np.int64),
+        truth=archive["gt_edges"],
     )
 
 
-@_checked
-def _read_tape(files: Files) -> _Raw:
+@_reader
+def _read_tape(files: Files) -> RawGraph:
     """Read the arXiv citation graph with class guesses made from each paper's text as features.
 
     A guess of rank r = 0..4 sets the feature of its class to 1 / (1 + r); the best rank counts.
@@ -248,13 +263,7 @@ def _read_tape(files: Files) -> _Raw:
     for rank in reversed(range(RANKS)):
         rows = np.flatnonzero(guesses[:, rank] >= 0)
         weights[rows, guesses[rows, rank].astype(np.int64)] = 1.0 / (1 + rank)
-    return _Raw(
-        edges=edges.astype(np.int64),
-        num_nodes=y.shape[0],
-        features=sp.csr_matrix(weights),
-        y=y.astype(np.int64),
-        split={name: index.astype(np.int64) for name, index in split.items()},
-    )
+    return RawGraph(edges=edges, num_nodes=len(y), features=sp.csr_matrix(weights), y=y, split=split)
 
 
 OGB_MEMBERS = (
@@ -269,7 +278,7 @@ OGB_MEMBERS = (
 
 
 def _contents(files: Sequence[Path]) -> dict[str, bytes]:
-    """Compressed bytes of every member, by its path inside the dataset's folder."""
+    """Return the compressed bytes of every member, by its path in the dataset's folder."""
     if len(files) > 1:
         return {member: regular(file).read_bytes() for member, file in zip(OGB_MEMBERS, files, strict=True)}
     with zipfile.ZipFile(regular(files[0])) as archive:
@@ -277,29 +286,28 @@ def _contents(files: Sequence[Path]) -> dict[str, bytes]:
         missing = [member for member in OGB_MEMBERS if member not in inside]
         if missing:
             raise DataError(f"{files[0]} has no {', '.join(missing)}; fetch the original OGB archive again")
-        if sum(inside[member].file_size for member in OGB_MEMBERS) > most_bytes(files[0].stat().st_size):
-            raise DataError(f"{files[0]} claims to hold more than its size explains; do not trust it")
+        check_sizes(files[0], (inside[member] for member in OGB_MEMBERS))
         return {member: archive.read(inside[member]) for member in OGB_MEMBERS}
 
 
-def _gz_table(contents: Mapping[str, bytes], member: str, kind: type) -> NDArray[Any]:
-    text = gunzip(contents[member])
-    return np.loadtxt(io.BytesIO(text), dtype=kind, delimiter=",", ndmin=2)
-
-
-@_checked
-def _read_ogbn_arxiv(files: Sequence[Path]) -> _Raw:
+@_reader
+def _read_ogbn_arxiv(files: Sequence[Path]) -> RawGraph:
     """Read `ogbn-arxiv` from its published archive: edges, 128 features, labels and the split by year."""
     contents = _contents(files)
-    n = int(_gz_table(contents, "raw/num-node-list.csv.gz", np.int64).sum())
-    edges = _gz_table(contents, "raw/edge.csv.gz", np.int64).T
-    y = _gz_table(contents, "raw/node-label.csv.gz", np.int64)[:, 0]
-    x = _gz_table(contents, "raw/node-feat.csv.gz", np.float32)
-    split = {
-        name: _gz_table(contents, f"split/time/{key}.csv.gz", np.int64)[:, 0]
-        for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
-    }
-    return _Raw(edges=edges, num_nodes=n, features=x, y=y, split=split)
+
+    def table(member: str, kind: type = np.int64) -> Array:
+        return np.loadtxt(io.BytesIO(gunzip(contents[member])), dtype=kind, delimiter=",", ndmin=2)
+
+    return RawGraph(
+        edges=table("raw/edge.csv.gz").T,
+        num_nodes=int(table("raw/num-node-list.csv.gz").sum()),
+        features=table("raw/node-feat.csv.gz", np.float32),
+        y=table("raw/node-label.csv.gz")[:, 0],
+        split={
+            name: table(f"split/time/{key}.csv.gz")[:, 0]
+            for name, key in (("train", "train"), ("val", "valid"), ("test", "test"))
+        },
+    )
 
 
 READERS: dict[str, Reader] = {

@@ -23,22 +23,22 @@ PLANTED = "planted"
 @typed
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What `fgai.datasets.info` tells about a dataset.
+    """Description of a dataset.
 
     Attributes:
-        name: what `fgai.load_dataset` takes.
+        name: argument of `fgai.load_dataset`.
         description: nodes, edges, features and classes in words, and how they were prepared.
-        source: where it can be had.
-        citation: whom to cite.
+        source: where the publishers offer it.
+        citation: the publication to cite.
         licence: as stated by the publishers.
         num_nodes: N.
-        num_edges: directed edges after every edge got its reverse and duplicates and loops were dropped.
+        num_edges: directed edges, after reverses were added and duplicates and loops dropped.
         num_features: F.
-        num_classes: classes of the nodes, or of the graphs where those carry the labels.
+        num_classes: classes of the nodes, or of the graphs if these have the labels.
         num_graphs: 1, or the number of graphs in a graph classification set.
-        task: what it is made for, e.g. `node` or `graph`; see `fgai.tasks`.
-        splits: the words `split` may be; the first is the default.
-        files: what must be in the data folder; each inner tuple alone is enough.
+        task: its own task, e.g. `node` or `graph`; see `fgai.tasks`.
+        splits: values of `split`; the first is the default.
+        files: in the data folder; each inner tuple alone is enough.
     """
 
     name: str
@@ -59,15 +59,15 @@ class DatasetInfo:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """How a dataset is made or read, where it is downloaded from, and how it is recognised.
+    """How a dataset is made or read, where it is downloaded from, and how it is verified.
 
     Attributes:
         make: returns the graph of a dataset without files; split `public` keeps its masks.
-        reader: turns the files into a `Raw` record.
+        reader: returns the content of the files as a `fgai.datasets.readers.RawGraph`.
         url: https address to download from, or None. `{file}` stands for the name of each file; an address
             without it is that of the only file, or of a zip archive that holds all of them.
-        sha256: of the files of the first layout, in order; empty where it is not known.
-        fingerprint: of the graph; where it is known, files of this content but other `sha256` are accepted.
+        sha256: of the files of the first layout, in order; empty if unknown.
+        fingerprint: of the graph; if known, files of this content but other `sha256` are accepted.
     """
 
     make: Callable[[], Graph] | None = None
@@ -82,15 +82,15 @@ _SOURCES: dict[str, Source] = {}
 
 
 TASK_SPLITS: dict[str, tuple[str, Callable[[Graph, int], Graph]]] = {"link": ("node", link_split)}
-"""Tasks that datasets made for another serve as well: that other, and `split(graph, seed)`."""
+"""By task: another task whose datasets can be used for it, and `split(graph, seed)`, which prepares them."""
 
 
 @typed
 def register_dataset(info: DatasetInfo, source: Source) -> None:
-    """Add a dataset: `fgai.load_dataset`, `fgai data` and `--data` then know its name.
+    """Add a dataset for `fgai.load_dataset`, `fgai data` and `--data`.
 
     Args:
-        info: what it is; its sizes are checked when it is loaded.
+        info: its sizes are checked when it is loaded.
         source: `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from files.
 
     Raises:
@@ -128,7 +128,7 @@ def unregister_dataset(name: str) -> None:
 
 @typed
 def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: str) -> None:
-    """Let datasets made for the task `of` serve another, as node datasets serve link prediction.
+    """Use datasets of the task `of` for another task, as node datasets for link prediction.
 
     `split` maps a graph and a seed to a graph of that other task.
 
@@ -191,7 +191,7 @@ def names() -> tuple[str, ...]:
 
 @typed
 def info(name: str) -> DatasetInfo:
-    """Return what is known about a dataset; `DataError` suggests the nearest name if there is none.
+    """Return the description of a dataset; if there is none, `DataError` suggests the nearest name.
 
     Example:
         >>> info("cora").num_nodes
@@ -203,8 +203,3 @@ def info(name: str) -> DatasetInfo:
     near = [word] if word in _INFO else get_close_matches(word, _INFO, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise DataError(f"there is no dataset {name!r}; {hint}known are {', '.join(_INFO)}")
-
-
-def source(name: str) -> Source:
-    """Return how the dataset is read; `info` has checked the name."""
-    return _SOURCES[name]

@@ -30,10 +30,9 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(checks.seed(seed))
 
 
-def _cut(order: Tensor, train: float, val: float) -> tuple[Tensor, Tensor, Tensor]:
+def _divide(order: Tensor, train: float, val: float) -> tuple[Tensor, ...]:
     first = round(train * order.numel())
-    second = first + round(val * order.numel())
-    return order[:first], order[first:second], order[second:]
+    return order.tensor_split((first, first + round(val * order.numel())))
 
 
 @typed
@@ -58,7 +57,7 @@ def random_split(y: Any, seed: int = 0, *, train: float = 0.1, val: float = 0.1)
     _check_labels(labels)
     labelled = (labels >= 0).nonzero().flatten().cpu()
     order = labelled[torch.randperm(labelled.numel(), generator=_generator(seed))]
-    return _masks(_cut(order, train, val), labels.numel())
+    return _masks(_divide(order, train, val), labels.numel())
 
 
 @typed
@@ -69,13 +68,13 @@ def stratified_split(y: Tensor, seed: int = 0, *, train: float = 0.8, val: float
     """
     _check_shares(train, val)
     _check_labels(y)
-    classes = [_cut(order, train, val) for order in _shuffled(y, _generator(seed))]
+    classes = [_divide(order, train, val) for order in _shuffled(y, _generator(seed))]
     parts = zip((torch.zeros(0, dtype=torch.long),) * 3, *classes, strict=True)
     return _masks([torch.cat(part) for part in parts], y.numel())
 
 
 def _shuffled(y: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-    """The members of each class, in random order."""
+    """Yield the members of each class, in random order."""
     for label in torch.unique(y[y >= 0]).tolist():
         members = (y == label).nonzero().flatten().cpu()
         yield members[torch.randperm(members.numel(), generator=generator)]
@@ -85,9 +84,9 @@ def _shuffled(y: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
 def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> Split:
     """Return one of several folds in which every class has the same share: for cross-validation.
 
-    The graphs (or nodes) of each class are shuffled once and dealt out in turn; `fold` is for test, the next
-    one for validation, the others for training. All folds of a seed are disjoint and cover everything. A
-    label of -1 is in no mask; from `folds` up, `fold` is one of the next shuffle.
+    The graphs (or nodes) of each class are shuffled once and distributed in turn; `fold` is for test, the
+    next one for validation, the others for training. All folds of a seed are disjoint and cover everything. A
+    label of -1 is in no mask. A `fold` of `folds` or more is one of another shuffle.
 
     Example:
         >>> y = torch.arange(40) % 2
@@ -98,10 +97,9 @@ def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> S
     checks.whole(fold, "fold")
     _check_labels(y)
     source = _generator(checks.seed(seed) + fold // folds)
-    fold_of, dealt = torch.full((y.numel(),), -1), 0
-    for order in _shuffled(y, source):
-        fold_of[order] = (torch.arange(order.numel()) + dealt) % folds
-        dealt += order.numel()
+    order = torch.cat([torch.zeros(0, dtype=torch.long), *_shuffled(y, source)])
+    fold_of = torch.full((y.numel(),), -1)
+    fold_of[order] = torch.arange(order.numel()) % folds
     test, val = fold_of == fold % folds, fold_of == (fold + 1) % folds
     return Split((fold_of >= 0) & ~test & ~val, val, test)
 
@@ -124,7 +122,7 @@ def _masks(parts: Iterable[Tensor], size: int) -> Split:
 
 @typed
 def link_split(graph: Graph, seed: int = 0, *, train: float = 0.85, val: float = 0.05) -> Graph:
-    """Hide some links of an undirected graph and ask for them: by default 85 / 5 / 10 % of the links.
+    """Hide some links of an undirected graph, to be predicted: by default 85 / 5 / 10 % of the links.
 
     The result keeps the edges known at test time, those of training and validation links; while training,
     validation links are removed as well (see `fgai.tasks.LinkTask`). For validation and test, as many
@@ -148,7 +146,7 @@ def link_split(graph: Graph, seed: int = 0, *, train: float = 0.85, val: float =
     if not torch.equal(edge_keys(two, one).sort().values, graph.keys):
         raise InputError(f"{graph.name!r} has edges without a reverse; links are undirected")
     pairs = torch.stack([one, two])[:, one < two]
-    parts = _cut(torch.randperm(pairs.shape[1], generator=source), train, val)
+    parts = _divide(torch.randperm(pairs.shape[1], generator=source), train, val)
     if not all(part.numel() for part in parts):
         raise InputError(f"{pairs.shape[1]} links are too few to split {train} / {val} / rest")
     sizes = [0, parts[1].numel(), parts[2].numel()]

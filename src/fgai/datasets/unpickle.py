@@ -1,8 +1,8 @@
-"""Reading old pickles without running them: a few exact names, each replaced by an inert stand-in.
+"""Read old pickles without running code: a few allowed names, replaced by classes that only keep values.
 
-A pickle is a program. Admitting whole modules is not safe (`numpy.testing.runstring` runs code), and even an
-admitted class can be altered by the program. So nothing here constructs numpy or scipy objects while
-the pickle runs: it fills plain records, which are checked and turned into arrays afterwards.
+A pickle is a program. Allowing whole modules is not safe (`numpy.testing.runstring` runs code), and even an
+allowed class can be altered by the program. So no numpy or scipy objects are constructed while the pickle
+runs: it fills plain records, which are checked and turned into arrays afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ARRAY_KINDS = "biuf"
 
 
 class _Dtype:
-    """Stands in for `numpy.dtype`: remembers the type word and the byte order."""
+    """Replaces `numpy.dtype`: keeps the type word and the byte order."""
 
     def __init__(self, word: object, *_: object) -> None:
         self.word = word
@@ -35,16 +35,15 @@ class _Dtype:
         self.order = state[1]
 
     def resolve(self) -> np.dtype[Any]:
-        if not isinstance(self.word, str) or self.order not in ("<", ">", "|", "="):
-            raise DataError(f"array type {self.word!r} is not a plain number")
-        dtype = np.dtype(self.word)
-        if dtype.kind not in _ARRAY_KINDS or dtype.fields is not None:
-            raise DataError(f"array type {self.word!r} is not a plain number")
-        return dtype if self.order == "|" else dtype.newbyteorder(self.order)
+        if isinstance(self.word, str) and self.order in ("<", ">", "|", "="):
+            dtype = np.dtype(self.word)
+            if dtype.kind in _ARRAY_KINDS and dtype.fields is None:
+                return dtype if self.order == "|" else dtype.newbyteorder(self.order)
+        raise DataError(f"array type {self.word!r} is not a plain number")
 
 
 class _Array:
-    """Stands in for an array made by numpy's `_reconstruct`: remembers shape, type and bytes."""
+    """Replaces an array made by numpy's `_reconstruct`: keeps shape, type and bytes."""
 
     def __init__(self, *_: object) -> None:
         self.state: Any = None
@@ -69,7 +68,7 @@ class _Array:
 
 
 class _Csr:
-    """Stands in for scipy's `csr_matrix`: takes its attributes as plain data."""
+    """Replaces scipy's `csr_matrix`: keeps its attributes as plain data."""
 
     def resolve(self) -> sp.csr_matrix:
         fields = vars(self)
@@ -83,11 +82,11 @@ class _Csr:
         return matrix
 
 
-def _admitted() -> dict[tuple[str, str], Any]:
-    # Made anew for every file: a pickle may write to the attributes of a class it names.
+def _allowed_classes() -> dict[tuple[str, str], Any]:
+    # Made again for every file: a pickle may write to the attributes of a class it names.
     array, matrix, dtype = (type(kind.__name__, (kind,), {}) for kind in (_Array, _Csr, _Dtype))
     return {
-        ("numpy", "ndarray"): type("_Marker", (), {}),  # only named, as an argument
+        ("numpy", "ndarray"): type("_Marker", (), {}),  # only an argument, never called
         ("numpy", "dtype"): dtype,
         ("numpy.core.multiarray", "_reconstruct"): array,
         ("numpy._core.multiarray", "_reconstruct"): array,
@@ -100,11 +99,11 @@ def _admitted() -> dict[tuple[str, str], Any]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that knows the admitted names and no others."""
+    """An unpickler that looks up the allowed names and no others."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, encoding="latin1", fix_imports=False)
-        self._names = _admitted()
+        self._names = _allowed_classes()
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -123,7 +122,7 @@ def _check_sizes(raw: bytes) -> None:
 def load_pickle(path: Path) -> Any:
     """Read a pickle that holds a numeric array, a sparse matrix, or a dictionary of lists.
 
-    Admitted are `numpy.ndarray`, `numpy.dtype`, numpy's `_reconstruct`, scipy's `csr_matrix` (under old and
+    Allowed are `numpy.ndarray`, `numpy.dtype`, numpy's `_reconstruct`, scipy's `csr_matrix` (under old and
     new paths), `collections.defaultdict` and `list`; any other name is refused before it is looked up.
 
     Raises:

@@ -3,6 +3,7 @@
 from fgai.files.https import extract, fetch
 from fgai.files.read import (
     add_checksum,
+    check_sizes,
     digest_of,
     gunzip,
     inflate,
@@ -22,6 +23,7 @@ __all__ = [
     "add_checksum",
     "check",
     "check_items",
+    "check_sizes",
     "digest_of",
     "extract",
     "fetch",

@@ -1,4 +1,4 @@
-"""`fetch`: one file over https, whole, verified and bounded in time and size; `extract`: files from a zip."""
+"""`fetch`: one file over verified https, bounded in time and size; `extract`: files from a zip archive."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from fgai.errors import DataError
-from fgai.files.read import most_bytes, regular
+from fgai.files.read import check_sizes, regular
 
 ATTEMPTS = 3
-PATIENCE = 30.0  # seconds a server may stay silent
-DEADLINE = 900.0  # seconds one file may take in all, so that a trickle ends, too
+TIMEOUT = 30.0  # seconds without an answer
+DEADLINE = 900.0  # seconds for a whole file, so that a slow download ends, too
 MOST_BYTES = 1 << 29
 _CHUNK = 1 << 16
 
@@ -77,7 +77,7 @@ def _printable(error: Exception) -> str:
 def _fetch_once(url: str, path: Path) -> None:
     opener = build_opener(ProxyHandler(), HTTPSHandler(context=ssl.create_default_context()), _OnlyHttps())
     began, size = monotonic(), 0
-    with opener.open(Request(url, headers={"User-Agent": "fgai"}), timeout=PATIENCE) as answer:
+    with opener.open(Request(url, headers={"User-Agent": "fgai"}), timeout=TIMEOUT) as answer:
         length = answer.headers.get("Content-Length")
         with path.open("wb") as file:
             while chunk := answer.read1(_CHUNK):
@@ -92,37 +92,38 @@ def _fetch_once(url: str, path: Path) -> None:
 
 
 def extract(archive: Path | str, names: Iterable[str], folder: Path | str) -> None:
-    """Put files out of a zip archive into a folder, by their last names.
+    """Write files of a zip archive into a folder, by name.
 
-    An archive that holds a name like `../x` or `/x`, a link, or a wanted file twice is refused. A link in
-    the folder is replaced, not followed.
+    An archive with a name like `../x` or `/x`, a link, or duplicates of such a file is refused. A link in the
+    folder is replaced, not followed.
 
     Args:
         archive: the file.
-        names: of the files wanted, without folders.
-        folder: where to put them.
+        names: of the files, without folders in the archive.
+        folder: for the files.
 
     Raises:
         DataError: it is refused, or claims more than its size explains.
         FileNotFoundError: a file is not in it.
         zipfile.BadZipFile: it is damaged.
     """
-    archive, folder = regular(archive), Path(folder)
+    archive, names, folder = regular(archive), set(names), Path(folder)
     with zipfile.ZipFile(archive) as opened:
         members = opened.infolist()
         for member in members:
             _check_member(member)
-        chosen = {name: [m for m in members if PurePosixPath(m.filename).name == name] for name in names}
-        if absent := [name for name, members_of in chosen.items() if not members_of]:
-            raise FileNotFoundError(f"the archive has no {', '.join(absent)}")
-        if double := [name for name, members_of in chosen.items() if len(members_of) > 1]:
-            raise DataError(f"the archive holds {double[0]} more than once")
-        if sum(members_of[0].file_size for members_of in chosen.values()) > most_bytes(
-            archive.stat().st_size
-        ):
-            raise DataError("the archive claims to hold more than its own size explains")
-        for name, members_of in chosen.items():
-            content = opened.read(members_of[0])
+        chosen = [(name, m) for name in names for m in members if PurePosixPath(m.filename).name == name]
+        found = [name for name, _ in chosen]
+        if missing := [name for name in names if name not in found]:
+            raise FileNotFoundError(f"the archive has no {', '.join(missing)}")
+        if duplicates := [name for name in names if found.count(name) > 1]:
+            raise DataError(f"the archive holds {duplicates[0]} more than once")
+        try:
+            check_sizes(archive, (member for _, member in chosen))
+        except ValueError as error:
+            raise DataError(f"the archive is refused: {error}") from None
+        for name, member in chosen:
+            content = opened.read(member)
             (folder / name).unlink(missing_ok=True)
             with (folder / name).open("xb") as file:
                 file.write(content)
@@ -132,6 +133,6 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     name = member.filename
     absolute = PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive or name.startswith("\\")
     if absolute or ".." in PurePosixPath(name.replace("\\", "/")).parts:
-        raise DataError(f"the archive holds {name!r}, a name that leads out of it")
+        raise DataError(f"the archive holds {name!r}, a path outside it")
     if stat.S_ISLNK(member.external_attr >> 16):
         raise DataError(f"the archive holds {name!r}, a link")

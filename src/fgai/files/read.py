@@ -64,8 +64,8 @@ def _sha256(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-MOST_DEPTH = 64  # levels a file may nest; fgai's own stay below ten
-LARGEST = 1 << 64  # whole numbers are below this: they fit a float, a seed and a tensor's length
+MOST_DEPTH = 64  # levels of nesting in a file; fgai's own have fewer than ten
+LARGEST = 1 << 64  # whole numbers are smaller: floats, seeds and lengths of tensors
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
@@ -73,20 +73,20 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
     Args:
         text: of one document.
-        finite: refuse NaN and infinities, which are no JSON; Python writes them all the same.
+        finite: refuse NaN and infinities, which are no JSON, but which Python writes.
 
     Raises:
-        ValueError: it is no JSON, a key comes twice, it nests too deeply, or a number is beyond reason.
+        ValueError: it is no JSON, has a duplicate key, nests too deeply, or a number is too large.
 
     Example:
         >>> parse_json('{"k": [1, 2.5]}')
         {'k': [1, 2.5]}
         >>> parse_json('{"k": 1, "k": 2}')
         Traceback (most recent call last):
-        ValueError: 'k' comes twice
+        ValueError: duplicate key 'k'
     """
     try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant if finite else None)
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse if finite else None)
     except RecursionError:
         raise ValueError(f"it nests deeper than {MOST_DEPTH} levels") from None
     _check_numbers(value, finite)
@@ -94,19 +94,20 @@ def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} comes twice")
+    mapping: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in mapping:
+            raise ValueError(f"duplicate key {name!r}")
+        mapping[name] = value
     return mapping
 
 
-def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON")
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _check_numbers(value: Any, finite: bool) -> None:
-    """Look at every value, level by level: recursion would end where the nesting is too deep."""
+    """Check every value, level by level: recursion would fail at deep nesting."""
     level = [value]
     for _ in range(MOST_DEPTH):
         below: list[Any] = []
@@ -117,7 +118,7 @@ def _check_numbers(value: Any, finite: bool) -> None:
             elif kind is list:
                 below += item
             elif kind is int and abs(item) >= LARGEST:
-                raise ValueError(f"a number of {len(str(abs(item)))} digits is beyond reason")
+                raise ValueError(f"a number of {len(str(abs(item)))} digits is too large")
             elif kind is float and finite and not math.isfinite(item):
                 raise ValueError("a number is too large for a float")
         if not below:
@@ -128,14 +129,14 @@ def _check_numbers(value: Any, finite: bool) -> None:
 
 ALLOWANCE = 1 << 26
 RATIO = 64
-_GZIP = 31  # zlib's word for a gzip header and checksum
+_GZIP = 31  # zlib's code for a gzip header and checksum
 
 
 def most_bytes(size: int) -> int:
-    """Return how much `size` compressed bytes may hold: 64 MiB, and 64 bytes for each.
+    """Return the largest accepted content of `size` compressed bytes: 64 MiB, and 64 bytes for each.
 
-    Deflate can reach a thousand to one, so five megabytes could fill five gigabytes. Graphs, scores and
-    records stay below ten to one in all; a constant column of a small graph fits into the allowance.
+    Deflate can reach 1000 : 1, so five megabytes could fill five gigabytes. Graphs, scores and records stay
+    below 10 : 1 in total; a constant column of a small graph fits into the allowance.
 
     Example:
         >>> most_bytes(0), most_bytes(1000) - most_bytes(0)
@@ -145,12 +146,12 @@ def most_bytes(size: int) -> int:
 
 
 def inflate(raw: bytes, size: int) -> bytes:
-    """Return what zlib compressed; `ValueError` unless it is exactly `size` bytes; never makes more."""
+    """Return the content of zlib data; `ValueError` unless it has exactly `size` bytes; unpacks no more."""
     return _inflated(raw, zlib.MAX_WBITS, size, exactly=True)
 
 
 def gunzip(raw: bytes) -> bytes:
-    """Return what gzip compressed, in one member; `ValueError` if damaged or more than `most_bytes`."""
+    """Return the content of gzip data of one member; `ValueError` if damaged or more than `most_bytes`."""
     return _inflated(raw, _GZIP, most_bytes(len(raw)), exactly=False)
 
 
@@ -163,17 +164,17 @@ def _inflated(raw: bytes, window: int, most: int, *, exactly: bool) -> bytes:
     if len(content) > most or (exactly and len(content) != most):
         raise ValueError(f"{len(raw)} compressed bytes do not hold {'' if exactly else 'at most '}{most}")
     if not stream.eof or stream.unused_data:
-        raise ValueError("compressed data is cut off or followed by something else")
+        raise ValueError("compressed data is truncated or followed by something else")
     return content
 
 
 _HEADER = struct.Struct("<26xHH")
 """Header of a member of a zip archive: the lengths of its name and of its extra field are last."""
-_DESCRIPTOR = 24  # bytes that may follow a member: its size and checksum once more
+_DESCRIPTOR = 24  # bytes that may follow a member: its size and checksum again
 
 
 def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Return some arrays of an archive, as `numpy.savez` writes them; others are not looked at.
+    """Return some arrays of an archive, as `numpy.savez` writes them; others are not read.
 
     Raises:
         ValueError: it is no archive, or an array is damaged, pickled, or too large for the archive.
@@ -189,19 +190,17 @@ def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any
     with zipfile.ZipFile(path) as archive:
         members = {member.filename: member for member in archive.infolist()}
         if len(members) != len(archive.infolist()):
-            raise ValueError("a name comes twice in the archive")
+            raise ValueError("the archive has duplicate names")
         names = list(names)
-        if absent := [name for name in names if f"{name}.npy" not in members]:
-            raise KeyError(absent[0])
+        if missing := [name for name in names if f"{name}.npy" not in members]:
+            raise KeyError(missing[0])
         selected = {name: members[f"{name}.npy"] for name in names}
-        size, most = sum(member.file_size for member in selected.values()), most_bytes(path.stat().st_size)
-        if size > most:
-            raise ValueError(f"it claims to hold {size} bytes, more than its own size explains")
+        check_sizes(path, selected.values())
         return {name: _array(archive.read(member), name) for name, member in selected.items()}
 
 
 def _array(raw: bytes, name: str) -> NDArray[Any]:
-    """One array from its bytes; its header must tell exactly as many values as follow it."""
+    """Return one array from its bytes; its header must declare exactly as many values as follow it."""
     stream = io.BytesIO(raw)
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):
@@ -216,10 +215,17 @@ def _array(raw: bytes, name: str) -> NDArray[Any]:
     return values.reshape(shape, order="F" if by_columns else "C").copy(order="C")
 
 
-def require_whole(archive: zipfile.ZipFile) -> None:
-    """Raise `BadZipFile` unless the members that a zip archive lists take up all of it.
+def check_sizes(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
+    """Raise `ValueError` if members of a zip archive are larger than `most_bytes` of its size."""
+    size = sum(member.file_size for member in members)
+    if size > most_bytes(path.stat().st_size):
+        raise ValueError(f"it claims to hold {size} bytes, more than its own size explains")
 
-    A damaged list can lack members whose bytes are still there.
+
+def require_whole(archive: zipfile.ZipFile) -> None:
+    """Raise `BadZipFile` unless the members that a zip archive lists fill all of it.
+
+    A damaged list can lack members whose bytes are still in the file.
     """
     assert archive.fp is not None
     end = 0
@@ -227,7 +233,7 @@ def require_whole(archive: zipfile.ZipFile) -> None:
         archive.fp.seek(member.header_offset)
         head = archive.fp.read(_HEADER.size)
         if len(head) < _HEADER.size or not 0 <= member.header_offset - end <= _DESCRIPTOR:
-            raise zipfile.BadZipFile(f"what stands before {member.filename!r} is not in its list")
+            raise zipfile.BadZipFile(f"bytes before {member.filename!r} are not in its list")
         name, extra = _HEADER.unpack(head)
         end = member.header_offset + _HEADER.size + name + extra + member.compress_size
     if not 0 <= archive.start_dir - end <= _DESCRIPTOR:
@@ -235,7 +241,7 @@ def require_whole(archive: zipfile.ZipFile) -> None:
 
 
 def load_torch(path: Path, kinds: Iterable[type] = ()) -> Any:
-    """Return what `torch.save` wrote, made of tensors, plain values and `kinds` alone; nothing in it is run.
+    """Return what `torch.save` wrote, if it has tensors, plain values and `kinds` alone; runs no code in it.
 
     Raises:
         ValueError: it is damaged, holds anything else, or claims more than its size explains.
@@ -244,9 +250,7 @@ def load_torch(path: Path, kinds: Iterable[type] = ()) -> Any:
 
     if zipfile.is_zipfile(regular(path)):
         with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-            if size > most_bytes(path.stat().st_size):
-                raise ValueError(f"it claims to hold {size} bytes, more than its own size explains")
+            check_sizes(path, archive.infolist())
             require_whole(archive)
             if (member := archive.testzip()) is not None:  # PyTorch does not compare checksums
                 raise ValueError(f"it is damaged: {member} does not fit its checksum; write it anew")

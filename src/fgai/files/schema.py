@@ -14,19 +14,19 @@ Schema = Mapping[str, Any]
 
 
 def check(value: Any, kind: Any, where: str) -> None:
-    """Raise unless a plain value is what an annotation says.
+    """Raise unless a plain value is of an annotated type.
 
-    A `float` may be a whole number, a `tuple` is a list in a file; a truth value is no number. Of a
-    `TypedDict` every key that is not `NotRequired` must be there, and no other.
+    A `float` may be a whole number, a `tuple` is a list in a file; a bool is no number. A `TypedDict` must
+    have every key that is not `NotRequired`, and no others.
 
     Args:
-        value: as JSON or TOML hold it.
+        value: from JSON or TOML.
         kind: `Any`, `None`, `bool`, `int`, `float`, `str`, `Literal`, `list`, `tuple`, `dict`, a `TypedDict`,
             or a union of these.
-        where: what the value is, for the message.
+        where: name of the value, for the message.
 
     Raises:
-        CheckpointError: it is not; the message names the innermost part that is wrong.
+        CheckpointError: it is not; the message names the innermost value that is wrong.
 
     Example:
         >>> check({"epoch": 3}, dict[str, int], "the state")
@@ -37,7 +37,7 @@ def check(value: Any, kind: Any, where: str) -> None:
     origin, inner = get_origin(kind), get_args(kind)
     if is_typeddict(kind):
         _expect(isinstance(value, Mapping), value, "an object", where)
-        # Behind `from __future__ import annotations` Python counts keys that are not required as required.
+        # With `from __future__ import annotations` Python counts all keys as required.
         hints = get_type_hints(kind, include_extras=True)
         required = [name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired]
         check_items(value, get_type_hints(kind), where, required=required)
@@ -50,13 +50,21 @@ def check(value: Any, kind: Any, where: str) -> None:
         for name, item in value.items():
             check(item, inner[1], f"{name} of {where}")
     elif origin in (list, tuple):
-        _check_list(value, origin, inner, where)
+        _expect(isinstance(value, list | tuple), value, "a list", where)
+        kinds = inner
+        if origin is list or inner[1:] == (Ellipsis,):
+            kinds = (inner[0],) * len(value)
+        _expect(len(value) == len(kinds), value, f"a list of {len(kinds)}", where)
+        for item, item_kind in zip(value, kinds, strict=True):
+            check(item, item_kind, f"an entry of {where}")
     elif kind is not Any:
-        _check_scalar(value, kind, where)
+        kind = type(None) if kind is None else kind
+        right = isinstance(value, (int, float) if kind is float else kind)
+        _expect(right and (kind is bool or not isinstance(value, bool)), value, _WORDS[kind], where)
 
 
 def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, required: Iterable[str]) -> None:
-    """Raise `CheckpointError` unless `values` has the required names, no others, and is what `kinds` says."""
+    """Raise `CheckpointError` unless `values` has the required names, no others, and the types of `kinds`."""
     if missing := [name for name in required if name not in values]:
         raise CheckpointError(f"{where} is incomplete: it lacks {', '.join(sorted(missing))}")
     if unknown := [str(name) for name in values if name not in kinds]:
@@ -70,34 +78,15 @@ def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, require
 def _check_union(value: Any, kinds: tuple[Any, ...], where: str) -> None:
     if value is None and type(None) in kinds:
         return
-    rest = [kind for kind in kinds if kind is not type(None)]
-    for kind in rest[:-1]:
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
         with suppress(CheckpointError):
             check(value, kind, where)
             return
-    check(value, rest[-1], where)
-
-
-def _check_list(value: Any, origin: Any, inner: tuple[Any, ...], where: str) -> None:
-    _expect(isinstance(value, list | tuple), value, "a list", where)
-    if origin is list or inner[1:] == (Ellipsis,):
-        kinds = [inner[0]] * len(value)
-    else:
-        kinds = list(inner)
-        _expect(len(value) == len(kinds), value, f"a list of {len(kinds)}", where)
-    for item, kind in zip(value, kinds, strict=True):
-        check(item, kind, f"an entry of {where}")
+    check(value, last, where)
 
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
-
-
-def _check_scalar(value: Any, kind: Any, where: str) -> None:
-    if kind is None:
-        kind = type(None)
-    allowed = (int, float) if kind is float else kind
-    good = isinstance(value, allowed) and (kind is bool or not isinstance(value, bool))
-    _expect(good, value, _WORDS[kind], where)
 
 
 def _expect(good: bool, value: Any, expected: str, where: str) -> None:

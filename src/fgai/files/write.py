@@ -53,7 +53,7 @@ def is_stream(path: Path | str) -> bool:
 
 
 def _printed_to(file: os.stat_result) -> int | None:
-    """The number, 1 or 2, under which this process prints to a file; None if it does not."""
+    """Return the descriptor, 1 or 2, by which this process prints to a file; None if it does not."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if os.path.samestat(file, os.fstat(descriptor)):
@@ -62,7 +62,7 @@ def _printed_to(file: os.stat_result) -> int | None:
 
 
 def _write_through(path: Path, raw: bytes) -> None:
-    """Write to what is open already where there is such: a second opening would write over it."""
+    """Append, or use the open descriptor: a file opened again would be overwritten."""
     descriptor = _printed_to(path.stat())
     sys.stdout.flush()
     sys.stderr.flush()
@@ -119,11 +119,11 @@ def read_metadata(path: Path | str) -> dict[str, str]:
 
 
 def unpack(path: Path | str) -> dict[str, Tensor]:
-    """Return the tensors of a file; those of other programs have no checksum and are read without one.
+    """Return the tensors of a file; files of other programs have no checksum and are read without one.
 
     Raises:
         FileNotFoundError: there is no such file.
-        CheckpointError: it is damaged, truncated, something else, or not what its checksum says.
+        CheckpointError: it is damaged, truncated, something else, or does not fit its checksum.
     """
     metadata = read_metadata(path)
     try:

@@ -35,5 +35,5 @@ def is_store(path: Path | str) -> bool:
 
 def open_on_disk(path: Path | str) -> GraphOnDisk:
     """Open a stored graph; only its manifest is read. `DataError` if there is none, or a damaged one."""
-    graph: GraphOnDisk = import_module("fgai.large").open_store(path)
+    graph: GraphOnDisk = import_module("fgai.large").StoredGraph(path)
     return graph

@@ -13,7 +13,7 @@ from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, observe, prepared
 from fgai.attention.interface import EdgeType
 from fgai.hetero.model import HeteroCall, HeteroModel
-from fgai.hetero.view import HeteroView, _known_type
+from fgai.hetero.view import HeteroView, _check_edge_type
 from fgai.records import Column, Table, Tabled, data_frame
 from fgai.sparse import edge_keys
 from fgai.typed import typed
@@ -41,7 +41,7 @@ class TypeAttention:
     values: Tensor
 
     def sums(self) -> Tensor:
-        """[D, H]: the sum at each destination with edges of this type, by ascending number."""
+        """[D, H] the sum at each destination with edges of this type, by ascending number."""
         rows, inverse = torch.unique(self.edge_index[1], return_inverse=True)
         return self.values.new_zeros(len(rows), self.values.shape[1]).index_add(0, inverse, self.values)
 
@@ -56,7 +56,7 @@ class HeteroAttention(Tabled):
 
     Attributes:
         entries: one for each layer and type.
-        edges: of every type, as given.
+        edges: `edge_index` of every type in the data.
     """
 
     entries: tuple[TypeAttention, ...]
@@ -64,11 +64,11 @@ class HeteroAttention(Tabled):
 
     def __getitem__(self, edge_type: Any) -> list[TypeAttention]:
         """Return the entries of one type, a layer each; `InputError` if there is no such type."""
-        chosen = _known_type(edge_type, list(self.edges))
+        chosen = _check_edge_type(edge_type, list(self.edges))
         return [entry for entry in self.entries if entry.edge_type == chosen]
 
     def edge_masks(self) -> dict[EdgeType, Tensor]:
-        """Return the mean over heads and layers of each edge as given, [E] by type; 0 without any."""
+        """Return the mean over heads and layers for each edge of the data, [E] by type; 0 without values."""
         masks = {}
         for kind, edges in self.edges.items():
             layers = [entry.values.mean(1)[: edges.shape[1]] for entry in self[kind]]
@@ -77,7 +77,7 @@ class HeteroAttention(Tabled):
         return masks
 
     def tables(self) -> list[Table]:
-        """Return a row for each layer and type: its sizes, and what nodes give this type, on average."""
+        """Return a row for each layer and type: its sizes, and the mean sum of its attention at a node."""
         columns = [Column("layer"), Column("edges of type"), Column("edges", "d"), Column("heads", "d")]
         means = [float(w.sums().mean()) if len(w.values) else None for w in self.entries]
         rows = [
@@ -93,7 +93,7 @@ def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None
 
     Args:
         model: of `to_hetero` or `HeteroConv` with GATConv, GATv2Conv or TransformerConv, or with HANConv or
-            HGTConv; runs in evaluation mode and is left as it was.
+            HGTConv; runs in evaluation mode, its mode is restored.
         data: labels are not needed.
         call: how the model is called, see `HeteroView.wrap`.
 
@@ -115,10 +115,11 @@ def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None
     model_of_view = HeteroModel(model, replace(view.layout, target=None), call)
     attention = observe(model_of_view, prepared(model_of_view, view.graph)).attention
     edges = {kind: data[kind].edge_index for kind in view.layout.edge_types}
-    return HeteroAttention(tuple(_as_given(w, view) for w in attention), edges)
+    return HeteroAttention(tuple(_type_attention(w, view) for w in attention), edges)
 
 
-def _as_given(w: LayerAttention, view: HeteroView) -> TypeAttention:
+def _type_attention(w: LayerAttention, view: HeteroView) -> TypeAttention:
+    """Return the attention of a layer in the view's graph in the order of the data's edges."""
     assert w.edge_type is not None
     layout, kind = view.layout, w.edge_type
     edges = view.data[kind].edge_index.to(w.values.device)
@@ -126,7 +127,7 @@ def _as_given(w: LayerAttention, view: HeteroView) -> TypeAttention:
     others = torch.ones(w.num_edges, dtype=torch.bool, device=w.values.device)
     others[first] = False
     order = torch.cat([first, others.nonzero().flatten()])
-    ends = layout.within(kind[0], w.source[order]), layout.within(kind[2], w.destination[order])
+    ends = layout.to_local(kind[0], w.source[order]), layout.to_local(kind[2], w.destination[order])
     return TypeAttention(w.name, kind, torch.stack(ends), w.values[order])
 
 
@@ -140,11 +141,11 @@ class HeteroExplanation(Tabled):
         node: its number within the type.
         layer: which attention: `mean`, `last` or `max` over layers, or a layer's number.
         k: neighbours of each type in the explanation.
-        predicted: class with the largest logit; None for nodes that are not classified, as the next two.
+        predicted: class with the largest logit; None for nodes without a prediction, as the next two.
         confidence: its probability.
         label: true class, -1 where unknown.
-        neighbours: `node` and `attention` by falling attention, for every type of edges that ends at such
-            nodes; empty for a type without edges at this node.
+        neighbours: `node` and `attention` by descending attention, for every type of edges to this type of
+            nodes; empty for a type without edges to this node.
     """
 
     node_type: str
@@ -194,13 +195,13 @@ def explain_node(
 ) -> HeteroExplanation:
     """Return the neighbours a node attends to, for each type of edges that ends at it.
 
-    Heads are combined by the normalised geometric mean, see `LayerAttention.explanation`. Where layers
-    normalise within a type, the weights of every type sum to one, and types do not compare; with HGTConv
-    those of all types together do.
+    Heads are combined by the normalised geometric mean, see `LayerAttention.explanation`. If layers normalise
+    within a type, the weights of every type sum to one, and types cannot be compared; with HGTConv the
+    weights of all types together sum to one.
 
     Args:
         model: see `attend`.
-        data: with labels, if the prediction shall be reported, too.
+        data: with labels, to report the prediction, too.
         node_type: of the node.
         node: its number within the type.
         k: neighbours of each type in the explanation.
@@ -221,20 +222,13 @@ def explain_node(
     observation = observe(hetero, prepared(hetero, view.graph))
     kinds = [kind for kind in view.layout.edge_types if kind[2] == node_type]
     neighbours = {kind: _neighbours(observation.attention, view, kind, number, layer) for kind in kinds}
-    predicted = confidence = label = None
+    prediction: dict[str, Any] = dict.fromkeys(("predicted", "confidence", "label"))
     if node_type == view.layout.target and observation.graph.y is not None:
-        largest, index = observation.logits[number].softmax(0).max(0)
-        predicted, confidence = int(index), float(largest)
+        confidence, index = observation.logits[number].softmax(0).max(0)
         label = int(observation.graph.y[number])
+        prediction = {"predicted": int(index), "confidence": float(confidence), "label": label}
     return HeteroExplanation(
-        node_type=node_type,
-        node=node,
-        layer=str(layer),
-        k=k,
-        predicted=predicted,
-        confidence=confidence,
-        label=label,
-        neighbours=neighbours,
+        node_type=node_type, node=node, layer=str(layer), k=k, neighbours=neighbours, **prediction
     )
 
 
@@ -251,6 +245,6 @@ def _neighbours(
     values = {"max": stacked.amax(0), "mean": stacked.mean(0)}.get(str(layer), stacked[-1])
     first, last = chosen.last.rowptr[number : number + 2].tolist()
     order = first + torch.argsort(values[first:last], descending=True, stable=True)
-    nodes = view.layout.within(kind[0], chosen.last.source[order]).tolist()
+    nodes = view.layout.to_local(kind[0], chosen.last.source[order]).tolist()
     pairs = zip(nodes, values[order].tolist(), strict=True)
     return [{"node": one, "attention": value} for one, value in pairs]

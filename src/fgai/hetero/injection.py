@@ -23,9 +23,10 @@ from fgai.attention import (
     warn_unread,
 )
 from fgai.attention.interface import EdgeType
+from fgai.datasets.own import MASKS
 from fgai.divergence import row_tvd
 from fgai.hetero.model import HeteroCall
-from fgai.hetero.view import MASKS, HeteroView
+from fgai.hetero.view import HeteroView
 from fgai.metrics.ranking import chance_layers, overlap_layers
 from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled, plain
@@ -35,28 +36,27 @@ from fgai.training.resume import set_history
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-_NAN = float("nan")
 _FIGURES = ("overlap", "chance", "tvd", "g_jsd", "new")
 
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeteroAttack(Tabled):
-    """What an attack within one type of edges changed.
+    """Results of an attack within one type of edges.
 
     Attributes:
         edge_type: of the new edges.
         threat: its name.
         k: neighbours of each type in an explanation.
-        data: the attacked graph: new nodes and edges follow the given ones of their types. New nodes have the
+        data: the attacked graph; new nodes and edges follow the old ones of their types. New nodes have the
             label -1 and are in no mask.
-        stability: by type of edges, means over layers, on the edges that were there before: `overlap` of the
-            top-k among old neighbours and the `chance` of a random order, both at nodes within reach of the
-            change, `tvd` of their attention, `g_jsd` over all edges; and `new`, the attention that new nodes
-            take where they are joined. NaN where no node counts.
-        prediction: on the attacked part of the target: `changed`, the share of classes that changed, `g_tvd`
-            of the probabilities, and the shares that are right, `clean` and `attacked`.
-        result: of the attack itself, on the view's graph.
+        stability: by type of edges, means over layers, on the old edges: `overlap` of the top-k among old
+            neighbours and the `chance` of a random order, both at nodes within reach of the change, `tvd` of
+            their attention, `g_jsd` over all edges; and `new`, the attention to new nodes at their
+            neighbours. NaN if undefined at all nodes.
+        prediction: on test nodes: `changed`, the share of nodes whose class changed, `g_tvd` of the
+            probabilities, and the accuracy, `clean` and `attacked`.
+        result: of the attack on the view's graph.
     """
 
     edge_type: EdgeType
@@ -68,7 +68,7 @@ class HeteroAttack(Tabled):
     result: AttackResult
 
     def tables(self) -> list[Table]:
-        """Return the stability of every type; what became of predictions stands in a note."""
+        """Return the stability of every type, with predictions in a note."""
         columns = [
             Column("edges of type"),
             Column(f"top-{self.k} overlap", better="higher"),
@@ -108,22 +108,22 @@ def attack(
     It is the attack of a homogeneous graph, on the view's graph: new nodes are of the type in which
     `edge_type` begins, their features are searched in the threat's box, and their edges go to test nodes of
     the type in which it ends. Edges of other types stay; where `edge_type` joins nodes of one type, edges go
-    both ways. The model is attacked in evaluation mode and left as it was.
+    both ways. The model is attacked in evaluation mode; its mode is restored.
 
     Args:
         model: see `attend`.
         data: with labels of the nodes that `edge_type` ends at; without `test_mask` all of them are attacked.
         edge_type: of the new edges.
-        threat: a name from `fgai.attacks.THREATS` that injects nodes, or a `Threat` of your own.
-        objective: what the attacker maximises: `prediction` by default, `explanation`, ...
-        nodes: that are injected, instead of the threat's own number: for small graphs.
-        edges: of each of them, likewise.
+        threat: a name from `fgai.attacks.THREATS` that injects nodes, or a `Threat`.
+        objective: that the attack maximises: `prediction` by default, `explanation`, ...
+        nodes: injected ones, instead of the threat's number, for small graphs.
+        edges: of each injected node, likewise.
         k: neighbours in an explanation.
         seed: of endpoints and starts.
         call: how the model is called, see `HeteroView.wrap`.
 
     Raises:
-        InputError: data that cannot be read, an unknown type, or a threat that adds edges of no type.
+        InputError: data that cannot be read, an unknown type, or a threat that does not inject nodes.
         BudgetError: the threat is impossible on this graph.
         AttentionError: the model has no attention that can be recorded.
     """
@@ -159,7 +159,7 @@ def make_hetero_faithful(
     call: HeteroCall | None = None,
     **options: Any,
 ) -> M:
-    """Return a faithful version of a trained heterogeneous model; the given one is untouched.
+    """Return a faithful version of a trained heterogeneous model, which does not change.
 
     It is `fgai.make_faithful` on the view's graph, with the attention of all layers and types, against nodes
     that are injected within one type and joined to training and validation nodes. Layers of GATConv,
@@ -174,7 +174,7 @@ def make_hetero_faithful(
         **options: arguments of `fgai.make_faithful` and single settings, e.g. `seed=1`, `epochs=50`.
 
     Returns:
-        A model of the same class, called as yours, in eval mode, with its `history`.
+        A model of the same class, in eval mode, with its `history`.
 
     Raises:
         InputError: data that cannot be read, an unknown type, or a setting that is not known.
@@ -198,11 +198,12 @@ def _stability(
         "overlap": overlap_layers(compared)["overlap_touched"],
         "chance": chance_layers(compared, touched=True),
         "tvd": [
-            metrics.mean_over(_moved(pair.before, pair.after, pair.rowptr), rows)
+            metrics.mean_over(torch.where(pair.rowptr.diff() > 0, tvd, torch.nan), rows)
             for pair, rows in zip(pairs, touched, strict=True)
+            for tvd in [row_tvd(pair.before.double(), pair.after.double(), pair.rowptr)]
         ],
         "g_jsd": [metrics.g_jsd(pair.before, pair.after) for pair in pairs],
-        "new": [_mass_on_new(layer, clean[0].num_nodes) for layer in attacked],
+        "new": [_attention_to_new(layer, clean[0].num_nodes) for layer in attacked],
     }
     return {
         kind: {
@@ -215,16 +216,10 @@ def _stability(
     }
 
 
-def _mass_on_new(layer: LayerAttention, originals: int) -> float:
-    """Attention that new nodes take at the original ones, which come first."""
-    old = torch.arange(layer.num_nodes, device=layer.values.device) < originals
-    new = layer.source >= originals
-    return metrics.intruder_mass(layer.values[:, 0], new, layer.rowptr, nodes=old)
-
-
-def _moved(before: Tensor, after: Tensor, rowptr: Tensor) -> Tensor:
-    """[N] total variation of each node's attention; NaN at nodes without edges."""
-    return torch.where(rowptr.diff() > 0, row_tvd(before.double(), after.double(), rowptr), _NAN)
+def _attention_to_new(layer: LayerAttention, num_old: int) -> float:
+    """Return the attention of old nodes, which come first, to new ones."""
+    old = torch.arange(layer.num_nodes, device=layer.values.device) < num_old
+    return metrics.intruder_mass(layer.values[:, 0], layer.source >= num_old, layer.rowptr, nodes=old)
 
 
 def _prediction(before: Observation, after: Observation) -> dict[str, float]:
@@ -242,7 +237,7 @@ def _prediction(before: Observation, after: Observation) -> dict[str, float]:
 
 
 def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:
-    """The data as given, with the new nodes and edges behind those of their types."""
+    """Return the data with the new nodes and edges behind those of their types."""
     layout, kind = view.layout, view.layout.injected
     assert kind is not None
     attacked, split = view.data.clone(), layout.split(result.graph.to_data())

@@ -1,8 +1,8 @@
 """Heterogeneous models on one graph of all nodes: `HeteroLayout`, `HeteroModel`, adapters of HAN and HGT.
 
-Importing this module registers the adapters of HANConv and HGTConv. HANConv normalises attention within a
-type of edges, HGTConv over all types together. Both compute it inside `message`, which is replaced on the
-instance, and call the tap once for every type.
+Importing this module registers adapters of HANConv and HGTConv. HANConv normalises attention within a type of
+edges, HGTConv over all types together. Both compute it in `message`, which the adapters replace on the
+instance; they call the tap once for every type.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class HeteroLayout:
     """The position of every type of nodes and edges in one graph of all nodes.
 
     Nodes are numbered type by type, injected ones come last. Features are padded with zeros to the widest
-    type. An edge of the graph stands for all edges from one node to another: `edge_attr`, bool [E, types],
-    holds their types. New edges have no type there; they are of the type `injected`.
+    type. One edge of the graph represents all edges from one node to another: `edge_attr`, bool [E, types],
+    holds their types. New edges have no type there; their type is `injected`.
 
     Attributes:
         counts: nodes of each type, in the order they are numbered; without injected ones.
@@ -70,46 +70,41 @@ class HeteroLayout:
 
     @property
     def peers(self) -> tuple[int, int] | None:
-        """The range of nodes of the type that injected ones have, see `Graph.peers`."""
-        if self.injected is None:
-            return None
-        first = self.offsets[self.injected[0]]
-        return first, first + self.counts[self.injected[0]]
+        """The range of nodes with the type of injected ones, see `Graph.peers`."""
+        return None if self.injected is None else self._range(self.injected[0])
 
-    def numbers(self, node_type: str, nodes: Tensor) -> Tensor:
-        """From numbers within a type to numbers in the graph; injected nodes are the type's last ones."""
+    def _range(self, node_type: str) -> tuple[int, int]:
+        first = self.offsets[node_type]
+        return first, first + self.counts[node_type]
+
+    def to_global(self, node_type: str, nodes: Tensor) -> Tensor:
+        """Return numbers in the graph for numbers within a type, whose last nodes are injected ones."""
         count = self.counts[node_type]
         return torch.where(nodes < count, nodes + self.offsets[node_type], nodes - count + self.num_nodes)
 
-    def within(self, node_type: str, nodes: Tensor) -> Tensor:
-        """From numbers in the graph to those within a type; the inverse of `numbers`."""
-        later = nodes - self.num_nodes + self.counts[node_type]
-        return torch.where(nodes < self.num_nodes, nodes - self.offsets[node_type], later)
+    def to_local(self, node_type: str, nodes: Tensor) -> Tensor:
+        """Return numbers within a type for numbers in the graph; the inverse of `to_global`."""
+        injected = nodes - self.num_nodes + self.counts[node_type]
+        return torch.where(nodes < self.num_nodes, nodes - self.offsets[node_type], injected)
 
     def ends(self, edge_type: EdgeType, source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor]:
-        """From ends of edges, numbered within their types, to their numbers in the graph."""
-        return self.numbers(edge_type[0], source), self.numbers(edge_type[2], destination)
+        """Return numbers in the graph for the ends of edges, numbered within their types."""
+        return self.to_global(edge_type[0], source), self.to_global(edge_type[2], destination)
 
     def place(self, path: str) -> tuple[str, EdgeType]:
         """Return a layer's name and the type of its edges from its path in a model; `AttentionError` if none.
 
         `to_hetero` and `HeteroConv` keep a layer per type of edges, under the name of the type.
         """
+        names = {key(kind): kind for kind in self.edge_types for key in (key2str, ModuleDict.to_internal_key)}
         words = path.split(".")
         for word in reversed(words):
-            if word in self._module_names:
-                return ".".join(other for other in words if other != word), self._module_names[word]
+            if word in names:
+                return ".".join(other for other in words if other != word), names[word]
         raise AttentionError(
             f"layer {path!r} does not say which type of edges it attends to; models of `to_hetero`,"
             " `HeteroConv`, `HANConv` and `HGTConv` do"
         )
-
-    @cached_property
-    def _module_names(self) -> dict[str, EdgeType]:
-        """Types of edges by PyG's name of a layer for them."""
-        return {
-            name(kind): kind for kind in self.edge_types for name in (key2str, ModuleDict.to_internal_key)
-        }
 
     def split(self, data: Any) -> HeteroData:
         """Return features and edges by type, from a PyG `Data` of the whole graph.
@@ -118,17 +113,20 @@ class HeteroLayout:
         Raises `InputError` for a new edge that the injected type does not allow.
         """
         hetero = HeteroData()
-        for name in self.counts:
-            hetero[name].x = self._features(name, data.x)
+        for name, width in self.widths.items():
+            x = data.x[slice(*self._range(name)), :width]
+            if self.injected is not None and self.injected[0] == name and len(data.x) > self.num_nodes:
+                x = torch.cat([x, data.x[self.num_nodes :, :width]])
+            hetero[name].x = x
         (source, destination), types = data.edge_index, data.edge_attr
         added = self._added(source, destination, ~types.any(1))
         for column, kind in enumerate(self.edge_types):
             chosen = types[:, column] | added if kind == self.injected else types[:, column]
-            ends = self.within(kind[0], source[chosen]), self.within(kind[2], destination[chosen])
+            ends = self.to_local(kind[0], source[chosen]), self.to_local(kind[2], destination[chosen])
             hetero[kind].edge_index = torch.stack(ends)
         return hetero
 
-    def spread(self, logits: Tensor, num_nodes: int) -> Tensor:
+    def _pad_logits(self, logits: Tensor, num_nodes: int) -> Tensor:
         """Return logits of the target nodes as rows of the whole graph [num_nodes, C]; zeros elsewhere."""
         assert self.target is not None
         count = self.counts[self.target]
@@ -139,18 +137,11 @@ class HeteroLayout:
                 f"the model must return logits [{count}, classes] of the {self.target!r} nodes, got"
                 f" {tuple(logits.shape)}; say where they are with `call`"
             )
-        rows = self.numbers(self.target, torch.arange(count, device=logits.device))
+        rows = self.to_global(self.target, torch.arange(count, device=logits.device))
         return logits.new_zeros(num_nodes, logits.shape[1]).index_copy(0, rows, logits)
 
-    def _features(self, node_type: str, x: Tensor) -> Tensor:
-        first, width = self.offsets[node_type], self.widths[node_type]
-        own = x[first : first + self.counts[node_type], :width]
-        if self.injected is None or self.injected[0] != node_type or len(x) == self.num_nodes:
-            return own
-        return torch.cat([own, x[self.num_nodes :, :width]])
-
     def _added(self, source: Tensor, destination: Tensor, new: Tensor) -> Tensor:
-        """Bool [E]: the new edges that are of the injected type."""
+        """Return the mask [E] of new edges that have the injected type."""
         if not bool(new.any()):
             return new
         if self.injected is None:
@@ -166,8 +157,8 @@ class HeteroLayout:
         return added
 
     def _is_of(self, node_type: str, nodes: Tensor) -> Tensor:
-        first = self.offsets[node_type]
-        own = (nodes >= first) & (nodes < first + self.counts[node_type])
+        first, behind = self._range(node_type)
+        own = (nodes >= first) & (nodes < behind)
         assert self.injected is not None
         return own | (nodes >= self.num_nodes) if node_type == self.injected[0] else own
 
@@ -196,7 +187,7 @@ class HeteroModel(Wrapped):
     def forward(self, data: Any) -> Tensor:
         """Return logits [N, C] of a PyG `Data` or a `Graph` with the layout; 0 for nodes of other types.
 
-        Without a target they are zeros [N, 1]: only the attention is of interest.
+        Without a target they are zeros [N, 1], and only the attention is used.
         """
         graph = data.to_data() if isinstance(data, Graph) else data
         outputs: Any = self.call(self.model, self.layout.split(graph))
@@ -213,20 +204,20 @@ class HeteroModel(Wrapped):
                 f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}; say"
                 " where they are with `call`"
             )
-        logits: Tensor = self.layout.spread(outputs, graph.num_nodes)
+        logits: Tensor = self.layout._pad_logits(outputs, graph.num_nodes)
         return logits
 
 
 class _TypedEdges(NamedTuple):
-    """The edges of one type that a layer was given, ends numbered within their types."""
+    """The edges of one type in a layer's input, ends numbered within their types."""
 
     edge_type: EdgeType
     source: Tensor
     destination: Tensor
     num_nodes: tuple[int, int]
 
-    def show(self, tap: Tap, attention: Tensor, scores: Tensor) -> Tensor:
-        """Return the attention on these edges as the tap gives it back."""
+    def call(self, tap: Tap, attention: Tensor, scores: Tensor) -> Tensor:
+        """Return the tap's output for the attention on these edges."""
         ends = self.source, self.destination, self.num_nodes
         return tap(attention, *ends, scores=lambda: scores, edge_type=self.edge_type)
 
@@ -266,7 +257,7 @@ def _han(layer: Any, tap: Tap) -> Iterator[None]:
         x_j: Tensor, alpha_i: Tensor, alpha_j: Tensor, index: Tensor, ptr: Tensor | None, size_i: int | None
     ) -> Tensor:
         scores = leaky_relu(alpha_j + alpha_i, layer.negative_slope)
-        attention = current[0].show(tap, softmax(scores, index, ptr, size_i), scores)
+        attention = current[0].call(tap, softmax(scores, index, ptr, size_i), scores)
         weights = dropout(attention, p=layer.dropout, training=layer.training)
         return (x_j * weights.view(-1, layer.heads, 1)).view(-1, layer.out_channels)
 
@@ -296,8 +287,8 @@ def _hgt(layer: Any, tap: Tap) -> Iterator[None]:
         attention = softmax(scores, index, ptr, size_i)
         sizes = [len(one.source) for one in edges]
         by_type = zip(edges, torch.split(attention, sizes), torch.split(scores, sizes), strict=True)
-        shown = [one.show(tap, own, own_scores) for one, own, own_scores in by_type]
-        return (v_j * torch.cat(shown).view(-1, layer.heads, 1)).view(-1, layer.out_channels)
+        outputs = [one.call(tap, own, own_scores) for one, own, own_scores in by_type]
+        return (v_j * torch.cat(outputs).view(-1, layer.heads, 1)).view(-1, layer.out_channels)
 
     with _edges_by_type(layer) as edges, override(layer, "message", message):
         yield

@@ -12,6 +12,7 @@ from torch_geometric.data import HeteroData
 
 from fgai import checks
 from fgai.attention.interface import EdgeType
+from fgai.datasets.own import MASKS
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.fields import VALUES
@@ -19,32 +20,30 @@ from fgai.hetero.model import HeteroCall, HeteroLayout, HeteroModel
 from fgai.sparse import edge_keys, key_ends
 from fgai.typed import typed
 
-MASKS = ("train_mask", "val_mask", "test_mask")
-
 
 @typed
 class HeteroView:
     """A heterogeneous graph as one graph of all its nodes, and models of it as models of that graph.
 
-    `view.wrap(model)` and `view.graph` are taken by every function of fgai. Nodes are numbered type by type
+    Every function of fgai takes `view.wrap(model)` and `view.graph`. Nodes are numbered type by type
     (`view.number`), features are padded with zeros to the widest type, and labels and masks are those of the
     target, so that its nodes alone are trained on, attacked and scored. A missing mask holds all of them.
 
     Args:
-        data: with `x` and `edge_index` for every type. Types without edges are read, too.
+        data: with `x` and `edge_index` for every type. Types may have no edges.
         target: type of the nodes that are classified; None takes the destination of `edge_type`, or the one
-            type that has labels. Where none has, or several, there are no predictions.
+            type with labels. If no type has labels, or several, there are no predictions.
         edge_type: of the edges that attacks add, from new nodes to nodes of the target; None for no attacks.
         name: for messages and records.
 
     Attributes:
         data: as given.
         graph: all nodes and edges.
-        layout: where every type is in it.
+        layout: position of every type in the graph.
 
     Raises:
-        InputError: a type without features, one that is not known, edges that name no nodes, duplicate edges
-            of one type, values on edges, no labels on the target, or an edge type that ends elsewhere.
+        InputError: a type without features, an unknown type, edges to missing nodes, duplicate edges of one
+            type, values on edges, no labels on the target, or an edge type with another destination.
 
     Example:
         >>> import torch
@@ -66,12 +65,15 @@ class HeteroView:
         name: str = "graph",
     ) -> None:
         counts, widths = _check_features(data)
-        kinds = _check_edges(data, counts)
-        chosen = None if edge_type is None else _known_type(edge_type, kinds)
-        target = self._target(data, target, chosen)
+        _check_edges(data, counts)
+        injected = None if edge_type is None else _check_edge_type(edge_type, data.edge_types)
         self.data = data
         self.layout = HeteroLayout(
-            counts=counts, widths=widths, edge_types=tuple(kinds), target=target, injected=chosen
+            counts=counts,
+            widths=widths,
+            edge_types=tuple(data.edge_types),
+            target=_find_target(data, target, injected),
+            injected=injected,
         )
         self.graph = self._graph(name)
 
@@ -80,10 +82,10 @@ class HeteroView:
         return f"HeteroView({self.graph.name!r}, {sizes}, target={self.layout.target!r})"
 
     def wrap(self, model: nn.Module, call: HeteroCall | None = None) -> HeteroModel:
-        """Return a model of the view's graph; `make_faithful` of it returns one, too, with yours as `.model`.
+        """Return a model of the view's graph, for `make_faithful` and others, with the given one as `.model`.
 
         Args:
-            model: heterogeneous; kept as it is inside, as `.model`.
+            model: heterogeneous.
             call: `(model, HeteroData) → logits` of the target nodes, or a dictionary with those; None calls
                 it as `model(x_dict, edge_index_dict)`. It must use the model and the data it is given.
 
@@ -93,29 +95,11 @@ class HeteroView:
         return HeteroModel(model, self.layout, call)
 
     def number(self, node_type: str, node: int) -> int:
-        """Return the number that a node has in the graph; `InputError` if there is no such type or node."""
+        """Return the number of a node in the graph; `InputError` if there is no such type or node."""
         counts = self.layout.counts
         if node_type not in counts:
             raise InputError(f"there is no type of nodes {node_type!r}; there are {', '.join(counts)}")
         return self.layout.offsets[node_type] + checks.whole(node, "node", 0, counts[node_type] - 1)
-
-    @staticmethod
-    def _target(data: HeteroData, target: str | None, chosen: EdgeType | None) -> str | None:
-        """The type that is classified, checked to have labels; None where it is not clear which."""
-        labelled = [name for name in data.node_types if data[name].get("y") is not None]
-        if target is None and chosen is None:
-            return labelled[0] if len(labelled) == 1 else None
-        target = chosen[2] if target is None and chosen is not None else target
-        if target not in data.node_types:
-            raise InputError(f"`target` must be one of {', '.join(data.node_types)}, got {target!r}")
-        if chosen is not None and chosen[2] != target:
-            raise InputError(
-                f"new edges must end at nodes of the target {target!r}, and {chosen} ends at {chosen[2]!r};"
-                " use another `edge_type`"
-            )
-        if target not in labelled:
-            raise InputError(f"`data[{target!r}].y` is missing: the nodes of the target need labels")
-        return target
 
     def _graph(self, name: str) -> Graph:
         layout, data = self.layout, self.data
@@ -127,19 +111,17 @@ class HeteroView:
         types = torch.zeros(len(distinct), len(keys), dtype=torch.bool, device=features.device)
         for column, own in enumerate(keys):
             types[torch.searchsorted(distinct, own), column] = True
-        edges = torch.stack(key_ends(distinct))
-        fields = self._labels()
+        edges, fields = torch.stack(key_ends(distinct)), self._labels()
         graph = Graph.from_edges(edges, layout.num_nodes, features, edge_attr=types, name=name, **fields)
         return graph.replace(peers=layout.peers)
 
     def _labels(self) -> dict[str, Any]:
-        """Labels and masks of the target as those of all nodes."""
+        """Return labels and masks of the target as those of all nodes."""
         layout = self.layout
         if layout.target is None:
             return {}
         own: Any = self.data[layout.target]
-        count = layout.counts[layout.target]
-        rows = slice(layout.offsets[layout.target], layout.offsets[layout.target] + count)
+        count, rows = layout.counts[layout.target], slice(*layout._range(layout.target))
         labels = own.y.new_full((layout.num_nodes,), -1, dtype=torch.long)
         labels[rows] = _check_labels(own.y, count, layout.target)
         fields = {"y": labels}
@@ -149,6 +131,25 @@ class HeteroView:
             on_all[rows] = True if mask is None else _check_labels(mask, count, layout.target, name)
             fields[name] = on_all
         return fields
+
+
+def _find_target(data: HeteroData, target: str | None, injected: EdgeType | None) -> str | None:
+    """Return the type that is classified, checked to have labels; None if it is ambiguous."""
+    labelled = [name for name in data.node_types if data[name].get("y") is not None]
+    if target is None:
+        if injected is None:
+            return labelled[0] if len(labelled) == 1 else None
+        target = injected[2]
+    if target not in data.node_types:
+        raise InputError(f"`target` must be one of {', '.join(data.node_types)}, got {target!r}")
+    if injected is not None and injected[2] != target:
+        raise InputError(
+            f"new edges must end at nodes of the target {target!r}, and {injected} ends at {injected[2]!r};"
+            " use another `edge_type`"
+        )
+    if target not in labelled:
+        raise InputError(f"`data[{target!r}].y` is missing: the nodes of the target need labels")
+    return target
 
 
 def _check_features(data: HeteroData) -> tuple[dict[str, int], dict[str, int]]:
@@ -176,8 +177,7 @@ def _check_features(data: HeteroData) -> tuple[dict[str, int], dict[str, int]]:
     return counts, {name: int(data[name].x.shape[1]) for name in data.node_types}
 
 
-def _check_edges(data: HeteroData, counts: dict[str, int]) -> list[EdgeType]:
-    """Return the types of edges, after checking the edges of each."""
+def _check_edges(data: HeteroData, counts: dict[str, int]) -> None:
     for kind in data.edge_types:
         edges = data[kind].get("edge_index")
         if not isinstance(edges, Tensor) or edges.dim() != 2 or len(edges) != 2 or edges.dtype != torch.long:
@@ -194,10 +194,9 @@ def _check_edges(data: HeteroData, counts: dict[str, int]) -> list[EdgeType]:
         for name in VALUES:
             if data[kind].get(name) is not None:
                 raise InputError(
-                    f"`data[{kind}].{name}` would be lost: of typed edges fgai reads `edge_index` alone; use"
+                    f"`data[{kind}].{name}` would be ignored: of typed edges fgai reads `edge_index`; use"
                     f" a model without it, and `del data[{kind}].{name}`"
                 )
-    return list(data.edge_types)
 
 
 def _check_labels(values: Any, count: int, target: str, name: str = "y") -> Tensor:
@@ -208,7 +207,7 @@ def _check_labels(values: Any, count: int, target: str, name: str = "y") -> Tens
     return values
 
 
-def _known_type(edge_type: Any, types: Sequence[EdgeType]) -> EdgeType:
+def _check_edge_type(edge_type: Any, types: Sequence[EdgeType]) -> EdgeType:
     words = isinstance(edge_type, list | tuple) and all(isinstance(word, str) for word in edge_type)
     if not words or tuple(edge_type) not in types:
         options = ", ".join(map(str, types))

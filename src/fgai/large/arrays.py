@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, TypedDict
+from typing import Any, BinaryIO, Self, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fgai.files import digest_of, regular
 
 Array = NDArray[Any]
-ZEROS = 1 << 24  # bytes that are written together where room is taken by writing
-CHECKED = 1 << 22  # entries that are checked together
+T = TypeVar("T", NDArray[Any], Tensor)
+ZEROS = 1 << 24  # zero bytes per write where a file's disk space cannot be reserved
+CHECKED = 1 << 22  # entries that are checked per block
 
 
 class _ArrayInfo(TypedDict):
@@ -28,9 +30,9 @@ class _ArrayInfo(TypedDict):
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by rows; its heading is completed when it is closed.
+    """An `.npy` file that grows by rows; its header is completed when it is closed.
 
-    In a file that several processes write, `share` is the first row of this one and the number of all rows.
+    In a file that several processes write, `share` is this process's first row and the number of all rows.
     """
 
     def __init__(
@@ -40,25 +42,18 @@ class _ArrayFile:
         first, self.rows = share or (0, 0)
         if share is None:
             self._file: BinaryIO = path.open("xb")
-        else:  # keep the rows of others
+        else:  # keep the rows of other processes
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-        self._heading = self._write_heading()
+        self._header_size = self._write_header()
         width = self.dtype.itemsize * int(np.prod(tail, dtype=np.int64))
-        self._file.seek(self._heading + first * width)
+        self._file.seek(self._header_size + first * width)
 
     def append(self, block: Array) -> None:
         assert block.shape[1:] == self.tail
         self._file.write(np.ascontiguousarray(block, self.dtype).data)
         self.rows += 0 if self._shared else len(block)
 
-    def close(self) -> None:
-        self._file.seek(0)
-        assert self._write_heading() == self._heading  # numpy leaves room for more digits
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-    def _write_heading(self) -> int:
+    def _write_header(self) -> int:
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.rows, *self.tail)}
         np.lib.format.write_array_header_1_0(self._file, header)
         return self._file.tell()
@@ -67,14 +62,16 @@ class _ArrayFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._file.close()
+        with self._file:
+            if kind is None:
+                self._file.seek(0)
+                assert self._write_header() == self._header_size  # numpy leaves room for more digits
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
 
 class _ArrayFiles(ExitStack):
-    """The `.npy` files of a folder by name, each opened by its first block of rows."""
+    """The `.npy` files of a folder by name, each created by its first block of rows."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -87,37 +84,41 @@ class _ArrayFiles(ExitStack):
         self._files[name].append(block)
 
 
-def _write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> int:
-    """Write an `.npy` file from blocks of rows; return the number of rows."""
+def _write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> None:
+    """Write an `.npy` file from blocks of rows."""
     with _ArrayFile(path, dtype, tail) as file:
         for block in blocks:
             file.append(block)
-    return file.rows
+
+
+def _blocks(rows: T, step: int) -> Iterator[T]:
+    """Yield so many rows of an array or tensor at a time."""
+    for first in range(0, len(rows), step):
+        yield rows[first : first + step]
 
 
 def _scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
-    """A mapped array whose room on disk is taken now: a full disk would kill the process at a later write."""
+    """Map a temporary array for writing; a new file, of zeros, reserves its disk space at once.
+
+    Otherwise a full disk would kill the process at a later write.
+    """
     size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-    with path.open("xb") as file:
-        if size and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
-        else:  # macOS
-            zeros = memoryview(bytes(min(size, ZEROS)))
-            for first in range(0, size, ZEROS):
-                file.write(zeros[: size - first])
-    return _open_scratch(path, shape, dtype)
-
-
-def _open_scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Map what `_scratch` has made once more."""
-    return np.memmap(path, dtype, "r+", shape=shape) if np.prod(shape) else np.zeros(shape, dtype)
+    if not path.exists():
+        with path.open("xb") as file:
+            if size and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:  # macOS
+                zeros = memoryview(bytes(min(size, ZEROS)))
+                for first in range(0, size, ZEROS):
+                    file.write(zeros[: size - first])
+    return np.memmap(path, dtype, "r+", shape=shape) if size else np.zeros(shape, dtype)
 
 
 def map_array(path: Path) -> Array:
     """Map an `.npy` file, read-only.
 
     Raises:
-        ValueError: it is cut off, pickled, or no array.
+        ValueError: it is truncated, pickled, or no array.
         OSError: it cannot be read.
     """
     try:
@@ -138,14 +139,13 @@ def _describe(folder: Path) -> dict[str, _ArrayInfo]:
 
 
 def _are_rows(pointers: Array, index: Array, count: int) -> bool:
-    """Whether pointers of at least one row rise from 0 to the length of `index`, whose entries are valid."""
+    """Whether pointers of at least one row ascend from 0 to `len(index)`, and all entries are valid."""
     if len(pointers) < 2 or pointers[0] != 0 or pointers[-1] != len(index):
         return False
-    parts = (pointers[first : first + CHECKED + 1] for first in range(0, len(pointers) - 1, CHECKED))
-    return all((part[1:] >= part[:-1]).all() for part in parts) and _are_below(index, count)
+    blocks = (pointers[first : first + CHECKED + 1] for first in range(0, len(pointers) - 1, CHECKED))
+    return all((block[1:] >= block[:-1]).all() for block in blocks) and _are_below(index, count)
 
 
 def _are_below(index: Array, count: int) -> bool:
     """Whether all entries are in 0..count-1."""
-    parts = (index[first : first + CHECKED] for first in range(0, len(index), CHECKED))
-    return all(part.min() >= 0 and part.max() < count for part in parts)
+    return all(block.min() >= 0 and block.max() < count for block in _blocks(index, CHECKED))

@@ -1,14 +1,16 @@
-"""Attention of a block of rows: its inputs are gathered, and it is computed as in a small graph.
+"""Exact passes block by block: attention of a block of rows is computed as in a small graph.
 
-Rows of more edges than a block holds are computed in two passes over parts of their edges: the scores first,
-their softmax, then the sum. Both are exact.
+A row with more edges than a block is computed in two passes over chunks of its edges: the scores and their
+softmax first, then the sum. Both are exact.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from fgai.errors import InputError
 from fgai.large.arrays import Array, _ArrayFiles, _write_array, map_array
-from fgai.large.ranges import _LeftOut
+from fgai.large.ranges import _RangeOptions
 from fgai.large.sort import _row_blocks, _sorted_keys
 from fgai.large.stored import DTYPES, StoredGraph, _Rows
 from fgai.models.layer import AttentionLayer
@@ -32,33 +34,49 @@ class _PassOptions(NamedTuple):
     averaged: bool  # attention over heads
     ranked: bool  # whether scores are written
     block_edges: int
-    left_out: _LeftOut | None = None  # measure the ranges of limits instead
-    ranks: ProcessGroup = SINGLE
+    ranges: _RangeOptions | None = None  # measure the ranges of limits instead
+    group: ProcessGroup = SINGLE
 
 
-class _BlockPass:
-    """An exact pass over all nodes, layer by layer and block by block; processes share the blocks."""
+class _ExactPass(ABC):
+    """How a model is computed on all nodes of a stored graph, layer by layer and block by block."""
 
-    def __init__(self, folder: Path, stored: StoredGraph, options: _PassOptions) -> None:
-        self._folder, self._stored, self._options = folder, stored, options
-        self._ranks, self._left_out = options.ranks, options.left_out
+    layers: list[str]  # names of the attention layers, in the order they run
+    num_hops: int  # message-passing layers
+    loops: bool  # whether attention layers read a self-loop at every node
+    weighted = False  # whether the softmax reads the weights of edges
+
+    def __init__(self, stored: StoredGraph) -> None:
+        self._stored = stored
+
+    def run(self, folder: Path, options: _PassOptions) -> None:
+        """Write the results to a folder; processes share the blocks."""
+        self._folder, self._options, self._group = folder, options, options.group
+        if self._group.leads:
+            _write_rows(folder, self._stored, self.loops, options.block_edges, weighted=self.weighted)
+        self._group.wait()
         self._edges = _Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
+        self._run()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Compute layer after layer."""
 
     def _share(self, first: int, rows: int) -> tuple[int, int] | None:
         """See `_ArrayFile`; None if this process writes all rows."""
-        return (first, rows) if self._ranks.several else None
+        return (first, rows) if self._group.several else None
 
 
 class _Sides(NamedTuple):
     """`AttentionLayer.sides` of all nodes, mapped from files."""
 
-    source: Array  # [N, H] or [N, H, C], read by the score of edges from a node
-    destination: Array  # likewise of edges into it
+    source: Array  # [N, H] or [N, H, C], read by the scores of edges from a node
+    destination: Array  # likewise by the scores of edges into it
     values: Array  # [N, H, C]
 
 
 class _SidesFile:
-    """The sides of one layer, written block of rows by block of rows."""
+    """Files with the sides of one layer, written by blocks of rows."""
 
     def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
         self._layer, self._rows, self._files = layer, rows, _ArrayFiles(folder)
@@ -66,17 +84,17 @@ class _SidesFile:
         self._paths = [folder / f"{name}.npy" for name in self._names]
 
     def append(self, x: Tensor | Features, first: int) -> None:
-        """Compute and write the sides of more rows; `first` is the number of the first one."""
+        """Compute and write the sides of a block of rows; `first` is the number of its first row."""
         sides = self._layer.sides(x)
         share = None if self._rows is None else (first, self._rows)
         for name, side in zip(self._names, sides, strict=True):
-            if side is not sides[2] or name is self._names[2]:  # a side that is also the value: one file
+            if side is not sides[2] or name is self._names[2]:  # no second file for a side that is `values`
                 self._files.append(name, side.detach().cpu().numpy(), share)
 
     def close(self) -> None:
         self._files.close()
 
-    def opened(self) -> _Sides:
+    def map(self) -> _Sides:
         source, destination, values = (map_array(path) if path.exists() else None for path in self._paths)
         assert values is not None and destination is not None
         return _Sides(values if source is None else source, destination, values)
@@ -97,42 +115,39 @@ class _Block(NamedTuple):
 
 
 _Inputs = tuple[Adjacency, Tensor, Tensor, Tensor]
-"""A block as a small graph, its rows first: edges and the sides of its nodes, see `_gathered`."""
-_Attended = tuple[Tensor, Tensor, Tensor | None]
-"""Of a block: sums [rows, H, C], attention [edges, H] or averaged [edges, 1], mean scores [edges] or None."""
+"""A block as a small graph, its rows first: edges and the sides of its nodes, see `_gather_sides`."""
 
 
 def _read_ahead(
     sides: _Sides, blocks: Iterable[_Block], most: int, threads: int
 ) -> Generator[tuple[_Block, _Inputs | None]]:
     """Yield blocks in order with their inputs; threads gather those of the next blocks meanwhile."""
-    waiting = deque[tuple[_Block, Future[_Inputs | None]]]()
+    queue = deque[tuple[_Block, Future[_Inputs | None]]]()
     with ThreadPoolExecutor(threads, thread_name_prefix="fgai-gather") as pool:
         try:
-            for block in blocks:
-                waiting.append((block, pool.submit(_gather, sides, block, most)))
-                if len(waiting) > threads:
-                    first, inputs = waiting.popleft()
+            for block in chain(blocks, [None] * threads):
+                if block is not None:
+                    queue.append((block, pool.submit(_gather, sides, block, most)))
+                if queue and (block is None or len(queue) > threads):
+                    first, inputs = queue.popleft()
                     yield first, inputs.result()
-            while waiting:
-                first, inputs = waiting.popleft()
-                yield first, inputs.result()
         finally:
-            for _, inputs in waiting:
+            for _, inputs in queue:
                 inputs.cancel()
 
 
 def _gather(sides: _Sides, block: _Block, most: int) -> _Inputs | None:
-    """The inputs of a block; None for a row of more than `most` edges, which is computed in parts."""
+    """Return the inputs of a block; None for a row of more than `most` edges, see `_attend_row`."""
     if len(block.source) > most:
         return None
     nodes, adjacency = _local(block)
-    return adjacency, *_gathered(sides, nodes, block.last - block.first)
+    return adjacency, *_gather_sides(sides, nodes, block.last - block.first)
 
 
 def _attend(
     layer: AttentionLayer, sides: _Sides, block: _Block, inputs: _Inputs | None, options: _PassOptions
-) -> _Attended:
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return sums [rows, H, C], attention [edges, H] or averaged [edges, 1], mean scores [edges] or None."""
     averaged, ranked = options.averaged, options.ranked
     if inputs is None:
         out, attention, raw = _attend_row(layer, sides, block, options.block_edges)
@@ -155,32 +170,31 @@ def _attend(
 def _attend_row(
     layer: AttentionLayer, sides: _Sides, block: _Block, most: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum, attention and scores of one row in parts: its scores, their softmax, and the sum of its values."""
-    parts = [
+    """Return sum, attention and scores of one row, computed by chunks of its edges."""
+    chunks = [
         _Block(block.first, block.last, np.array([0, len(source)]), source, None)
         for source in np.array_split(block.source, -(-len(block.source) // most))
     ]
     raw = []
-    for part in parts:
-        nodes, adjacency = _local(part)
-        far, near, _ = _gathered(_Sides(sides.source, sides.destination, sides.source), nodes, 1)
+    for chunk in chunks:
+        nodes, adjacency = _local(chunk)
+        far, near, _ = _gather_sides(_Sides(sides.source, sides.destination, sides.source), nodes, 1)
         raw.append(layer.score_edges(far, near, adjacency))
     scores = torch.cat(raw)
     row = _adjacency(1, block.pointers, np.zeros(len(block.source), np.int32))
     weight = block.weight
     attention = edge_softmax(scores, row) if weight is None else weighted_softmax(scores, weight, row)
-    out, begin = torch.zeros(1, *sides.values.shape[1:], dtype=scores.dtype), 0
-    for part in parts:
-        nodes, adjacency = _local(part)
+    out = torch.zeros(1, *sides.values.shape[1:], dtype=scores.dtype)
+    shares = torch.split(attention, [len(chunk.source) for chunk in chunks])
+    for chunk, own in zip(chunks, shares, strict=True):
+        nodes, adjacency = _local(chunk)
         values = torch.from_numpy(np.take(sides.values, nodes, 0))
-        share = attention[begin : begin + len(part.source)].contiguous()
-        out += aggregate(share, values, adjacency)[:1]
-        begin += len(part.source)
+        out += aggregate(own.contiguous(), values, adjacency)[:1]
     return out, attention, scores
 
 
 def _local(block: _Block) -> tuple[Array, Adjacency]:
-    """The nodes a block reads, its rows first and the others in order, and its edges among them."""
+    """Return the nodes a block reads, its rows first and the others in order, and its edges among them."""
     rows, source = block.last - block.first, block.source.astype(np.int64)
     inside = (source >= block.first) & (source < block.last)
     others, position = np.unique(source[~inside], return_inverse=True)
@@ -191,17 +205,21 @@ def _local(block: _Block) -> tuple[Array, Adjacency]:
 
 
 def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
-    """Edges into the first rows of a small graph; the outgoing view stays empty, as nothing runs backward."""
-    rows = len(pointers) - 1
-    rowptr = np.concatenate([pointers, np.full(nodes - rows, pointers[-1])])
-    destination = np.repeat(np.arange(rows), np.diff(pointers))
-    none = torch.zeros(0, dtype=torch.int32)
-    start, near, far = (torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source, destination))
-    return Adjacency.from_index32(nodes, Index32(start, near, none, none, far))
+    """Return edges into the first rows of a small graph."""
+    rowptr = np.concatenate([pointers, np.full(nodes + 1 - len(pointers), pointers[-1])])
+    return _forward_adjacency(*(torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source)))
 
 
-def _gathered(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The sides of some nodes; that of destinations for the first `rows` alone, as no other is one."""
+def _forward_adjacency(rowptr: Tensor, source: Tensor) -> Adjacency:
+    """Return edges in compressed rows of int32, without the outgoing view: only a backward pass needs it."""
+    nodes = torch.arange(len(rowptr) - 1, dtype=torch.int32, device=rowptr.device)
+    destination = torch.repeat_interleave(nodes, rowptr.diff(), output_size=len(source))
+    none = rowptr.new_zeros(0)
+    return Adjacency.from_index32(len(nodes), Index32(rowptr, source, none, none, destination))
+
+
+def _gather_sides(sides: _Sides, nodes: Array, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return source side, destination side and values of some nodes; only the first `rows` have edges."""
     values = torch.from_numpy(np.take(sides.values, nodes, 0))
     far = values if sides.source is sides.values else torch.from_numpy(np.take(sides.source, nodes, 0))
     near = np.zeros((len(nodes), *sides.destination.shape[1:]), sides.destination.dtype)
@@ -217,13 +235,13 @@ def _write_rows(
     weight = stored.array("edge_weight") if weighted else None
     counts = np.zeros(stored.num_nodes + 1, np.int64)
     with _ArrayFiles(folder) as files:
-        for first, last in _row_blocks(rowptr, block_edges, block_edges):
+        for first, last in _row_blocks(rowptr, block_edges):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
             nodes = np.arange(first, last if loops else first)
             keys = np.concatenate([(row << 32) | source[edges], (nodes << 32) | nodes])
-            order, keys, fresh = _sorted_keys(keys)
-            order, keys = order[fresh], keys[fresh]
+            order, keys, is_first = _sorted_keys(keys)
+            order, keys = order[is_first], keys[is_first]
             counts[first + 1 : last + 1] = np.bincount((keys >> 32) - first, minlength=last - first)
             files.append("source", (keys & 0xFFFFFFFF).astype(DTYPES["source"]))
             if weight is not None:

@@ -19,19 +19,20 @@ from fgai.errors import DataError, FgaiWarning, InputError, warn
 from fgai.files import regular
 from fgai.graph import Graph
 from fgai.graph.on_disk import is_store
-from fgai.large.arrays import Array, _write_array
-from fgai.large.edge_lists import _edge_reader, _mapped
+from fgai.large.arrays import Array, _blocks, _write_array
+from fgai.large.edge_lists import _edge_reader, _map_numbers
 from fgai.large.sort import _sort_edges
 from fgai.large.stored import DTYPES, VERSION, StoredGraph
 from fgai.large.write import (
+    BLOCK,
     NUMBERS,
-    _building,
-    _complete,
+    _file_identity,
+    _new_folder,
     _save_arrays,
     _save_features,
     _save_graph,
     _save_names,
-    _source_of,
+    _write_manifest,
 )
 from fgai.progress import stage
 from fgai.typed import typed
@@ -64,10 +65,10 @@ def convert(
     The graph is named after the dataset or the folder of tables it comes from, that of a file after `target`.
     Names of nodes and classes are kept.
 
-    The folder appears when it is complete. An edge list is converted in stages. Those that a killed or
-    interrupted run had finished stay in `.TARGET.partial`, and the next run with the same sources and options
+    The folder appears when it is complete. An edge list is converted in stages. If the run is killed or
+    interrupted, finished stages stay in `.TARGET.partial`, and the next run with the same sources and options
     resumes there; if a source has changed, it starts again and warns. A run that fails leaves nothing. If
-    the target is the finished graph of the same sources, it is verified and returned with a warning.
+    the target is the complete graph of the same sources, it is verified and returned with a warning.
 
     Args:
         source: a file, a folder with `edges.csv` and `nodes.csv` (read into memory), or a dataset's name.
@@ -78,13 +79,13 @@ def convert(
         labels: `.npy` file [N] of their classes, -1 where unknown.
         undirected: also store every edge's reverse, of an edge list.
         overwrite: replace an older stored graph.
-        resume: continue a stopped run; False discards what it left.
+        resume: continue an interrupted run; False starts again.
         root: folder with the datasets' files, as in `fgai.load_dataset`.
 
     Raises:
-        DataError: something is at `target` already, or a file is missing, damaged or foreign; the message
+        DataError: `target` exists already, or a file is missing, damaged or of another kind; the message
             names line and byte.
-        InputError: options that do not go with this source.
+        InputError: options that do not apply to this source.
         FgaiError: the folder cannot be written, the disk is full, or another process is writing it.
 
     Example:
@@ -96,18 +97,18 @@ def convert(
     target, path = Path(target), Path(source)
     name = target.name
     dataset = str(source) in names() and not path.suffix
-    read = None if dataset else _edge_reader(path)
-    folder = not dataset and read is None and path.is_dir()
+    read_edges = None if dataset else _edge_reader(path)
+    folder = not dataset and read_edges is None and path.is_dir()
     options = {"node_table": node_table, "features": features, "labels": labels}
     tables = {role: Path(table) for role, table in options.items() if table is not None}
-    if read is None and (tables or undirected):
+    if read_edges is None and (tables or undirected):
         raise InputError(
-            "`node_table`, `features`, `labels` and `undirected` go with an edge list, got"
+            "`node_table`, `features`, `labels` and `undirected` are for edge lists, got"
             f" {path.name!r}, which has its own"
         )
     if node_table is not None and len(tables) > 1:
         raise InputError("give `node_table`, or `features` and `labels`, not both")
-    if not dataset and read is None and not folder and path.suffix not in FILES:
+    if not dataset and read_edges is None and not folder and path.suffix not in FILES:
         kinds = ".csv, .txt, .tsv, .edges, .edgelist (also .gz), .parquet, .npy, .npz, .pt"
         raise DataError(f"{path} must be a file of a graph ({kinds}) or the name of a dataset")
     files = tables if dataset or folder else {"edges": path, **tables}
@@ -118,26 +119,28 @@ def convert(
             raise DataError(f"there is no file {file}") from None
         except (OSError, ValueError) as error:
             raise DataError(f"{file} cannot be read: {error}") from error
-    if read is None:
-        with _building(target, overwrite) as work:
+    if read_edges is None:
+        with _new_folder(target, overwrite) as work:
             graph = load_dataset(str(source), root) if dataset else load_graph(path)
             graph = graph if dataset or folder else graph.replace(name=name)
             _save_graph(work.folder, graph.to("cpu"))
         return StoredGraph(target)
-    origin = {role: _source_of(file) for role, file in files.items()}
-    contents = [[role, file["size"], file["hash"]] for role, file in origin.items()]
+    identities = {role: _file_identity(file) for role, file in files.items()}
+    contents = [[role, file["size"], file["hash"]] for role, file in identities.items()]
     sources = hashlib.sha256(json.dumps([contents, undirected]).encode()).hexdigest()
     if not overwrite and is_store(target) and (stored := StoredGraph(target)).sources == sources:
         stored.verify()
-        warn(FgaiWarning(f"{target} is there already, complete and of these sources; nothing was done"))
+        warn(FgaiWarning(f"{target} exists already, complete and of these sources; nothing was done"))
         return stored
-    job = {"fgai": __version__, "store": VERSION, "sources": origin, "undirected": undirected}
-    with _building(target, overwrite, job=job, resume=resume) as work:
-        width, count = work.once("nodes", lambda: _write_nodes(work.folder, tables))
+    job = {"fgai": __version__, "store": VERSION, "sources": identities, "undirected": undirected}
+    with _new_folder(target, overwrite, job=job, resume=resume) as work:
+        width, count = work.run_stage("nodes", lambda: _write_nodes(work.folder, tables))
         with stage("sorting edges"):
-            _sort_edges(work, read(), num_nodes=count, undirected=undirected)
+            _sort_edges(work, read_edges(), num_nodes=count, undirected=undirected)
         with stage("fingerprint"):
-            work.once("fingerprint", lambda: _complete(work.folder, name, width, sources).fingerprint)
+            work.run_stage(
+                "fingerprint", lambda: _write_manifest(work.folder, name, width, sources).fingerprint
+            )
     return StoredGraph(target)
 
 
@@ -147,13 +150,13 @@ def _write_nodes(folder: Path, tables: dict[str, Path]) -> tuple[int, int | None
         return _write_table(folder, tables["node_table"])
     width, count = 0, None
     if (path := tables.get("features")) is not None:
-        x = _mapped(path)
+        x = _map_numbers(path)
         if x.ndim != 2 or x.dtype.kind not in "iufb" or not len(x):
             raise DataError(f"{path} must hold numbers [nodes, features], got {x.dtype} {list(x.shape)}")
         count, width = x.shape
         _write_array(folder / "x.npy", _finite(x, path), DTYPES["x"], (width,))
     if (path := tables.get("labels")) is not None:
-        y = _mapped(path)
+        y = _map_numbers(path)
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         if y.ndim != 1 or y.dtype.kind not in "iu" or (count is not None and len(y) != count) or not len(y):
             fits = "" if count is None else f" for each of the {count} rows of `features`"
@@ -163,17 +166,17 @@ def _write_nodes(folder: Path, tables: dict[str, Path]) -> tuple[int, int | None
         if int(y.min()) < -1 or int(y.max()) < 1:
             raise DataError(f"{path} must name two classes or more, and -1 where none is known")
         count = len(y)
-        _save_arrays(folder, {"y": y})
+        _write_array(folder / "y.npy", _blocks(y, BLOCK), DTYPES["y"])
     return width, count
 
 
 def _finite(x: Array, path: Path) -> Iterator[Array]:
-    """Blocks of rows, all of whose numbers are finite."""
+    """Yield blocks of rows, all of whose numbers are finite."""
     step = max(1, NUMBERS // max(1, x.shape[1]))
-    for first in range(0, len(x), step):
-        block = np.asarray(x[first : first + step], DTYPES["x"])
+    for number, rows in enumerate(_blocks(x, step)):
+        block = np.asarray(rows, DTYPES["x"])
         if not np.isfinite(block).all():
-            row = first + int(np.argmin(np.isfinite(block).all(1)))
+            row = number * step + int(np.argmin(np.isfinite(block).all(1)))
             raise DataError(f"row {row} of {path} holds NaN or infinity; clean it before use")
         yield block
 
@@ -181,11 +184,11 @@ def _finite(x: Array, path: Path) -> Iterator[Array]:
 def _write_table(folder: Path, table: Path) -> tuple[int, int]:
     fields: dict[str, Any] = dict(node_fields(table))
     if not fields:
-        raise DataError(f"{table} holds the numbers of nodes and nothing else; leave it out")
+        raise DataError(f"{table} has no column beside the numbers of nodes; leave it out")
     _save_names(folder, {"class_names": fields.pop("class_names", None)})
     count, x = len(next(iter(fields.values()))), fields.pop("x", None)
     # The checks of a graph, on its nodes alone.
     nodes = Graph.from_edges(torch.zeros(2, 0, dtype=torch.long), count, x, **fields)
     _save_features(folder, nodes.features)
-    _save_arrays(folder, {name: value.numpy() for name, value in fields.items()})
+    _save_arrays(folder, fields)
     return nodes.num_features, count

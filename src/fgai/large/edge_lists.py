@@ -1,4 +1,4 @@
-"""Edge lists of any length, read part by part: CSV, SNAP's text, Parquet and `.npy`; gzip goes with text."""
+"""Edge lists of any length, read block by block: CSV, SNAP's text, both also as gzip, Parquet and `.npy`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 
 from fgai.errors import DataError, extra
 from fgai.files import most_bytes, regular
-from fgai.large.arrays import Array, map_array
+from fgai.large.arrays import Array, _blocks, map_array
 from fgai.large.sort import _Edges
 
-PART = 1 << 23  # bytes of text, or edges of arrays, that are read together
+PART = 1 << 23  # bytes of text, or eight times the edges of arrays, that are read per block
 MOST_LINE = 1 << 20  # bytes of the longest line
-BEYOND = 1 << 40  # larger node numbers are read as this one, far beyond every node
+BEYOND = 1 << 40  # replaces larger node numbers, which are invalid anyway
 ENDS = ("source", "destination")
-REMARKS = ("#", "%")  # first letters of lines without an edge in SNAP's text
+COMMENTS = ("#", "%")  # first letters of comment lines in SNAP's text
 
 
 def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
@@ -38,19 +38,28 @@ def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
     return {".parquet": partial(_parquet, path), ".npy": partial(_array, path)}.get(suffix)
 
 
-class _Text(NamedTuple):
-    raw: bytes  # the lines
-    line: int  # number of the first one, from 1
-    byte: int  # where it begins in the (unpacked) file
+class _Lines(NamedTuple):
+    text: bytes
+    line: int  # number of the first line, from 1
+    byte: int  # offset of the first line in the (unpacked) file
 
 
-def _texts(path: Path) -> Iterator[_Text]:
-    """Yield the lines of a text file, many at a time; in a packed one bytes are counted unpacked."""
+def _lines(path: Path) -> Iterator[_Lines]:
+    """Yield the lines of a text file, many at a time; bytes of a gzip file are counted unpacked."""
     line, byte, rest = 1, 0, b""
-    packed = path.suffix == ".gz"
-    most = most_bytes(regular(path).stat().st_size) if packed else None
-    with gzip.open(path, "rb") if packed else path.open("rb") as file:
-        while block := _read_part(file, path, byte + len(rest), line):
+    is_gzip = path.suffix == ".gz"
+    most = most_bytes(regular(path).stat().st_size) if is_gzip else None
+    with gzip.open(path, "rb") if is_gzip else path.open("rb") as file:
+        while True:
+            try:
+                block = file.read(PART)
+            except (EOFError, OSError, zlib.error) as error:
+                raise DataError(
+                    f"{path} is damaged or truncated after byte {byte + len(rest)}, line {line} or later:"
+                    f" {error}; fetch it again"
+                ) from error
+            if not block:
+                break
             end = block.rfind(b"\n") + 1
             lines, rest = (rest + block[:end], block[end:]) if end else (b"", rest + block)
             if len(rest) > MOST_LINE:
@@ -58,38 +67,29 @@ def _texts(path: Path) -> Iterator[_Text]:
             if most is not None and byte + len(lines) > most:
                 raise DataError(f"{path} unpacks to more than its own size explains; do not trust it")
             if lines:
-                yield _Text(lines, line, byte)
+                yield _Lines(lines, line, byte)
             line, byte = line + lines.count(b"\n"), byte + len(lines)
     if rest:
-        yield _Text(rest, line, byte)
-
-
-def _read_part(file: Any, path: Path, byte: int, line: int) -> Any:
-    try:
-        return file.read(PART)
-    except (EOFError, OSError, zlib.error) as error:
-        raise DataError(
-            f"{path} is damaged or cut off after byte {byte}, line {line} or later: {error}; fetch it again"
-        ) from error
+        yield _Lines(rest, line, byte)
 
 
 def _snap(path: Path) -> Iterator[_Edges]:
-    """Two numbers a line, separated by spaces or tabs."""
-    for text in _texts(path):
-        yield _by_columns(dict(zip(ENDS, _table(text, 2, path, None).T, strict=True)))
+    """Read two numbers a line, separated by spaces or tabs."""
+    for lines in _lines(path):
+        yield _by_columns(dict(zip(ENDS, _table(lines, 2, path, None).T, strict=True)))
 
 
 def _csv(path: Path) -> Iterator[_Edges]:
-    """A heading with `source` and `destination`, perhaps `weight`, and other columns as attributes."""
+    """Read columns `source` and `destination`, perhaps `weight`, and others as attributes."""
     heading: list[str] | None = None
-    for text in _texts(path):
-        part = text
+    for block in _lines(path):
+        lines = block
         if heading is None:
-            first, _, rest = text.raw.partition(b"\n")
+            first, _, rest = block.text.partition(b"\n")
             heading = [name.strip() for name in first.decode("utf-8", "replace").split(",")]
             _check_heading(heading, path)
-            part = _Text(rest, 2, len(first) + 1)
-        yield _by_columns(dict(zip(heading, _table(part, len(heading), path, ",").T, strict=True)))
+            lines = _Lines(rest, 2, len(first) + 1)
+        yield _by_columns(dict(zip(heading, _table(lines, len(heading), path, ",").T, strict=True)))
     if heading is None:
         raise DataError(f"{path} is empty; its first line must name `source` and `destination`")
 
@@ -101,42 +101,40 @@ def _check_heading(heading: list[str], path: Path) -> None:
         raise DataError(f"{path} must have {required}, named in its heading, got {', '.join(heading)[:200]}")
 
 
-def _table(text: _Text, columns: int, path: Path, delimiter: str | None) -> Array:
+def _table(lines: _Lines, columns: int, path: Path, delimiter: str | None) -> Array:
     """Parse lines of numbers: [lines, columns]."""
-    content = text.raw.decode("utf-8", "replace")
-    if delimiter is None and any(letter in content for letter in REMARKS):
-        lines = content.splitlines()
-        content = "\n".join(line for line in lines if not line.lstrip().startswith(REMARKS))
+    content = lines.text.decode("utf-8", "replace")
+    if delimiter is None and any(letter in content for letter in COMMENTS):
+        content = "\n".join(line for line in content.splitlines() if not line.lstrip().startswith(COMMENTS))
     if not content.strip():
         return np.empty((0, columns))
     with suppress(ValueError):
         table = np.loadtxt(io.StringIO(content), np.float64, delimiter=delimiter, comments=None, ndmin=2)
         if table.shape[1] == columns and (columns > 2 or table.min() >= 0):
             return table
-    _refuse_line(text, path, columns, delimiter)
+    _refuse_line(lines, path, columns, delimiter)
     raise DataError(f"{path} has lines with another number of values than its heading")
 
 
-def _refuse_line(text: _Text, path: Path, columns: int, delimiter: str | None) -> None:
+def _refuse_line(lines: _Lines, path: Path, columns: int, delimiter: str | None) -> None:
     """Raise `DataError` for the first line that does not hold so many numbers, the ends at least 0."""
-    start = 0
-    for number, raw in enumerate(text.raw.splitlines(keepends=True), text.line):
+    start = lines.byte
+    for number, raw in enumerate(lines.text.splitlines(keepends=True), lines.line):
         line = raw.decode("utf-8", "replace").strip()
         values: list[float] = []
         with suppress(ValueError):
             values = [float(word) for word in line.split(delimiter)]
-        remark = delimiter is None and line.startswith(REMARKS)
-        if line and not remark and (len(values) != columns or (columns == 2 and min(values) < 0)):
+        comment = delimiter is None and line.startswith(COMMENTS)
+        if line and not comment and (len(values) != columns or (columns == 2 and min(values) < 0)):
             required = "two node numbers" if columns == 2 else f"{columns} numbers"
             raise DataError(
-                f"line {number} of {path}, from byte {text.byte + start} on, must hold {required}, got"
-                f" {line[:60]!r}"
+                f"line {number} of {path}, from byte {start} on, must hold {required}, got {line[:60]!r}"
             )
         start += len(raw)
 
 
 def _by_columns(columns: dict[str, Array]) -> _Edges:
-    """Edges from columns of numbers by their names."""
+    """Return edges from columns of numbers by name."""
     rest = dict(columns)
     source, destination = (_node_numbers(rest.pop(name), name) for name in ENDS)
     values = {}
@@ -151,7 +149,7 @@ def _by_columns(columns: dict[str, Array]) -> _Edges:
 
 
 def _node_numbers(numbers: Array, name: str) -> Array:
-    """Whole numbers of any type as int64; those beyond every node stay so."""
+    """Return whole numbers of any type as int64; those too large for nodes stay so."""
     if numbers.dtype.kind == "f":
         integral = np.isfinite(numbers) & (numbers == np.floor(numbers))
         if not integral.all():
@@ -163,7 +161,7 @@ def _node_numbers(numbers: Array, name: str) -> Array:
 
 
 def _parquet(path: Path) -> Iterator[_Edges]:
-    """Columns as those of a CSV file, read by pyarrow part by part; the index of pandas is left out."""
+    """Read columns as those of a CSV file, by pyarrow; the index of pandas is left out."""
     parquet = extra("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
@@ -182,7 +180,7 @@ def _parquet(path: Path) -> Iterator[_Edges]:
 
 
 def _parquet_column(column: Any, name: str, path: Path, row: int) -> Array:
-    """The numbers of a column; `row` is that of the first one."""
+    """Return the numbers of a column, whose first row has the number `row`."""
     if column.null_count:
         first = row + int(np.argmax(np.asarray(column.is_null())))
         raise DataError(f"`{name}` of {path} has no value in row {first}; fill it, or leave such edges out")
@@ -195,14 +193,14 @@ def _parquet_column(column: Any, name: str, path: Path, row: int) -> Array:
 
 
 def _array(path: Path) -> Iterator[_Edges]:
-    edges = _mapped(path)
+    edges = _map_numbers(path)
     if edges.ndim != 2 or edges.shape[0] != 2 or edges.dtype.kind not in "iu":
         raise DataError(f"{path} must hold node numbers [2, edges], got {edges.dtype} {list(edges.shape)}")
-    for first in range(0, edges.shape[1], PART // 8):
-        yield _by_columns(dict(zip(ENDS, edges[:, first : first + PART // 8], strict=True)))
+    for block in _blocks(edges.T, PART // 8):
+        yield _by_columns(dict(zip(ENDS, block.T, strict=True)))
 
 
-def _mapped(path: Path) -> Array:
+def _map_numbers(path: Path) -> Array:
     try:
         return map_array(path)
     except (OSError, ValueError) as error:

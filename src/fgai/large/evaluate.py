@@ -18,35 +18,35 @@ from fgai.attention import model_name
 from fgai.divergence import tvd
 from fgai.errors import InputError, collected, warn
 from fgai.evaluation.reliability import check_sharpness, warning_entries
+from fgai.graph import Graph
 from fgai.large.observation import StoredObservation, _NodeBlock
-from fgai.large.source import _StoredSource
 from fgai.large.stored import StoredGraph
-from fgai.large.streaming import check_streamed
+from fgai.large.streaming import _exact_pass
 from fgai.large.training import stored_source
-from fgai.processes import SINGLE, ProcessGroup, current
+from fgai.processes import SINGLE, ProcessGroup
 from fgai.records import plain
 from fgai.tasks import task_of
 from fgai.typed import typed
 
 _Sums = dict[str, tuple[float, int]]
-"""Sums over the nodes of a block and their number, by name, without NaN."""
+"""By name: the sum over the nodes of a block whose value is defined, and their number."""
 
 
 @typed
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """Metrics of a model on a stored graph, with a vanilla one also comparisons; all nodes, all neighbours.
+    """Metrics of a model on a stored graph, from all nodes and all neighbours.
 
     Attributes:
         model: class of the model.
         graph: fingerprint of the graph.
         k: neighbours in an explanation.
         name: of the graph.
-        f1: by part of the split, if there are labels; likewise the next two.
+        f1: by part of the split, empty without labels; likewise the next two.
         balanced_accuracy: see `fgai.metrics.balanced_accuracy`.
         macro_f1: see `fgai.metrics.macro_f1`.
         sharpness: by layer, see `fgai.metrics.sharpness`.
-        agreement: share of the nodes in the vanilla model's class; None without one, as all that follow.
+        agreement: share of the nodes with the vanilla model's class; None without one, as the next three.
         g_tvd: distance of the logits, see `fgai.metrics.g_tvd`.
         g_tvd_prob: distance of the probabilities.
         overlap: by layer, of the explanations, see `fgai.metrics.overlap`.
@@ -87,12 +87,13 @@ def evaluate_store(
     vanilla: nn.Module | None = None,
     k: int = 5,
     seed: int = 0,
-    together: bool = False,
+    group: ProcessGroup = SINGLE,
 ) -> StoredEvaluation:
     """Measure a model on a stored graph, by exact passes block by block.
 
-    F1, sharpness, and beside a vanilla model agreement, g-TVD and overlap. Attacks, F-slopes and certificates
-    read whole graphs and need `fgai.evaluate(model, stored.load())`. Flat attention gives a warning.
+    F1 and sharpness, with a vanilla model also agreement, g-TVD and overlap. Attacks, F-slopes and
+    certificates need whole graphs: `fgai.evaluate(model, stored.load())`. Warns if attention is close to
+    uniform.
 
     Args:
         model: GAT, GATv2, GT without encodings, or a PyG model, see `observe_store`.
@@ -100,8 +101,8 @@ def evaluate_store(
         vanilla: the model it was trained from.
         k: neighbours in an explanation.
         seed: of the split, if there are labels and no masks; as in `fgai.train`.
-        together: inside `fgai.large.joined` let the ranks share the blocks, through a temporary folder that
-            all of them must see; all must call it, and all get the numbers of one process, bit by bit.
+        group: processes that share the blocks, see `process_group`, through a temporary folder that all of
+            them must see; all must call this, and all get the numbers of one process, bit by bit.
 
     Raises:
         InputError: a model that does not fit the graph or `vanilla`, or cannot be computed row by row.
@@ -116,25 +117,26 @@ def evaluate_store(
         [1.0, 1.0]
     """
     checks.whole(k, "k", 1)
-    ranks = current() if together else SINGLE
     with stored_source(stored, seed) as source, collected() as notes:
         for each in (model, vanilla):
             if each is not None:
-                check_streamed(each, source.stored)
-                if together:
+                _exact_pass(each, source.stored)
+                if group.several:
                     source.check_processes(each, "evaluation", k, seed)
-        own = source.observe(model, ranked=True, ranks=ranks)
+        own = source.observe(model, ranked=True, group=group)
         source.check_classes(own.logits.shape[1])
-        other = None if vanilla is None else source.observe(vanilla, ranked=True, ranks=ranks)
-        sizes = [(each.logits.shape, len(each.layers), len(each.rows.source)) for each in (own, other or own)]
+        other = None if vanilla is None else source.observe(vanilla, ranked=True, group=group)
+        sizes = [
+            (each.logits.shape, len(each.layers), len(each.rows().source)) for each in (own, other or own)
+        ]
         if other is not None and sizes[0] != sizes[1]:
             raise InputError(
                 "`vanilla` must have the model's layers, edges and classes, to be compared with it; got"
                 f" {model_name(model)} and {other.model}"
             )
-        means = _means(own, other, k, ranks)
+        means = _means(own, other, k, group)
         layers = range(len(own.layers))
-        results: dict[str, Any] = dict(_scores(own, source))
+        results: dict[str, Any] = dict(_scores(own, source.nodes))
         if other is not None:
             results |= {name: means[name] for name in ("agreement", "g_tvd", "g_tvd_prob")}
             results["overlap"] = [means[f"overlap {layer}"] for layer in layers]
@@ -142,21 +144,21 @@ def evaluate_store(
         tops = [means.get(f"top {layer}", nan) for layer in layers]
         check_sharpness(sharpness, tops, [means.get("uniform", nan)] * len(layers))
         name = source.stored.name
-        ranks.wait()  # the files are removed behind this block
-    for note in notes if ranks.leads else ():
+        group.wait()  # the files are removed after this block
+    for note in notes if group.leads else ():
         warn(note)
     results |= {"name": name, "sharpness": sharpness, "warnings": warning_entries(notes)}
     return StoredEvaluation(own.model, own.graph, k, **results)
 
 
 def _means(
-    own: StoredObservation, other: StoredObservation | None, k: int, ranks: ProcessGroup
+    own: StoredObservation, other: StoredObservation | None, k: int, group: ProcessGroup
 ) -> dict[str, float]:
-    """Means over all nodes; ranks share the blocks, whose sums are added up in the order of the nodes."""
-    others: Iterable[_NodeBlock | None] = repeat(None) if other is None else other._blocks(ranks)
-    sums = [_block_sums(*pair, k) for pair in zip(own._blocks(ranks), others, strict=False)]
+    """Return means over all nodes; sums of blocks, shared by processes, are added in the order of nodes."""
+    others: Iterable[_NodeBlock | None] = repeat(None) if other is None else other._node_blocks(group)
+    sums = [_block_sums(*pair, k) for pair in zip(own._node_blocks(group), others, strict=False)]
     totals: _Sums = {}
-    for block in chain.from_iterable(ranks.gather(sums)):
+    for block in chain.from_iterable(group.gather(sums)):
         for name, (value, nodes) in block.items():
             total, count = totals.get(name, (0.0, 0))
             totals[name] = total + value, count + nodes
@@ -183,12 +185,12 @@ def _block_sums(own: _NodeBlock, other: _NodeBlock | None, k: int) -> _Sums:
     return sums
 
 
-def _scores(own: StoredObservation, source: _StoredSource) -> dict[str, dict[str, float]]:
-    """The scores of the task by name, each on the parts of the split."""
-    nodes, task = source.nodes, task_of(source.nodes)
-    if nodes.y is None:
-        return {}
+def _scores(own: StoredObservation, nodes: Graph) -> dict[str, dict[str, float]]:
+    """Return the scores of the task by name, each on the parts of the split."""
     scores: dict[str, dict[str, float]] = {}
+    if nodes.y is None:
+        return scores
+    task = task_of(nodes)
     for part in ("train", "val", "test"):
         rows = task.rows(nodes, part)
         if task.has_part(nodes, part) and rows.numel():

@@ -1,9 +1,9 @@
 """Exact passes of PyG models over a stored graph: one message-passing layer after another, block by block.
 
-Between its layers a PyG model is Python code that fgai does not know. So the model's own forward pass runs on
-a block of nodes and their neighbours, once for each layer: the layers before it return the outputs that they
-gave for these nodes, it alone computes, and those after it return zeros. Its outputs in the rows of the block
-are exact if nodes read each other in one-hop layers only. `_plan_of` tries this on a part of the graph.
+Between its layers a PyG model is arbitrary Python code. So the model's own forward pass runs on a block of
+nodes and their neighbours, once for each layer: earlier layers return their outputs for these nodes from
+files, this layer computes, and later ones return zeros. Its outputs in the rows of the block are exact if
+nodes read each other in one-hop layers only. `_plan_of` tries this on a part of the graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.arrays import Array, _ArrayFiles, map_array
-from fgai.large.blocks import _BlockPass, _PassOptions, _write_rows
+from fgai.large.blocks import _ExactPass, _PassOptions
 from fgai.large.ranges import _measure_layer
 from fgai.large.sampling import NeighbourSampler, mini_batch
 from fgai.large.sort import _row_blocks
@@ -52,23 +52,23 @@ NUMBERS = 1 << 26
 """Entries of the features, or of one layer's outputs, that a block and its neighbours have at most."""
 SEEDS = 6
 """Nodes around which a model is tried."""
-CLOSE = 1e-4
-"""Relative difference of outputs that is rounding."""
+TOLERANCE = 1e-4
+"""Relative difference of outputs that counts as rounding."""
 _Call = Callable[..., Any]
 
 
-class _Run(NamedTuple):
+class _LayerRun(NamedTuple):
     """One run of a message-passing layer."""
 
     name: str  # of the layer in the model
     attends: bool  # whether its attention is recorded
-    width: tuple[int, ...]  # of its output, behind the nodes
+    width: tuple[int, ...]  # shape of its output for one node
 
 
 class _Plan(NamedTuple):
     """How a PyG model is computed layer by layer."""
 
-    runs: list[_Run]
+    runs: list[_LayerRun]
     attention: list[str]  # names of the runs whose attention is recorded
     loops: bool  # whether these read a self-loop at every node, which the model adds
 
@@ -82,13 +82,13 @@ def _plan_of(model: nn.Module, stored: StoredGraph) -> _Plan:
     """Return the layers of a model in the order they run, after trying it on a part of the graph, once.
 
     Raises:
-        InputError: the model does not read the graph, or nodes meet elsewhere than in its layers.
+        InputError: the model does not read the graph, or nodes read each other elsewhere than in its layers.
         AttentionError: it has no attention that can be recorded.
     """
     plans: WeakKeyDictionary[nn.Module, _Plan] = cached_on(stored, __name__, WeakKeyDictionary)
     plan = plans.get(model)
     if plan is None:
-        plan = plans[model] = _tried(model, stored)
+        plan = plans[model] = _make_plan(model, stored)
     layers = _message_passing_layers(model)
     names = [run.name for run in plan.runs]
     for name in {name for name in names if names.count(name) > 1}:
@@ -101,7 +101,7 @@ def _plan_of(model: nn.Module, stored: StoredGraph) -> _Plan:
 
 
 def _message_passing_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the attention layers, and the other layers in which nodes meet, by name."""
+    """Return the attention layers, and the other layers in which nodes read each other, by name."""
     from torch_geometric.nn import MessagePassing
 
     bare = unwrapped(uncompiled(model))
@@ -115,8 +115,8 @@ def _message_passing_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _calling(layers: dict[str, nn.Module], call: Callable[[str, _Call], Any]) -> Iterator[None]:
-    """A block in which `call(name, run)` gives the output of a layer; `run()` computes it."""
+def _replace_layers(layers: dict[str, nn.Module], call: Callable[[str, _Call], Any]) -> Iterator[None]:
+    """Inside the block `call(name, run)` gives the output of a layer; `run()` computes it."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -131,7 +131,7 @@ def _calling(layers: dict[str, nn.Module], call: Callable[[str, _Call], Any]) ->
         yield
 
 
-def _output(value: Any, name: str, model: nn.Module, nodes: int) -> Tensor:
+def _check_output(value: Any, name: str, model: nn.Module, nodes: int) -> Tensor:
     """Return the output of a layer if it is a tensor with a row per node."""
     if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != nodes:
         kind = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -142,8 +142,8 @@ def _output(value: Any, name: str, model: nn.Module, nodes: int) -> Tensor:
     return value
 
 
-def _tried(model: nn.Module, stored: StoredGraph) -> _Plan:
-    """Make a plan, and compare a pass by it over a part of the graph with the model's own forward pass."""
+def _make_plan(model: nn.Module, stored: StoredGraph) -> _Plan:
+    """Make a plan, and compare its pass over a part of the graph with the model's own forward pass."""
     if _layout_of(model) is not None:
         raise InputError("mini-batches and stored graphs are for models of one type of nodes and edges")
     if not stored.has_features:
@@ -151,51 +151,47 @@ def _tried(model: nn.Module, stored: StoredGraph) -> _Plan:
     layers = _message_passing_layers(model)
     with tempfile.TemporaryDirectory(prefix="fgai-") as name, evaluating(model), torch.no_grad():
         part = prepared(model, _small_part(stored, len(layers)))
-        runs: list[_Run] = []
+        runs: list[_LayerRun] = []
         attending = find_layers(unwrapped(uncompiled(model)))
 
         def note(name: str, run: _Call) -> Tensor:
-            out = _output(run(), name, model, part.num_nodes)
-            runs.append(_Run(name, name in attending, tuple(out.shape[1:])))
+            out = _check_output(run(), name, model, part.num_nodes)
+            runs.append(_LayerRun(name, name in attending, tuple(out.shape[1:])))
             return out
 
-        with _calling(layers, note), record(model, ranked=False) as tape:
+        with _replace_layers(layers, note), record(model, ranked=False) as tape:
             logits = call_model(model, part)
         attention = tape.attention.layers
         plan = _Plan(runs, [layer.name for layer in attention], _reads_loops(model, part, attention))
         small = write_store(part.to("cpu"), Path(name) / "part")
         folder, most = Path(name) / "pass", max(1, part.num_edges // 4)
         folder.mkdir()
-        _write_rows(folder, small, plan.loops, most, weighted=False)
-        _MessagePassingPass(small, model, plan, folder, _PassOptions(True, False, most)).run()
+        _MessagePassingPass(model, small, plan).run(folder, _PassOptions(True, False, most))
         pairs = [(logits, "logits")]
         pairs += [(layer.heads()[:, None], f"attention.{number}") for number, layer in enumerate(attention)]
         for expected, file in pairs:
             error = (torch.from_numpy(np.array(map_array(folder / f"{file}.npy"))) - expected.cpu()).abs()
-            if expected.numel() and not bool(error.max() <= CLOSE * expected.abs().max()):
-                raise InputError(_not_local(model, stored, layers, attending))
+            if expected.numel() and not bool(error.max() <= TOLERANCE * expected.abs().max()):
+                others = [
+                    f"{name} ({type(layers[name]).__name__})" for name in layers if name not in attending
+                ]
+                beside = f"; beside attention it has {', '.join(others)}" if others else ""
+                raise InputError(
+                    f"{model_name(model)} cannot be computed layer by layer from the neighbours of each node:"
+                    f" on a part of {stored.name!r} that gives other outputs. Nodes may read each other in"
+                    " attention layers and in message passing over one hop alone, and not in GraphNorm,"
+                    " GPSConv, pooling, a virtual node, or the degrees that GCNConv divides by"
+                    f"{beside}; leave out `batch_size` and train on the whole graph"
+                )
     return plan
-
-
-def _not_local(
-    model: nn.Module, stored: StoredGraph, layers: dict[str, nn.Module], attending: dict[str, nn.Module]
-) -> str:
-    others = [f"{name} ({type(layer).__name__})" for name, layer in layers.items() if name not in attending]
-    beside = f"; beside attention it has {', '.join(others)}" if others else ""
-    return (
-        f"{model_name(model)} cannot be computed layer by layer from the neighbours of each node: on a part"
-        f" of {stored.name!r} that gives other outputs. Nodes may meet in attention layers and in message"
-        " passing over one hop alone, and not in GraphNorm, GPSConv, pooling, a virtual node, or the degrees"
-        f" that GCNConv divides by{beside}; leave out `batch_size` and train on the whole graph"
-    )
 
 
 def _small_part(stored: StoredGraph, hops: int) -> Graph:
     """Return a part of the graph around a few nodes, without self-loops; no node has many neighbours."""
     rowptr = stored.rows().rowptr
     many = np.unique(np.linspace(0, stored.num_nodes - 1, 1000).astype(np.int64))
-    joined = many[rowptr[many + 1] > rowptr[many]]
-    nodes = joined if len(joined) else many
+    with_edges = many[rowptr[many + 1] > rowptr[many]]
+    nodes = with_edges if len(with_edges) else many
     seeds = torch.from_numpy(nodes[:: max(1, len(nodes) // SEEDS)][:SEEDS])
     sample = NeighbourSampler(stored, [max(1, 4 - hop) for hop in range(max(2, hops))]).sample(seeds)
     part = mini_batch(stored, sample).graph
@@ -215,55 +211,55 @@ def _reads_loops(model: nn.Module, part: Graph, attention: tuple[Any, ...]) -> b
     return looped[0]
 
 
-class _MessagePassingPass(_BlockPass):
+class _MessagePassingPass(_ExactPass):
     """The pass of PyG models; if ranges of limits are measured, in the order of the layers."""
 
-    def __init__(
-        self, stored: StoredGraph, model: nn.Module, plan: _Plan, folder: Path, options: _PassOptions
-    ) -> None:
-        super().__init__(folder, stored, options)
-        self._model, self._plan = model, plan
-        self._layers = _message_passing_layers(model)
+    def __init__(self, model: nn.Module, stored: StoredGraph, plan: _Plan | None = None) -> None:
+        super().__init__(stored)
+        plan = plan or _plan_of(model, stored)
+        self._model, self._runs = model, plan.runs
+        self.layers, self.loops, self.num_hops = plan.attention, plan.loops, len(plan.runs)
+        self._modules = _message_passing_layers(model)
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._rows = stored.rows()
-        widest = max(stored.num_features, *(int(np.prod(run.width)) for run in plan.runs), 1)
-        most = max(1, min(options.block_edges, NUMBERS // (2 * widest)))
-        self._spans = self._ranks.share(list(_row_blocks(self._rows.rowptr, most, most)))
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Compute layer after layer; each reads the outputs of those before it from files."""
-        last = len(self._plan.runs) - 1
-        for number, run in enumerate(self._plan.runs):
-            if self._left_out is not None:
-                layer = self._layers[run.name]
+        widest = max(self._stored.num_features, *(int(np.prod(run.width)) for run in self._runs), 1)
+        most = max(1, min(self._options.block_edges, NUMBERS // (2 * widest)))
+        self._spans = self._group.share(_row_blocks(self._rows.rowptr, most))
+        last = len(self._runs) - 1
+        for number, run in enumerate(self._runs):
+            if self._options.ranges is not None:
+                layer = self._modules[run.name]
                 if limits_of(layer):
-                    run_blocks = partial(self._each, number)
-                    _measure_layer(layer, run_blocks, self._folder, self._left_out, self._stored.num_nodes)
+                    blocks = partial(self._run_blocks, number)
+                    _measure_layer(layer, blocks, self._folder, self._options.ranges, self._stored.num_nodes)
                 if number == last:
                     return
             with progress(f"layer {number + 1} of {last + 1}", self._stored.num_nodes):
-                self._layer(number)
-            self._ranks.wait()
-        if not self._ranks.leads:
+                self._write_layer(number)
+            self._group.wait()
+        if not self._group.leads:
             return
-        layers = iter(range(len(self._plan.attention)))
-        for number, run in enumerate(self._plan.runs):
+        layers = iter(range(len(self.layers)))
+        for number, run in enumerate(self._runs):
             path = self._folder / f"output.{number}.npy"
             if run.attends and len(run.width) == 1:
                 path.rename(self._folder / f"state.{next(layers)}.npy")
             else:
                 path.unlink()
 
-    def _each(self, number: int) -> Iterator[slice]:
-        """Run one layer on all blocks; yields the rows of each in its part of the graph, before it runs."""
-        for span in self._spans:
-            part, nodes, own = self._part(*span)
+    def _run_blocks(self, number: int) -> Iterator[slice]:
+        """Run a layer on all blocks; before each, yield the block's rows in its part of the graph."""
+        for first, last in self._spans:
+            part, nodes, own = self._part(first, last)
             yield own
             self._forward(number, part, nodes)
 
-    def _layer(self, number: int) -> None:
-        """Write the outputs of one layer, its attention, and after the last one the logits."""
-        layer = sum(one.attends for one in self._plan.runs[:number])
+    def _write_layer(self, number: int) -> None:
+        """Write the outputs of a layer, its attention, and after the last one the logits."""
+        layer = sum(run.attends for run in self._runs[:number])
         with _ArrayFiles(self._folder) as files:
             for first, last in self._spans:
                 part, nodes, own = self._part(first, last)
@@ -274,26 +270,25 @@ class _MessagePassingPass(_BlockPass):
                     edges = self._share(int(self._edges.rowptr[first]), len(self._edges.source))
                     for name, values in self._attention(attention, nodes, own, first, last).items():
                         files.append(f"{name}.{layer}", values.cpu().numpy(), edges)
-                if number + 1 == len(self._plan.runs):
+                if number + 1 == len(self._runs):
                     files.append("logits", logits[own].cpu().numpy(), rows)
 
     def _part(self, first: int, last: int) -> tuple[Graph, Array, slice]:
-        """A block and all sources of its edges: the graph, its nodes by number, and the rows of the block.
+        """Return a block and all sources of its edges as a graph, its nodes by number, and the block's rows.
 
         Nodes ascend, so that edges come in the order of the whole graph.
         """
         edges = slice(int(self._rows.rowptr[first]), int(self._rows.rowptr[last]))
         source = np.asarray(self._rows.source[edges], np.int64)
         nodes = np.union1d(source, np.arange(first, last))
-        own = int(np.searchsorted(nodes, first))
-        counts = np.diff(self._rows.rowptr[first : last + 1])
-        ends = np.repeat(np.arange(own, own + last - first), counts)
+        begin = int(np.searchsorted(nodes, first))
+        own = slice(begin, begin + last - first)
+        ends = np.repeat(np.arange(own.start, own.stop), np.diff(self._rows.rowptr[first : last + 1]))
         local = torch.from_numpy(np.searchsorted(nodes, source))
         adjacency = Adjacency.from_sorted(local, torch.from_numpy(ends), len(nodes))
         fields: dict[str, Any] = dict(self._stored.edge_fields(edges))
-        features = self._stored.features(nodes)
-        part = Graph(adjacency, features, name=self._stored.name, **fields).to(self._device)
-        return part, nodes, slice(own, own + last - first)
+        part = Graph(adjacency, self._stored.features(nodes), name=self._stored.name, **fields)
+        return part.to(self._device), nodes, own
 
     def _forward(
         self, number: int, part: Graph, nodes: Array
@@ -302,32 +297,32 @@ class _MessagePassingPass(_BlockPass):
 
         Returns the layer's output, its attention unless it has none or ranges are measured, and the logits.
         """
-        begun, computed = 0, list[tuple[Tensor, LayerAttention | None]]()
+        runs = iter(enumerate(self._runs))
+        computed: list[tuple[Tensor, LayerAttention | None]] = []
 
-        def call(name: str, run: _Call) -> Tensor:
-            nonlocal begun
-            here, begun = begun, begun + 1
-            if here >= len(self._plan.runs) or self._plan.runs[here].name != name:
+        def call(name: str, compute: _Call) -> Tensor:
+            position, run = next(runs, (-1, None))
+            if run is None or run.name != name:
                 raise InputError(
                     f"{model_name(self._model)} runs its layers in another order on another part of the graph"
                 )
-            if here == number:
+            if position == number:
                 attention = None
-                if self._plan.runs[here].attends and self._left_out is None:
-                    with record(self._layers[name], ranked=self._options.ranked) as tape:
-                        out = run()
+                if run.attends and self._options.ranges is None:
+                    with record(self._modules[name], ranked=self._options.ranked) as tape:
+                        out = compute()
                     attention = tape.attention.last
                 else:
-                    out = run()
-                computed.append((_output(out, name, self._model, len(nodes)), attention))
+                    out = compute()
+                computed.append((_check_output(out, name, self._model, len(nodes)), attention))
                 return computed[0][0]
-            if here < number:
-                file = map_array(self._folder / f"output.{here}.npy")
+            if position < number:
+                file = map_array(self._folder / f"output.{position}.npy")
                 return torch.from_numpy(file.take(nodes, 0)).to(self._device)
-            width, dtype = self._plan.runs[here].width, part.features.dtype  # type: ignore[union-attr]
-            return torch.zeros(len(nodes), *width, dtype=dtype, device=self._device)
+            dtype = part.features.dtype  # type: ignore[union-attr]
+            return torch.zeros(len(nodes), *run.width, dtype=dtype, device=self._device)
 
-        with _calling(self._layers, call):
+        with _replace_layers(self._modules, call):
             logits = call_model(self._model, part)
         return *computed[0], logits
 

@@ -18,23 +18,20 @@ from fgai.large.arrays import Array, _are_below, _ArrayInfo, _describe
 from fgai.large.sort import _row_blocks
 from fgai.large.stored import DTYPES, _ArrayFolder, _Rows, encode
 from fgai.processes import SINGLE, ProcessGroup
-from fgai.sparse import Adjacency
-from fgai.sparse.valid import row_index
 from fgai.typed import typed
 
 MANIFEST = "observation.json"
 VERSION = 2
 BLOCK = 1 << 18  # edges and nodes that are in memory together
-_REMEDY = "compute it again"
 
 
 class _NodeBlock(NamedTuple):
-    """Logits of a block of nodes, and their edges: pointers from 0, attention averaged over heads, scores."""
+    """A block of nodes, and the edges into them."""
 
-    logits: Tensor
-    rowptr: Tensor
-    attention: list[Tensor]
-    scores: list[Tensor]
+    logits: Tensor  # [n, C]
+    rowptr: Tensor  # [n + 1] from 0
+    attention: list[Tensor]  # by layer, averaged over heads
+    scores: list[Tensor]  # by layer
 
 
 class _Manifest(TypedDict):
@@ -50,35 +47,54 @@ class _Manifest(TypedDict):
 
 @typed
 class StoredObservation(_ArrayFolder):
-    """Results of `observe_store`, mapped from their folder; `DataError` if there is none, or a damaged one.
+    """Results of `observe_store`, mapped from their folder.
 
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
-    source). `rows`, `load_attention` and `verify` compare what they read with its checksums; single arrays
+    source). `rows`, `load_attention` and `verify` compare what they read with its checksums; other arrays
     are mapped without that, as they may be larger than memory.
+
+    Args:
+        path: the folder.
 
     Attributes:
         model: class of the model.
         graph: fingerprint of the graph.
         layers: names of the attention layers.
+
+    Raises:
+        DataError: the folder holds no observation, or a damaged one.
     """
 
+    _file, _version, _layout = MANIFEST, VERSION, _Manifest
+    _kind, _remedy = "observation (see `observe_store`)", "compute it again"
+
     def __init__(self, path: Path | str) -> None:
-        absent = f"observation: there is no {MANIFEST}; see `observe_store`"
-        super().__init__(path, MANIFEST, VERSION, _Manifest, _check_shapes, absent, _REMEDY)
+        super().__init__(path)
         manifest: _Manifest = self._manifest
         self.model, self.graph, self.layers = manifest["model"], manifest["graph"], manifest["layers"]
-        self._checked = False
 
     def __repr__(self) -> str:
-        return f"StoredObservation({self.model!r}, nodes={len(self.logits)}, edges={len(self.rows.source)})"
+        return f"StoredObservation({self.model!r}, nodes={len(self.logits)}, edges={len(self.rows().source)})"
 
-    @property
+    def _check_shapes(self) -> None:
+        for name in ("rowptr", "source"):
+            info = self._infos.get(name)
+            if info is None or info["dtype"] != DTYPES[name] or len(info["shape"]) != 1:
+                raise ValueError(f"`{name}` is missing, or of another type or shape")
+        nodes, edges = self._infos["rowptr"]["shape"][0] - 1, self._infos["source"]["shape"][0]
+        rows = {"logits": (nodes, 2), "state": (nodes, 2), "attention": (edges, 2), "scores": (edges, 1)}
+        for name, info in self._infos.items():
+            if name in ("rowptr", "source"):
+                continue
+            shape, (count, dimensions) = info["shape"], rows.get(name.partition(".")[0], (0, -1))
+            if len(shape) != dimensions or shape[0] != count or min(shape) < 0:
+                raise ValueError(f"`{name}` has shape {shape}, which does not fit the rest")
+            if not info["dtype"].startswith("<f"):
+                raise ValueError(f"`{name}` must hold numbers, got {info['dtype']}")
+
     def rows(self) -> _Rows:
-        """The edges the model reads; checked when first read, `DataError` if they are damaged."""
-        if not self._checked:
-            self._check_rows("rowptr", "source", self._infos["rowptr"]["shape"][0] - 1)
-            self._checked = True
-        return _Rows(self._open("rowptr"), self._open("source"))
+        """Return the edges the model reads, checked once; `DataError` if they are damaged."""
+        return self._checked_rows("rowptr", "source", self._infos["rowptr"]["shape"][0] - 1)
 
     @property
     def logits(self) -> Array:
@@ -86,23 +102,23 @@ class StoredObservation(_ArrayFolder):
         return self._array("logits")
 
     def states(self, layer: int) -> Array:
-        """[N, D] the states that a layer gave, by its number, from 0."""
+        """[N, D] outputs of a layer by number, from 0."""
         return self._array(f"state.{layer}")
 
     def attention(self, layer: int) -> Array:
-        """[E, H] or [E, 1] of a layer, by its number, from 0."""
+        """[E, H] or [E, 1] attention of a layer by number, from 0."""
         return self._array(f"attention.{layer}")
 
     def scores(self, layer: int) -> Array | None:
-        """[E] what neighbours are ranked by; None where it was not asked for."""
+        """[E] scores that rank neighbours, by a layer's number; None if they were not written."""
         name = f"scores.{layer}"
         return self._array(name) if name in self._infos else None
 
-    def _blocks(self, ranks: ProcessGroup = SINGLE) -> Iterator[_NodeBlock]:
+    def _node_blocks(self, group: ProcessGroup = SINGLE) -> Iterator[_NodeBlock]:
         """Yield all nodes, or this process's share, block by block."""
-        rowptr, layers = self.rows.rowptr, range(len(self.layers))
+        rowptr, layers = self.rows().rowptr, range(len(self.layers))
         scores = [scores for layer in layers if (scores := self.scores(layer)) is not None]
-        for first, last in ranks.share(list(_row_blocks(rowptr, BLOCK, BLOCK))):
+        for first, last in group.share(_row_blocks(rowptr, BLOCK)):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             yield _NodeBlock(
                 torch.from_numpy(np.array(self.logits[first:last])),
@@ -118,32 +134,30 @@ class StoredObservation(_ArrayFolder):
 
     def verify(self) -> None:
         """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
-        _ = self.rows
+        self.rows()
         self._verify()
 
     def positions(self, source: Array, destination: Array) -> Array:
-        """Where edges [e], by numbers of their nodes, are among those of `rows`: [e].
+        """Return the positions [e] of edges, given by the numbers of their nodes, among those of `rows`.
 
         Raises:
-            DataError: an edge is not there: the graph was another one.
+            DataError: an edge is missing: the graph was another one.
             InputError: a destination is not a node.
         """
-        rows = self.rows
+        rows = self.rows()
         if not _are_below(destination, len(rows.rowptr) - 1):
             raise InputError(f"`destination` must name nodes 0..{len(rows.rowptr) - 2}")
         positions: Array = _find(*rows, source, destination)
         if len(positions) and positions.min() < 0:
             edge = int(positions.argmin())
-            raise DataError(f"{self.path} has no edge {source[edge]} → {destination[edge]}; {_REMEDY}")
+            raise DataError(f"{self.path} has no edge {source[edge]} → {destination[edge]}; {self._remedy}")
         return positions
 
     def load_attention(self) -> AttentionMap:
         """Read the attention of all layers into memory; `DataError` if it is damaged."""
         names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
         self._verify(name for name in names if name in self._infos)
-        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows)
-        adjacency = Adjacency.from_sorted(source, row_index(rowptr, len(source)), len(rowptr) - 1)
-        layers = []
+        adjacency, layers = self.rows().to_adjacency(), []
         for number, name in enumerate(self.layers):
             values = torch.from_numpy(np.array(self.attention(number)))
             scores = self.scores(number)
@@ -181,23 +195,3 @@ def _write_manifest(folder: Path, model: str, graph: str, layers: list[str]) -> 
         "arrays": _describe(folder),
     }
     write_atomic(folder / MANIFEST, encode(manifest))
-
-
-def _check_shapes(manifest: _Manifest) -> None:
-    """Raise `ValueError` unless the arrays are about the same nodes and edges."""
-    infos = manifest["arrays"]
-    for name in ("rowptr", "source"):
-        if name not in infos or infos[name]["dtype"] != DTYPES[name] or len(infos[name]["shape"]) != 1:
-            raise ValueError(f"`{name}` is missing, or of another type or shape")
-    nodes, edges = infos["rowptr"]["shape"][0] - 1, infos["source"]["shape"][0]
-    lengths = {"logits": nodes, "state": nodes, "attention": edges, "scores": edges}
-    dimensions = {"logits": 2, "state": 2, "attention": 2, "scores": 1}
-    for name, info in infos.items():
-        kind = name.partition(".")[0]
-        if kind in ("rowptr", "source"):
-            continue
-        shape = info["shape"]
-        if len(shape) != dimensions.get(kind) or shape[0] != lengths[kind] or min(shape) < 0:
-            raise ValueError(f"`{name}` has shape {shape}, which does not fit the rest")
-        if not info["dtype"].startswith("<f"):
-            raise ValueError(f"`{name}` must hold numbers, got {info['dtype']}")

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from fgai.attention import Limits, collecting, limits_of
 from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError
-from fgai.large.arrays import Array, _ArrayFiles, map_array
+from fgai.large.arrays import Array, _ArrayFiles, _blocks, map_array
 from fgai.ops import clip, range_norm
 
 NUMBERS = 1 << 22
 """Numbers that are in memory together; the order statistics of one channel take all its rows."""
 
 
-class _LeftOut(NamedTuple):
-    """Shares of the nodes that limits leave out."""
+class _RangeOptions(NamedTuple):
+    """Shares of the nodes outside the ranges of limits."""
 
     clip_share: float  # at either end of each channel
     shrink: float  # those of largest norm
@@ -32,73 +32,75 @@ def _measure_layer(
     layer: nn.Module,
     run: Callable[[], Iterator[slice]],
     folder: Path,
-    left_out: _LeftOut,
+    options: _RangeOptions,
     num_nodes: int,
 ) -> None:
-    """Take the ranges of a layer's limits from all rows it reads.
+    """Set the ranges of a layer's limits from all rows it reads.
 
     `run` runs it on one block of nodes after another and yields, before each, the rows that count. Without
     `clip_share` and `shrink` limits change nothing and are measured together, else in order.
     """
     every = limits_of(layer)
-    together = left_out.clip_share == left_out.shrink == 0
+    together = options.clip_share == options.shrink == 0
     for group in [every] if together and every else [[limits] for limits in every]:
-        for limits, path in _written(run, group, folder).items():
+        _write_inputs(run, group, folder)
+        for number, limits in enumerate(group):
+            path = folder / f"input.{number}.npy"
             rows = map_array(path) if path.exists() else np.zeros(0)
             if len(rows) != num_nodes:
                 raise InputError(
                     f"{type(layer).__name__} maps its input more than once, so its limits cannot be measured"
                     " block by block; call it with one tensor `x`, or give `limits=False`"
                 )
-            _measure(limits, rows, left_out)
+            _measure(limits, rows, options)
             path.unlink()
 
 
-def _written(run: Callable[[], Iterator[slice]], group: list[Limits], folder: Path) -> dict[Limits, Path]:
+def _write_inputs(run: Callable[[], Iterator[slice]], group: list[Limits], folder: Path) -> None:
     """Write the inputs of some limits of a layer, a file each."""
-    names = {limits: f"input.{number}" for number, limits in enumerate(group)}
+    numbers = {limits: number for number, limits in enumerate(group)}
     own = slice(None)
     with _ArrayFiles(folder) as files:
 
-        def note(limits: Limits, rows: Tensor) -> None:
-            files.append(names[limits], rows.reshape(-1, *limits.low.shape)[own].cpu().numpy())
+        def write(limits: Limits, rows: Tensor) -> None:
+            block = rows.reshape(-1, *limits.low.shape)[own].cpu().numpy()
+            files.append(f"input.{numbers[limits]}", block)
 
-        with collecting(group, note):
-            for own in run():  # noqa: B007 (read by `note`)
+        with collecting(group, write):
+            for own in run():  # noqa: B007 (read by `write`)
                 pass
-    return {limits: folder / f"{name}.npy" for limits, name in names.items()}
 
 
-def _measure(limits: Limits, rows: Array, left_out: _LeftOut) -> None:
-    """As `Limits.measure`, from rows on disk."""
-    every = max(1, len(rows) // SAMPLE) if left_out.sampled else 1
-    clip_share, shrink = left_out.clip_share, left_out.shrink
-    low, high = _ends(rows, 0.0) if clip_share == 0 else _ends(rows[::every], clip_share)
+def _measure(limits: Limits, rows: Array, options: _RangeOptions) -> None:
+    """Do what `Limits.measure` does, for rows on disk."""
+    step = max(1, len(rows) // SAMPLE) if options.sampled else 1
+    clip_share, shrink = options.clip_share, options.shrink
+    low, high = _channel_ranges(rows if clip_share == 0 else rows[::step], clip_share)
     radius = limits.radius
     if not limits.derived:
-        counted = rows[::every] if shrink else rows
-        norms = [range_norm(clip(block, low, high), low, high) for block in _blocks(counted)]
+        counted = rows[::step] if shrink else rows
+        norms = [range_norm(clip(block, low, high), low, high) for block in _tensors(counted)]
         radius = largest(torch.cat(norms), shrink) * (1 + SLACK)
     usual = limits.usual
-    if every == 1:
-        moved = sum(int((clip(block, low, high, radius) != block).sum()) for block in _blocks(rows))
+    if step == 1:
+        moved = sum(int((clip(block, low, high, radius) != block).sum()) for block in _tensors(rows))
         usual = torch.tensor(moved / max(1, rows.size))
     limits.set(low, high, radius, usual)
 
 
-def _ends(rows: Array, clip_share: float) -> tuple[Tensor, Tensor]:
+def _channel_ranges(rows: Array, clip_share: float) -> tuple[Tensor, Tensor]:
     if clip_share == 0:
-        ends = [torch.stack([block.amin(0), block.amax(0)]) for block in _blocks(rows)]
+        ends = [torch.stack([block.amin(0), block.amax(0)]) for block in _tensors(rows)]
         return ranges(torch.cat(ends), 0.0)
     shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)
     step = max(1, NUMBERS // max(1, len(flat)))
     columns = range(0, flat.shape[1], step)
-    parts = [ranges(torch.from_numpy(np.array(flat[:, at : at + step])), clip_share) for at in columns]
-    low, high = (torch.cat(part).view(shape) for part in zip(*parts, strict=True))
+    found = [ranges(torch.from_numpy(np.array(flat[:, at : at + step])), clip_share) for at in columns]
+    low, high = (torch.cat(ends).view(shape) for ends in zip(*found, strict=True))
     return low, high
 
 
-def _blocks(rows: Array) -> Iterator[Tensor]:
-    step = max(1, NUMBERS // max(1, int(np.prod(rows.shape[1:]))))
-    for first in range(0, len(rows), step):
-        yield torch.from_numpy(np.array(rows[first : first + step]))
+def _tensors(rows: Array) -> Iterator[Tensor]:
+    """Yield rows in blocks, copied to memory."""
+    for block in _blocks(rows, max(1, NUMBERS // max(1, int(np.prod(rows.shape[1:]))))):
+        yield torch.from_numpy(np.array(block))

@@ -1,4 +1,4 @@
-"""`NeighbourSampler`: neighbours drawn hop by hop, the same ones whoever draws them."""
+"""`NeighbourSampler`: neighbours drawn hop by hop, reproducibly; `Batches`: mini-batches around them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,31 +34,7 @@ from fgai.typed import typed
 
 Ints = NDArray[np.int64]
 _NODE = 0xFFFFFFFF  # the bits of a key that hold its node; above them is its tree
-
-
-class Sample(NamedTuple):
-    """Nodes and edges drawn around some seeds.
-
-    Attributes:
-        nodes: [n] by number in the whole graph; the seeds first, then hop by hop, ascending in each.
-        row: [e] source of each edge, as a position in `nodes`.
-        column: [e] destination, likewise; in ascending order.
-        edges: [e] positions of the edges in the whole graph.
-        trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
-        nodes_per_hop: the seeds, and the nodes that each hop added.
-        edges_per_hop: the edges that each hop added.
-    """
-
-    nodes: Tensor
-    row: Tensor
-    column: Tensor
-    edges: Tensor
-    trees: Tensor | None
-    nodes_per_hop: list[int]
-    edges_per_hop: list[int]
-
-
-_ORDER, _BATCH = 1, 2  # what draws are for: batches of different kinds never share any
+_ORDER, _BATCH = 1, 2  # purposes of random numbers, which share none
 
 
 @typed
@@ -66,7 +42,7 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     """Draw neighbours of some nodes, neighbours of those, and so on: a mini-batch for as many layers.
 
     What is drawn depends on `seed`, `epoch` and the seeds of the batch alone, not on the number of workers or
-    other batches; with `disjoint` on each seed alone. Edges are known by their position in the whole graph.
+    other batches; with `disjoint` on each seed alone.
 
     Works in PyG's loaders (`NodeLoader(data, node_sampler=sampler)`, `LinkLoader`) without pyg-lib and
     torch-sparse; `fgai.large.Batches` gives fgai's own graphs.
@@ -74,12 +50,12 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     Args:
         graph: a `Graph`, a `StoredGraph` (memory-mapped), or a PyG `Data`, whose edges keep their order.
         fan_out: neighbours per node in each hop, the seeds' first, one per layer of the model; -1 takes all.
-        replace: draw with replacement: each node has exactly `fan_out` edges then, perhaps some twice.
-        disjoint: draw a tree of its own for every seed; nodes that several seeds reach come several times.
-        seed: of the draws.
+        replace: draw with replacement: each node then has exactly `fan_out` edges, perhaps some twice.
+        disjoint: draw a separate tree for every seed; a node that several seeds reach occurs several times.
+        seed: of the random numbers.
 
     Attributes:
-        epoch: enters every draw; set it before each pass over the data. Workers that live on see it, too.
+        epoch: changes what is drawn; set it before each pass over the data. Persistent workers see it, too.
 
     Raises:
         InputError: `fan_out` holds 0, or `graph` is none.
@@ -88,7 +64,7 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         >>> import torch
         >>> star = Graph.from_edges(torch.tensor([[1, 2, 3, 4], [0, 0, 0, 0]]), 5)
         >>> sample = NeighbourSampler(star, [2]).sample(torch.tensor([0]))
-        >>> sample.nodes_per_hop, sample.edges_per_hop, sample.row.tolist(), sample.column.tolist()
+        >>> sample.num_sampled_nodes, sample.num_sampled_edges, sample.row.tolist(), sample.col.tolist()
         ([1, 2], [2], [1, 2], [0, 0])
     """
 
@@ -103,7 +79,13 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     ) -> None:
         self.fan_out = _fan_out(fan_out)
         self.replace, self.disjoint, self.seed = bool(replace), bool(disjoint), checks.seed(seed)
-        self._stored, self._rows, self._order = _structure(graph)
+        self._stored: StoredGraph | None = None
+        self._rows: _Rows | None = None
+        self._order: Tensor | None = None
+        if isinstance(graph, StoredGraph):
+            self._stored, self._rows = graph, graph.rows()
+        else:
+            self._rows, self._order = _read_edges(graph)
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
@@ -134,22 +116,25 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         return self._rows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Memory-mapped edges are mapped again by whoever gets the sampler."""
+        """Leave out memory-mapped edges; the process that gets the sampler maps them again."""
         return {**self.__dict__, "_rows": self._rows if self._stored is None else None}
 
-    def sample(self, seeds: Tensor) -> Sample:
-        """Draw around some nodes [B], by number; one that comes twice is in the batch twice.
+    def sample(self, seeds: Tensor) -> SamplerOutput:
+        """Draw around some nodes [B], by number; one that occurs twice is in the batch twice.
+
+        Returns PyG's `SamplerOutput`: in `node` the seeds come first, then each hop in ascending order; `col`
+        ascends, `edge` has positions in the whole graph, and `batch` the seed of each node if `disjoint`.
 
         Raises:
             InputError: they are no numbers of nodes.
         """
         nodes = _node_numbers(seeds, self.num_nodes, "seeds").numpy()
-        stream = self.stream(_BATCH)
+        stream = self._stream(_BATCH)
         if self.disjoint:
             return self._draw(nodes, kernels._each_after(stream, nodes))
         return self._draw(nodes, np.array([kernels._folded(stream, nodes)], np.uint64))
 
-    def _draw(self, seeds: Ints, streams: NDArray[np.uint64]) -> Sample:
+    def _draw(self, seeds: Ints, streams: NDArray[np.uint64]) -> SamplerOutput:
         """Draw neighbours hop by hop; keys hold a node and, above 32 bits, its tree.
 
         New nodes are numbered in ascending order, so that their features are read from front to back.
@@ -175,57 +160,41 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
             keys = np.concatenate([keys, fresh])
             nodes_per_hop.append(len(fresh))
             hops.append((row, column, edges))
-        parts = (torch.from_numpy(np.concatenate(part)) for part in zip(*hops, strict=True))
-        sources, destinations, positions = parts
-        drawn, drawn_for = torch.from_numpy(keys & _NODE), torch.from_numpy(keys >> 32)
-        return Sample(
-            drawn,
-            sources,
-            destinations,
-            positions,
-            drawn_for if self.disjoint else None,
-            nodes_per_hop,
-            [len(edges) for *_, edges in hops],
+        sources, destinations, positions = (
+            torch.from_numpy(np.concatenate(parts)) for parts in zip(*hops, strict=True)
+        )
+        return SamplerOutput(
+            node=torch.from_numpy(keys & _NODE),
+            row=sources,
+            col=destinations,
+            edge=positions,
+            batch=torch.from_numpy(keys >> 32) if self.disjoint else None,
+            num_sampled_nodes=nodes_per_hop,
+            num_sampled_edges=[len(edges) for *_, edges in hops],
         )
 
-    def stream(self, purpose: int) -> np.uint64:
-        """Where draws for a purpose begin in this epoch."""
+    def _stream(self, purpose: int) -> np.uint64:
+        """The state from which random numbers for a purpose follow in this epoch."""
         return np.uint64(kernels._folded(np.uint64(self.seed), np.array([self.epoch, purpose])))
-
-    def order(self, count: int) -> Ints:
-        """A random order of `count` items in this epoch: that of the batches' seeds."""
-        return np.argsort(kernels._each_after(self.stream(_ORDER), np.arange(count)), kind="stable")
 
     def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
         """Draw around the nodes of one batch, for PyG's `NodeLoader`."""
-        _refuse(index)
-        out = self._output(index.node)
+        _check_index(index)
+        out = self.sample(index.node)
         out.metadata = (index.input_id, index.time)
         return out
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput:
-        """Draw around the ends of one batch of links, for PyG's `LinkLoader`; pairs beside them too."""
-        _refuse(index)
+        """Draw around the ends of one batch of links and of negative pairs, for PyG's `LinkLoader`."""
+        _check_index(index)
         ends = torch.cat([index.row, index.col]).numpy()
-        seed = int(kernels._folded(self.stream(_BATCH), ends)) & 0xFFFFFFFF
+        seed = int(kernels._folded(self._stream(_BATCH), ends)) & 0xFFFFFFFF
         with seeded(seed, torch.device("cpu")):  # PyG draws the pairs from the global generator
             return edge_sample(
-                index, lambda seeds, _: self._output(seeds), self.num_nodes, self.disjoint, None, neg_sampling
+                index, lambda seeds, _: self.sample(seeds), self.num_nodes, self.disjoint, None, neg_sampling
             )
-
-    def _output(self, seeds: Tensor) -> SamplerOutput:
-        sample = self.sample(seeds)
-        return SamplerOutput(
-            node=sample.nodes,
-            row=sample.row,
-            col=sample.column,
-            edge=sample.edges,
-            batch=sample.trees,
-            num_sampled_nodes=sample.nodes_per_hop,
-            num_sampled_edges=sample.edges_per_hop,
-        )
 
 
 def _node_numbers(nodes: Tensor, count: int, name: str) -> Tensor:
@@ -254,29 +223,24 @@ def _fan_out(values: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _structure(graph: Any) -> tuple[StoredGraph | None, _Rows | None, Tensor | None]:
-    """The store or the edges of a graph, and their order where it is not the graph's own."""
-    if isinstance(graph, StoredGraph):
-        graph.rows()
-        return graph, None, None
+def _read_edges(graph: Any) -> tuple[_Rows, Tensor | None]:
+    """Return the edges of a graph in memory, and their order if it is not that of the data."""
+    order = None
     if isinstance(graph, Graph):
-        return None, _rows(graph.to("cpu").adjacency), None
-    arguments = arguments_from_data(graph)
-    edges = checks.edge_index(arguments["edge_index"], arguments["num_nodes"])
-    adjacency, order = Adjacency.build(edges.cpu(), arguments["num_nodes"])
-    same = torch.equal(order, torch.arange(len(order)))
-    return None, _rows(adjacency), None if same else order
-
-
-def _rows(adjacency: Adjacency) -> _Rows:
+        adjacency = graph.to("cpu").adjacency
+    else:
+        arguments = arguments_from_data(graph)
+        edges = checks.edge_index(arguments["edge_index"], arguments["num_nodes"])
+        adjacency, order = Adjacency.build(edges.cpu(), arguments["num_nodes"])
+        order = None if torch.equal(order, torch.arange(len(order))) else order
     adjacency.check_incoming()
     rows = _Rows(adjacency.rowptr.numpy().view(), adjacency.index32.source.numpy().view())
     for array in rows:
-        array.flags.writeable = False  # as those of a store are, so that kernels are compiled once for both
-    return rows
+        array.flags.writeable = False  # as in stored graphs, so that kernels are compiled once for both
+    return rows, order
 
 
-def _refuse(index: Any) -> None:
+def _check_index(index: Any) -> None:
     if index.time is not None or index.input_type is not None:
         raise InputError("`NeighbourSampler` does not support `time` or types of nodes; leave them out")
 
@@ -284,13 +248,13 @@ def _refuse(index: Any) -> None:
 @typed
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """A part of a graph around some nodes.
+    """A part of a graph around some nodes, the seeds.
 
     Attributes:
-        graph: nodes in the order of `nodes`, sorted edges; those drawn twice are there twice.
+        graph: nodes in the order of `nodes`, sorted edges; those drawn twice occur twice.
         nodes: [n] by number in the whole graph; the first `num_seeds` are the seeds.
         edges: [e] position in the whole graph of each edge of `graph`.
-        num_seeds: nodes whose output is meant; the others are there for it.
+        num_seeds: B, the nodes whose outputs are used; they depend on the others.
         trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
     """
 
@@ -306,30 +270,30 @@ class MiniBatch:
         return self.nodes[: self.num_seeds]
 
     def match(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where edges of the batch are in the whole graph, and where in `keys`.
+        """Return the positions of the batch's edges in the whole graph, and in `keys`.
 
-        With `whole, here = batch.match(layer.keys)`, the row `layer.values[here]` belongs to the edges
+        With `whole, here = batch.match(layer.keys)`, the rows `layer.values[here]` belong to the edges
         `whole` of the whole graph. Self-loops that a model added are in neither.
 
         Args:
             keys: [K] of edges of the batch's graph, sorted: those of a layer's attention.
 
         Raises:
-            AttentionError: an edge is there twice, as draws with replacement may have it.
+            AttentionError: an edge occurs twice, as after drawing with replacement.
         """
         mine, others = match_edges(self.graph.keys, keys)
         return self.edges[mine], others
 
 
 @typed
-def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
-    """Put a sample together with the features, labels, masks and edge values of its nodes and edges.
+def mini_batch(graph: Graph | StoredGraph, sample: SamplerOutput) -> MiniBatch:
+    """Return a sample with the features, labels, masks and edge values of its nodes and edges.
 
     Of a stored graph only these are read.
 
     Args:
         graph: the whole graph.
-        sample: drawn from it.
+        sample: drawn from it by a `NeighbourSampler`.
 
     Raises:
         InputError: the graph has positional encodings, links or small graphs; or the sample is of another.
@@ -343,9 +307,9 @@ def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
         ([7, 5], True)
     """
     _check(graph, sample)
-    nodes = sample.nodes
-    adjacency, order = Adjacency.build(torch.stack([sample.row, sample.column]), len(nodes))
-    edges = sample.edges[order]
+    nodes = sample.node
+    adjacency, order = Adjacency.build(torch.stack([sample.row, sample.col]), len(nodes))
+    edges = sample.edge[order]
     if isinstance(graph, StoredGraph):
         fields: dict[str, Any] = {**graph.node_fields(nodes.numpy()), **graph.edge_fields(edges.numpy())}
         fields["features"] = graph.features(nodes.numpy())
@@ -355,19 +319,17 @@ def mini_batch(graph: Graph | StoredGraph, sample: Sample) -> MiniBatch:
         fields = {name: value[index[name]] for name, value in values.items() if value is not None}
         fields["features"] = _features(graph.features, nodes)
     part = Graph(adjacency, name=graph.name, **fields)
-    return MiniBatch(part, nodes, edges, sample.nodes_per_hop[0], sample.trees)
+    return MiniBatch(part, nodes, edges, sample.num_sampled_nodes[0], sample.batch)
 
 
-def _check(graph: Graph | StoredGraph, sample: Sample) -> None:
-    kept = (
-        (graph.positional, graph.batch, graph.links, graph.entry_values) if isinstance(graph, Graph) else ()
-    )
-    if any(part is not None for part in kept):
+def _check(graph: Graph | StoredGraph, sample: SamplerOutput) -> None:
+    other_fields = ("positional", "batch", "links", "entry_values")
+    if any(getattr(graph, name, None) is not None for name in other_fields):
         raise InputError(
             f"{graph.name!r} must not have positional encodings, small graphs, links or `entry_values`;"
             " give the graph as it was before the model prepared it"
         )
-    inside = (sample.nodes, graph.num_nodes), (sample.edges, graph.num_edges)
+    inside = (sample.node, graph.num_nodes), (sample.edge, graph.num_edges)
     if any(index.numel() and int(index.max()) >= count for index, count in inside):
         raise InputError(f"`sample` must be drawn from {graph.name!r}, got nodes or edges outside it")
 
@@ -390,15 +352,15 @@ class Batches:
     and other neighbours.
 
     Args:
-        graph: what the batches are parts of; in memory it must be on the CPU.
+        graph: the whole graph; in memory it must be on the CPU.
         sampler: draws from this graph.
-        nodes: [M] whose outputs are meant, by number or as a mask; all by default.
-        batch_size: seeds of a batch; the last one has fewer.
+        nodes: [M] the seeds, by number or as a mask; all nodes by default.
+        batch_size: seeds of a batch; the last one may have fewer.
         shuffle: draw the order from the sampler's seed and epoch; else it is that of `nodes`.
-        most: seeds of a pass, the first of the order; None for all.
-        workers: processes that make batches ahead; 0 makes them here.
-        rank: of `ranks` processes that share the batches: this one takes every `ranks`-th.
-        ranks: how many share them; the last batches may be there for the first ranks alone.
+        max_seeds: of a pass, the first in the order; None for all.
+        workers: processes that make batches ahead; 0 makes them in this process.
+        rank: of this process among `world_size`, which share the batches: it takes every `world_size`-th.
+        world_size: number of processes; the first ranks may have one batch more than the last.
 
     Raises:
         InputError: the nodes are not in the graph, there is none, or the sampler is of another graph.
@@ -419,15 +381,15 @@ class Batches:
         *,
         batch_size: int = 1024,
         shuffle: bool = True,
-        most: int | None = None,
+        max_seeds: int | None = None,
         workers: int = 0,
         rank: int = 0,
-        ranks: int = 1,
+        world_size: int = 1,
     ) -> None:
         self.batch_size = checks.whole(batch_size, "batch_size", 1)
         self.workers, self.shuffle = checks.whole(workers, "workers", 0, 1024), bool(shuffle)
-        self.ranks = checks.whole(ranks, "ranks", 1)
-        self.rank = checks.whole(rank, "rank", 0, self.ranks - 1)
+        self.world_size = checks.whole(world_size, "world_size", 1)
+        self.rank = checks.whole(rank, "rank", 0, self.world_size - 1)
         if isinstance(graph, Graph) and graph.device.type != "cpu":
             raise InputError(f"`graph` must be on the CPU, from where batches are taken; got {graph.device}")
         if (sampler.num_nodes, len(sampler.rows.source)) != (graph.num_nodes, graph.num_edges):
@@ -437,20 +399,22 @@ class Batches:
         if not len(self.nodes):
             raise InputError("`nodes` must be at least one node, got none")
         self.graph, self.sampler = graph, sampler
-        self.most = len(self.nodes) if most is None else min(checks.whole(most, "most", 1), len(self.nodes))
+        most = len(self.nodes) if max_seeds is None else checks.whole(max_seeds, "max_seeds", 1)
+        self.max_seeds = min(most, len(self.nodes))
 
     def __len__(self) -> int:
-        batches = -(-self.most // self.batch_size)
-        return len(range(self.rank, batches, self.ranks))
+        batches = -(-self.max_seeds // self.batch_size)
+        return len(range(self.rank, batches, self.world_size))
 
     def __iter__(self) -> Iterator[MiniBatch]:
         nodes = self.nodes
         if self.shuffle:
-            nodes = nodes[torch.from_numpy(self.sampler.order(len(nodes))[: self.most])]
-        parts = list(torch.split(nodes[: self.most], self.batch_size))[self.rank :: self.ranks]
+            numbers = kernels._each_after(self.sampler._stream(_ORDER), np.arange(len(nodes)))
+            nodes = nodes[torch.from_numpy(np.argsort(numbers, kind="stable")[: self.max_seeds])]
+        seeds = torch.split(nodes[: self.max_seeds], self.batch_size)[self.rank :: self.world_size]
         options: dict[str, Any] = {"batch_size": None, "num_workers": self.workers, "collate_fn": self._batch}
         # Without a generator the loader would take a number from the global one.
-        yield from DataLoader(parts, generator=torch.Generator(), **options)  # type: ignore[arg-type]
+        yield from DataLoader(seeds, generator=torch.Generator(), **options)  # type: ignore[arg-type]
 
     def _batch(self, seeds: Tensor) -> MiniBatch:
         return mini_batch(self.graph, self.sampler.sample(seeds))

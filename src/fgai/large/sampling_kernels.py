@@ -1,7 +1,7 @@
-"""Neighbours drawn by position: a draw depends on its seed, its node, its hop and its number alone.
+"""Random neighbours from a counter-based generator.
 
-There is no state that draws share, so the result depends neither on their order nor on who makes them. A draw
-is a 64-bit hash (the finaliser of SplitMix64, Steele et al., OOPSLA 2014) of what it depends on.
+A random number is a 64-bit hash (the finaliser of SplitMix64, Steele et al., OOPSLA 2014) of seed, node, hop
+and its index. There is no shared state, so the result depends neither on the order of draws nor on workers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fgai.compiled import compiled
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-FEW = 48  # draws of a node up to which those before are searched one by one
+FEW = 48  # draws of a node up to which earlier ones are searched one by one
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ONE, _TWO = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -93,7 +93,7 @@ def _draw(rowptr, nodes, trees, streams, hop, fan_out, replace, offset, edges):
 
 @compiled
 def _few(state, first, degree, edges):
-    """Floyd's way: every set of distinct edges is as likely as any other, in O(count²)."""
+    """Use Floyd's algorithm: every set of distinct edges is as likely as any other, in O(count²)."""
     count = len(edges)
     for j in range(count):
         last = degree - count + j
@@ -107,7 +107,7 @@ def _few(state, first, degree, edges):
 
 @compiled
 def _many(state, first, degree, edges):
-    """One after the other, each with probability (still wanted) / (still there): O(degree)."""
+    """Go through the edges, and draw each with probability (draws left) / (edges left): O(degree)."""
     drawn, count = 0, len(edges)
     for j in range(degree):
         if _below(state, j, degree - j) < count - drawn:

@@ -17,7 +17,7 @@ from fgai.sparse import Features
 from fgai.sparse.valid import LARGEST
 from fgai.typed import typed
 
-CONVERTING = 270 << 20
+CONVERSION_MEMORY = 270 << 20
 """Bytes of memory that a conversion needs for one block of edges or features, whatever the graph."""
 
 
@@ -25,16 +25,16 @@ class GraphSize(NamedTuple):
     """Bytes of a graph.
 
     Attributes:
-        stored: on disk, but for the headings of the files, a hundred bytes each.
-        converting: on disk while an edge list is converted, at the most; the sources are not counted.
-        converting_memory: in memory meanwhile.
-        loaded: in memory as a `Graph`; kernels add 12 for each edge and 8 for each node.
+        disk: of the folder, without the headers of its files, a hundred bytes each.
+        conversion_disk: peak on disk while an edge list is converted, without its sources.
+        conversion_memory: peak in memory meanwhile.
+        memory: as a `Graph`; kernels add 12 for each edge and 8 for each node.
     """
 
-    stored: int
-    converting: int
-    converting_memory: int
-    loaded: int
+    disk: int
+    conversion_disk: int
+    conversion_memory: int
+    memory: int
 
 
 @typed
@@ -45,7 +45,7 @@ def graph_size(
 
     Args:
         num_nodes: N.
-        num_edges: E as stored: with the reverses of undirected ones.
+        num_edges: E, with the reverses of undirected edges.
         num_features: F.
         labels: whether nodes have classes.
         weights: whether edges have weights.
@@ -54,7 +54,7 @@ def graph_size(
         InputError: a number is negative, or too large for a stored graph.
 
     Example:
-        >>> graph_size(10, 50, 4).stored, graph_size(10, 50, 4).loaded
+        >>> graph_size(10, 50, 4).disk, graph_size(10, 50, 4).memory
         (448, 1536)
     """
     nodes = checks.whole(num_nodes, "num_nodes", 1, LARGEST)
@@ -64,20 +64,20 @@ def graph_size(
     of_edges = edges * weights * width["edge_weight"]
     pointers, ends = (nodes + 1) * width["rowptr"], edges * width["source"]
     return GraphSize(
-        stored=of_nodes + pointers + ends + of_edges,
-        # Edges as they came, source and destination, beside the same in their rows.
-        converting=of_nodes + pointers + 3 * ends + 2 * of_edges,
-        converting_memory=CONVERTING + 2 * pointers,
-        # Pointers, source, destination and order of the outgoing view are int64 there.
-        loaded=of_nodes + 2 * pointers + 3 * edges * 8 + of_edges,
+        disk=of_nodes + pointers + ends + of_edges,
+        # Spooled edges, source and destination, beside the same edges in rows.
+        conversion_disk=of_nodes + pointers + 3 * ends + 2 * of_edges,
+        conversion_memory=CONVERSION_MEMORY + 2 * pointers,
+        # Pointers, source, destination and the order of outgoing edges are int64.
+        memory=of_nodes + 2 * pointers + 3 * edges * 8 + of_edges,
     )
 
 
 class PassSize(NamedTuple):
-    """Bytes that `observe_store` writes, but for headings: `kept`, and at most while `running`."""
+    """Bytes that `observe_store` writes, without headers of files: of the `result`, and at the `peak`."""
 
-    kept: int
-    running: int
+    result: int
+    peak: int
 
 
 @typed
@@ -89,7 +89,7 @@ def pass_size(
     Args:
         model: as in `observe_store`; one node goes through it.
         num_nodes: N.
-        num_edges: E that the model reads: with the self-loops it adds.
+        num_edges: E that the model reads, with the self-loops it adds.
         num_features: F.
         heads: as in `observe_store`.
 
@@ -114,12 +114,12 @@ def pass_size(
             state = after = stage.update(before, stage.layer.join(projections[2]))
             states.append(_row(after))
         states[-1] += _row(plan.leave(after))
-    kept = running = 8 * (nodes + 1) + 4 * edges
+    result = peak = 8 * (nodes + 1) + 4 * edges
     for number, stage in enumerate(plan.stages):
-        kept += nodes * states[number] + 4 * edges * (1 if heads == "mean" else stage.layer.heads)
+        result += nodes * states[number] + 4 * edges * (1 if heads == "mean" else stage.layer.heads)
         own_and_next = sum(sides[number : number + 2])
-        running = max(running, kept + nodes * (entry + own_and_next))
-    return PassSize(kept, running)
+        peak = max(peak, result + nodes * (entry + own_and_next))
+    return PassSize(result, peak)
 
 
 def _row(block: Tensor) -> int:

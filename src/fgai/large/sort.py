@@ -1,14 +1,14 @@
-"""Edges in any order become compressed rows on disk, in memory that does not grow with their number.
+"""Sort edges on disk into compressed rows, in memory that does not grow with their number.
 
-A counting sort in passes over files: edges are spooled, counted by destination, moved to where their row
-begins, and each row is sorted by source. In memory are one block of edges, and 16 bytes per node.
+A counting sort in passes over files: edges are spooled, counted by destination, moved to their rows, and each
+row is sorted by source. In memory are one block of edges, and 16 bytes per node.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypedDict
@@ -18,13 +18,13 @@ import numpy as np
 from fgai.compiled import compiled
 from fgai.datasets.own import count_nodes
 from fgai.errors import DataError, FgaiWarning, warn
-from fgai.large.arrays import Array, _ArrayFiles, _open_scratch, _scratch, _write_array
+from fgai.large.arrays import Array, _ArrayFiles, _scratch, _write_array
 from fgai.large.stored import DTYPES
 from fgai.large.write import _Work
 from fgai.sparse.keys import edge_name
 from fgai.sparse.valid import LARGEST
 
-BLOCK = 1 << 22  # edges that are read, put in place or sorted together
+BLOCK = 1 << 22  # edges that are read, moved or sorted per block
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -39,29 +39,29 @@ def _sort_edges(
     work: _Work, edges: Iterable[_Edges], *, num_nodes: int | None = None, undirected: bool = False
 ) -> int:
     """Write `rowptr.npy`, `source.npy` and the values of edges, without duplicates; return N."""
-    spool: _Spooled = work.once("edges", lambda: _write_spool(work.folder, edges, undirected))
+    spool: _SpoolInfo = work.run_stage("edges", lambda: _write_spool(work.folder, edges, undirected))
     count, largest = spool["count"], spool["largest"]
     nodes = count_nodes(largest, count) if num_nodes is None else num_nodes
     if largest >= nodes:
         raise DataError(f"an edge names node {largest}, but there are {nodes} nodes, from 0 on")
-    work.once("places", lambda: _place(work.folder, spool, nodes), drops=".spool")
-    written = work.once("rows", lambda: _write_rows(work.folder, spool, nodes), drops=".scratch")
-    if written < count and not undirected:
-        warn(FgaiWarning(f"{count - written} duplicate edges were merged"))
+    work.run_stage("places", lambda: _move_to_rows(work.folder, spool, nodes), remove=".spool")
+    distinct = work.run_stage("rows", lambda: _write_rows(work.folder, spool, nodes), remove=".scratch")
+    if distinct < count and not undirected:
+        warn(FgaiWarning(f"{count - distinct} duplicate edges were merged"))
     return nodes
 
 
-class _Spooled(TypedDict):
+class _SpoolInfo(TypedDict):
     """Sizes of spooled edges."""
 
     count: int  # E, with reverses and duplicates
-    largest: int  # number of a node
-    tails: dict[str, list[int]]  # shapes of the values of one edge, by their names
+    largest: int  # node number
+    tails: dict[str, list[int]]  # shapes of the values of one edge, by name
 
 
-def _write_spool(folder: Path, edges: Iterable[_Edges], undirected: bool) -> _Spooled:
+def _write_spool(folder: Path, edges: Iterable[_Edges], undirected: bool) -> _SpoolInfo:
     """Write edges in the order of the input, in plain files."""
-    spool: _Spooled = {"count": 0, "largest": -1, "tails": {}}
+    spool: _SpoolInfo = {"count": 0, "largest": -1, "tails": {}}
     files: dict[str, BinaryIO] = {}
     with ExitStack() as stack:
         for part in edges:
@@ -88,8 +88,8 @@ def _dtype(name: str) -> str:
     return DTYPES["source" if name == "destination" else name]
 
 
-def _read_spool(folder: Path, spool: _Spooled) -> Iterator[_Edges]:
-    """The edges in the order of the input, in blocks."""
+def _read_spool(folder: Path, spool: _SpoolInfo) -> Iterator[_Edges]:
+    """Yield the edges in the order of the input, in blocks."""
     tails = {"source": [], "destination": [], **spool["tails"]}
     for first in range(0, spool["count"], BLOCK):
         rows, parts = min(BLOCK, spool["count"] - first), {}
@@ -102,29 +102,29 @@ def _read_spool(folder: Path, spool: _Spooled) -> Iterator[_Edges]:
 
 @compiled
 def _positions(destination, cursor, positions):  # type: ignore[no-untyped-def]
-    """The next free position in the row of each edge."""
+    """Write the next free position in the row of each edge."""
     for i in range(len(destination)):
         end = destination[i]
         positions[i] = cursor[end]
         cursor[end] += 1
 
 
-def _scratches(folder: Path, spool: _Spooled, open_array: Callable[..., Array]) -> dict[str, Array]:
-    """Scratch arrays for sources and values of all edges."""
+def _edge_scratch(folder: Path, spool: _SpoolInfo) -> dict[str, Array]:
+    """Map temporary arrays for sources and values of all edges."""
     tails = {"source": [], **spool["tails"]}
     return {
-        name: open_array(folder / f"{name}.scratch", (spool["count"], *tail), DTYPES[name])
+        name: _scratch(folder / f"{name}.scratch", (spool["count"], *tail), DTYPES[name])
         for name, tail in tails.items()
     }
 
 
-def _place(folder: Path, spool: _Spooled, nodes: int) -> None:
+def _move_to_rows(folder: Path, spool: _SpoolInfo, nodes: int) -> None:
     """Move every edge to its row, in the order of the input."""
     rowptr = np.zeros(nodes + 1, np.int64)
     for part in _read_spool(folder, spool):
         np.add.at(rowptr, part.destination + 1, 1)
     np.cumsum(rowptr, out=rowptr)
-    arrays = _scratches(folder, spool, _scratch)
+    arrays = _edge_scratch(folder, spool)
     starts = _scratch(folder / "rowptr.scratch", rowptr.shape, rowptr.dtype)
     starts[:] = rowptr
     for part in _read_spool(folder, spool):
@@ -138,49 +138,50 @@ def _place(folder: Path, spool: _Spooled, nodes: int) -> None:
             array.flush()
 
 
-def _write_rows(folder: Path, spool: _Spooled, nodes: int) -> int:
+def _write_rows(folder: Path, spool: _SpoolInfo, nodes: int) -> int:
     """Sort each row by source, leave out duplicates, write all in order; return the number of edges."""
-    rowptr = np.array(_open_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
-    arrays = _scratches(folder, spool, _open_scratch)
+    rowptr = np.array(_scratch(folder / "rowptr.scratch", (nodes + 1,), np.int64))
+    arrays = _edge_scratch(folder, spool)
     counts = np.zeros(len(rowptr), np.int64)
     with _ArrayFiles(folder) as files:
         for first, last in _row_blocks(rowptr, BLOCK):
             edges = slice(rowptr[first], rowptr[last])
             row = np.repeat(np.arange(first, last), np.diff(rowptr[first : last + 1]))
             keys = (row << 32) | arrays["source"][edges]
-            order, keys, fresh = _sorted_keys(keys)
+            order, keys, is_first = _sorted_keys(keys)
             for name, array in arrays.items():
                 values = array[edges][order]
-                _check_duplicates(name, values, keys, fresh)
-                files.append(name, values[fresh])
-            counts[first + 1 : last + 1] = np.bincount(row[order][fresh] - first, minlength=last - first)
+                _check_duplicates(name, values, keys, is_first)
+                files.append(name, values[is_first])
+            counts[first + 1 : last + 1] = np.bincount(row[order][is_first] - first, minlength=last - first)
     np.cumsum(counts, out=counts)
     _write_array(folder / "rowptr.npy", [counts], DTYPES["rowptr"])
     return int(counts[-1])
 
 
 def _sorted_keys(keys: Array) -> tuple[Array, Array, Array]:
-    """The order that sorts edge keys, the sorted keys, and which of them are no duplicates."""
+    """Return the order that sorts edge keys, the sorted keys, and whether each is the first of its kind."""
     order = np.argsort(keys, kind="stable")  # runs that are sorted are merged in linear time
     keys = keys[order]
     return order, keys, np.diff(keys, prepend=-1) != 0
 
 
-def _check_duplicates(name: str, values: Array, keys: Array, fresh: Array) -> None:
+def _check_duplicates(name: str, values: Array, keys: Array, is_first: Array) -> None:
     """Raise if a duplicate edge has other values than the first one."""
-    first = np.maximum.accumulate(np.where(fresh, np.arange(len(keys)), 0))
+    first = np.maximum.accumulate(np.where(is_first, np.arange(len(keys)), 0))
     differs = values != values[first]
     differs = differs.any(1) if differs.ndim == 2 else differs
     if differs.any():
         edge = edge_name(int(keys[int(np.argmax(differs))]))
-        raise DataError(f"the edge {edge} comes again with another `{name}`; merge such edges first")
+        raise DataError(f"duplicates of the edge {edge} have different `{name}`; merge such edges first")
 
 
-def _row_blocks(rowptr: Array, edges: int, nodes: int | None = None) -> Iterator[tuple[int, int]]:
-    """Blocks of rows (first, last) of at most so many edges and rows; a longer row is a block of its own."""
-    first, count = 0, len(rowptr) - 1
+def _row_blocks(rowptr: Array, most: int) -> list[tuple[int, int]]:
+    """Return blocks (first, last) of at most so many edges and rows; a longer row is a block alone."""
+    blocks, first, count = [], 0, len(rowptr) - 1
     while first < count:
-        last = int(np.searchsorted(rowptr, rowptr[first] + edges, "right")) - 1
-        last = min(max(last, first + 1), count, first + (nodes or count))
-        yield first, last
+        last = int(np.searchsorted(rowptr, rowptr[first] + most, "right")) - 1
+        last = min(max(last, first + 1), count, first + most)
+        blocks.append((first, last))
         first = last
+    return blocks

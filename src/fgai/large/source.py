@@ -1,12 +1,13 @@
-"""`_StoredSource`: a stored graph in mini-batches and in exact passes, on disk or on a GPU."""
+"""`_StoredSource`: a stored graph as mini-batches, and exact passes over it, from disk or on a GPU."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,40 +17,39 @@ from fgai.attention import call_model, duplicate, evaluating, limits_of, prepare
 from fgai.attention.calls import device_of
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.large.gpu import _GpuGraph
 from fgai.large.message_passing import _is_own
 from fgai.large.observation import StoredObservation
-from fgai.large.resident import _Resident
 from fgai.large.sampling import Batches, NeighbourSampler
 from fgai.large.stored import StoredGraph
-from fgai.large.streaming import _hops_of, check_streamed, measure_store, observe_store
+from fgai.large.streaming import _exact_pass, measure_store, observe_store
 from fgai.large.write import _feature_blocks
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import check_logits
 from fgai.training.resume import training_fingerprint
 from fgai.version import versions
 
-T = TypeVar("T")
-FAN_OUT = 10  # neighbours drawn of each node by default
+FAN_OUT = 10  # neighbours drawn per node by default
 
 
 class _PreparedBatch(NamedTuple):
     graph: Graph  # prepared for the model, on its device; the seeds are its first nodes
     nodes: Tensor  # [n] by number in the whole graph, on the CPU
-    seeds: int  # nodes whose output is meant
+    seeds: int  # number of nodes whose output enters the loss
 
 
 class _StoredSource:
-    """A stored graph in mini-batches, and in exact passes from disk or from a GPU with room for all of it."""
+    """A stored graph as mini-batches, and exact passes over it, from disk or on a GPU with room for it."""
 
     def __init__(self, stored: StoredGraph, folder: Path, seed: int) -> None:
         self.stored, self.folder, self.seed = stored, folder, seed
         self.nodes = stored.nodes(seed)
-        self.ranks = current()
+        self.group = current()
         self.batch_size = 1
         self.fan_out: tuple[int, ...] = (FAN_OUT,)
         self.epoch_size: int | None = None
-        self._loaded: _Resident | None = None
-        self._crowded = False
+        self._gpu_graph: _GpuGraph | None = None
+        self._gpu_is_full = False
 
     def prepare(
         self,
@@ -58,98 +58,101 @@ class _StoredSource:
         fan_out: int | Sequence[int] | None,
         epoch_size: int | None = None,
     ) -> None:
-        """Set the size of batches for a model, and the number of seeds of an epoch at most."""
-        check_streamed(model, self.stored)
+        """Set the size of batches for a model, and the largest number of seeds of an epoch."""
+        hops = _exact_pass(model, self.stored).num_hops
         self.batch_size = checks.whole(batch_size, "batch_size", 1)
-        self.fan_out = _fan_out(fan_out, _hops_of(model, self.stored))
+        if fan_out is None or isinstance(fan_out, int):
+            self.fan_out = (FAN_OUT if fan_out is None else fan_out,) * hops
+        elif len(fan_out) == hops:
+            self.fan_out = tuple(fan_out)
+        else:
+            raise InputError(
+                f"`fan_out` must be one number, or one for each of the model's {hops} attention layers (and"
+                f" other message-passing layers), got {list(fan_out)}"
+            )
         self.epoch_size = None if epoch_size is None else checks.whole(epoch_size, "epoch_size", 1)
         self.sampler = NeighbourSampler(self.stored, self.fan_out, seed=self.seed)
-        (first,) = self.parts(model, torch.zeros(1, dtype=torch.long), 0)
+        (first,) = self.batches(model, torch.zeros(1, dtype=torch.long), 0)
         with evaluating(model), torch.no_grad():
             logits = call_model(model, first.graph)
         check_logits(logits, first.graph)
         self.check_classes(logits.shape[1])
 
     def check_classes(self, count: int) -> None:
-        """Raise unless a model with so many logits per node can give every class of the graph."""
+        """Raise unless a model with so many logits per node can predict every class of the graph."""
         if count < self.nodes.num_classes:
             raise InputError(
                 f"the model must give {self.nodes.num_classes} logits per node for {self.stored.name!r}, got"
                 f" {count}"
             )
 
-    def parts(
-        self, model: nn.Module, nodes: Tensor | None, epoch: int, **order: Any
+    def batches(
+        self, model: nn.Module, nodes: Tensor | None, epoch: int, **options: Any
     ) -> Iterator[_PreparedBatch]:
         """Yield mini-batches around some nodes, see `Batches`; they depend on seed, epoch and nodes alone."""
         self.sampler.epoch = epoch
-        for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **order):
+        for batch in Batches(self.stored, self.sampler, nodes, batch_size=self.batch_size, **options):
             graph = batch.graph
-            # That a PyG model can read the graph was checked once, on a part.
+            # `batched_for` has checked that a PyG model can read the graph.
             graph = prepared(model, graph) if _is_own(model) else graph.to(device_of(model, graph))
             yield _PreparedBatch(graph, batch.nodes, batch.num_seeds)
 
-    def own_parts(
+    def own_batches(
         self, model: nn.Module, nodes: Tensor | None, epoch: int
     ) -> Iterator[_PreparedBatch | None]:
-        """Yield this rank's mini-batches of `parts`, one for each step; None where it has none."""
-        done, count = 0, self.stored.num_nodes if nodes is None else len(nodes)
-        rank, ranks = self.ranks.rank, self.ranks.size
-        own = self.parts(model, nodes, epoch, most=self.epoch_size, rank=rank, ranks=ranks)
-        for done, part in enumerate(own, 1):  # noqa: B007 (read after the loop)
-            yield part
-        if done < self.num_steps(count):
-            yield None
+        """Yield this process's mini-batches, one for each step; None where it has none."""
+        count = self.stored.num_nodes if nodes is None else len(nodes)
+        rank, size = self.group.rank, self.group.size
+        own = self.batches(model, nodes, epoch, max_seeds=self.epoch_size, rank=rank, world_size=size)
+        yield from islice(chain(own, repeat(None)), self.num_steps(count))
 
     def num_steps(self, count: int) -> int:
-        """Steps of an epoch over so many seeds, or those it has at most; a mini-batch on every rank."""
-        return -(-min(count, self.epoch_size or count) // (self.batch_size * self.ranks.size))
+        """Return the steps of an epoch over so many seeds; in each, all processes have a mini-batch."""
+        return -(-min(count, self.epoch_size or count) // (self.batch_size * self.group.size))
 
     def observe(
-        self, model: nn.Module, *, ranked: bool = False, ranks: ProcessGroup = SINGLE
+        self, model: nn.Module, *, ranked: bool = False, group: ProcessGroup = SINGLE
     ) -> StoredObservation:
-        path = Path(ranks.first(tempfile.mkdtemp(dir=self.folder))) / "observation"
-        if not ranks.several:
-            observation = self._on_device(model, lambda there: there.observe(model, path, ranked=ranked))
-            if observation is not None:
-                return observation
-        here = _streamed(model)
-        return observe_store(here, self.stored, path, heads="mean", ranked=ranked, ranks=ranks)
+        """Return logits and attention of all nodes, heads averaged, see `observe_store`."""
+        path = Path(group.first(tempfile.mkdtemp(dir=self.folder))) / "observation"
+        if not group.several and self._run_on_gpu(
+            model, lambda graph: graph.observe(model, path, ranked=ranked)
+        ):
+            return StoredObservation(path)
+        return observe_store(_on_cpu(model), self.stored, path, heads="mean", ranked=ranked, group=group)
 
     def set_ranges(
         self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
     ) -> None:
-        """Take the ranges of a model's limits from all nodes."""
+        """Set the ranges of a model's limits from all nodes."""
         shares: dict[str, Any] = {"clip_share": clip_share, "shrink": shrink, "sampled": sampled}
-        if self._on_device(model, lambda there: there.measure(model, **shares)) is not None:
+        if self._run_on_gpu(model, lambda graph: graph.measure(model, **shares)):
             return
-        here = _streamed(model)
-        measure_store(here, self.stored, folder=self.folder, **shares)
-        if here is not model:
-            for limits, other in zip(limits_of(model), limits_of(here), strict=True):
+        on_cpu = _on_cpu(model)
+        measure_store(on_cpu, self.stored, folder=self.folder, **shares)
+        if on_cpu is not model:
+            for limits, other in zip(limits_of(model), limits_of(on_cpu), strict=True):
                 limits.set(other.low, other.high, other.radius, other.usual)
 
-    def _on_device(self, model: nn.Module, run: Callable[[_Resident], T]) -> T | None:
-        """Run a pass over the graph on the model's GPU, loaded once; None if there is no room for it."""
-        if self._crowded or not _is_own(model):
-            return None
-        loaded = self._loaded is not None and self._loaded.serves(model)
-        if not (loaded or _Resident.fits(model, self.stored)):
-            return None
+    def _run_on_gpu(self, model: nn.Module, run: Callable[[_GpuGraph], object]) -> bool:
+        """Run a pass over the graph on the model's GPU, loaded once; False if there is no room for it."""
+        if self._gpu_is_full or not _is_own(model):
+            return False
         try:
-            if not loaded:
-                self._loaded = None  # free its memory first
-                self._loaded = _Resident(model, self.stored, self.folder)
-            assert self._loaded is not None
-            return run(self._loaded)
+            if self._gpu_graph is None or not self._gpu_graph.matches(model):
+                if not _GpuGraph.fits(model, self.stored):
+                    return False
+                self._gpu_graph = None  # free its memory first
+                self._gpu_graph = _GpuGraph(model, self.stored, self.folder)
+            run(self._gpu_graph)
         except torch.OutOfMemoryError:  # other processes have taken the memory
-            self._loaded, self._crowded = None, True
-            return None
+            self._gpu_graph, self._gpu_is_full = None, True
+        return not self._gpu_is_full
 
     def check_processes(self, model: nn.Module, *identity: object) -> None:
-        """Raise unless all ranks train the same model on the same graph in the same way."""
-        if self.ranks.several:
-            self.ranks.agree({
+        """Check that all processes train the same model on the same graph in the same way."""
+        if self.group.several:
+            self.group.agree({
                 **{f"version of {name}": version for name, version in versions().items()},
                 "graph": self.stored.fingerprint,
                 "settings": repr((*identity, *self._sizes)),
@@ -168,24 +171,13 @@ class _StoredSource:
 
     @cached_property
     def feature_range(self) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest value of each feature, [F] each."""
+        """Smallest and largest value of each feature, [F] each."""
         ranges = [features.range() for _, features in _feature_blocks(self.stored)]
         low, high = zip(*ranges, strict=True)
         return torch.stack(low).amin(0), torch.stack(high).amax(0)
 
 
-def _fan_out(counts: int | Sequence[int] | None, layers: int) -> tuple[int, ...]:
-    if counts is None or isinstance(counts, int):
-        return (FAN_OUT if counts is None else counts,) * layers
-    if len(counts) != layers:
-        raise InputError(
-            f"`fan_out` must be one number, or one for each of the model's {layers} attention layers (and"
-            f" other message-passing layers), got {list(counts)}"
-        )
-    return tuple(counts)
-
-
-def _streamed(model: nn.Module) -> nn.Module:
-    """The model; of fgai's a copy on the CPU, from where they read stored graphs."""
-    away = _is_own(model) and any(part.device.type != "cpu" for part in model.parameters())
-    return duplicate(model).cpu() if away else model
+def _on_cpu(model: nn.Module) -> nn.Module:
+    """Return a model, or a copy on the CPU of one of fgai's, which read stored graphs there."""
+    on_gpu = any(parameter.device.type != "cpu" for parameter in model.parameters())
+    return duplicate(model).cpu() if on_gpu and _is_own(model) else model

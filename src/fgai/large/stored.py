@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Any, ClassVar, Literal, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fgai.datasets import random_split
+from fgai.datasets.own import MASKS
 from fgai.errors import CheckpointError, DataError
 from fgai.files import add_checksum, check, digest_of, parse_json, regular, take_checksum
 from fgai.graph import Graph
@@ -25,9 +27,6 @@ from fgai.typed import typed
 
 VERSION = 2
 NAMES = "names.json"
-_REMEDY = "convert the graph again"
-_SIZES = ("num_nodes", "num_edges", "num_features")
-MASKS = ("train_mask", "val_mask", "test_mask")
 SPARSE = ("x_indptr", "x_indices", "x_values")
 NODE_ARRAYS = ("y", *MASKS)
 EDGE_ARRAYS = ("edge_attr", "edge_weight", "edge_truth")
@@ -42,7 +41,7 @@ DTYPES = {
     "edge_weight": "<f4",
     "edge_truth": "|b1",
 }
-"""Every array a store may hold, and its type on every machine."""
+"""Every array of a stored graph, and its type on every machine."""
 
 
 class _Names(TypedDict, total=False):
@@ -72,46 +71,43 @@ def encode(manifest: Mapping[str, Any]) -> str:
     return json.dumps(add_checksum(manifest), indent=1, ensure_ascii=False) + "\n"
 
 
-class _ArrayFolder:
+class _ArrayFolder(ABC):
     """A folder of arrays and a manifest; arrays are mapped when first used, and verified once."""
 
-    def __init__(
-        self,
-        path: Path | str,
-        manifest: str,
-        version: int,
-        layout: Any,
-        check_shapes: Callable[[Any], None],
-        absent: str,
-        remedy: str,
-    ) -> None:
-        self.path, self._remedy = Path(path), remedy
-        self._manifest = self._read_manifest(self.path / manifest, version, layout, check_shapes, absent)
-        self._infos: dict[str, _ArrayInfo] = self._manifest["arrays"]
+    _file: ClassVar[str]  # the manifest's name
+    _version: ClassVar[int]  # of its format
+    _layout: ClassVar[Any]  # its type
+    _kind: ClassVar[str]  # what the folder holds
+    _remedy: ClassVar[str]  # ends the message about damage
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        file = self.path / self._file
+        try:
+            values = parse_json(regular(file).read_bytes())
+            version = values.get("version") if isinstance(values, dict) else None
+            if isinstance(version, int) and version > self._version:
+                raise DataError(f"{file} is of a newer version ({version}); update fgai")
+            if isinstance(version, int) and version < self._version:
+                raise DataError(
+                    f"{file} is of an older version ({version}), without checksums; make it again"
+                )
+            self._manifest = take_checksum(values)
+            if self._manifest is values:
+                raise ValueError("it has no checksum")
+            check(self._manifest, self._layout, file.name)
+            self._infos: dict[str, _ArrayInfo] = self._manifest["arrays"]
+            self._check_shapes()
+        except FileNotFoundError:
+            raise DataError(f"{path} holds no {self._kind}: there is no {self._file}") from None
+        except (CheckpointError, ValueError, OSError) as error:
+            raise DataError(f"{file} is damaged: {error}; {self._remedy}") from error
         self._arrays: dict[str, Array] = {}
         self._verified: set[str] = set()
 
-    def _read_manifest(
-        self, path: Path, version: int, layout: Any, check_shapes: Callable[[Any], None], absent: str
-    ) -> Any:
-        """Read a manifest and compare it with its checksum; `absent` ends the message if there is none."""
-        try:
-            values = parse_json(regular(path).read_bytes())
-            number = values.get("version") if isinstance(values, dict) else None
-            if isinstance(number, int) and number > version:
-                raise DataError(f"{path} is of a newer version ({number}); update fgai")
-            if isinstance(number, int) and number < version:
-                raise DataError(f"{path} is of an older version ({number}), without checksums; make it again")
-            manifest = take_checksum(values)
-            if manifest is values:
-                raise ValueError("it has no checksum")
-            check(manifest, layout, path.name)
-            check_shapes(manifest)
-        except FileNotFoundError:
-            raise DataError(f"{path.parent} holds no {absent}") from None
-        except (CheckpointError, ValueError, OSError) as error:
-            raise DataError(f"{path} is damaged: {error}; {self._remedy}") from error
-        return manifest
+    @abstractmethod
+    def _check_shapes(self) -> None:
+        """Raise `ValueError` unless the arrays are of the same nodes and edges."""
 
     def _open(self, name: str) -> Array:
         if name not in self._arrays:
@@ -137,76 +133,96 @@ class _ArrayFolder:
                 raise DataError(f"{file} is damaged: it does not fit its checksum; {self._remedy}")
             self._verified.add(name)
 
-    def _check_rows(self, pointers: str, index: str, count: int) -> None:
-        """Check compressed rows by the names of their arrays: entries are below `count`."""
-        if not _are_rows(self._open(pointers), self._open(index), count):
-            raise DataError(f"{self.path} is damaged: its indices point outside; {self._remedy}")
-        self._verify((pointers, index))
-
-
-def _check_shapes(manifest: _Manifest) -> None:
-    arrays = manifest["arrays"]
-    nodes, edges, width = (manifest[key] for key in _SIZES)  # type: ignore[literal-required]
-    if not 1 <= nodes <= LARGEST or edges < 0 or width < 0:
-        raise ValueError(f"{nodes} nodes, {edges} edges and {width} features are no graph")
-    if unknown := [name for name, info in arrays.items() if info["dtype"] != DTYPES.get(name)]:
-        raise ValueError(f"`{unknown[0]}` is no array of this format, or of another type")
-    stored = [len(SPARSE) - sum(name not in arrays for name in SPARSE), int("x" in arrays)]
-    if "rowptr" not in arrays or "source" not in arrays or stored not in ([0, 0], [3, 0], [0, 1]):
-        raise ValueError("edges or features are incomplete")
-    entries = arrays["x_indices"]["shape"][:1] if stored[0] else [0]
-    shapes = {
-        "rowptr": [nodes + 1],
-        "source": [edges],
-        "x": [nodes, width],
-        **dict(zip(SPARSE, ([nodes + 1], entries, entries), strict=True)),
-        **{name: [nodes] for name in NODE_ARRAYS},
-        **{name: [edges] for name in EDGE_ARRAYS},
-    }
-    for name, info in arrays.items():
-        shape = info["shape"][:1] if name == "edge_attr" and len(info["shape"]) == 2 else info["shape"]
-        if shape != shapes[name] or min(info["shape"], default=0) < 0:
-            raise ValueError(f"`{name}` has shape {info['shape']}, which does not fit the rest")
+    def _checked_rows(self, pointers: str, index: str, count: int) -> _Rows:
+        """Return compressed rows by the names of their arrays, checked once: entries are below `count`."""
+        rows = _Rows(self._open(pointers), self._open(index))
+        if pointers not in self._verified:
+            if not _are_rows(*rows, count):
+                raise DataError(f"{self.path} is damaged: its indices point outside; {self._remedy}")
+            self._verify((pointers, index))
+        return rows
 
 
 class _Rows(NamedTuple):
-    """Incoming edges in compressed rows, as kernels follow them: read-only, known to stay inside."""
+    """Incoming edges in compressed rows; read-only, all indices are valid."""
 
     rowptr: Array  # [N + 1] int64; the edges into node i are `rowptr[i]:rowptr[i + 1]`
     source: Array  # [E] int32, where each edge starts
 
+    def to_adjacency(self) -> Adjacency:
+        """Copy the edges into memory."""
+        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self)
+        return Adjacency.from_sorted(source, row_index(rowptr, len(source)), len(rowptr) - 1)
+
 
 @typed
 class StoredGraph(_ArrayFolder, GraphOnDisk):
-    """A graph in a folder as `write_store` and `fgai data convert` leave it; `DataError` if it is none.
+    """A graph in a folder written by `write_store` or `fgai data convert`.
 
     Edges are sorted by (destination, source), as those of a `Graph`: an edge has the same position in both.
-    Opening it reads the manifest alone. An array that is read completely is compared with its checksum
-    first, once: `rows` the indices, `load` and `verify` everything. It is pickled as the name of its folder,
-    so worker processes map the same files.
+    Opening it reads the manifest alone. `rows` compares the indices with their checksums, once; `load` and
+    `verify` all arrays. It is pickled as the name of its folder, so worker processes map the same files.
+
+    Args:
+        path: the folder.
 
     Attributes:
         name: for messages and records.
         num_nodes: N; likewise `num_edges` and `num_features`, 0 without features.
         fingerprint: that of the same graph in memory, see `fgai.datasets.fingerprint`.
-        sources: hash of the files and options it was converted from; empty where it was not.
+        sources: hash of the files and options it was converted from; else empty.
+
+    Raises:
+        DataError: the folder holds no stored graph, or a damaged one.
+
+    Example:
+        >>> import fgai
+        >>> stored = fgai.large.write_store(fgai.load_dataset("planted"), "planted")
+        >>> StoredGraph("planted")
+        StoredGraph('planted', nodes=2000, edges=15914, features=308)
     """
 
+    _file, _version, _layout = MANIFEST, VERSION, _Manifest
+    _kind, _remedy = "stored graph (see `fgai data convert`)", "convert the graph again"
+
     def __init__(self, path: Path | str) -> None:
-        absent = f"stored graph: there is no {MANIFEST}; see `fgai data convert`"
-        super().__init__(path, MANIFEST, VERSION, _Manifest, _check_shapes, absent, _REMEDY)
+        super().__init__(path)
         manifest: _Manifest = self._manifest
         self.name, self.fingerprint, self.sources = (manifest[k] for k in ("name", "fingerprint", "sources"))
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
         self.num_features = manifest["num_features"]
-        self._checked = False
 
     def __repr__(self) -> str:
         sizes = f"nodes={self.num_nodes}, edges={self.num_edges}, features={self.num_features}"
         return f"StoredGraph({self.name!r}, {sizes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (os.path.realpath(self.path), self._checked, sorted(self._verified))
+        return _reopen, (os.path.realpath(self.path), sorted(self._verified))
+
+    def _check_shapes(self) -> None:
+        manifest: _Manifest = self._manifest
+        arrays, nodes, edges = manifest["arrays"], manifest["num_nodes"], manifest["num_edges"]
+        width = manifest["num_features"]
+        if not 1 <= nodes <= LARGEST or edges < 0 or width < 0:
+            raise ValueError(f"{nodes} nodes, {edges} edges and {width} features are no graph")
+        if unknown := [name for name, info in arrays.items() if info["dtype"] != DTYPES.get(name)]:
+            raise ValueError(f"`{unknown[0]}` is no array of this format, or of another type")
+        features = sum(name in arrays for name in SPARSE), int("x" in arrays)
+        if "rowptr" not in arrays or "source" not in arrays or features not in ((0, 0), (3, 0), (0, 1)):
+            raise ValueError("edges or features are incomplete")
+        entries = arrays["x_indices"]["shape"][:1] if features[0] else [0]
+        shapes = {
+            "rowptr": [nodes + 1],
+            "source": [edges],
+            "x": [nodes, width],
+            **dict(zip(SPARSE, ([nodes + 1], entries, entries), strict=True)),
+            **{name: [nodes] for name in NODE_ARRAYS},
+            **{name: [edges] for name in EDGE_ARRAYS},
+        }
+        for name, info in arrays.items():
+            shape = info["shape"][:1] if name == "edge_attr" and len(info["shape"]) == 2 else info["shape"]
+            if shape != shapes[name] or min(info["shape"], default=0) < 0:
+                raise ValueError(f"`{name}` has shape {info['shape']}, which does not fit the rest")
 
     @property
     def has_features(self) -> bool:
@@ -234,7 +250,7 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
             names = parse_json(path.read_bytes())
             check(names, _Names, NAMES)
         except (CheckpointError, ValueError, OSError) as error:
-            raise DataError(f"{path} is damaged or missing ({error}); {_REMEDY}") from error
+            raise DataError(f"{path} is damaged or missing ({error}); {self._remedy}") from error
         return {kind: tuple(values) for kind, values in names.items()}
 
     def array(self, name: str) -> Array | None:
@@ -249,47 +265,40 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
 
     def rows(self) -> _Rows:
         """Return the incoming edges, checked once; `DataError` if they point outside the graph."""
-        if not self._checked:
-            self._check_rows("rowptr", "source", self.num_nodes)
-            if "x_indptr" in self._infos:
-                self._check_rows("x_indptr", "x_indices", self.num_features)
-            self._checked = True
-        return _Rows(self._open("rowptr"), self._open("source"))
+        rows = self._checked_rows("rowptr", "source", self.num_nodes)
+        if "x_indptr" in self._infos:
+            self._checked_rows("x_indptr", "x_indices", self.num_features)
+        return rows
 
     def features(self, nodes: slice | Array) -> Features | None:
         """Read the features of some nodes, a slice or numbers, in the order given; None if there are none."""
         dense = self.array("x")
         if dense is not None:
-            return Features.dense(_copied(dense, nodes))
+            return Features.dense(_copy(dense, nodes))
         if not self.has_features:
             return None
-        self.rows()  # looks at all indices
+        self.rows()  # checks all indices
         indptr, indices, values = (self._open(name) for name in SPARSE)
         return _gather_rows(indptr, indices, values, nodes, self.num_features)
 
     def node_fields(self, nodes: slice | Array) -> dict[str, Tensor]:
         """Read labels and masks of some nodes, in the order given, by the names of a `Graph`."""
-        return self._fields(NODE_ARRAYS, nodes)
+        return {name: _copy(self._open(name), nodes) for name in NODE_ARRAYS if name in self._infos}
 
     def edge_fields(self, edges: slice | Array) -> dict[str, Tensor]:
         """Read values on some edges by their positions, by the names of a `Graph`."""
-        return self._fields(EDGE_ARRAYS, edges)
-
-    def _fields(self, names: tuple[str, ...], index: slice | Array) -> dict[str, Tensor]:
-        return {name: _copied(self._open(name), index) for name in names if name in self._infos}
+        return {name: _copy(self._open(name), edges) for name in EDGE_ARRAYS if name in self._infos}
 
     def load(self) -> Graph:
         """Read the whole graph into memory and compare checksums; `DataError` if it is damaged."""
         self.verify()
         every = slice(None)
-        rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self.rows())
-        adjacency = Adjacency.from_sorted(source, row_index(rowptr, len(source)), self.num_nodes)
         fields: dict[str, Any] = {**self.node_fields(every), **self.edge_fields(every), **self.names}
-        graph = Graph(adjacency, self.features(every), name=self.name, **fields)
+        graph = Graph(self.rows().to_adjacency(), self.features(every), name=self.name, **fields)
         try:
             graph._validate()
         except ValueError as error:
-            raise DataError(f"{self.path} is damaged: {error}; convert it again") from error
+            raise DataError(f"{self.path} is damaged: {error}; {self._remedy}") from error
         return graph
 
     def nodes(self, seed: int) -> Graph:
@@ -306,11 +315,10 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         graph._validate()
         if graph.y is None or any(mask is not None for mask in (graph.train_mask, graph.val_mask)):
             return graph
-        split = random_split(graph.y, seed)
-        return graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
+        return graph.replace(**dict(zip(MASKS, random_split(graph.y, seed), strict=True)))
 
 
-def _copied(array: Array, index: slice | Array) -> Tensor:
+def _copy(array: Array, index: slice | Array) -> Tensor:
     return torch.from_numpy(np.array(array[index]) if isinstance(index, slice) else array.take(index, 0))
 
 
@@ -331,21 +339,7 @@ def _gather_rows(
     return Features.sparse(starts, columns, numbers, num_columns)
 
 
-@typed
-def open_store(path: Path | str) -> StoredGraph:
-    """Open a stored graph; only its manifest is read. `DataError` as of `StoredGraph`.
-
-    Example:
-        >>> import fgai
-        >>> stored = fgai.large.write_store(fgai.load_dataset("planted"), "planted")
-        >>> open_store("planted")
-        StoredGraph('planted', nodes=2000, edges=15914, features=308)
-    """
-    return StoredGraph(path)
-
-
-def _reopened(path: str, checked: bool, verified: list[str]) -> StoredGraph:
+def _reopen(path: str, verified: list[str]) -> StoredGraph:
     stored = StoredGraph(path)
-    stored._checked = checked
     stored._verified.update(verified)
     return stored

@@ -21,8 +21,8 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.observation import StoredObservation
 from fgai.large.source import _PreparedBatch, _StoredSource
-from fgai.large.stored import StoredGraph, open_store
-from fgai.large.streaming import _reads_loops
+from fgai.large.stored import StoredGraph
+from fgai.large.streaming import _exact_pass
 from fgai.large.write import write_store
 from fgai.models import as_graph
 from fgai.sparse import Adjacency
@@ -45,7 +45,7 @@ class _StoredTargets:
         self.layers = range(len(vanilla.layers))
         nodes, several = 0, 0  # of the latter every node has two neighbours or more
         total, contrasts, sharpness = 0.0, [0.0] * len(self.layers), [0.0] * len(self.layers)
-        for logits, rowptr, attention, _ in vanilla._blocks():
+        for logits, rowptr, attention, _ in vanilla._node_blocks():
             rows, ranked = len(logits), int((rowptr.diff() >= 2).sum())
             destination = torch.repeat_interleave(torch.arange(rows), rowptr.diff())
             total += rows * float(spread(logits))
@@ -57,13 +57,13 @@ class _StoredTargets:
         self.contrasts = relative_contrasts([value / nodes for value in contrasts])
         self.sharpness = [value / max(1, several) for value in sharpness]
 
-    def of(self, part: _PreparedBatch) -> Targets:
+    def of(self, batch: _PreparedBatch) -> Targets:
         """Return the targets of a mini-batch; attention is divided by its sum over the neighbours drawn."""
-        graph, seeds = part.graph, part.seeds
-        logits = torch.from_numpy(self.vanilla.logits[part.nodes.numpy()]).to(graph.device)
+        graph, seeds = batch.graph, batch.seeds
+        logits = torch.from_numpy(self.vanilla.logits[batch.nodes.numpy()]).to(graph.device)
         looped = self.loops and not graph.has_loops
         adjacency = (graph.add_self_loops()[0] if looped else graph).adjacency
-        layers = self._attention(part, adjacency)
+        layers = self._attention(batch, adjacency)
         into = int(adjacency.rowptr[seeds])
         return Targets(
             logits=logits[:seeds],
@@ -78,10 +78,10 @@ class _StoredTargets:
             depths=list(self.layers),
         )
 
-    def _attention(self, part: _PreparedBatch, adjacency: Adjacency) -> tuple[LayerAttention, ...]:
+    def _attention(self, batch: _PreparedBatch, adjacency: Adjacency) -> tuple[LayerAttention, ...]:
         """The attention on all edges of a batch, layer by layer."""
-        graph = part.graph
-        ends = [part.nodes[end.cpu()].numpy() for end in (adjacency.source, adjacency.destination)]
+        graph = batch.graph
+        ends = [batch.nodes[end.cpu()].numpy() for end in (adjacency.source, adjacency.destination)]
         positions = self.vanilla.positions(*ends)
         layers = []
         for number, name in enumerate(self.vanilla.layers):
@@ -115,12 +115,14 @@ class _BatchRecipe(Recipe):
         """Yield one step per batch."""
         self._measure(model)
         first = epoch * self.steps_per_epoch
-        for number, part in enumerate(self.source.own_parts(model, self.seeds, epoch), first):
-            yield Step(0 if part is None else part.seeds, self._parts(model, part, number))
+        for number, batch in enumerate(self.source.own_batches(model, self.seeds, epoch), first):
+            yield Step(0 if batch is None else batch.seeds, self._parts(model, batch, number))
             self.measured = False
 
     @abstractmethod
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
         """The loss of this process's batch, see `Recipe.losses`; there may be none."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -148,32 +150,34 @@ class _VanillaBatches(_BatchRecipe):
     def start(self, model: nn.Module, seed: int) -> None:
         """Check the model; there are no targets."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        if norms and self.source.ranks.several:
+        if norms and self.source.group.several:
             raise InputError(
                 'BatchNorm is not supported with several processes; use `norm="layer"` or one process'
             )
 
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
-        if part is not None:
-            yield supervised_loss(model, part.graph, *_targets(part))
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
+        if batch is not None:
+            yield supervised_loss(model, batch.graph, *_targets(batch))
 
     def score(self, model: nn.Module) -> float:
         """Return the validation accuracy minus a thousandth of a bounded loss, as `VanillaRecipe` does."""
         right, loss = 0.0, 0.0
         with evaluating(model), torch.no_grad():
-            for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
-                rows, labels = _targets(part)
-                logits = call_model(model, part.graph).index_select(0, rows)
+            for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
+                rows, labels = _targets(batch)
+                logits = call_model(model, batch.graph).index_select(0, rows)
                 right += float((logits.argmax(1) == labels).sum())
                 loss += float(cross_entropy(logits, labels, reduction="sum"))
         count = len(self.val_nodes)
         return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
 
 
-def _targets(part: _PreparedBatch) -> tuple[Tensor, Tensor]:
+def _targets(batch: _PreparedBatch) -> tuple[Tensor, Tensor]:
     """The rows of the seeds and their labels."""
-    assert part.graph.y is not None
-    return torch.arange(part.seeds, device=part.graph.device), part.graph.y[: part.seeds]
+    assert batch.graph.y is not None
+    return torch.arange(batch.seeds, device=batch.graph.device), batch.graph.y[: batch.seeds]
 
 
 class _FaithfulBatches(_BatchRecipe, FaithfulBase):
@@ -200,7 +204,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
     def start(self, model: nn.Module, seed: int) -> None:
         """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
         self.seed = seed
-        loops = _reads_loops(self.vanilla, self.source.stored)
+        loops = _exact_pass(self.vanilla, self.source.stored).loops
         self.targets = _StoredTargets(self.source.observe(self.vanilla, ranked=True), loops)
         self._measure(model)
         if self.injects:
@@ -209,47 +213,49 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
         self.adversary.start(generator, entry_limits(model))
-        parts = list(islice(self.source.parts(model, None, 0), FEW))
-        self.reach = self._reach(self.adversary, parts, self.fit, generator)
+        batches = list(islice(self.source.batches(model, None, 0), FEW))
+        self.reach = self._reach(self.adversary, batches, self.fit, generator)
         self.validation = self.adversary.copy()
-        few = list(islice(self.source.parts(model, self.val_nodes, 0, shuffle=False), FEW))
+        few = list(islice(self.source.batches(model, self.val_nodes, 0, shuffle=False), FEW))
         self.validation_reach = self._reach(self.validation, few, self.val, self._generator(-2))
-        for part in islice(cycle(parts), SCORE_STEPS):
-            attack = _injected(self.adversary, part, self.fit, self.reach, generator)
+        for batch in islice(cycle(batches), SCORE_STEPS):
+            attack = _inject(self.adversary, batch, self.fit, self.reach, generator)
             if attack is not None:
-                self._loss(part).collect_gradient(model, attack)
+                self._loss(batch).collect_gradient(model, attack)
 
     def _reach(
         self,
         adversary: InjectionAdversary,
-        parts: list[_PreparedBatch],
+        batches: list[_PreparedBatch],
         pool: Tensor,
         generator: torch.Generator,
     ) -> Reach:
         """The shares of the seeds that an adversary reaches, over some batches."""
         layers, predictions, seeds = torch.zeros(len(self.targets.layers)), 0.0, 0
-        for part in parts:
-            attack = _injected(adversary, part, pool, Reach([], 1.0), generator)
+        for batch in batches:
+            attack = _inject(adversary, batch, pool, Reach([], 1.0), generator)
             if attack is not None:
-                reach = self.targets.of(part).reach(
-                    part.graph, adversary.inject(part.graph, attack.endpoints, attack.subset)[0]
+                reach = self.targets.of(batch).reach(
+                    batch.graph, adversary.inject(batch.graph, attack.endpoints, attack.subset)[0]
                 )
-                layers += part.seeds * torch.tensor(reach.layers)
-                predictions += part.seeds * reach.predictions
-            seeds += part.seeds
+                layers += batch.seeds * torch.tensor(reach.layers)
+                predictions += batch.seeds * reach.predictions
+            seeds += batch.seeds
         least = 1.0 / seeds
         return Reach([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
 
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
         """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
         due, rise = self._schedule(step, self.steps_per_epoch)
-        climbs, ranks = self.settings.steps if due != "clean" else 0, self.source.ranks
-        generator = self._generator(step * ranks.size + ranks.rank)
+        climbs, group = self.settings.steps if due != "clean" else 0, self.source.group
+        generator = self._generator(step * group.size + group.rank)
         attacks: list[InjectedNodes] = []
-        if part is not None:
-            drawn = [_injected(self.adversary, part, self.fit, self.reach, generator) for _ in range(climbs)]
+        if batch is not None:
+            drawn = [_inject(self.adversary, batch, self.fit, self.reach, generator) for _ in range(climbs)]
             attacks = [attack for attack in drawn if attack is not None]
-            loss = self._loss(part)
+            loss = self._loss(batch)
             risen = loss.targets.logits.new_tensor(rise)
             yield from loss.losses(model, due if attacks else "clean", attacks, risen)
         if attacks:
@@ -262,15 +268,15 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         """Return minus the total on the validation nodes, under a fresh attack; needs no labels."""
         self._measure(model)
         total, generator = 0.0, self._generator(-2)
-        for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
+        for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
             attack = None
             if self.injects:
-                attack = _injected(self.validation, part, self.val, self.validation_reach, generator)
-            total += part.seeds * float(self._loss(part).score(model, attack))
+                attack = _inject(self.validation, batch, self.val, self.validation_reach, generator)
+            total += batch.seeds * float(self._loss(batch).score(model, attack))
         return total / len(self.val_nodes)
 
-    def _loss(self, part: _PreparedBatch) -> FaithfulLoss:
-        return FaithfulLoss(part.graph, self.targets.of(part), self.settings, self.terms, sets_ranges=False)
+    def _loss(self, batch: _PreparedBatch) -> FaithfulLoss:
+        return FaithfulLoss(batch.graph, self.targets.of(batch), self.settings, self.terms, sets_ranges=False)
 
 
 class _HardenBatches(_VanillaBatches):
@@ -296,19 +302,21 @@ class _HardenBatches(_VanillaBatches):
         self.adversary.start(self._generator(-1), entry_limits(model))
         self.validation = self.adversary.copy()
 
-    def _parts(self, model: nn.Module, part: _PreparedBatch | None, step: int) -> Iterator[dict[str, Tensor]]:
+    def _parts(
+        self, model: nn.Module, batch: _PreparedBatch | None, step: int
+    ) -> Iterator[dict[str, Tensor]]:
         """The clean cross-entropy, then the attacked one; the adversary climbs on all ranks."""
-        ranks, ends = self.source.ranks, None
-        generator = self._generator(step * ranks.size + ranks.rank)
-        if part is not None:
-            rows, labels = _targets(part)
+        group, ends = self.source.group, None
+        generator = self._generator(step * group.size + group.rank)
+        if batch is not None:
+            rows, labels = _targets(batch)
             with straight_through(model):
-                clean = cross_entropy(call_model(model, part.graph).index_select(0, rows), labels)
+                clean = cross_entropy(call_model(model, batch.graph).index_select(0, rows), labels)
             yield {"clean": clean, "total": (1 - self.weight) * clean}
             del clean
-            ends = _borrowed(self.adversary, part, self.fit, generator)
-        if part is not None and ends is not None:
-            logits = _attacked(self.adversary, model, part.graph, ends)
+            ends = _draw_injected(self.adversary, batch, self.fit, generator)
+        if batch is not None and ends is not None:
+            logits = _attacked_logits(self.adversary, model, batch.graph, ends)
             hit = cross_entropy(logits.index_select(0, rows), labels)
             yield {"attacked": hit, "total": self.weight * hit}
         else:
@@ -319,17 +327,17 @@ class _HardenBatches(_VanillaBatches):
         """Return the mean of clean and attacked validation accuracy, ties broken by a lower clean loss."""
         self._measure(model)
         generator, right = self._generator(-2), 0.0
-        for part in self.source.parts(model, self.val_nodes, 0, shuffle=False):
-            rows, labels = _targets(part)
-            ends = _borrowed(self.validation, part, self.val, generator)
+        for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
+            rows, labels = _targets(batch)
+            ends = _draw_injected(self.validation, batch, self.val, generator)
             assert ends is not None  # all seeds are validation nodes
             self.validation.restart()
             with evaluating(model, freeze=True):
                 for _ in range(SCORE_STEPS):
-                    logits = _attacked(self.validation, model, part.graph, ends)
+                    logits = _attacked_logits(self.validation, model, batch.graph, ends)
                     loss = cross_entropy(logits.index_select(0, rows), labels)
                     loss.backward()  # type: ignore[no-untyped-call]
-                logits = _attacked(self.validation, model, part.graph, ends).detach()
+                logits = _attacked_logits(self.validation, model, batch.graph, ends).detach()
             right += float((logits.index_select(0, rows).argmax(1) == labels).sum())
         return (super().score(model) + right / len(self.val_nodes)) / 2
 
@@ -346,46 +354,46 @@ class _HardenBatches(_VanillaBatches):
         return epoch_generator(self.seed, step, STREAM)
 
 
-def _attacked(
+def _attacked_logits(
     adversary: InjectionAdversary, model: nn.Module, graph: Graph, ends: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """The logits of a batch that some nodes of an adversary join, see `_borrowed`."""
+    """The logits of a batch that some nodes of an adversary join, see `_draw_injected`."""
     attacked = adversary.inject(graph, *ends)[0]
     with adversary.using_points(ends[1]), straight_through(model):
         return call_model(model, attacked)
 
 
-def _injected(
+def _inject(
     adversary: InjectionAdversary,
-    part: _PreparedBatch,
+    batch: _PreparedBatch,
     pool: Tensor,
     reach: Reach,
     generator: torch.Generator,
 ) -> InjectedNodes | None:
     """The nodes of an adversary that join a batch at fresh endpoints; None if they cannot."""
-    ends = _borrowed(adversary, part, pool, generator)
+    ends = _draw_injected(adversary, batch, pool, generator)
     return None if ends is None else InjectedNodes(adversary, ends[0], reach, ends[1])
 
 
-def _borrowed(
-    adversary: InjectionAdversary, part: _PreparedBatch, pool: Tensor, generator: torch.Generator
+def _draw_injected(
+    adversary: InjectionAdversary, batch: _PreparedBatch, pool: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor] | None:
     """Endpoints [m, e] among the seeds that are in a pool, and which nodes of an adversary [m] join them.
 
     As many as the batch has of the pool; None where it has none.
     """
-    seeds = part.nodes[: part.seeds]
+    seeds = batch.nodes[: batch.seeds]
     order = seeds.argsort()  # draws depend on which nodes there are, not on their order
-    joined = order[pool[seeds[order]]]
-    if not joined.numel():
+    targets = order[pool[seeds[order]]]
+    if not targets.numel():
         return None
-    nodes, device = len(adversary.features), part.graph.device
-    count = min(nodes, max(1, round(nodes * joined.numel() / int(pool.sum()))))
+    nodes, device = len(adversary.features), batch.graph.device
+    count = min(nodes, max(1, round(nodes * targets.numel() / int(pool.sum()))))
     some = torch.arange(nodes)
     if count < nodes:
         some = torch.randperm(nodes, generator=generator)[:count].sort().values
-    each = min(adversary.budget.edges, joined.numel())
-    endpoints = draw_endpoints(joined, count, each, generator)
+    each = min(adversary.budget.edges, targets.numel())
+    endpoints = draw_endpoints(targets, count, each, generator)
     return endpoints.to(device), some.to(device)
 
 
@@ -427,7 +435,7 @@ def stored_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
     with tempfile.TemporaryDirectory(prefix="fgai-") as name:
         folder = Path(name)
         if isinstance(data, str | Path):
-            data = open_store(data)
+            data = StoredGraph(data)
         if isinstance(data, StoredGraph):
             data.verify()
         else:

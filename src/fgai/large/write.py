@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import numpy as np
+from torch import Tensor
 
 from fgai.errors import CheckpointError, DataError, FgaiError, FgaiWarning, InputError, warn
 from fgai.files import check, digest_of, parse_json, regular, write_atomic
@@ -19,7 +20,7 @@ from fgai.graph import Graph
 from fgai.graph.fields import VALUES
 from fgai.graph.fingerprint import Numbers, Piece, content_fingerprint, feature_pieces
 from fgai.graph.on_disk import MANIFEST, is_store
-from fgai.large.arrays import Array, _describe, _write_array
+from fgai.large.arrays import _blocks, _describe, _write_array
 from fgai.large.stored import DTYPES, EDGE_ARRAYS, NAMES, NODE_ARRAYS, SPARSE, VERSION, StoredGraph, encode
 from fgai.sparse import Features, SparseRows
 from fgai.typed import typed
@@ -31,11 +32,9 @@ except ImportError:  # not on Windows
 
 RECORD = "work.json"
 _RECORD_VERSION = 1
-SAMPLES, SAMPLE = 64, 1 << 16  # parts of a large file that are hashed, and the bytes of each
+SAMPLES, SAMPLE = 64, 1 << 16  # samples of a large file that are hashed, and the bytes of each
 BLOCK = 1 << 20  # edges that are read or written together
 NUMBERS = 1 << 22  # features that are read or written together
-
-Job = dict[str, Any]  # sources and options, which decide the result
 
 
 class _Record(TypedDict):
@@ -43,7 +42,7 @@ class _Record(TypedDict):
 
     format: Literal["fgai work"]
     version: int  # of the format
-    job: Job
+    job: dict[str, Any]  # sources and options, which decide the result
     stages: dict[str, Any]  # results of the finished stages, in order
     files: dict[str, int]  # sizes of the files that the next stage needs
 
@@ -51,7 +50,7 @@ class _Record(TypedDict):
 class _Work:
     """A folder that is filled stage by stage; `work.json` records finished stages, to resume the same job."""
 
-    def __init__(self, folder: Path, job: Job | None) -> None:
+    def __init__(self, folder: Path, job: dict[str, Any] | None) -> None:
         self.folder, self._path, self._job = folder / "files", folder / RECORD, job
         record = None if job is None else _read_record(self._path)
         self.stages: dict[str, Any] = {}
@@ -65,18 +64,18 @@ class _Work:
                 self._remove_but(record["files"])
                 return
             changed = "its sources or options" if record["job"] != job else "its files"
-            warn(FgaiWarning(f"{changed} have changed since this conversion was stopped; it begins anew"))
+            warn(FgaiWarning(f"{changed} have changed since this conversion was stopped; it starts again"))
         self._path.unlink(missing_ok=True)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def once(self, stage: str, run: Callable[[], Any], drops: str | None = None) -> Any:
-        """Return the result of a stage, run unless it is finished; its files with the suffix `drops` go."""
+    def run_stage(self, stage: str, run: Callable[[], Any], remove: str | None = None) -> Any:
+        """Return the result of a stage, run unless it is finished; then remove files of a suffix."""
         if stage in self.stages:
             return self.stages[stage]
         result = run()
         self.stages = {**self.stages, stage: result}
-        files = {file.name: file.stat().st_size for file in self.folder.iterdir() if file.suffix != drops}
+        files = {file.name: file.stat().st_size for file in self.folder.iterdir() if file.suffix != remove}
         if self._job is not None:
             heading = {"format": "fgai work", "version": _RECORD_VERSION, "job": self._job}
             record = {**heading, "stages": self.stages, "files": files}
@@ -121,26 +120,26 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _source_of(path: Path) -> Job:
+def _file_identity(path: Path) -> dict[str, Any]:
     """Path, size, time and a hash of a file: of all of it up to 4 MiB, else of 4 MiB spread over it."""
     status, digest = regular(path).stat(), hashlib.sha256()
-    parts = min(SAMPLES, -(-status.st_size // SAMPLE))
+    samples = min(SAMPLES, -(-status.st_size // SAMPLE))
     last = max(0, status.st_size - SAMPLE)
     with path.open("rb") as file:
-        for number in range(parts):
-            file.seek(last * number // max(1, parts - 1))
+        for number in range(samples):
+            file.seek(last * number // max(1, samples - 1))
             digest.update(file.read(SAMPLE))
     size, time = status.st_size, status.st_mtime_ns
     return {"path": os.path.realpath(path), "size": size, "time": time, "hash": digest.hexdigest()}
 
 
 @contextmanager
-def _building(
-    path: Path, overwrite: bool = False, *, job: Job | None = None, resume: bool = True
+def _new_folder(
+    path: Path, overwrite: bool = False, *, job: dict[str, Any] | None = None, resume: bool = True
 ) -> Iterator[_Work]:
-    """Give work in a hidden folder beside `path`, whose files are moved there if the block ends well.
+    """Yield work in a hidden folder beside `path`, whose files are moved to `path` if the block succeeds.
 
-    If it fails they are removed; after a kill or Ctrl-C finished stages wait for a run of the same job.
+    If it fails they are removed; after a kill or Ctrl-C a run of the same job resumes after the last stage.
     """
     hidden = path.parent / f".{path.name}.partial"
     old = hidden / "old"  # the folder that is replaced
@@ -173,7 +172,7 @@ def _building(
 
 def _check_free(path: Path, overwrite: bool) -> None:
     if (path.exists() or path.is_symlink()) and not (overwrite and is_store(path)):
-        raise DataError(f"there is something at {path} already; remove it or choose another place")
+        raise DataError(f"{path} exists already; remove it or choose another path")
 
 
 def _move(folder: Path, path: Path, old: Path) -> None:
@@ -189,8 +188,8 @@ def _move(folder: Path, path: Path, old: Path) -> None:
         raise
 
 
-def _complete(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
-    """Write the manifest of the arrays in a folder, fingerprint included."""
+def _write_manifest(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
+    """Write the manifest of a graph with the arrays in a folder, and its fingerprint."""
     arrays = _describe(folder)
     manifest: dict[str, Any] = {
         "format": "fgai graph",
@@ -217,9 +216,10 @@ def _stored_fingerprint(stored: StoredGraph) -> str:
         pieces += feature_pieces(lambda: _feature_blocks(stored))
     for name in VALUES:
         values = stored.array(name)
-        pieces += [] if values is None else [Piece(f"\n{name} {list(values.shape)}", "<f8", _blocks(values))]
-    y = stored.array("y")
-    pieces += [] if y is None else [Piece("\ny", "<i8", _blocks(y))]
+        if values is not None:
+            pieces.append(Piece(f"\n{name} {list(values.shape)}", "<f8", _blocks(values, BLOCK)))
+    if (y := stored.array("y")) is not None:
+        pieces.append(Piece("\ny", "<i8", _blocks(y, BLOCK)))
     return content_fingerprint(stored.num_nodes, stored.num_features, pieces)
 
 
@@ -235,17 +235,12 @@ def _keys(stored: StoredGraph) -> Iterator[Numbers]:
 def _feature_blocks(
     stored: StoredGraph, share: Callable[[list[int]], list[int]] = list
 ) -> Iterator[tuple[int, Features]]:
-    """The features in blocks of rows, each with the number of its first row."""
+    """Yield the features in blocks of rows, or a `share` of them, with the number of the first row."""
     step = max(1, NUMBERS // max(1, stored.num_features))
     for first in share(list(range(0, stored.num_nodes, step))):
         features = stored.features(slice(first, first + step))
         assert features is not None
         yield first, features
-
-
-def _blocks(array: Array) -> Iterator[Array]:
-    for first in range(0, len(array), BLOCK):
-        yield array[first : first + BLOCK]
 
 
 @typed
@@ -259,17 +254,17 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
         path: the new folder.
 
     Raises:
-        DataError: there is something at `path` already.
+        DataError: `path` exists already.
         InputError: a batch of small graphs, or links to predict; those fit into memory.
         FgaiError: the folder cannot be written.
     """
-    with _building(Path(path)) as work:
+    with _new_folder(Path(path)) as work:
         _save_graph(work.folder, graph.to("cpu"))
     return StoredGraph(path)
 
 
 def _save_graph(folder: Path, graph: Graph) -> None:
-    """Write a graph on the CPU into a folder that is being built."""
+    """Write a graph on the CPU into a new folder."""
     if graph.batch is not None or graph.links is not None or graph.entry_values is not None:
         raise InputError(
             f"{graph.name!r} holds small graphs, links or `entry_values`, which are not stored; store"
@@ -277,15 +272,18 @@ def _save_graph(folder: Path, graph: Graph) -> None:
         )
     fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
     fields |= {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
-    _save_arrays(folder, {name: value.numpy() for name, value in fields.items() if value is not None})
+    _save_arrays(folder, fields)
     _save_features(folder, graph.features)
     _save_names(folder, {"node_names": graph.node_names, "class_names": graph.class_names})
-    _complete(folder, graph.name, graph.num_features)
+    _write_manifest(folder, graph.name, graph.num_features)
 
 
-def _save_arrays(folder: Path, arrays: dict[str, Array]) -> None:
-    for name, array in arrays.items():
-        _write_array(folder / f"{name}.npy", _blocks(array), DTYPES[name], array.shape[1:])
+def _save_arrays(folder: Path, arrays: Mapping[str, Tensor | None]) -> None:
+    """Write the tensors that are not None."""
+    for name, tensor in arrays.items():
+        if tensor is not None:
+            array = tensor.detach().numpy()
+            _write_array(folder / f"{name}.npy", _blocks(array, BLOCK), DTYPES[name], array.shape[1:])
 
 
 def _save_features(folder: Path, features: Features | None) -> None:
@@ -293,10 +291,9 @@ def _save_features(folder: Path, features: Features | None) -> None:
         return
     if isinstance(features.base, SparseRows) and features.appended is None and features.delta is None:
         base = features.base
-        parts: Iterable[Array] = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
-        _save_arrays(folder, dict(zip(SPARSE, parts, strict=True)))
+        _save_arrays(folder, dict(zip(SPARSE, (base.indptr, base.indices, base.values), strict=True)))
     else:
-        _save_arrays(folder, {"x": features.to_dense().detach().numpy()})
+        _save_arrays(folder, {"x": features.to_dense()})
 
 
 def _save_names(folder: Path, names: dict[str, tuple[str, ...] | None]) -> None:

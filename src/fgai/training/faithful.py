@@ -83,7 +83,7 @@ def make_faithful(
 
     With `batch_size` an epoch is a pass over all nodes, or `epoch_size` of them, with a step for each
     mini-batch; vanilla outputs and the ranges of limits come from exact passes over the whole graph. A stored
-    graph is never loaded whole. Several processes share the batches inside `fgai.large.joined`.
+    graph is never loaded whole. Several processes share the batches inside `fgai.large.process_group`.
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model whose attention can be recorded.

@@ -141,7 +141,7 @@ def harden(
 
     With `batch_size` an epoch is a pass over the training nodes, with a step for each mini-batch; injected
     nodes join these nodes alone. The ranges of limits come from exact passes over the whole graph. Such
-    trainings are not checked. Several processes share the batches inside `fgai.large.joined`.
+    trainings are not checked. Several processes share the batches inside `fgai.large.process_group`.
 
     Args:
         model: trained; fgai's, or any PyG model.

@@ -54,8 +54,8 @@ def fit(
 ) -> History:
     """Train `model` in place and leave the best weights in it.
 
-    With several processes (`fgai.large.joined`) each trains on its own mini-batches, all make the same steps,
-    and the first alone writes and prints.
+    With several processes (`fgai.large.process_group`) each trains on its own mini-batches, all make the same
+    steps, and the first alone writes and prints.
 
     Args:
         model: on the device to train on.

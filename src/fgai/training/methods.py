@@ -133,7 +133,7 @@ def train(
 
     With `batch_size` an epoch is a pass over the training nodes, with a step for each mini-batch (see
     `fgai.large.Batches`). A stored graph is never loaded whole. Several processes share the batches inside
-    `fgai.large.joined`.
+    `fgai.large.process_group`.
 
     Args:
         model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of a new one:

@@ -12,8 +12,8 @@ import torch
 import fgai
 from fgai.attention import add_limits, limits_of
 from fgai.graph import Graph
-from fgai.large import StoredGraph, measure_store, observe_store, resident, write_store
-from fgai.large.resident import _Resident
+from fgai.large import StoredGraph, gpu, measure_store, observe_store, write_store
+from fgai.large.gpu import _GpuGraph
 from fgai.large.source import _StoredSource
 from support.graph_cases import small_data
 
@@ -34,10 +34,10 @@ def compare(name: str, stored: StoredGraph, folder: Path, device: str = "cpu") -
     """Assert that a pass on a device writes what one from disk does, ranks and ranges included."""
     model = model_of(name, stored.num_features)
     wanted = observe_store(model, stored, folder / "disk", heads="mean", ranked=True)
-    there = _Resident(model.to(device), stored, folder)
+    there = _GpuGraph(model.to(device), stored, folder)
     found = there.observe(model, folder / "device", ranked=True)
     assert (found.model, found.graph, found.layers) == (wanted.model, wanted.graph, wanted.layers)
-    arrays = [(found.logits, wanted.logits), *zip(found.rows, wanted.rows, strict=True)]
+    arrays = [(found.logits, wanted.logits), *zip(found.rows(), wanted.rows(), strict=True)]
     for layer in range(len(found.layers)):
         arrays.append((found.attention(layer), wanted.attention(layer)))
         arrays.append((found.scores(layer), wanted.scores(layer)))
@@ -69,7 +69,7 @@ def test_ranges_are_those_from_disk(name: str, clip_share: float, shrink: float,
     one, two = model_of(name), model_of(name)
     add_limits(one), add_limits(two)
     measure_store(one, stored, clip_share=clip_share, shrink=shrink)
-    _Resident(two, stored, tmp_path).measure(two, clip_share, shrink)
+    _GpuGraph(two, stored, tmp_path).measure(two, clip_share, shrink)
     for mine, theirs in zip(limits_of(two), limits_of(one), strict=True):
         for part in ("low", "high", "radius"):
             torch.testing.assert_close(getattr(mine, part), getattr(theirs, part), atol=1e-5, rtol=1e-5)
@@ -77,45 +77,46 @@ def test_ranges_are_those_from_disk(name: str, clip_share: float, shrink: float,
 
 def test_a_model_without_limits_has_none_to_measure(tmp_path: Path) -> None:
     stored, model = write_store(small_data(nodes=70, width=5), tmp_path / "graph"), model_of("GAT")
-    assert _Resident(model, stored, tmp_path).measure(model, 0.0, 0.0) == 0
+    _GpuGraph(model, stored, tmp_path).measure(model, 0.0, 0.0)
+    assert not limits_of(model)
 
 
 def test_it_serves_models_that_read_the_same_edges(tmp_path: Path) -> None:
     stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
-    there = _Resident(model_of("GAT"), stored, tmp_path)
-    assert there.serves(model_of("GATv2")) and not there.serves(model_of("GT"))  # GT reads no self-loops
+    there = _GpuGraph(model_of("GAT"), stored, tmp_path)
+    assert there.matches(model_of("GATv2")) and not there.matches(model_of("GT"))  # GT reads no self-loops
 
 
 class TestRoom:
     def test_a_model_on_the_cpu_reads_from_disk(self, tmp_path: Path) -> None:
         stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
-        assert not _Resident.fits(model_of("GAT"), stored)
+        assert not _GpuGraph.fits(model_of("GAT"), stored)
 
     def test_what_is_needed_grows_with_nodes_and_edges(self, tmp_path: Path) -> None:
         small, large = (
             write_store(small_data(nodes=count, width=5), tmp_path / str(count)) for count in (70, 700)
         )
-        need = [resident._needed(model_of("GAT"), stored) for stored in (small, large)]
+        need = [gpu._needed_bytes(model_of("GAT"), stored) for stored in (small, large)]
         assert need[0] > 4 * 5 * 70 + 8 * small.num_edges and need[1] > 5 * need[0]
 
     def test_numbers_beyond_32_bits_stay_on_disk(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
-        assert resident._countable(model_of("GAT"), stored)
+        assert gpu._has_small_tensors(model_of("GAT"), stored)
         monkeypatch.setattr(stored, "num_edges", 2**30)
-        assert not resident._countable(model_of("GAT"), stored)
+        assert not gpu._has_small_tensors(model_of("GAT"), stored)
 
     def test_training_takes_it_once_where_it_fits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored, model = write_store(small_data(nodes=70, width=5), tmp_path / "graph"), model_of("GAT")
         add_limits(model)
-        built: list[_Resident] = []
-        load = _Resident.__init__
-        monkeypatch.setattr(_Resident, "fits", staticmethod(lambda *_: True))
+        built: list[_GpuGraph] = []
+        load = _GpuGraph.__init__
+        monkeypatch.setattr(_GpuGraph, "fits", staticmethod(lambda *_: True))
         monkeypatch.setattr(
-            _Resident, "__init__", lambda self, *given: built.append(self) or load(self, *given)
+            _GpuGraph, "__init__", lambda self, *given: built.append(self) or load(self, *given)
         )
         whole = _StoredSource(stored, tmp_path, 0)
         whole.set_ranges(model, 0.0, 0.0)
@@ -138,9 +139,9 @@ class TestRoom:
 
             return run
 
-        monkeypatch.setattr(_Resident, "fits", staticmethod(lambda *_: True))
+        monkeypatch.setattr(_GpuGraph, "fits", staticmethod(lambda *_: True))
         for name in ("observe", "measure"):
-            monkeypatch.setattr(_Resident, name, full(name))
+            monkeypatch.setattr(_GpuGraph, name, full(name))
         whole = _StoredSource(stored, tmp_path, 0)
         assert len(whole.observe(model).layers) == 3
         whole.set_ranges(model, 0.0, 0.0)
@@ -152,5 +153,5 @@ class TestRoom:
 @pytest.mark.parametrize("name", MODELS)
 def test_on_a_gpu(name: str, tmp_path: Path) -> None:
     stored = write_store(small_data(nodes=700, width=5), tmp_path / "graph")
-    assert _Resident.fits(model_of(name).cuda(), stored)
+    assert _GpuGraph.fits(model_of(name).cuda(), stored)
     compare(name, stored, tmp_path, "cuda")
