@@ -10,10 +10,10 @@ import torch
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from experiments.validation import scores
-from fgai import GCN, Graph, train
-from fgai.alone import seeded
+from fgai import Graph, train
 from fgai.attention import prepared
 from fgai.checks import one_of
+from fgai.training import untrained_model
 
 LAYERS = {"linear": 1, "MLP": 2}
 """Of a GCN on the graph without edges: one is a linear model, two are an MLP."""
@@ -38,8 +38,8 @@ def without_edges(graph: Graph, model: str, seed: int, epochs: int = 200) -> dic
     trials: list[dict[str, Any]] = []
     for settings in TRIALS:
         rates = {name: settings[name] for name in ("lr", "weight_decay")}
-        with seeded(seed, graph.device):
-            fresh = GCN.for_data(bare, num_layers=LAYERS[model], dropout=settings["dropout"])
+        sizes = {"num_layers": LAYERS[model], "dropout": settings["dropout"]}
+        fresh = untrained_model("GCN", bare, seed=seed, **sizes)
         fitted = train(fresh.to(graph.device), bare, seed=seed, epochs=epochs, progress=False, **rates)
         seen = prepared(fitted, bare)
         found = {part: scores(fitted, seen, f"{part}_mask")["f1"] for part in ("val", "test")}

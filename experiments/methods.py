@@ -19,7 +19,6 @@ from experiments.algorithm1 import Ascent, AscentSettings
 from experiments.defences import DEFENCES, Regularised
 from experiments.terms import paper_terms
 from fgai import Graph, make_faithful, train, training
-from fgai.alone import seeded
 from fgai.attention import prepared
 from fgai.checks import one_of
 from fgai.models import MODELS
@@ -160,7 +159,8 @@ def train_method(
         loop = inspect.signature(TrainConfig).parameters
         schedule = TrainConfig(**{name: value for name, value in chosen.items() if name in loop})
         own = {name: value for name, value in chosen.items() if name not in loop}
-        with seeded(seed, torch.device("cpu")):
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
             fresh = DEFENCES[method].for_data(seen, base=one_of(model, "model", tuple(MODELS)), **own)
         fresh = fresh.to(device)
         recipe = Regularised(prepared(fresh, seen))

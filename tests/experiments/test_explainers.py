@@ -42,7 +42,7 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setattr(explained, "FEWER", {"saliency": FEWER})
         patch.setattr(explained, "names_for", lambda cell: NAMES)
         patch.setattr(explained, "EPOCHS", dict.fromkeys(explained.EPOCHS, 2))
-        patch.setattr("fgai.explanations.posthoc.FITTED_ON", 3)
+        patch.setattr("fgai.explanations.posthoc.TRAINING_NODES", 3)
         made = run_cell(CELL, Store(folder), cache=folder)
     assert made["status"] == "done", made.get("trace")
     return {**made, "model": load_model(next(folder.glob("*.safetensors")))}

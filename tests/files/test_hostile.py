@@ -76,12 +76,12 @@ class TestMemory:
         values = certificates()["GAT"].to_dict()
         values["alpha1_logits"] = {"dtype": "<f8", "shape": [ZEROS // 8], "data": data}
         (tmp_path / "bomb.json").write_text(json.dumps(values))
-        cheaply(lambda: CertificateRecord.load(tmp_path / "bomb.json"), CheckpointError, "explain")
+        cheaply(lambda: CertificateRecord.load(tmp_path / "bomb.json"), CheckpointError, "can hold")
         liar = {"dtype": "<f8", "shape": [3], "data": data}
         cheaply(lambda: unpack_array(liar), CheckpointError, "do not hold 24")
         small = {"dtype": "<f8", "shape": [1 << 20], "data": "eJw="}
         many = {**comparison()["GAT"].to_dict(), "per_node": {f"a{i}": small for i in range(999)}}
-        cheaply(lambda: EvaluationRecord.from_dict(many), CheckpointError, "explain")
+        cheaply(lambda: EvaluationRecord.from_dict(many), CheckpointError, "can hold")
 
     def test_archives_of_arrays(self, tmp_path: Path) -> None:
         dataset_cases.write_npz(tmp_path / "good.npz")
@@ -139,10 +139,6 @@ class TestMemory:
         header["config"][size] = 10**9
         path.write_bytes(pack_tensors(dict(fresh().state_dict()), {"fgai": json.dumps(header)}))
         cheaply(lambda: load_model(path), CheckpointError, "own architecture")
-
-    def test_packs_of_records(self, tmp_path: Path) -> None:
-        (tmp_path / "search.jsonl.gz").write_bytes(gzip.compress(bytes(ZEROS), 1))
-        cheaply(lambda: list(Store(tmp_path).records("search")), CheckpointError, "at most")
 
 
 class TestGrids:
