@@ -135,7 +135,7 @@ class TestServer:
         change = plain(injected=[{"typical": 1, "strength": 2.0, "edges": [NODE]}])
         status, views = ask(address, change)
         assert status == 200 and views == json.loads(json.dumps(answers().views(change)))
-        status, features = ask(address, change, "worst")
+        status, features = ask(address, change, "worst-0")
         assert status == 200 and len(features) == GRAPH.num_features
         worse = plain(
             injected=[*change["injected"], {"features": features, "strength": 1.0, "edges": [NODE]}]
@@ -270,7 +270,7 @@ def test_python_computes_what_the_script_does_not(browser: Any) -> None:
         page = browser.new_page()
         page.goto(server.address)
         page.wait_for_selector("html[data-ready=true]")
-        page.get_by_label("Features of the new node").select_option("worst")
+        page.get_by_label("Features of the new node").select_option("worst 0")
         page.get_by_role("button", name="Inject", exact=True).click()
         page.locator(".changes li").wait_for()
         page.get_by_label("Edge to node").fill(NAMES[neighbour_of(NODE)])
@@ -294,7 +294,7 @@ WIDGET = """async ([script, facts]) => {
   };
   module.default.render({ model, el: document.body });
   while (!document.body.dataset.shown) await new Promise((go) => setTimeout(go, 5));
-  document.querySelector("select").value = "worst";
+  document.querySelector("select").value = "worst 0";
   [...document.querySelectorAll("button")].find((one) => one.textContent === "Inject").click();
   while (!sent.length) await new Promise((go) => setTimeout(go, 5));
   await new Promise((go) => setTimeout(go, 5));
@@ -306,7 +306,7 @@ WIDGET = """async ([script, facts]) => {
 def test_a_notebook_shows_it_and_keeps_its_address(browser: Any) -> None:
     page = browser.new_page()
     sent, said, text, address = page.evaluate(WIDGET, [whatif_script(), answers().facts(node=NODE)])
-    assert sent == [{"id": 1, "question": "worst", "change": plain()}] and said == "no gradient"
+    assert sent == [{"id": 1, "question": "worst-0", "change": plain()}] and said == "no gradient"
     assert "Probability" in text and "Copy link" not in text and address == "about:blank"
     page.close()
 

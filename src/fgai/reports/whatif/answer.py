@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -145,8 +146,9 @@ class WhatIf:
 
     @property
     def questions(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
-        """What a page may ask for by name: `views` and `worst`, called with a change."""
-        return {"view": self.views, "worst": self.worst}
+        """What a page may ask for by name, called with a change: `views`, and `worst` of each model."""
+        worst = {f"worst-{at}": partial(self.worst, model=name) for at, name in enumerate(self.models)}
+        return {"view": self.views, **worst}
 
     def change(self, name: str, values: Mapping[str, Any]) -> ChangeRecord:
         """Return the record of a change that a page sent, for one of the models."""
@@ -170,18 +172,19 @@ class WhatIf:
         return [{"before": before._asdict(), "after": after._asdict()} for before, after in pairs]
 
     @with_gradients
-    def worst(self, values: Mapping[str, Any]) -> list[float]:
-        """Return features of one more neighbour that move the first model most from its class before."""
-        name, model = next(iter(self.models.items()))
-        change, base = self.change(name, values), self._base(model)
-        logits = torch.tensor(_answer(model, base, change.node).logits)
+    def worst(self, values: Mapping[str, Any], model: str | None = None) -> list[float]:
+        """Return features of one more neighbour that move a model most from its class before; the first's."""
+        name = next(iter(self.models)) if model is None else model
+        network, change = self.models[name], self.change(name, values)
+        base = self._base(network)
+        logits = torch.tensor(_answer(network, base, change.node).logits)
         own = torch.arange(len(logits), device=self.graph.device) == logits.argmax()
 
         def away(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
             rows = logits[clean.nodes]
             return (rows[:, ~own].amax(1) - rows[:, own].squeeze(1)).mean()
 
-        graph, members = _near(model, change.apply(model, base), change.node)
+        graph, members = _near(network, change.apply(network, base), change.node)
         assert self.graph.features is not None
         stored = self.graph.features.stored
         box = (min(0.0, float(stored.min())), float(stored.max()))
@@ -189,7 +192,7 @@ class WhatIf:
         with collected():  # that the search found little is seen on the page
             objective = Objective("class before", away, reads="logits", node_mean=True)
             result = PGDInjection(budget, objective).run(
-                model, graph.replace(test_mask=members == change.node)
+                network, graph.replace(test_mask=members == change.node)
             )
         features = result.change.features
         assert features is not None

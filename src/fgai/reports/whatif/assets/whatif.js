@@ -190,16 +190,16 @@ export function mount(place, facts, ask = null, linked = true) {
       line(`Top ${facts.k} before`, views.map((_, m) => {
         const { stay, all, intruders } = kept(rows, m, facts.k);
         if (!all) return "–";
-        return el("span", { class: stay < all || intruders ? "flag" : "" }, `${stay} of ${all} stay${intruders ? `, ${intruders} new in the top ${facts.k}` : ""}`);
+        return el("span", { class: stay < all || intruders ? "flag" : "" }, `${stay} of ${all} stay${intruders ? `; of all, ${intruders} of ${facts.k} are new` : ""}`);
       })),
       line("Class proven for", facts.models.map((model) => {
-        if (!model.proven) return "not certified";
+        if (!model.proven) return "not certified (no limits, or a large graph)";
         const most = model.proven[state.node];
-        return most > 0 ? el("span", { class: "badge" }, `≤ ${injectedWords(most)}`) : "no injected neighbour";
+        return most > 0 ? el("span", { class: "badge" }, `≤ ${injectedWords(most)}`) : "nothing proven";
       })),
       line("Class changed by", enough.map((found) => (found.has(state.node) ? el("span", { class: "flag" }, `${injectedWords(found.get(state.node))} (found here)`) : "none found yet"))),
     ];
-    const labels = [...new Set(ends.flatMap(([a, b]) => [...b.order.slice(0, 3), a.first]))].slice(0, CLASSES);
+    const labels = [...new Set([...ends.flatMap(([a, b]) => [a.first, b.first]), ...(truth < 0 ? [] : [truth]), ...ends.flatMap(([, b]) => b.order.slice(0, 3))])].slice(0, Math.max(CLASSES, 2 * ends.length + 1));
     const classes = labels.map((label) => el("tr", {}, el("th", { scope: "row" }, className(label)),
       ...ends.map(([a, b], m) => bar(a.shares[label], b.shares[label], `m${m}`))));
     const shown = [...rows.slice(0, SHOWN), ...rows.slice(SHOWN).filter((row) => row.id >= facts.nodes)];
@@ -220,7 +220,7 @@ export function mount(place, facts, ask = null, linked = true) {
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, nameOf(state.node), truth < 0 ? null : el("small", {}, `truth: ${className(truth)}`)), ...facts.models.map((model, m) => el("th", { scope: "col" }, el("i", { class: `swatch m${m}` }), model.name)))),
       el("tbody", {}, ...summary), el("tbody", {}, head("Probability"), ...classes),
       el("tbody", {}, head("Attention, ", [choice]), ...neighbours)),
-    el("p", { class: "caption" }, `Bars: now. Ticks: before the change. Margin: the logit of that class less the largest other one.${promise}${rest > 0 ? ` ${rest} weaker neighbours are not listed.` : ""}`));
+    el("p", { class: "caption" }, `Bars: now. Ticks: before the change. Margin: the logit of that class less the largest other one. Strength: factor of the new node's features.${promise}${rest > 0 ? ` ${rest} weaker neighbours are not listed.` : ""}`));
     if (focused) result.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
@@ -252,7 +252,7 @@ export function mount(place, facts, ask = null, linked = true) {
   const picker = field("Node, by number or name", { value: facts.names?.[facts.start] ?? String(facts.start), "data-key": "picker" }, () => look(numberOf(picker.value)));
   const kind = el("select", { "aria-label": "Features of the new node", on: { change: () => { copied.hidden = kind.value !== "copy"; } } },
     el("option", { value: "copy" }, "copy of node"), ...facts.typical.map((label) => el("option", { value: `typical ${label}` }, `typical of ${className(label)}`)),
-    ask ? el("option", { value: "worst" }, `worst for ${facts.models[0].name}, by an attack`) : null);
+    ...(ask ? facts.models.map((model, m) => el("option", { value: `worst ${m}` }, `worst for ${model.name}, by an attack`)) : []));
   const copied = field("Node whose features are copied", { value: facts.names?.[facts.copy] ?? String(facts.copy) }, () => inject());
   const other = field("Edge to node", { placeholder: facts.names ? "name" : "number" }, () => edge());
   async function inject() {
@@ -260,7 +260,7 @@ export function mount(place, facts, ask = null, linked = true) {
     const [word, label] = kind.value.split(" ");
     let features = { copy: word === "copy" ? numberOf(copied.value) : undefined };
     if (word === "typical") features = { typical: Number(label) };
-    if (word === "worst") { say("An attack is searching …"); features = { features: await ask("worst", state) }; }
+    if (word === "worst") { say("An attack is searching …"); features = { features: await ask(`worst-${label}`, state) }; }
     await act((change) => change.injected.push({ ...features, strength: 1, edges }));
   }
   async function edge() {
