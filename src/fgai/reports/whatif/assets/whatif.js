@@ -193,7 +193,7 @@ export function mount(place, facts, ask = null, linked = true) {
         return el("span", { class: stay < all || intruders ? "flag" : "" }, `${stay} of ${all} stay${intruders ? `; of all, ${intruders} of ${facts.k} are new` : ""}`);
       })),
       line("Class proven for", facts.models.map((model) => {
-        if (!model.proven) return "not certified (no limits, or a large graph)";
+        if (!model.proven) return "not certified (no limits, a large graph, or a layer no proof covers)";
         const most = model.proven[state.node];
         return most > 0 ? el("span", { class: "badge" }, `≤ ${injectedWords(most)}`) : "nothing proven";
       })),
