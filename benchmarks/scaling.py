@@ -137,6 +137,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="read what is there, add this device's results")
     parser.add_argument("--figure", type=Path, help="draw all results of --json, or these")
@@ -146,24 +147,24 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     results = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     if not args.draw_only:
-        found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in args.ways}
         for edges in sorted(args.edges):
             graph = synthetic(int(edges), args.device)
-            for way in WAYS:
+            for way in args.ways:
                 found[way].append(measure(way, graph, args.epochs, args.device))
                 gc.collect()
+                results.setdefault(args.name or args.device, {}).update({way: found[way]})
+                if args.json:
+                    args.json.write_text(json.dumps(results, indent=1) + "\n")
             del graph
-        results[args.name or args.device] = found
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
         fit_from = args.fit_from or max(args.edges) / 100
         rows = [
             [f"{each[0]['edges']:.3g}"]
             + [f"{one['seconds'] * 1e3:.2f} ms, {one['bytes'] / 2**20:.0f} MiB" for one in each]
             for each in zip(*found.values(), strict=True)
         ]
-        show(f"Cost growth, {args.device}", ["edges", *WAYS], rows)
-        slopes = ", ".join(f"{way} {slope(found[way], fit_from):.2f}" for way in WAYS)
+        show(f"Cost growth, {args.device}", ["edges", *args.ways], rows)
+        slopes = ", ".join(f"{way} {slope(found[way], fit_from):.2f}" for way in args.ways)
         print(f"slope of log time over log edges from {fit_from:.0e} edges on: {slopes}")
     if args.figure:
         draw(results, args.figure)
