@@ -157,7 +157,7 @@ def presets(store: Store) -> str:
     """Return `experiments/presets.toml` with the best trials laid over it.
 
     Comments and general tables stay; `[method.MODEL.dataset]`, and the same under `[link]` and `[graph]`, are
-    replaced where a search was run. Methods with one setting for every graph (`UNTUNED`) are passed over.
+    replaced where a search was run. Methods with one setting for every graph, and labelled rows, are left.
 
     A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
     best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
@@ -173,7 +173,7 @@ def presets(store: Store) -> str:
     for task in TABLES:
         for case, held in trials(store, task).items():
             name = ".".join(filter(None, (task, *case)))
-            if case[0] in UNTUNED:
+            if case[0] in UNTUNED or case[0] not in methods.METHODS:
                 continue
             good = chosen(case, held, task)
             if good is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,7 +18,6 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fgai import Graph
 from fgai.attention import TappedLayer, call_model
-from fgai.cache import cached_on
 from fgai.checks import at_least, memory, one_of, whole
 from fgai.errors import InputError
 from fgai.models import MODELS, AttentionModel, Capabilities, GCNLayer, as_graph
@@ -472,11 +472,8 @@ class RUNG(Defended):
     def embed(self, graph: Graph) -> Tensor:
         """Return the embeddings [N, out]."""
         adjacency, given = graph.adjacency, graph.edge_weight
-        bare = graph.replace(
-            adjacency=cached_on(adjacency, "experiments.defences", lambda: _loops(adjacency)),
-            edge_weight=None,
-        )
-        first = self.model.embed(bare)
+        alone = _kept(adjacency, "loops", lambda: _loops(adjacency))
+        first = self.model.embed(graph.replace(adjacency=alone, edge_weight=None))
         weight = first.new_ones(adjacency.num_edges) if given is None else given
         degree = row_sum(weight, adjacency.rowptr).clamp(min=1e-12)[:, None]
         weight = weight.masked_fill(adjacency.source == adjacency.destination, 0.0)
@@ -545,8 +542,15 @@ DENSE = 256
 """Graphs up to this size are decomposed densely."""
 TOLERANCE = 1e-7
 """Relative accuracy of the singular values: that of float32."""
-_KEPT = 8
+_MOST = 8
 _KNOWN: OrderedDict[tuple[int, int, bytes], Tensor] = OrderedDict()
+_BY_EDGES: WeakKeyDictionary[Adjacency, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def _kept(adjacency: Adjacency, name: Any, make: Callable[[], Any]) -> Any:
+    """Return `make()`, made once for these edges: an attack that changes features alone waits for nothing."""
+    held = _BY_EDGES.setdefault(adjacency, {})
+    return held[name] if name in held else held.setdefault(name, make())
 
 
 def low_rank(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -598,7 +602,7 @@ def reconstruct(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -
     """
     if weight is not None:
         return _entries(adjacency, rank, weight)
-    return cached_on(adjacency, ("experiments.defences", rank), lambda: _known(adjacency, rank))
+    return _kept(adjacency, rank, lambda: _known(adjacency, rank))
 
 
 def _known(adjacency: Adjacency, rank: int) -> Tensor:
@@ -607,7 +611,7 @@ def _known(adjacency: Adjacency, rank: int) -> Tensor:
     if key not in _KNOWN:
         _KNOWN[key] = _entries(adjacency, rank, None).cpu()
     _KNOWN.move_to_end(key)
-    while len(_KNOWN) > _KEPT:
+    while len(_KNOWN) > _MOST:
         _KNOWN.popitem(last=False)
     return _KNOWN[key].to(adjacency.device)
 

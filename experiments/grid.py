@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from experiments.cells import Cell
+from experiments.defences import DEFENCES
 from experiments.explained import check_ready
 from experiments.run import is_done, run_cell
 from experiments.store import Store
@@ -184,7 +185,8 @@ class Pace:
 def _by_parent(cells: list[Cell]) -> list[list[Cell]]:
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.model, cell.dataset, cell.seed, cell.kind), []).append(cell)
+        own = cell.key if cell.method in DEFENCES else ""  # they have no parent to wait for
+        groups.setdefault((cell.model, cell.dataset, cell.seed, cell.kind, own), []).append(cell)
     for group in groups.values():
         group.sort(key=lambda cell: cell.method != "vanilla")
     return list(groups.values())
