@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments import methods
-from experiments.cells import Cell, current_names
+from experiments.cells import Cell, current_names, read_grid
 from experiments.fingerprint import change_of, other_searches
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
@@ -218,6 +219,21 @@ def is_in_use(case: Case, trial: Trial, task: str = "") -> bool:
     now = settings_of(Cell(method=method, model=model, dataset=dataset, task=task))
     given = {**now["defaults"], **now["settings"]}
     return all(given.get(name) == value for name, value in trial.settings.items())
+
+
+def best_of_all(grid: str, store: Store) -> dict[str, dict[str, Any]]:
+    """Return for each method the settings of a search grid with the best mean criterion over all its graphs.
+
+    A method is left out until every trial is run.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in read_grid(grid):
+        record = store.read(cell) or {}
+        score = record.get("validation", {}).get("criterion", float("nan"))
+        found.setdefault(cell.method, {}).setdefault(json.dumps(cell.settings), []).append(score)
+    means = {method: {text: fmean(held) for text, held in tried.items()} for method, tried in found.items()}
+    whole = {method: held for method, held in means.items() if all(map(isfinite, held.values()))}
+    return {method: json.loads(max(held, key=lambda text: held[text])) for method, held in whole.items()}
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:

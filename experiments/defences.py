@@ -260,8 +260,7 @@ class ProGNN(Defended):
         **arguments: of that model.
 
     Reference: Jin et al., Graph Structure Learning for Robust Graph Neural Networks, KDD 2020. We differ: the
-    original learns a dense N × N matrix and shrinks all its singular values every epoch (`dense_bytes` gives
-    the memory of that); here the structure lives on existing edges, the nuclear norm is replaced by the
+    original learns a dense N × N matrix and shrinks all its singular values every epoch; here the structure lives on existing edges, the nuclear norm is replaced by the
     distance to rank r, features are compared by angle, and the terms are divided by the number of nodes, like
     the cross-entropy.
     """
@@ -525,11 +524,6 @@ class Regularised(VanillaRecipe):
         if isinstance(model, Defended):
             terms |= model.terms(graph)
         yield {**terms, "total": torch.stack(list(terms.values())).sum()}
-
-
-def dense_bytes(num_nodes: int) -> int:
-    """Bytes that Pro-GNN as published needs: the matrix, its gradient, its momentum, its decomposition."""
-    return 6 * 4 * num_nodes**2
 
 
 def _features(graph: Graph) -> Features:
