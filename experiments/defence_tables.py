@@ -63,11 +63,12 @@ def baselines(store: Store) -> list[Sheet | Table]:
     )
     note = (
         "F1, clean → attacked. Upper rows: GAT (table `methods`). Networks without attention have no such"
-        " explanation; they are trained from scratch with one setting for every graph, the best of eight trials"
-        " each on validation nodes of cora and planted (grid `baselines-search`, run for"
+        " explanation; they are trained from scratch with one setting for every graph, the best of eight"
+        " trials each on validation nodes of cora and planted (grid `baselines-search`, run for"
         f" {len(best_of_all('baselines-search', store))} of {len(NETWORKS)}): {chosen}. Every row meets the"
-        " same searches and budget, with gradients through the defence. ‡: one seed, settings of Photo, three endpoint"
-        f" rules. Without edges: tuned on each graph; no injected node can change it. {_run(store, 'baselines')}"
+        " same searches and budget, with gradients through the defence. ‡: one seed, settings of Photo, three"
+        " endpoint rules. Without edges: tuned on each graph; no injected node can change it."
+        f" {_run(store, 'baselines')}"
     )
     return [
         table("Networks without attention, 20 × 20", EVERY_RULE, note),
@@ -109,9 +110,9 @@ def inductive(store: Store) -> list[Sheet | Table]:
     columns = [Column("dataset"), Column("method"), *(Column(title, ".3f") for title in titles)]
     note = (
         "GAT. Test nodes (80 %) and their edges are taken out while models are trained, epochs are chosen and"
-        " ranges of limits are measured; then the whole graph is predicted and attacked, 20 × 20 at four endpoint"
-        " rules. “seen”: with the whole graph in training, without labels of test nodes (table `methods`)."
-        f" {_run(store, 'inductive')}"
+        " ranges of limits are measured; then the whole graph is predicted and attacked, 20 × 20 at four"
+        " endpoint rules. “seen”: with the whole graph in training, without labels of test nodes (table"
+        f" `methods`). {_run(store, 'inductive')}"
     )
     return [Table("Test nodes that are not there in training", [*columns, Column("seeds")], rows, (note,))]
 
@@ -131,7 +132,7 @@ def edges(store: Store) -> list[Sheet | Table]:
     columns = [Column("graph"), Column("without edges", ".3f"), Column("GAT", ".3f")]
     columns += [Column("difference", "+.3f"), Column("attention needed")]
     note = (
-        "F1 of the test nodes. Without edges: the better of a linear model and a network of two layers, tuned."
-        f" Attention is not needed where GAT is less than {NEEDED:g} better. {_run(store, 'alone')}"
+        "F1 of the test nodes. Without edges: a linear model or a network of two layers, tuned;"
+        f" attention is not needed where GAT is less than {NEEDED:g} better. {_run(store, 'alone')}"
     )
     return [Table("Where edges matter", columns, rows, (note,))]

@@ -260,9 +260,9 @@ class ProGNN(Defended):
         **arguments: of that model.
 
     Reference: Jin et al., Graph Structure Learning for Robust Graph Neural Networks, KDD 2020. We differ: the
-    original learns a dense N × N matrix and shrinks all its singular values every epoch; here the structure lives on existing edges, the nuclear norm is replaced by the
-    distance to rank r, features are compared by angle, and the terms are divided by the number of nodes, like
-    the cross-entropy.
+    original learns a dense N × N matrix and shrinks all its singular values every epoch; here the structure
+    lives on existing edges, the nuclear norm is replaced by the distance to rank r, features are compared by
+    angle, and the terms are divided by the number of nodes, like the cross-entropy.
     """
 
     can_capture = False  # the decomposition is computed on the host
@@ -374,13 +374,14 @@ def weighted_median(values: Tensor, weight: Tensor, adjacency: Adjacency) -> Ten
     found by bisection of the ranks, which needs no sort of edges and does not wait for the device.
     """
     order = values.argsort(0)
-    held = order.argsort(0)[adjacency.source]
+    places = torch.arange(len(order), device=order.device)[:, None].expand_as(order)
+    held = torch.empty_like(order).scatter_(0, order, places)[adjacency.source]
     low, high = torch.zeros_like(order), torch.full_like(order, len(order) - 1)
     half = (0.5 - 1e-6) * row_sum(weight, adjacency.rowptr)[:, None]
     for _ in range(len(order).bit_length()):
         middle = (low + high) // 2
         below = torch.where(held <= middle[adjacency.destination], weight[:, None], 0.0)
-        reached = row_sum(below, adjacency.rowptr) >= half
+        reached = torch.zeros_like(values).index_add_(0, adjacency.destination, below) >= half
         low, high = torch.where(reached, low, middle + 1), torch.where(reached, middle, high)
     return order.gather(0, low)
 
