@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from experiments.cells import Cell
-from experiments.defences import DEFENCES
 from experiments.explained import check_ready
+from experiments.methods import FROM_SCRATCH
 from experiments.run import is_done, run_cell
 from experiments.store import Store
 from fgai.errors import FgaiError, InputError
@@ -185,7 +185,7 @@ class Pace:
 def _by_parent(cells: list[Cell]) -> list[list[Cell]]:
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        own = cell.key if cell.method in DEFENCES else ""  # they have no parent to wait for
+        own = cell.key if cell.settings and cell.method in FROM_SCRATCH else ""  # no parent, and nobody's
         groups.setdefault((cell.model, cell.dataset, cell.seed, cell.kind, own), []).append(cell)
     for group in groups.values():
         group.sort(key=lambda cell: cell.method != "vanilla")
