@@ -201,7 +201,11 @@ class Ascent(Recipe):
 
     def _logits(self, model: nn.Module, delta: Sequence[Tensor]) -> Tensor:
         """Return the model's logits with δ added to the attention of the layers that count."""
-        perturb = {self.first + index: one for index, one in enumerate(delta)}
+        deltas = {self.first + index: one for index, one in enumerate(delta)}
+
+        def perturb(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+            return attention + deltas[layer] if layer in deltas else attention
+
         return observe(model, self.graph, heads="mean", grad=True, ranked=False, perturb=perturb).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:

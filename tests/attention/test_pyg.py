@@ -31,6 +31,7 @@ from support.attention_cases import (
     snapshot,
     with_loops,
 )
+from support.forward import adding
 
 X = make_features()
 
@@ -190,7 +191,7 @@ def test_autocast(kind):
     assert torch.equal(logits, plain)
     tape.attention.check_sums(tolerance=0.05)
     delta = torch.zeros(tape.attention[0].num_edges, HEADS)  # a delta takes the type of the attention
-    with torch.autocast("cpu", dtype=torch.bfloat16), record(model, perturb={0: delta}) as tape:
+    with torch.autocast("cpu", dtype=torch.bfloat16), record(model, perturb=adding({0: delta})) as tape:
         assert torch.equal(model(x, EDGES), plain)
 
 

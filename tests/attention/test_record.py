@@ -26,7 +26,7 @@ from support.attention_cases import (
     make_model,
     snapshot,
 )
-from support.forward import seen_by
+from support.forward import adding, seen_by
 
 X = make_features()
 UNIQUE = torch.unique(EDGES, dim=1)
@@ -59,9 +59,9 @@ def test_own_models_record_and_perturb(kind):
     attention.check_sums()
     assert all(w.adjacency is graph.adjacency for w in attention)
     assert attention.last.keys is graph.keys
-    zeros = [torch.zeros(graph.num_edges), torch.zeros(graph.num_edges, 1)]
-    assert torch.equal(seen_by(model, graph, zeros)[0], plain)
-    moved, perturbed = seen_by(model, graph, {1: torch.full((graph.num_edges,), 0.5)})
+    zeros = {0: torch.zeros(graph.num_edges), 1: torch.zeros(graph.num_edges, 1)}
+    assert torch.equal(seen_by(model, graph, adding(zeros))[0], plain)
+    moved, perturbed = seen_by(model, graph, adding({1: torch.full((graph.num_edges,), 0.5)}))
     torch.testing.assert_close(perturbed.last.values, attention.last.values + 0.5)
     assert not torch.allclose(moved, plain)
     assert_unchanged(before, model)

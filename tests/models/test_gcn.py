@@ -15,7 +15,7 @@ from fgai.attention import record
 from fgai.models import GCN, GCNLayer
 from fgai.models.gcn import _normalised_weights
 from fgai.training import make_faithful, train
-from support.forward import seen_by
+from support.forward import adding, seen_by
 from support.graph_cases import small_data
 
 
@@ -88,7 +88,7 @@ def test_shares_sum_to_one_and_can_be_perturbed(gated: bool) -> None:
     assert logits.shape == (11, 3) and len(attention) == 2
     attention.check_sums()
     torch.testing.assert_close(logits, model(data))
-    with record(model, perturb={1: torch.full((attention.last.num_edges, 1), 0.1)}):
+    with record(model, perturb=adding({1: torch.full((attention.last.num_edges, 1), 0.1)})):
         assert not torch.allclose(model(data), logits)
 
 

@@ -10,7 +10,7 @@ from fgai.attention.calls import (
     prepared,
     wrap,
 )
-from fgai.attention.hooks import Perturbation, Tape, find_layers, record, register_adapter
+from fgai.attention.hooks import Tape, find_layers, record, register_adapter
 from fgai.attention.interface import (
     Adapter,
     GraphModel,
@@ -54,7 +54,6 @@ __all__ = [
     "Limits",
     "ModelAdapter",
     "Observation",
-    "Perturbation",
     "Stage",
     "Tap",
     "Tape",

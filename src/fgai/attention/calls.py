@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.alone import alone
-from fgai.attention.hooks import PerturbLike, find_layers, record
+from fgai.attention.hooks import Perturb, find_layers, record
 from fgai.attention.interface import (
     Call,
     GraphModel,
@@ -419,7 +419,7 @@ def observe(
     heads: str = "each",
     grad: bool = False,
     inputs: bool = False,
-    perturb: PerturbLike | None = None,
+    perturb: Perturb | None = None,
     ranked: bool = True,
 ) -> Observation:
     """Run the model once and return its logits and attention, and leave it as it was.
@@ -457,7 +457,7 @@ def observe(
 
 
 def _observe(
-    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: PerturbLike | None, ranked: bool
+    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: Perturb | None, ranked: bool
 ) -> Observation:
     if heads == "mean" and perturb is None and not inputs:
         layers = find_layers(uncompiled(model))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -29,15 +29,15 @@ from fgai.attention.interface import (
 from fgai.attention.layer import LayerAttention, mean_heads
 from fgai.attention.map import AttentionMap
 from fgai.errors import AttentionError, InputError
-from fgai.sparse import Adjacency, edge_keys, edge_name, match_edges
+from fgai.sparse import Adjacency, edge_keys
 from fgai.typed import typed
 
 T = TypeVar("T")
 Perturb = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer number, attention [E, H], source [E], destination [E]) → attention [E, H]."""
+"""(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H] it uses instead.
 
-Delta = Tensor | LayerAttention
-PerturbLike = Perturb | Mapping[int, Delta] | Sequence[Delta | None] | AttentionMap
+Layers are numbered in the order they run, edges sorted by (destination, source). Nothing is normalised again.
+"""
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
 _UNREAD = frozenset({
     "MultiheadAttention", "PerformerAttention", "PolynormerAttention", "SGFormerAttention",
@@ -57,98 +57,6 @@ _REFUSED = {
 
 
 @typed
-class Perturbation:
-    """Changes each layer's attention, edges sorted by (destination, source).
-
-    A function returns the new attention. A `Tensor` delta [E] or [E, H] is added row by row to the recorded
-    edges. A `LayerAttention` delta is matched by (source, destination): edges it does not name are left
-    alone, edges the layer does not have raise. One head is added to every head. Nothing is normalised again.
-
-    Args:
-        perturb: a function, `{layer number: delta}`, one delta (or None) per layer, or an `AttentionMap`.
-    """
-
-    def __init__(self, perturb: PerturbLike) -> None:
-        self._function: Perturb | None = None
-        self._deltas: dict[int, Delta] = {}
-        self._depth: int | None = None
-        if isinstance(perturb, Mapping):
-            self._deltas = dict(perturb)
-        elif isinstance(perturb, AttentionMap):
-            self._deltas, self._depth = dict(enumerate(perturb)), len(perturb)
-        elif isinstance(perturb, list | tuple):
-            self._deltas = {index: delta for index, delta in enumerate(perturb) if delta is not None}
-            self._depth = len(perturb)
-        elif callable(perturb):
-            self._function = perturb
-        else:
-            raise InputError(
-                "`perturb` must be a function, a dict {layer number: delta}, a list with one delta per layer"
-                f" or an AttentionMap, got {type(perturb).__name__}"
-            )
-        for index, delta in self._deltas.items():
-            if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-                raise InputError(f"`perturb` must name layers by their number from 0 on, got {index!r}")
-            if not isinstance(delta, Tensor | LayerAttention):
-                kind = type(delta).__name__
-                raise InputError(f"`perturb[{index}]` must be a Tensor or a LayerAttention, got {kind}")
-
-    def __call__(self, index: int, layer: LayerAttention) -> Tensor:
-        """Return the perturbed attention [E, H] of layer number `index`."""
-        if self._function is not None:
-            result = self._function(index, layer.values, layer.source, layer.destination)
-            if not isinstance(result, Tensor) or result.shape != layer.values.shape:
-                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                raise AttentionError(
-                    f"`perturb` must return the attention of layer {layer.name!r} with shape"
-                    f" {tuple(layer.values.shape)}, got {got}"
-                )
-            return result.to(layer.values.dtype)
-        delta = self._deltas.get(index)
-        if delta is None:
-            return layer.values
-        if isinstance(delta, LayerAttention):
-            return _add_by_key(layer, delta)
-        return layer.values + _fit(delta, layer, layer.num_edges)
-
-    def check_depth(self, count: int) -> None:
-        """Raise `AttentionError` if deltas were given for layers that did not run."""
-        if self._depth is not None and self._depth != count:
-            raise AttentionError(f"`perturb` has {self._depth} deltas, but {count} attention layers ran")
-        beyond = sorted(index for index in self._deltas if index >= count)
-        if beyond:
-            raise AttentionError(f"`perturb` names layer {beyond[0]}, but only {count} attention layers ran")
-
-
-def _fit(delta: Tensor, layer: LayerAttention, rows: int) -> Tensor:
-    """Bring a delta to shape [rows, H or 1] and the type of the attention."""
-    shaped = delta[:, None] if delta.dim() == 1 else delta
-    if shaped.dim() != 2 or shaped.shape[0] != rows or shaped.shape[1] not in (1, layer.num_heads):
-        raise AttentionError(
-            f"the perturbation of layer {layer.name!r} must have shape [{rows}] or"
-            f" [{rows}, {layer.num_heads}] (edges, heads), got {tuple(delta.shape)};"
-            " give a LayerAttention to match edges by key"
-        )
-    return shaped.to(layer.values.dtype)
-
-
-def _add_by_key(layer: LayerAttention, delta: LayerAttention) -> Tensor:
-    values = _fit(delta.values, layer, delta.num_edges)
-    if layer.same_edges(delta):
-        return layer.values + values
-    theirs, mine = match_edges(delta.keys, layer.keys)
-    if theirs.numel() < delta.num_edges:
-        missing = delta.keys.new_ones(delta.num_edges).bool()
-        missing[theirs] = False
-        first = edge_name(int(delta.keys[missing][0]))
-        raise AttentionError(
-            f"the perturbation names {int(missing.sum())} edges that layer {layer.name!r} does not have,"
-            f" the first is {first}; `restrict` it to the layer's edges"
-        )
-    return layer.values.index_add(0, mine, values[theirs].expand(-1, layer.num_heads))
-
-
-@typed
 class Tape:
     """The attention of the model's last forward.
 
@@ -157,11 +65,13 @@ class Tape:
     numbered by it, and a layer has an entry for every type of edges.
     """
 
-    def __init__(
-        self, perturb: PerturbLike | None = None, *, ranked: bool = True, layout: Any = None
-    ) -> None:
-        self._ranked, self._layout, self._num_nodes = ranked, layout, 0
-        self._perturbation = None if perturb is None else Perturbation(perturb)
+    def __init__(self, perturb: Perturb | None = None, *, ranked: bool = True, layout: Any = None) -> None:
+        if perturb is not None and not callable(perturb):
+            raise InputError(
+                "`perturb` must be a function (layer, attention, source, destination) → attention, got"
+                f" {type(perturb).__name__}; `lambda layer, w, *_: w + deltas[layer]` adds tensors"
+            )
+        self._perturb, self._ranked, self._layout, self._num_nodes = perturb, ranked, layout, 0
         self._used: list[LayerAttention] = []
         self._computed: list[LayerAttention] = []
         self._runs: Counter[tuple[str, EdgeType | None]] = Counter()
@@ -173,7 +83,7 @@ class Tape:
     @property
     def perturbs(self) -> bool:
         """Whether layers use other attention than they computed."""
-        return self._perturbation is not None
+        return self._perturb is not None
 
     @property
     def attention(self) -> AttentionMap:
@@ -255,8 +165,6 @@ class Tape:
     def finish(self) -> None:
         """Complete a forward that returned without an error."""
         if self._depth == 1:
-            if self._perturbation is not None:
-                self._perturbation.check_depth(len(self._used))
             self._complete = True
 
     def end(self) -> None:
@@ -289,9 +197,16 @@ class Tape:
         return label if edge_type is None else f"{label}.{'__'.join(edge_type)}"
 
     def _write(self, computed: LayerAttention) -> Tensor:
-        used = computed
-        if self._perturbation is not None:
-            used = computed.with_values(self._perturbation(len(self._used), computed))
+        used, values = computed, computed.values
+        if self._perturb is not None:
+            result = self._perturb(len(self._used), values, computed.source, computed.destination)
+            if not isinstance(result, Tensor) or result.shape != values.shape:
+                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                raise AttentionError(
+                    f"`perturb` must return the attention of layer {computed.name!r} with shape"
+                    f" {tuple(values.shape)}, got {got}"
+                )
+            used = computed.with_values(result.to(values.dtype))
         self._computed.append(computed)
         self._used.append(used)
         return used.values
@@ -316,7 +231,7 @@ class Tape:
 
 @typed
 @contextmanager
-def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool = True) -> Iterator[Tape]:
+def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = True) -> Iterator[Tape]:
     """Record the attention of `model`, and perturb it if asked, while the block runs.
 
     Works for fgai's models and for any model built from GATConv, GATv2Conv, TransformerConv or SuperGATConv
@@ -331,9 +246,8 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
 
     Args:
         model: any module.
-        perturb: the change of the attention, see `Perturbation`: a function `(layer number, attention [E, H],
-            source, destination) → attention`, or deltas to add, as `{layer number: delta}`, one per layer, or
-            an `AttentionMap`. Layers are numbered in the order they run. None records only.
+        perturb: `(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H]` for
+            every layer, in the order they run; nothing is normalised again. None records only.
         ranked: also keep the scores neighbours are ranked by, see `LayerAttention.ranking`.
 
     Yields:
@@ -341,7 +255,8 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
 
     Raises:
         AttentionError: the model has no layer with attention, or one that cannot be recorded; in the forward:
-            bipartite input, unsupported edges, a perturbation that does not fit.
+            bipartite input, unsupported edges, or `perturb` returned another shape.
+        InputError: `perturb` is no function.
 
     Example:
         >>> import torch
