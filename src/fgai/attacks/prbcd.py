@@ -14,7 +14,8 @@ from fgai.alone import alone, seeded
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.threats import Threat, register_threat
-from fgai.attention import AttentionMap, adapter_of, observe
+from fgai.attention import AttentionMap, observe
+from fgai.attention.interface import graph_model
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.progress import current_stage
@@ -189,7 +190,7 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
     Weights enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. Models
     that do not read them from the graph get the same after the softmax, w_e a_e · (Σ a) / (Σ w a).
     """
-    if adapter_of(model).reads_weights:
+    if graph_model(model) is not None:
         edge_weight = weight if graph.edge_weight is None else weight * graph.edge_weight
         observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:

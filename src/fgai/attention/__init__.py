@@ -2,9 +2,7 @@
 
 from fgai.attention.calls import (
     LayerRun,
-    ModelAdapter,
     Observation,
-    adapter_of,
     call_model,
     observe,
     prepared,
@@ -22,6 +20,7 @@ from fgai.attention.interface import (
     duplicate,
     evaluating,
     model_name,
+    stages_of,
     unwrapped,
 )
 from fgai.attention.layer import LayerAttention
@@ -52,14 +51,12 @@ __all__ = [
     "LayerRun",
     "Layerwise",
     "Limits",
-    "ModelAdapter",
     "Observation",
     "Stage",
     "Tap",
     "Tape",
     "TappedLayer",
     "Wrapped",
-    "adapter_of",
     "add_limits",
     "call_model",
     "can_be_limited",
@@ -82,6 +79,7 @@ __all__ = [
     "register_limits",
     "replacing_entry",
     "replacing_values",
+    "stages_of",
     "straight_through",
     "touched_rows",
     "unwrapped",

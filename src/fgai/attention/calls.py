@@ -1,10 +1,12 @@
 """One pass of a model: logits, attention and inputs of its layers.
 
-Models are called: fgai's own as `model(graph)`, PyG models with the fields their arguments name, or wrapped.
+fgai's models are called as `model(graph)`, PyG models as `model(x, edge_index)`. Other fields of the graph
+(`edge_attr`, `edge_weight`, `batch`) go to the arguments of these names; `batch` is the third argument if no
+argument has its name. Values on edges that no argument takes are refused.
+`fgai.wrap` handles all other calls.
 
-A PyG model gets `x` and `edge_index` by position. The other fields of the graph (`edge_attr`, `edge_weight`,
-`batch`) go to the arguments of these names; `batch` is the third argument if no argument has its name.
-Values on edges that no argument takes are refused. `fgai.wrap` handles all other calls.
+On a graph with links a PyG model must return embeddings [N, D], whose dot products are the scores; on a batch
+of small graphs a row per graph.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from fgai.attention.hooks import Perturb, find_layers, record
 from fgai.attention.interface import (
     Call,
     GraphModel,
-    Layerwise,
     TappedLayer,
     Watch,
     Wrapped,
     _check_dtype,
     evaluating,
+    graph_model,
     model_name,
     uncompiled,
 )
@@ -52,149 +54,22 @@ _ALWAYS = ("x", "edge_index")
 _EXAMPLE = "`fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index))`, where g is a PyG `Data`"
 
 
-@dataclass(frozen=True)
-class _GraphModelAdapter:
-    """Calls a `GraphModel`; `bare` is the model, not compiled."""
-
-    model: nn.Module
-    bare: GraphModel
-    reads_weights: bool = True
-
-    def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` as the model reads it, on its device, after checking that it can be read."""
-        self.bare.check_graph(graph)
-        return self.bare.prepare(graph).to(device_of(self.model, graph))
-
-    def call(self, graph: Graph) -> Tensor:
-        """Return the logits: a row per node [N, C], per link [L, 2] or per small graph [G, C]."""
-        return _tensor(self.model(graph), self.model)
-
-    @property
-    def can_capture(self) -> bool:
-        return self.bare.can_capture
-
-    def layerwise(self) -> Layerwise | None:
-        """Return the model as stages; None in training mode and while taps or hooks are set."""
-        if self.bare.training:
-            return None
-        with alone():  # waits for hooks that fgai sets in another thread
-            for module in self.bare.modules():
-                if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
-                    return None
-                if isinstance(module, TappedLayer) and module.tap is not None:
-                    return None
-            return self.bare.layerwise()
-
-
-@dataclass(frozen=True)
-class _PyGAdapter:
-    """Calls any other model as `model(x, edge_index)`; the model adds self-loops itself if it needs them.
-
-    On a graph with links the model must return embeddings [N, D], whose dot products are the scores; on a
-    batch of small graphs a row per small graph. A model that stores values per edge itself is refused: edges
-    are sorted, and attacks add some.
-    """
-
-    model: nn.Module
-    reads_weights: bool = False
-    can_capture: bool = False
-
-    def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` on the model's device, after checking once that fgai's call is the model's own."""
-        graph = graph.to(device_of(self.model, graph))
-        self._check(graph)
-        return graph
-
-    def call(self, graph: Graph) -> Tensor:
-        """Return the logits; features [N, F] are made dense."""
-        outputs = self._outputs(graph)
-        if graph.batch is not None or graph.links is None:
-            return outputs
-        return link_logits(outputs, graph.links.pairs)
-
-    def _outputs(self, graph: Graph, order: Tensor | None = None) -> Tensor:
-        """Return the model's output for the edges of `graph` in this order."""
-        fields = _fields_of(graph, order)
-        try:
-            outputs = _call_with(self.model, fields, graph.name)
-        except (FgaiError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in fields.items())
-            raise InputError(
-                f"{model_name(self.model)} failed on {graph.name!r} with {shapes}: {error}; check how it is"
-                " called, how many features it reads, and that it keeps nothing per node or edge"
-            ) from error
-        outputs = _tensor(outputs, self.model)
-        rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
-        wrapped = isinstance(uncompiled(self.model), Wrapped)
-        if wrapped and (outputs.dim() != 2 or outputs.shape[0] != rows):
-            unit = "node" if rows == graph.num_nodes else "graph"
-            raise InputError(
-                f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}, got"
-                f" {tuple(outputs.shape)} from {model_name(self.model)}"
-            )
-        return outputs
-
-    def _check(self, graph: Graph) -> None:
-        """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
-
-        fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per
-        edge would pair them with other edges. A model whose outputs differ from call to call is not judged.
-        """
-        model, name = self.model, model_name(self.model)
-        checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
-        if model in checked:
-            return
-        if not isinstance(uncompiled(model), Wrapped):
-            _arguments(model, _fields_of(graph), graph.name)
-        _check_dtype(model, graph)
-        every = torch.arange(graph.num_edges, device=graph.device)
-        cuda = [graph.device] if graph.device.type == "cuda" else []
-        with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
-            outputs = self._outputs(graph)
-
-            def change(edges: Tensor) -> bool:
-                moved = _differ(outputs, self._outputs(graph, _shuffled(edges)))
-                return moved and not _differ(outputs, self._outputs(graph))
-
-            if change(every):
-                raise InputError(
-                    f"{name} gives other outputs when the edges of {graph.name!r} come in another order, and"
-                    " fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
-                )
-            if graph.merged is not None:
-                again = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
-                if change(torch.cat([every, again])):
-                    raise InputError(
-                        f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
-                        " fgai merges; use `data = data.coalesce()` and train it on that"
-                    )
-        checked.add(model)
-
-    def layerwise(self) -> Layerwise | None:
-        """Return None: the operations between the layers are not known."""
-        return None
-
-
-ModelAdapter = _GraphModelAdapter | _PyGAdapter
-"""The way the rest of fgai calls a model; `adapter_of` finds it."""
-
-
-@typed
-def adapter_of(model: nn.Module) -> ModelAdapter:
-    """Return `_GraphModelAdapter` for fgai's own models, compiled or not, else `_PyGAdapter`."""
-    bare = uncompiled(model)
-    return _GraphModelAdapter(model, bare) if isinstance(bare, GraphModel) else _PyGAdapter(model)
-
-
 @typed
 def prepared(model: nn.Module, graph: Graph) -> Graph:
     """Return `graph` on the model's device, with everything the model needs added (self-loops, encodings).
 
-    A prepared graph is returned as it is.
+    A prepared graph is returned as it is. PyG layers add the self-loops they need themselves.
+
+    Raises:
+        InputError: the model cannot read this graph, or keeps values for its edges.
     """
-    return adapter_of(model).prepare(graph)
+    own, device = graph_model(model), device_of(model, graph)
+    if own is not None:
+        own.check_graph(graph)
+        return own.prepare(graph).to(device)
+    graph = graph.to(device)
+    _check_edge_order(model, graph)
+    return graph
 
 
 def device_of(model: nn.Module, graph: Graph) -> torch.device:
@@ -258,6 +133,68 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
                 f" it ({', '.join(fields)}); put what else `call` reads into `x` or `edge_attr`"
             )
     return wrapped
+
+
+def _outputs(model: nn.Module, graph: Graph, order: Tensor | None = None) -> Tensor:
+    """Return the model's output for the edges of `graph` in this order."""
+    fields = _fields_of(graph, order)
+    try:
+        outputs = _call_with(model, fields, graph.name)
+    except (FgaiError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in fields.items())
+        raise InputError(
+            f"{model_name(model)} failed on {graph.name!r} with {shapes}: {error}; check how it is"
+            " called, how many features it reads, and that it keeps nothing per node or edge"
+        ) from error
+    outputs = _tensor(outputs, model)
+    rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
+    wrapped = isinstance(uncompiled(model), Wrapped)
+    if wrapped and (outputs.dim() != 2 or outputs.shape[0] != rows):
+        unit = "node" if rows == graph.num_nodes else "graph"
+        raise InputError(
+            f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}, got"
+            f" {tuple(outputs.shape)} from {model_name(model)}"
+        )
+    return outputs
+
+
+def _check_edge_order(model: nn.Module, graph: Graph) -> None:
+    """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
+
+    fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per
+    edge would pair them with other edges. A model whose outputs differ from call to call is not judged.
+    """
+    name = model_name(model)
+    checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
+    if model in checked:
+        return
+    if not isinstance(uncompiled(model), Wrapped):
+        _arguments(model, _fields_of(graph), graph.name)
+    _check_dtype(model, graph)
+    every = torch.arange(graph.num_edges, device=graph.device)
+    cuda = [graph.device] if graph.device.type == "cuda" else []
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
+        outputs = _outputs(model, graph)
+
+        def change(edges: Tensor) -> bool:
+            moved = _differ(outputs, _outputs(model, graph, _shuffled(edges)))
+            return moved and not _differ(outputs, _outputs(model, graph))
+
+        if change(every):
+            raise InputError(
+                f"{name} gives other outputs when the edges of {graph.name!r} come in another order, and"
+                " fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
+            )
+        if graph.merged is not None:
+            again = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
+            if change(torch.cat([every, again])):
+                raise InputError(
+                    f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
+                    " fgai merges; use `data = data.coalesce()` and train it on that"
+                )
+    checked.add(model)
 
 
 def _differ(one: Tensor, two: Tensor) -> bool:
@@ -397,7 +334,7 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
     """
     if graph.entry_values is None:
         try:
-            return adapter_of(model).call(graph)
+            return _logits(model, graph)
         except RuntimeError:
             _check_dtype(model, graph)  # a clearer error than that of the kernels
             raise
@@ -408,7 +345,16 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
             f" {model_name(model)} has none, see `fgai.limit`"
         )
     with replacing_entry(entry, graph.entry_values):
-        return adapter_of(model).call(graph)
+        return _logits(model, graph)
+
+
+def _logits(model: nn.Module, graph: Graph) -> Tensor:
+    if graph_model(model) is not None:
+        return _tensor(model(graph), model)
+    outputs = _outputs(model, graph)
+    return (
+        outputs if graph.batch is not None or graph.links is None else link_logits(outputs, graph.links.pairs)
+    )
 
 
 @typed

@@ -189,6 +189,27 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model if inner is None else inner
 
 
+def graph_model(model: nn.Module) -> GraphModel | None:
+    """Return a `GraphModel`, also of a compiled one; None for models that are called as PyG's are."""
+    bare = uncompiled(model)
+    return bare if isinstance(bare, GraphModel) else None
+
+
+@typed
+def stages_of(model: nn.Module) -> Layerwise | None:
+    """Return a `GraphModel` as stages; None in training mode, while taps or hooks are set, and for others."""
+    own = graph_model(model)
+    if own is None or own.training:
+        return None
+    with alone():  # waits for hooks that fgai sets in another thread
+        for module in own.modules():
+            if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
+                return None
+            if isinstance(module, TappedLayer) and module.tap is not None:
+                return None
+        return own.layerwise()
+
+
 @typed
 def originals(*models: Any) -> tuple[Any, ...]:
     """Return models as they were before `torch.compile`, with one note if some are compiled.

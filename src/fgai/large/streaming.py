@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention import Stage, adapter_of, evaluating, find_layers, model_name, unwrapped
+from fgai.attention import Stage, evaluating, find_layers, model_name, stages_of, unwrapped
 from fgai.attention.calls import HEADS
 from fgai.errors import InputError, RanksError
 from fgai.graph import Graph
@@ -177,7 +177,7 @@ class _LayerPass(_ExactPass):
         one = Adjacency.from_sorted(none, none, 1)
         bare.check_graph(Graph(one, stored.features(slice(0, 1)), name=stored.name, **fields))
         with evaluating(model):
-            layerwise = adapter_of(model).layerwise()
+            layerwise = stages_of(model)
         if layerwise is None:
             raise InputError(
                 f"{model_name(model)} cannot be computed row by row: it has hooks, is not for nodes, or mixes"

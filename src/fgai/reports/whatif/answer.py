@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fgai.alone import with_gradients
 from fgai.attacks import Budget, Objective, PGDInjection
-from fgai.attention import AttentionMap, Layerwise, adapter_of, limits_of, model_name, observe, prepared
+from fgai.attention import AttentionMap, Layerwise, limits_of, model_name, observe, prepared, stages_of
 from fgai.attention.interface import originals
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.checks import whole
@@ -227,7 +227,7 @@ def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[i
 def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
     """The receptive field of a node, prepared, and the nodes in it; the whole graph if it is not known."""
     ready = prepared(model, graph)
-    stages = adapter_of(model).layerwise() if body_of(model) and ready.edge_weight is None else None
+    stages = stages_of(model) if body_of(model) and ready.edge_weight is None else None
     if not isinstance(stages, Layerwise):
         return ready, torch.arange(ready.num_nodes, device=ready.device)
     inside = torch.zeros(ready.num_nodes, dtype=torch.bool, device=ready.device)
