@@ -21,6 +21,8 @@ from support.attention_cases import (
     EDGES,
     FEATURES,
     NODES,
+    assert_same_edges,
+    assert_sums,
     assert_unchanged,
     make_features,
     make_model,
@@ -56,7 +58,7 @@ def test_own_models_record_and_perturb(kind):
     logits, attention = seen_by(model, graph)
     assert torch.equal(logits, plain)
     assert [w.num_heads for w in attention] == [2, 1]
-    attention.check_sums()
+    assert_sums(attention)
     assert all(w.adjacency is graph.adjacency for w in attention)
     assert attention.last.keys is graph.keys
     zeros = {0: torch.zeros(graph.num_edges), 1: torch.zeros(graph.num_edges, 1)}
@@ -76,7 +78,7 @@ def test_own_models_in_training_record_before_dropout(kind):
     torch.manual_seed(0)
     logits, attention = seen_by(model, graph)
     assert torch.equal(logits, plain)
-    attention.check_sums()
+    assert_sums(attention)
     grads = torch.autograd.grad((attention[0].values ** 2).sum(), list(model.parameters()), allow_unused=True)
     assert any(g is not None and float(g.abs().sum()) > 0 for g in grads)
 
@@ -121,7 +123,7 @@ def test_call_model_gives_user_models_features_and_edges():
     looped, _ = graph.add_self_loops()
     assert torch.equal(attention.last.keys, looped.keys)
     again, same = seen_by(model, looped)  # PyG replaces loops that are there already
-    same.require_same_edges(attention)
+    assert_same_edges(same, attention)
     torch.testing.assert_close(again, logits)
 
 

@@ -11,6 +11,7 @@ from fgai.attention import AttentionMap, LayerAttention, hop_rows, observe, touc
 from fgai.errors import AttentionError, InputError
 from fgai.hetero import HeteroView
 from fgai.metrics.removal import _edge_ranking, _predict_without
+from support.attention_cases import assert_sums
 from support.hetero_cases import AUTHORS, CITES, KINDS, PAPERS, WIDTHS, WRITES, hetero_data, hetero_model
 
 DATA = hetero_data()
@@ -168,7 +169,7 @@ class TestMaps:
         view = HeteroView(data)
         attention = observe(view.wrap(hetero_model(kind, data)), view.graph).attention
         joined = attention.joined()
-        joined.check_sums()
+        assert_sums(joined)
         assert [w.name for w in joined] == ["conv1", "conv2"] and joined.depths == [0, 1]
         assert torch.equal(joined.last.keys, view.graph.keys)
         reduced = attention.over_layers("mean")

@@ -15,6 +15,7 @@ from fgai.attention import record
 from fgai.models import GCN, GCNLayer
 from fgai.models.gcn import _normalised_weights
 from fgai.training import make_faithful, train
+from support.attention_cases import assert_sums
 from support.forward import adding, seen_by
 from support.graph_cases import small_data
 
@@ -86,7 +87,7 @@ def test_shares_sum_to_one_and_can_be_perturbed(gated: bool) -> None:
     data, model = graph(loops=False), GCN.for_data(graph(), gated=gated, hidden_channels=6).eval()
     logits, attention = seen_by(model, model.prepare(data))
     assert logits.shape == (11, 3) and len(attention) == 2
-    attention.check_sums()
+    assert_sums(attention)
     torch.testing.assert_close(logits, model(data))
     with record(model, perturb=adding({1: torch.full((attention.last.num_edges, 1), 0.1)})):
         assert not torch.allclose(model(data), logits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
@@ -17,12 +16,8 @@ from fgai.sparse import Adjacency, edge_keys, edge_name, key_ends, match_edges
 from fgai.sparse.adjacency import pointers
 from fgai.typed import typed
 
-Reduce = str | Callable[[Tensor], Tensor]
-"""From heads to one number an edge: a word, or a function of the attention [E, H]."""
-
 REDUCTIONS = ("log", "mean", "max")
 
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _LOG_OF_ZERO = -1e6
 """In place of log 0: below the logarithm of every positive float64 by more than `exp` can tell from 0."""
 
@@ -164,31 +159,13 @@ class LayerAttention:
         other.__dict__["scores"] = scores
         return other
 
-    def ranking(self, reduce: Reduce = "log") -> Tensor:
+    def ranking(self) -> Tensor:
         """Return the numbers [E] that rank the neighbours of a node, the largest first.
 
-        By `"log"`, the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
+        They are the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
         neighbours of a node, so a new neighbour cannot reorder the others in a layer with unchanged inputs.
         Numbers of different nodes are not comparable; those of `explanation`, in the same order, are.
-
-        Args:
-            reduce: `"log"`, `"mean"`, `"max"`, or a function from the attention [E, H] to [E].
-
-        Example:
-            >>> import torch
-            >>> w = LayerAttention.from_edges(torch.tensor([[0.9, 0.1], [0.1, 0.9]]), [0, 1], [1, 1], 2)
-            >>> w.ranking(lambda heads: heads[:, 0]).tolist()
-            [0.8999999761581421, 0.10000000149011612]
         """
-        if not isinstance(reduce, str):
-            ranks = reduce(self.values)
-            if not isinstance(ranks, Tensor) or ranks.shape != self.values.shape[:1]:
-                got = tuple(ranks.shape) if isinstance(ranks, Tensor) else type(ranks).__name__
-                raise InputError(f"`reduce` must return shape [{self.num_edges}], got {got}")
-            return ranks
-        checks.one_of(reduce, "reduce", REDUCTIONS)
-        if reduce != "log":
-            return self.heads(reduce)
         if self.scores is not None:
             return self.scores
         return self.values.squeeze(1) if self.num_heads == 1 else _mean_log(self.values)
@@ -204,7 +181,9 @@ class LayerAttention:
         """
         if self.scores is None and self.num_heads == 1:
             return self.values.squeeze(1).double()
-        shares = _row_softmax(self.ranking().double(), self.rowptr)
+        ranks, row = self.ranking().double(), row_index(self.rowptr, self.num_edges)
+        raised = (ranks - row_max(ranks, self.rowptr)[row]).exp()
+        shares = raised / row_sum(raised, self.rowptr)[row]
         return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
 
     def heads(self, how: str | int = "mean") -> Tensor:
@@ -316,20 +295,6 @@ class LayerAttention:
             0, self.destination, self.values
         )
 
-    def check_sums(self, tolerance: float | None = None) -> None:
-        """Raise `AttentionError` unless the attention of every node with an incoming edge sums to one.
-
-        It may be off by `tolerance`: by default 1e-8 in float64, 1e-4 in float32, 0.05 below.
-        """
-        slack = _TOLERANCE.get(self.values.dtype, 0.05) if tolerance is None else tolerance
-        off = (self.sums().detach().double() - 1).abs().amax(dim=1) * (self.degree > 0)
-        if off.numel() and not float(off.max()) <= slack:
-            worst = int(off.nan_to_num(nan=float("inf")).argmax())
-            raise AttentionError(
-                f"attention of layer {self.name!r} must sum to one at every node, but at node {worst} it is"
-                f" {float(off[worst]):.3g} away (allowed {slack:g})"
-            )
-
     def _require_unique(self) -> None:
         if self.has_duplicates:
             first = int(self.keys[1:][self.keys[1:] == self.keys[:-1]][0])
@@ -359,10 +324,3 @@ def _mean_log(values: Tensor) -> Tensor:
     """Mean over the heads of log-attention, from [E, H] to float64 [E]; a weight of 0 is below all others."""
     some = values > 0
     return mean_heads(torch.where(some, torch.where(some, values, 1.0).double().log(), _LOG_OF_ZERO))
-
-
-def _row_softmax(scores: Tensor, rowptr: Tensor) -> Tensor:
-    """Softmax of [E] over the edges of each row."""
-    row = row_index(rowptr, scores.shape[0])
-    raised = (scores - row_max(scores, rowptr)[row]).exp()
-    return raised / row_sum(raised, rowptr)[row]

@@ -124,7 +124,7 @@ class GraphView:
         elif isinstance(layer, str):
             attention = explanations.over_layers(layer)
         else:
-            attention = explanations.layer(layer)
+            attention = explanations[layer]
         confidence, predicted = observation.logits.double().softmax(1).max(1)
         row = task_of(graph).row_of(graph)
         return cls(
