@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, range_norm
 from fgai.typed import typed
 
-R = TypeVar("R")
 Limiter = Callable[[Any], None]
 """Adds limits to a layer, in place."""
 
@@ -65,10 +64,7 @@ class Limits(nn.Module):
         self.register_buffer("radius", torch.full((), torch.inf))
         self.register_buffer("usual", torch.zeros(()))
         self.straight, self.derived = False, derived
-        self._reader: Callable[[Limits, Tensor], Tensor] | None = None
-        self._points: tuple[Tensor, Tensor] | None = None
-        self._record: list[Tensor] | None = None
-        self._count: list[int] | None = None
+        self._override: Callable[[Tensor], Tensor] | None = None
 
     def extra_repr(self) -> str:
         """Show the size, and how wide the ranges are."""
@@ -77,21 +73,13 @@ class Limits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`."""
-        out = self.clip(x) if self._reader is None else self._reader(self, x)
-        if self._points is not None:
-            out = self._replaced(out, *self._points)
-        if self._record is not None:
-            self._record.append(self.points_of(out.detach().view(-1, *self.low.shape)))
-        return out
+        return self.clip(x) if self._override is None else self._override(x)
 
     def clip(self, x: Tensor, *, copied: bool = False) -> Tensor:
         """Return `x` [N, ...] clipped; with `copied`, to a copy of the range, which may then be widened."""
         bounds = [self.low.view(x.shape[1:]), self.high.view(x.shape[1:]), self.radius]
         if copied:
             bounds = [bound.clone() for bound in bounds]
-        if self._count is not None:
-            self._count[0] += int(clip(x.detach(), *bounds).ne(x.detach()).sum())
-            self._count[1] += x.numel()
         return clip(x, *bounds, straight=self.straight)
 
     def at(self, points: Tensor) -> Tensor:
@@ -150,17 +138,9 @@ class Limits(nn.Module):
         for name, values in {"low": low, "high": high, "radius": radius, "usual": usual}.items():
             getattr(self, name).copy_(values)
 
-    def _replaced(self, x: Tensor, points: Tensor, chosen: Tensor) -> Tensor:
-        """Replace the chosen ones of the last rows by points of the unit box."""
-        first = x.shape[0] - points.shape[0]
-        mask = chosen.view(-1, *[1] * (x.dim() - 1))
-        values = clip(self.at(points), self.low, self.high, self.radius, straight=self.straight)
-        rows = torch.where(mask, values.view(-1, *x.shape[1:]).to(x.dtype), x[first:])
-        return torch.cat([x[:first], rows])
-
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the settings of a block."""
-        return {**self.__dict__, "_reader": None, "_points": None, "_record": None, "_count": None}
+        """Leave out what a block sets."""
+        return {**self.__dict__, "_override": None}
 
 
 def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
@@ -195,15 +175,26 @@ def limits_of(model: nn.Module) -> list[Limits]:
     return [module for module in model.modules() if isinstance(module, Limits)]
 
 
+Clip = Callable[[Tensor], Tensor]
+Step = Callable[[Limits, Clip, Tensor], Tensor]
+"""(limits, what clips to them, values [N, ...]) → values that the layer uses."""
+
+
 @contextmanager
-def _set(changes: Iterable[tuple[Limits, str, Any]], result: R) -> Iterator[R]:
-    """Set attributes of limits for a block, which gets `result`; such blocks in other threads wait."""
+def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
+    """Set attributes of limits for a block; such blocks in other threads wait."""
     with ExitStack() as stack:
         stack.enter_context(alone())
         for limits, name, value in changes:
             stack.callback(setattr, limits, name, getattr(limits, name))
             setattr(limits, name, value)
-        yield result
+        yield
+
+
+@typed
+def overriding(limits: Iterable[Limits], step: Step) -> AbstractContextManager[None]:
+    """Call `step` in place of clipping to some limits in the block; blocks may be nested."""
+    return _set((one, "_override", partial(step, one, one._override or one.clip)) for one in limits)
 
 
 @typed
@@ -222,7 +213,7 @@ def measuring(
     """
     runs_of: dict[Limits, list[Tensor]] = {}
 
-    def read(limits: Limits, x: Tensor) -> Tensor:
+    def step(limits: Limits, _: Any, x: Tensor) -> Tensor:
         rows = x if nodes is None else x[nodes]
         every = max(1, rows.shape[0] // SAMPLE) if sampled else 1
         runs = runs_of.setdefault(limits, [])  # a layer that runs twice has one range for both
@@ -233,33 +224,30 @@ def measuring(
         runs.append((out if nodes is None else out[nodes]).detach())
         return out
 
-    return _set(((limits, "_reader", read) for limits in limits_of(model)), None)
-
-
-@typed
-def collecting(
-    limits: Sequence[Limits], note: Callable[[Limits, Tensor], None]
-) -> AbstractContextManager[None]:
-    """Call `note` with some limits and the values that reach them in the block; nothing is clipped."""
-
-    def read(limits: Limits, x: Tensor) -> Tensor:
-        note(limits, x.detach())
-        return x
-
-    return _set(((one, "_reader", read) for one in limits), None)
+    return overriding(limits_of(model), step)
 
 
 @typed
 def straight_through(model: nn.Module) -> AbstractContextManager[None]:
     """Let gradients pass straight through a model's limits in the block."""
-    return _set(((limits, "straight", True) for limits in limits_of(model)), None)
+    return _set((limits, "straight", True) for limits in limits_of(model))
 
 
 @typed
-def counting(model: nn.Module) -> AbstractContextManager[list[int]]:
+@contextmanager
+def counting(model: nn.Module) -> Iterator[list[int]]:
     """Count the numbers that limits clip in the block; gives it `[clipped, total]`."""
     count = [0, 0]
-    return _set(((limits, "_count", count) for limits in limits_of(model)), count)
+
+    def step(limits: Limits, clip_rows: Clip, x: Tensor) -> Tensor:
+        before = x.detach().clone()  # `clip` may overwrite it
+        out = clip_rows(x)
+        count[0] += int(out.detach().ne(before).sum())
+        count[1] += x.numel()
+        return out
+
+    with overriding(limits_of(model), step):
+        yield count
 
 
 @typed
@@ -276,7 +264,16 @@ def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> Abstrac
 
     `points` holds new values for limits, [M, ...] in the unit box; gradients reach them.
     """
-    return _set(((limits, "_points", (values, chosen)) for limits, values in points.items()), None)
+
+    def step(limits: Limits, clip_rows: Clip, x: Tensor) -> Tensor:
+        out, values = clip_rows(x), limits.at(points[limits])
+        first = out.shape[0] - values.shape[0]
+        values = clip(values, limits.low, limits.high, limits.radius, straight=limits.straight)
+        mask = chosen.view(-1, *[1] * (out.dim() - 1))
+        last = torch.where(mask, values.view(-1, *out.shape[1:]).to(out.dtype), out[first:])
+        return torch.cat([out[:first], last])
+
+    return overriding(list(points), step)
 
 
 @typed
@@ -288,13 +285,6 @@ def replacing_entry(entry: Sequence[Limits], points: Tensor) -> AbstractContextM
     parts = zip(entry, torch.split(points, sizes, dim=1), strict=True)
     by_limits = {limits: part.reshape(-1, *limits.low.shape) for limits, part in parts}
     return replacing_values(by_limits, torch.ones(len(points), dtype=torch.bool, device=points.device))
-
-
-@typed
-def recording_values(entry: Sequence[Limits]) -> AbstractContextManager[dict[Limits, list[Tensor]]]:
-    """Record clipped values in the block as points of the unit box, [N, ...] for each of `entry` and pass."""
-    records: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
-    return _set(((limits, "_record", values) for limits, values in records.items()), records)
 
 
 def _limit_own(layer: TappedLayer) -> None:

@@ -69,7 +69,7 @@ def _module_alteration(
         for name in ("tap", "watch"):
             if getattr(module, name) is not None:
                 return f"has a `{name}`, which may change its attention"
-    if isinstance(module, Limits) and (module._reader is not None or module._points is not None):
+    if isinstance(module, Limits) and (module._override is not None):
         return "are limits that are being measured or overridden"
     replaced = next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
     if replaced is not None:
