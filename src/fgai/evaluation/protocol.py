@@ -20,7 +20,7 @@ from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.run import _Run
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.models import as_graph
 from fgai.progress import shown
 from fgai.records import Meter, plain, provenance
@@ -144,7 +144,7 @@ def describe(graph: Graph) -> dict[str, Any]:
     names = {} if graph.class_names is None else {"class_names": list(graph.class_names)}
     return {
         "name": graph.name,
-        "fingerprint": fingerprint_of(graph),
+        "fingerprint": fingerprint(graph),
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "features": graph.num_features,

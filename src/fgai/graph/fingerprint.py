@@ -80,14 +80,9 @@ def content_fingerprint(num_nodes: int, num_features: int, pieces: Iterable[Piec
     return _digest(f"fgai graph 1 {num_nodes} {num_features}\n", pieces)
 
 
-def fingerprint_of(graph: Graph) -> str:
-    """Return the fingerprint of a graph, computed once per graph object."""
-    return cached_on(graph, "fingerprint", lambda: fingerprint(graph))
-
-
 @typed
 def fingerprint(graph: Graph) -> str:
-    """Return a hash of the edges with their values, the features and the labels of a graph.
+    """Return a hash of the edges with their values, the features and the labels of a graph, computed once.
 
     The same content gives the same 32 hexadecimal digits on every platform and device, whether features are
     dense or sparse, float32 or float64. Masks, encodings and the name do not enter.
@@ -98,6 +93,10 @@ def fingerprint(graph: Graph) -> str:
         >>> len(fingerprint(pair)), fingerprint(pair) == fingerprint(pair.replace(name="other"))
         (32, True)
     """
+    return cached_on(graph, "fingerprint", lambda: _fingerprint(graph))
+
+
+def _fingerprint(graph: Graph) -> str:
     pieces = [Piece("", "<i8", [graph.keys])]
     if graph.features is not None:
         spot, value = _entries(graph.features)

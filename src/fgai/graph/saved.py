@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fgai.errors import CheckpointError
 from fgai.graph.change import GraphChange, both_ways
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.graph.graph import Graph
 from fgai.records import Document, weights_hash
 from fgai.typed import typed
@@ -85,7 +85,7 @@ class ChangeRecord(Document):
         """Return the record of a change for this model and this graph."""
         return cls(
             model=weights_hash(model),
-            graph=fingerprint_of(graph),
+            graph=fingerprint(graph),
             node=node,
             removed_edges=[list(pair) for pair in removed_edges],
             added_edges=[list(pair) for pair in added_edges],
@@ -105,7 +105,7 @@ class ChangeRecord(Document):
         """
         for kind, ours, theirs in (
             ("model", weights_hash(model), self.model),
-            ("graph", fingerprint_of(graph), self.graph),
+            ("graph", fingerprint(graph), self.graph),
         ):
             if ours != theirs:
                 raise CheckpointError(

@@ -18,7 +18,7 @@ from fgai.checks import whole
 from fgai.errors import InputError, collected
 from fgai.explanations.node import check_node
 from fgai.graph import ChangeRecord, Graph
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.models import as_graph
 from fgai.models.base import body_of
 from fgai.objectives import Clean
@@ -120,7 +120,7 @@ class WhatIf:
             "classes": None if graph.class_names is None else list(graph.class_names),
             "labels": None if graph.y is None else graph.y.tolist(),
             "typical": typical_classes(graph),
-            "hash": fingerprint_of(graph),
+            "hash": fingerprint(graph),
             "graph": values,
             "models": [
                 {
@@ -152,7 +152,7 @@ class WhatIf:
 
     def change(self, name: str, values: Mapping[str, Any]) -> ChangeRecord:
         """Return the record of a change that a page sent, for one of the models."""
-        own = {"model": weights_hash(self.models[name]), "graph": fingerprint_of(self.graph)}
+        own = {"model": weights_hash(self.models[name]), "graph": fingerprint(self.graph)}
         return ChangeRecord.from_dict({**values, "kind": ChangeRecord.KIND, "schema": 1, **own})
 
     def view(self, name: str, change: ChangeRecord) -> tuple[NodeAnswer, NodeAnswer]:
