@@ -87,7 +87,7 @@ _COLLECTED: ContextVar[list[Warning] | None] = ContextVar("collected warnings", 
 
 
 @contextmanager
-def collected() -> Iterator[list[Warning]]:
+def collect_warnings() -> Iterator[list[Warning]]:
     """Collect fgai's warnings of this thread inside the block instead of showing them; blocks may be nested.
 
     `warnings.catch_warnings` would change the filters of all threads. Repeat the warnings with `warn`.

@@ -114,8 +114,8 @@ class Objective:
         return _scalar(self.loss(logits, attention, clean), self.name)
 
     @torch.no_grad()
-    def judged(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return the damage, without gradients."""
+    def value(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the damage, or the loss where there is none, without gradients."""
         judge = self.loss if self.damage is None else self.damage
         return _scalar(judge(logits, attention, clean), self.name).detach()
 

@@ -1,8 +1,8 @@
-"""Progress of long work: stages count their steps, and `shown` displays them.
+"""Progress of long work: stages count their steps, and `show_progress` displays them.
 
 On a terminal that is one line that changes, elsewhere a new line every few seconds. The time left is measured
 from the steps of the stage that are done.
-Without `shown`, counting a step costs a call and nothing is written.
+Without `show_progress`, counting a step costs a call and nothing is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["Bar", "current_stage", "shown", "stage"]
+__all__ = ["Bar", "current_stage", "show_progress", "stage"]
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,7 @@ class Bar:
         self.note = self.note if note is None else note
         _show()
 
-    def tell(self, note: str) -> None:
+    def set_note(self, note: str) -> None:
         """Show what comes next."""
         self.advance(0, note)
 
@@ -82,7 +82,7 @@ def current_stage() -> Bar:
 
 
 @contextmanager
-def shown(show: bool | None = None, console: Console | None = None) -> Iterator[None]:
+def show_progress(show: bool | None = None, console: Console | None = None) -> Iterator[None]:
     """Show the stages of the block on standard error, or on the display that is already open.
 
     Args:

@@ -23,7 +23,6 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone
 from fgai.attention.hooks import Perturb, find_layers, record
 from fgai.attention.interface import (
     Call,
@@ -47,6 +46,7 @@ from fgai.graph import Graph
 from fgai.graph.fields import VALUES
 from fgai.sparse import Adjacency, edge_keys
 from fgai.tasks import link_logits
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 HEADS = ("each", "mean")
@@ -416,7 +416,7 @@ def _observe(
         tensor = output if isinstance(output, Tensor) else None
         runs.append(LayerRun(layer, inputs, tensor, -1 if tensor is None else tensor._version))
 
-    with alone(), ExitStack() as stack:
+    with exclusive(), ExitStack() as stack:
         for layer in find_layers(uncompiled(model)).values() if inputs else ():
             stack.callback(layer.register_forward_hook(after).remove)
         tape = stack.enter_context(record(model, perturb=perturb, ranked=ranked))
@@ -447,7 +447,7 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
 
         return note
 
-    with alone():
+    with exclusive():
         before = [(layer.watch, layer.ranked) for layer in layers.values()]
         try:
             for name, layer in layers.items():

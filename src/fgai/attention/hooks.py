@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone
 from fgai.attention.interface import (
     Adapter,
     EdgeType,
@@ -30,6 +29,7 @@ from fgai.attention.layer import LayerAttention, mean_heads
 from fgai.attention.map import AttentionMap
 from fgai.errors import AttentionError, InputError
 from fgai.sparse import Adjacency, edge_keys
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 T = TypeVar("T")
@@ -272,7 +272,7 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
     model = uncompiled(model)
     layers = find_layers(model)
     tape = Tape(perturb, ranked=ranked, layout=_layout_of(model))
-    with alone(), ExitStack() as stack:
+    with exclusive(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         begin = model.register_forward_pre_hook(

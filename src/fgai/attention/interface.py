@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from fgai.alone import alone
 from fgai.errors import AttentionError, FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.sparse import Adjacency, Features
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -201,7 +201,7 @@ def stages_of(model: nn.Module) -> Layerwise | None:
     own = graph_model(model)
     if own is None or own.training:
         return None
-    with alone():  # waits for hooks that fgai sets in another thread
+    with exclusive():  # waits for hooks that fgai sets in another thread
         for module in own.modules():
             if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
                 return None
@@ -250,7 +250,7 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
     """Put `model` in evaluation mode for the block, then restore the flag of every module, also on error.
 
-    Gradients to inputs and to attention still flow. Such blocks in other threads wait (see `fgai.alone`).
+    Gradients to inputs and to attention still flow. Such blocks in other threads wait (see `fgai.threads`).
 
     Args:
         model: any module.
@@ -265,7 +265,7 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
         >>> model.training, model[0].weight.requires_grad
         (True, True)
     """
-    with alone():
+    with exclusive():
         flags = [(module, module.training) for module in model.modules()]
         grads = [(parameter, parameter.requires_grad) for parameter in model.parameters()] if freeze else []
         was_training = model.training
@@ -291,7 +291,7 @@ def duplicate(model: ModelT) -> ModelT:
     Tensors of the last forward pass that layers keep (SuperGATConv does) are detached: `copy.deepcopy`
     refuses them while they carry a gradient history.
     """
-    with alone():
+    with exclusive():
         values = (value for module in model.modules() for value in vars(module).values())
         passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]
         return copy.deepcopy(model, {id(value): value.detach().clone() for value in passing})

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.alone import alone
 from fgai.attention.hooks import find_layers, nearest
 from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, range_norm
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 Limiter = Callable[[Any], None]
@@ -184,7 +184,7 @@ Step = Callable[[Limits, Clip, Tensor], Tensor]
 def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
     """Set attributes of limits for a block; such blocks in other threads wait."""
     with ExitStack() as stack:
-        stack.enter_context(alone())
+        stack.enter_context(exclusive())
         for limits, name, value in changes:
             stack.callback(setattr, limits, name, getattr(limits, name))
             setattr(limits, name, value)

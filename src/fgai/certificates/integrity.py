@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from fgai.alone import alone
 from fgai.attention import LayerAttention, LayerRun, Limits, TappedLayer, find_layers
 from fgai.errors import AttentionError
 from fgai.graph import Graph
 from fgai.models import AttentionLayer, body_of, capabilities_of
 from fgai.models.layer import InputNorm, Projection
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 _LAYERS = (AttentionLayer, Projection, InputNorm, Limits)
@@ -44,7 +44,7 @@ def find_alteration(model: nn.Module) -> str | None:
     fgai's or PyTorch's own, without hooks on the forward pass, taps, methods replaced on an instance or a
     class, parametrisations or compiled calls. Waits until fgai's hooks of another thread are removed.
     """
-    with alone():
+    with exclusive():
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             return "a hook on all modules may change what they return"
         kinds = {type(module) for module in model.modules()}

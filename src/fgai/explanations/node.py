@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import (
     LayerAttention,
@@ -42,6 +41,7 @@ from fgai.graph import Graph
 from fgai.metrics.removal import combined
 from fgai.models import as_graph
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.typed import typed
 
 Names = Sequence[str] | Mapping[int, str]

@@ -73,7 +73,7 @@ class GraphChange:
         return GraphChange(*(None if p is None else p.detach().clone() for p in parts))
 
 
-class SeenEdges:
+class ChangedEdges:
     """A copy of the edges and rows of a change, to tell whether later changes have the same.
 
     The tensors compared last are recognised without being read, which would wait for the device.
@@ -83,7 +83,7 @@ class SeenEdges:
         self._copy = replace(change, features=None, delta=None, entry_values=None).detach()
         self._remember(change)
 
-    def same(self, change: GraphChange) -> bool:
+    def match(self, change: GraphChange) -> bool:
         """Whether `change` has these edges and rows."""
         tensors = [getattr(change, name) for name in _EDGES]
         identical = all(one is two for one, two in zip(tensors, self._tensors, strict=True))

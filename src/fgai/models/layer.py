@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone
 from fgai.attention import Limits, TappedLayer
 from fgai.attention.layer import mean_heads
 from fgai.checks import at_least, fraction, memory, one_of, rate, whole
@@ -29,6 +28,7 @@ from fgai.ops import (
 )
 from fgai.ops.capture import add_columns
 from fgai.sparse import Adjacency, Features
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 SCORES = ("additive", "dynamic", "dot")
@@ -166,7 +166,7 @@ class AttentionLayer(TappedLayer):
 
         Waits for blocks of other threads that set switches of the limits.
         """
-        with alone():
+        with exclusive():
             return self._sides(x)
 
     def _sides(self, x: Tensor | Features, num_nodes: int | None = None) -> tuple[Tensor, Tensor, Tensor]:

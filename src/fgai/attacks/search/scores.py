@@ -52,7 +52,7 @@ def _damage_at(site: _InjectionSite, objective: Objective, losses: Sequence[str]
 
     def score(view: _SiteOutput) -> tuple[Tensor, Tensor]:
         assert view.outputs is not None
-        damage = [objective.judged(logits, attention, clean) for logits, attention in view.outputs]
+        damage = [objective.value(logits, attention, clean) for logits, attention in view.outputs]
         return _values(site, objective)(view), torch.stack(damage)
 
     return score

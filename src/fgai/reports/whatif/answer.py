@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import with_gradients
 from fgai.attacks import Budget, Objective, PGDInjection
 from fgai.attention import AttentionMap, Layerwise, limits_of, model_name, observe, prepared, stages_of
 from fgai.attention.interface import originals
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.checks import whole
-from fgai.errors import InputError, collected
+from fgai.errors import InputError, collect_warnings
 from fgai.explanations.node import check_node
 from fgai.graph import ChangeRecord, Graph
 from fgai.graph.fingerprint import fingerprint
@@ -26,6 +25,7 @@ from fgai.records import weights_hash
 from fgai.reports.whatif.payload import LARGEST, graph_values, in_browser, model_values, typical_classes
 from fgai.sparse import Adjacency
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.typed import typed
 
 NEIGHBOURS = (1, 2, 5)
@@ -189,7 +189,7 @@ class WhatIf:
         stored = self.graph.features.stored
         box = (min(0.0, float(stored.min())), float(stored.max()))
         budget = Budget(nodes=1, edges=1, box=box, steps=STEPS, step_size=0.1)
-        with collected():  # that the search found little is seen on the page
+        with collect_warnings():  # that the search found little is seen on the page
             objective = Objective("class before", away, reads="logits", node_mean=True)
             result = PGDInjection(budget, objective).run(
                 network, graph.replace(test_mask=members == change.node)

@@ -19,7 +19,7 @@ _LOCK = threading.RLock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def exclusive() -> Iterator[None]:
     """Run a block while no other thread runs one; blocks of one thread may be nested."""
     with _LOCK:
         yield
@@ -29,7 +29,7 @@ def alone() -> Iterator[None]:
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Draw from `seed` inside the block, alone, and leave the global generators as they were."""
     cuda = device.type == "cuda"
-    with alone(), torch.random.fork_rng([device] if cuda else []):
+    with exclusive(), torch.random.fork_rng([device] if cuda else []):
         torch.default_generator.manual_seed(seed)
         if cuda:
             with torch.cuda.device(device):
