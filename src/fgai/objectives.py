@@ -82,15 +82,16 @@ class Objective:
         constrained: whether a value below zero means that a demand was not met.
         damage: (logits, attention, clean) → the scalar that is reported, larger for a stronger attack; None
             takes the loss.
-        classes: whether the damage is one minus the task's score: a search may climb any loss of wrong rows.
-        explanation: the loss as a sum over rows of attention, where it is one.
+        row_losses: whether searches may climb any of `ROW_LOSSES` in place of the loss, since the damage is one
+            minus the task's score.
+        top_k_margin: the loss as a sum over rows of attention, where it is one.
 
     Raises:
         InputError: another word in `reads`, or a mean over rows that reads attention.
 
     Example:
         >>> spread = Objective("spread", lambda logits, attention, clean: logits.std(), reads="logits")
-        >>> spread.name, spread.explanation is None
+        >>> spread.name, spread.top_k_margin is None
         ('spread', True)
     """
 
@@ -100,8 +101,8 @@ class Objective:
     node_mean: bool = False
     constrained: bool = False
     damage: Loss | None = None
-    classes: bool = False
-    explanation: Explanation | None = None
+    row_losses: bool = False
+    top_k_margin: TopKMargin | None = None
 
     def __post_init__(self) -> None:
         one_of(self.reads, "reads", READS)
@@ -174,7 +175,7 @@ def _gap(scores: Tensor, own: Tensor) -> Tensor:
 
 
 @typed
-class Explanation:
+class TopKMargin:
     """The top-k margin: push outsiders above members of the clean top-k.
 
     At a node with more than k clean neighbours, on the original edges that are still there, let
@@ -256,61 +257,17 @@ def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     return total / max(1, len(attention.layers))
 
 
-class _Preserving:
-    """Another explanation for the same prediction: the explanation objective, as long as classes stay.
-
-    With K the share of attacked nodes that keep their predicted class, the value is
-
-        Explanation(k)   if K >= keep,        K - keep < 0   otherwise,
-
-    so that every change that keeps the classes beats every change that does not, and the best of those wins.
-    A jump has no gradient; climbed in its place is `explanation - hinge` while classes hold and `-hinge`
-    once too many have gone, with
-
-        hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
-
-    own being the clean prediction. The damage is the same with the share of the top-k that touched nodes lost
-    in the place of `Explanation(k)`.
-    """
-
-    def __init__(self, k: int, keep: float, slack: float) -> None:
-        if not 0 < keep <= 1:
-            raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
-        self.keep, self.slack, self._explanation = keep, slack, Explanation(k)
-
-    def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        gained = self._explanation(logits, attention, clean)
-        own = clean.logits[clean.nodes].argmax(1)
-        gap = -_gap(log_softmax(logits[clean.nodes], dim=1), own)
-        hinge = (self.slack - gap).clamp(min=0).mean()
-        kept = self._kept(logits, clean).to(gained.dtype)
-        holds = kept >= self.keep
-        value = torch.where(holds, gained, kept - self.keep).detach()
-        guide = torch.where(holds, gained, 0.0) - hinge
-        return guide + (value - guide.detach())
-
-    def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        kept = self._kept(logits, clean)
-        if bool(kept >= self.keep):
-            return self._explanation.damage(logits, attention, clean)
-        return kept - self.keep
-
-    @staticmethod
-    def _kept(logits: Tensor, clean: Clean) -> Tensor:
-        """Share of the attacked rows that keep their predicted class."""
-        rows = clean.nodes
-        return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
-
-
-PREDICTION = Objective("prediction", prediction, "logits", node_mean=True, damage=_wrong_share, classes=True)
+PREDICTION = Objective(
+    "prediction", prediction, "logits", node_mean=True, damage=_wrong_share, row_losses=True
+)
 MARGIN = Objective("margin", margin_loss, "logits", node_mean=True, damage=_wrong_share)
 
 
 @typed
 def explanation(k: int = 5) -> Objective:
-    """Return the objective of `Explanation`: another top-k."""
-    smooth = Explanation(k)
-    return Objective("explanation", smooth, "ranking", damage=smooth.damage, explanation=smooth)
+    """Return the objective of `TopKMargin`: another top-k."""
+    smooth = TopKMargin(k)
+    return Objective("explanation", smooth, "ranking", damage=smooth.damage, top_k_margin=smooth)
 
 
 INTRUDERS = Objective("intruders", _intruders, "ranking")
@@ -320,13 +277,45 @@ INTRUDERS = Objective("intruders", _intruders, "ranking")
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of another top-k while predicted classes stay.
 
+    With K the share of attacked nodes that keep their predicted class, the loss is
+
+        TopKMargin(k)   if K >= keep,        K - keep < 0   otherwise,
+
+    so that every change that keeps the classes beats every change that does not. A jump has no gradient, so
+    the gradient is that of `TopKMargin(k) - hinge` while classes hold, of `-hinge` once too many have gone:
+
+        hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
+
+    own being the clean prediction. The damage has the share of the top-k that touched nodes lost in the place
+    of `TopKMargin(k)`.
+
     Args:
         k: size of the explanation.
         keep: share of the attacked nodes that must keep their class, above 0 and at most 1.
         slack: distance to the class boundary, in nats, from which a hinge pushes back.
     """
-    value = _Preserving(k, keep, slack)
-    return Objective("preserving", value, "ranking", constrained=True, damage=value.damage)
+    if not 0 < keep <= 1:
+        raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
+    smooth = TopKMargin(k)
+
+    def share_kept(logits: Tensor, clean: Clean) -> Tensor:
+        rows = clean.nodes
+        return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
+
+    def loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        margin = smooth(logits, attention, clean)
+        own = clean.logits[clean.nodes].argmax(1)
+        hinge = (slack + _gap(log_softmax(logits[clean.nodes], dim=1), own)).clamp(min=0).mean()
+        kept = share_kept(logits, clean).to(margin.dtype)
+        value = torch.where(kept >= keep, margin, kept - keep).detach()
+        guide = torch.where(kept >= keep, margin, 0.0) - hinge
+        return guide + (value - guide.detach())
+
+    def damage(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        kept = share_kept(logits, clean)
+        return smooth.damage(logits, attention, clean) if bool(kept >= keep) else kept - keep
+
+    return Objective("preserving", loss, "ranking", constrained=True, damage=damage)
 
 
 OBJECTIVES: dict[str, Callable[[int], Objective]] = {

@@ -398,7 +398,7 @@ class _DamageAttack(Attack):
         return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
 
     def site(self, judge: Judge, change: GraphChange, variable: str = "features") -> _InjectionSite:
-        partial = self.objective.classes or self.objective.explanation is not None
+        partial = self.objective.row_losses or self.objective.top_k_margin is not None
         recompute = judge.recompute if partial else None
         reads = self.objective.reads
         return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, reads, variable)
