@@ -82,7 +82,7 @@ class Objective:
         constrained: whether a value below zero means that a demand was not met.
         damage: (logits, attention, clean) → the scalar that is reported, larger for a stronger attack; None
             takes the loss.
-        row_losses: whether searches may climb any of `ROW_LOSSES` in place of the loss, since the damage is one
+        row_losses: whether searches may climb any of `ROW_LOSSES` in place of the loss, as the damage is one
             minus the task's score.
         top_k_margin: the loss as a sum over rows of attention, where it is one.
 

@@ -151,7 +151,7 @@ def test_call_model_refuses_what_it_cannot_call():
         call_model(Pair(), make_graph())
     with pytest.raises(InputError, match="no node features"):
         call_model(make_model("gat"), make_graph().replace(features=None))
-    with pytest.raises(AttentionError, match=r"looked at: Linear"):
+    with pytest.raises(AttentionError, match=r"its modules are Linear"):
         seen_by(nn.Linear(2, 3), make_graph())
 
 

@@ -86,13 +86,13 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     (`edge_attr`, `edge_weight`, `batch`) needs no wrapping. For any other, `call` computes the logits from a
     PyG `Data` with exactly these fields. Attacks pass graphs with more nodes and edges to it.
 
-    On the first graph, outputs must not depend on the order of the edges. With `data` this is checked at
-    once, and the output for fgai's copy of the graph must equal the output for `data` itself.
+    Outputs must not depend on the order of the edges; this is checked on the first graph. With `data` it is
+    checked at once, and the output for fgai's copy of the graph must equal the output for `data` itself.
 
     Args:
-        model: trained or not; kept as it is inside, as `.model`.
-        call: `(model, data) → logits`, a row per node or per small graph. It must use the model it is given:
-            copies of it are trained and attacked.
+        model: trained or not; unchanged, as `.model` of the result.
+        call: `(model, data) → logits`, a row per node or per small graph. It must use its first argument:
+            copies of the model are trained and attacked.
         data: a PyG `Data` or a `Graph` to try it on; optional.
 
     Returns:
@@ -100,7 +100,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
 
     Raises:
         InputError: `call` is no function, `model` is one of fgai's own, or, with `data`, the call fails,
-            returns another shape, or another output for fgai's copy.
+            returns another shape, or returns another output for fgai's copy.
 
     Example:
         >>> import fgai, torch
@@ -164,7 +164,7 @@ def _check_edge_order(model: nn.Module, graph: Graph) -> None:
     """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
 
     fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per
-    edge would pair them with other edges. A model whose outputs differ from call to call is not judged.
+    edge would pair them with other edges. A model whose outputs differ from call to call is not checked.
     """
     name = model_name(model)
     checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
@@ -217,7 +217,7 @@ def _tensor(output: object, model: nn.Module) -> Tensor:
 
 
 def _fields_of(graph: Graph, order: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the fields of a graph by their names in PyG, edges at the positions `order` [K] if given."""
+    """Return the fields of a graph by their names in PyG; with `order` [K], the edges at these positions."""
     if graph.features is None:
         raise InputError(f"{graph.name!r} has no node features, which models need; give it some")
     on_edges = {name: value for name in VALUES if (value := getattr(graph, name)) is not None}
@@ -287,8 +287,8 @@ class LayerRun:
     Attributes:
         layer: the module.
         inputs: its positional arguments.
-        output: if it returned one tensor.
-        version: of the output's memory when it was returned; in-place changes raise it.
+        output: what it returned, if that is one tensor.
+        version: `output._version` when it was returned; in-place changes increase it.
     """
 
     layer: nn.Module
@@ -303,11 +303,11 @@ class Observation:
     """The result of one forward pass.
 
     Attributes:
-        graph: as the model read it.
+        graph: prepared for the model.
         logits: a row per node, link or small graph.
         attention: of every layer, before dropout: [E, H], or [E, 1] averaged over heads.
-        runs: one per layer of `attention`; empty unless requested, or if the runs do not match the layers.
-        ends_with_layer: whether the logits are the output of the last of `runs`, untouched.
+        runs: one per layer of `attention`, if requested; empty if the runs do not match the layers.
+        ends_with_layer: whether the logits are the unchanged output of the last of `runs`.
     """
 
     graph: Graph
@@ -329,8 +329,8 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
     `model(graph)`, any other as `model(x, edge_index)`, see `fgai.wrap`.
 
     Raises:
-        InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
-            returned something else than one tensor.
+        InputError: the graph has no features, the model does not take its values on edges, or the model
+            returned something other than one tensor.
     """
     if graph.entry_values is None:
         try:
@@ -368,11 +368,11 @@ def observe(
     perturb: Perturb | None = None,
     ranked: bool = True,
 ) -> Observation:
-    """Run the model once and return its logits and attention, and leave it as it was.
+    """Run the model once and return its logits and attention; the model is unchanged.
 
-    With `heads="mean"` the attention comes averaged from the fused kernels where possible: the same numbers
-    up to rounding, several times faster. Gradients of logits and attention both reach the parameters and the
-    features, but `torch.autograd.grad(logits, attention)` finds no path. With `heads="each"` it does.
+    With `heads="mean"` the fused kernels average the attention where possible: the same numbers up to
+    rounding, several times faster. Gradients of logits and attention both reach the parameters and the
+    features, but `torch.autograd.grad(logits, attention)` fails. With `heads="each"` it works.
 
     Args:
         model: fgai's or the user's.
@@ -381,7 +381,7 @@ def observe(
         grad: keep gradients, and run the model in the mode it is in; otherwise in evaluation mode, detached.
         inputs: also keep the inputs and the output of each attention layer.
         perturb: change of the attention before dropout, see `record`.
-        ranked: also keep the scores that rank neighbours where heads are averaged.
+        ranked: also keep the scores that rank neighbours, see `LayerAttention.ranking`.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.
@@ -435,17 +435,17 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
     """Collect the attention of fgai's own layers, averaged over the heads."""
     entries: list[LayerAttention] = []
     count: Counter[str] = Counter()
-    mine = threading.get_ident()
+    thread = threading.get_ident()
 
     def watch(name: str) -> Watch:
-        def note(values: Tensor, adjacency: Adjacency, scores: Tensor | None) -> None:
-            if threading.get_ident() != mine:
+        def add(values: Tensor, adjacency: Adjacency, scores: Tensor | None) -> None:
+            if threading.get_ident() != thread:
                 return
             count[name] += 1
             label = name if count[name] == 1 else f"{name}:{count[name]}"
             entries.append(LayerAttention.on(adjacency, values, label, scores))
 
-        return note
+        return add
 
     with exclusive():
         before = [(layer.watch, layer.ranked) for layer in layers.values()]

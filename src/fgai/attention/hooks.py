@@ -60,9 +60,9 @@ _REFUSED = {
 class Tape:
     """The attention of the model's last forward.
 
-    Each call of the recorded model starts afresh. A part of the model that is called on its own (say
-    `model.encode(...)`) adds to the tape until `clear`. With the layout of a heterogeneous graph, nodes are
-    numbered by it, and a layer has an entry for every type of edges.
+    Each call of the recorded model replaces it. A part of the model that is called on its own (say
+    `model.encode(...)`) adds to it until `clear`. With the layout of a heterogeneous graph, a layer has an
+    entry for every type of edges.
     """
 
     def __init__(self, perturb: Perturb | None = None, *, ranked: bool = True, layout: Any = None) -> None:
@@ -71,9 +71,8 @@ class Tape:
                 "`perturb` must be a function (layer, attention, source, destination) → attention, got"
                 f" {type(perturb).__name__}; `lambda layer, w, *_: w + deltas[layer]` adds tensors"
             )
-        self._perturb, self._ranked, self._layout, self._num_nodes = perturb, ranked, layout, 0
-        self._used: list[LayerAttention] = []
-        self._computed: list[LayerAttention] = []
+        self.perturb, self._ranked, self._layout, self._num_nodes = perturb, ranked, layout, 0
+        self._layers: list[LayerAttention] = []
         self._runs: Counter[tuple[str, EdgeType | None]] = Counter()
         self._edges: dict[int, tuple[Tensor, ...]] = {}
         self._depth = 0
@@ -81,28 +80,25 @@ class Tape:
         self._thread = threading.get_ident()
 
     @property
-    def perturbs(self) -> bool:
-        """Whether layers use other attention than they computed."""
-        return self._perturb is not None
-
-    @property
     def attention(self) -> AttentionMap:
         """The attention the layers used: perturbed, before dropout, not detached.
 
         The values are part of the graph from input to output: `torch.autograd.grad(output, values)` works.
         """
-        return self._map(self._used)
-
-    @property
-    def unperturbed(self) -> AttentionMap:
-        """The attention as each layer computed it (from the perturbed output of the layers before it)."""
-        return self._map(self._computed)
+        layers = tuple(self._layers)
+        if not layers and self._complete and not self._depth:
+            raise AttentionError(
+                "the model ran and none of its attention layers did; a `call` of `fgai.wrap` must use the"
+                " model it is given"
+            )
+        if not layers or self._depth:
+            raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
+        return AttentionMap(layers)
 
     def clear(self) -> None:
         """Delete everything recorded."""
         self._runs.clear()
-        self._used.clear()
-        self._computed.clear()
+        self._layers.clear()
         self._complete = False
 
     def tap(
@@ -144,10 +140,9 @@ class Tape:
         label = self._label(name, edge_type)
         if adjacency is not None:
             return self._write(LayerAttention.on(adjacency, attention, label, ranks))
-        source, destination, order, inverse = self._sorted(source, destination)
+        *ends, order, inverse = self._sorted(source, destination)
         values = attention.index_select(0, order)
         ranks = None if ranks is None else ranks.index_select(0, order)
-        ends = source, destination
         computed = LayerAttention(values, *ends, num_nodes, label, scores=ranks, edge_type=edge_type)
         return self._write(computed).index_select(0, inverse)
 
@@ -176,8 +171,8 @@ class Tape:
             self.clear()
 
     def _sorted(self, source: Tensor, destination: Tensor) -> tuple[Tensor, ...]:
-        """Return the sorted ends, the order and its inverse; kept from forward to forward."""
-        index = len(self._used)
+        """Return source and destination sorted, the order and its inverse; cached between forward passes."""
+        index = len(self._layers)
         if index in self._edges:
             ends, edges = self._edges[index][:2], self._edges[index][2:]
             same_device = ends[0].device == source.device
@@ -198,8 +193,8 @@ class Tape:
 
     def _write(self, computed: LayerAttention) -> Tensor:
         used, values = computed, computed.values
-        if self._perturb is not None:
-            result = self._perturb(len(self._used), values, computed.source, computed.destination)
+        if self.perturb is not None:
+            result = self.perturb(len(self._layers), values, computed.source, computed.destination)
             if not isinstance(result, Tensor) or result.shape != values.shape:
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise AttentionError(
@@ -207,8 +202,7 @@ class Tape:
                     f" {tuple(values.shape)}, got {got}"
                 )
             used = computed.with_values(result.to(values.dtype))
-        self._computed.append(computed)
-        self._used.append(used)
+        self._layers.append(used)
         return used.values
 
     def _check_thread(self) -> None:
@@ -217,16 +211,6 @@ class Tape:
                 "the model is being recorded in another thread; give every thread a copy of its own"
                 " (`copy.deepcopy(model)`), or wait for the block to end"
             )
-
-    def _map(self, layers: list[LayerAttention]) -> AttentionMap:
-        if not layers and self._complete and not self._depth:
-            raise AttentionError(
-                "the model ran and none of its attention layers did; a `call` of `fgai.wrap` must use the"
-                " model it is given"
-            )
-        if not layers or self._depth:
-            raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
-        return AttentionMap(tuple(layers))
 
 
 @typed
@@ -312,13 +296,13 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         readable = dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others])
         raise AttentionError(
             f"{model_name(model)} has no attention layer fgai knows ({', '.join(readable)});"
-            f" looked at: {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`"
+            f" its modules are {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`"
         )
     return layers
 
 
 def _unread_layers(model: nn.Module) -> dict[str, str]:
-    """Return the modules with attention that have no adapter, by name: the name of their class."""
+    """Return name → class name of the modules with attention that have no adapter."""
     layers = {}
     for path, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
@@ -370,8 +354,8 @@ def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
 def nearest(
     layer: nn.Module, registry: Mapping[type[nn.Module], T], of_pyg: Callable[[Any], Mapping[Any, T]]
 ) -> T | None:
-    """Return the entry of the nearest class of a layer; `of_pyg` reads PyG's off `fgai.attention.pyg`."""
-    # Importing PyG's layers takes seconds; while they are not imported, no model can hold one.
+    """Return the entry of a layer's class or its nearest base; `of_pyg` gives those of PyG's layers."""
+    # Importing PyG's layers takes seconds; while they are not imported, no model can contain one.
     if "torch_geometric.nn" in sys.modules:
         from fgai.attention import pyg
 
@@ -407,7 +391,7 @@ _REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}
 
 
 _OPEN: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = WeakKeyDictionary()
-"""Layers that are being recorded: their tapes, outermost block first, and what closes their adapter."""
+"""Layers that are being recorded: their tapes, outermost block first, and the exit of their adapter."""
 
 
 @contextmanager
@@ -434,7 +418,7 @@ def _opened(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
         calls[0] += 1
         for name, tape in tuple(tapes):
             attention = tape.tap(name, attention, *ends, scores=scores, **options)
-            scores = None if tape.perturbs else scores  # they do not belong to perturbed attention
+            scores = scores if tape.perturb is None else None  # they do not belong to perturbed attention
         return attention
 
     def before(*_: Any) -> None:
