@@ -315,7 +315,7 @@ def _unread_layers(model: nn.Module) -> dict[str, str]:
 
 @typed
 def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
-    """Teach `record` another kind of attention layer.
+    """Make `record` support a class of attention layers.
 
     While the adapter, a context manager, is open, every run of the layer must call the tap on the attention
     before dropout, and use the attention that the tap returns. When it closes, also by an error, the layer

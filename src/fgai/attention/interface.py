@@ -21,7 +21,7 @@ Call = Callable[[Any, Any], Tensor]
 LayerTap = Callable[[Tensor, Adjacency, Tensor | None], Tensor]
 """(attention [E, H], edges, scores before the softmax [E, H] or None) → attention the layer uses."""
 Watch = Callable[[Tensor, Adjacency, Tensor | None], None]
-"""(attention averaged over the heads [E, 1], edges, scores averaged likewise [E] or None)."""
+"""(mean of the attention over the heads [E, 1], edges, mean of the scores [E] or None)."""
 
 EdgeType = tuple[str, str, str]
 """Type of the source, name of the relation, type of the destination; as in PyG's `HeteroData`."""
@@ -36,9 +36,9 @@ Tap = Callable[..., Tensor]
 An adapter calls it once per run of its layer with the attention [E, H] after the softmax and before dropout,
 not detached, and the layer must use the attention [E, H] that it returns. `source` and `destination` [E]
 int64 may come in any order, with parallel edges; `num_nodes` is N, or both counts where sources and
-destinations are numbered separately. By name: `adjacency`, if the edges are those of an `Adjacency` in its
-order (saves sorting); `scores`, a function that returns [E, H] before the softmax, by which neighbours are
-ranked; `edge_type`, if the layer calls the tap once for each type of edges.
+destinations are numbered separately. Keywords: `adjacency`, if the edges are those of an `Adjacency` in its
+order (saves sorting); `scores`, a function that returns [E, H] before the softmax, to rank neighbours by;
+`edge_type`, if the layer calls the tap once for each type of edges.
 """
 Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
 """(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
@@ -77,8 +77,8 @@ class GraphModel(nn.Module):
 
     Attributes:
         reads_edge_attr: whether it reads `edge_attr`; if not, graphs with `edge_attr` are refused.
-        forward_parts: names of the methods that make up the forward pass. A subclass that changes one of them
-            must define `layerwise` again beside it; otherwise it has no stages.
+        forward_parts: names of the methods of the forward pass. A subclass that overrides one of them must
+            override `layerwise`, too; otherwise it has no stages.
     """
 
     reads_edge_attr: ClassVar[bool] = False
@@ -231,7 +231,7 @@ def model_name(model: nn.Module) -> str:
 
 
 def _check_dtype(model: nn.Module, graph: Graph) -> None:
-    """Raise `InputError` if features or values on edges have another dtype than the parameters."""
+    """Raise `InputError` if features or values on edges differ from the parameters in dtype."""
     expected = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     values = {"x": graph.features, "edge_attr": graph.edge_attr, "edge_weight": graph.edge_weight}
     words = {"x": "features", "edge_attr": "attributes of edges", "edge_weight": "weights of edges"}

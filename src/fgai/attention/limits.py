@@ -1,8 +1,8 @@
-"""Limits: the values and scores that a layer computes for a node are clipped to the range of a given graph.
+"""Limits: what a layer computes for a node is clipped to the range of a reference graph.
 
-An attention layer reads three things of every node: its value and the two sides of the score. Limits clip
-each of them, channel by channel, and bound its norm: the values of a usual node are extreme in a few
-channels, not in all. Limits measured on all values of a graph change nothing on that graph, bit for bit.
+An attention layer computes a value and the two terms of the score for every node. Limits clip each of them,
+channel by channel, and bound its norm: a typical node is extreme in a few channels, not in all. Limits
+measured on all values of a graph change nothing on that graph, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ Limiter = Callable[[Any], None]
 """Adds limits to a layer, in place."""
 
 SAMPLE = 4096
-"""Rows that order statistics are taken from while a model trains."""
+"""Rows that order statistics are computed from while a model trains."""
 SLACK = 1e-5
-"""By which ranges and radii exceed the measured ones: kernels that add in another order round
-differently, and their values must not be clipped for that."""
+"""Relative margin of ranges and radii: kernels that sum in another order round differently, and must not be
+clipped for that."""
 
 
 @typed
 class Limits(nn.Module):
-    """The range of one thing that an attention layer reads of every node, by channel and as a norm.
+    """Range and largest norm of one vector that an attention layer computes for every node.
 
-    It is infinite and clips nothing until it is measured. `size` is that of one row, e.g. heads and channels.
-    With `derived=True` only the per-channel range is enforced; the norm bound already holds for the input.
+    Infinite, clipping nothing, until they are measured. With `derived=True` only the range of each channel is
+    enforced; the norm bound already holds for the input.
+
+    Args:
+        size: shape of a row, e.g. heads and channels.
+        derived: see above.
 
     Attributes:
-        low: lower ends.
-        high: upper ends.
-        radius: largest norm: distance from the middle of the range, in units of half of it.
-        usual: share of the numbers that were clipped on the graph it was measured on.
+        low: lower ends [*size].
+        high: upper ends [*size].
+        radius: largest norm, a scalar: distance from the middle of the range, in units of half its width.
+        usual: share of the numbers that were clipped on the graph it was measured on, a scalar.
         straight: let gradients pass through clipped values, see `fgai.ops.clip`.
     """
 
@@ -67,7 +71,7 @@ class Limits(nn.Module):
         self._override: Callable[[Tensor], Tensor] | None = None
 
     def extra_repr(self) -> str:
-        """Show the size, and how wide the ranges are."""
+        """Show size, mean width of the range, and radius."""
         width = (self.high - self.low).mean()
         return f"{tuple(self.low.shape)}, mean width {float(width):.3g}, radius {float(self.radius):.3g}"
 
@@ -76,7 +80,7 @@ class Limits(nn.Module):
         return self.clip(x) if self._override is None else self._override(x)
 
     def clip(self, x: Tensor, *, copied: bool = False) -> Tensor:
-        """Return `x` [N, ...] clipped; with `copied`, to a copy of the range, which may then be widened."""
+        """Return `x` [N, ...] clipped; with `copied`, the range may be changed before the backward pass."""
         bounds = [self.low.view(x.shape[1:]), self.high.view(x.shape[1:]), self.radius]
         if copied:
             bounds = [bound.clone() for bound in bounds]
@@ -102,11 +106,15 @@ class Limits(nn.Module):
         earlier: Sequence[Tensor] = (),
         usual: bool = True,
     ) -> None:
-        """Take range and radius from rows `x` [N, ...].
+        """Set range and radius from rows `x` [N, ...].
 
-        A share `clip_share` is left out at either end of each channel, and the share `shrink` of largest norm
-        is shrunk to the norm of the rest. Order statistics come from one row in `every`. Range and radius are
-        widened to contain the values of `earlier` runs. With `usual`, clipped numbers are counted.
+        Args:
+            x: the rows.
+            clip_share: share that is left out at either end of each channel.
+            shrink: share of the rows of largest norm that is left out of the radius.
+            every: order statistics are computed from one row in `every`.
+            earlier: rows of earlier runs, which range and radius must also contain.
+            usual: count the clipped numbers.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = own = ranges(rows[::every] if clip_share else rows, clip_share)
@@ -125,7 +133,7 @@ class Limits(nn.Module):
             self.usual.copy_((len(earlier) * self.usual + share) / (len(earlier) + 1))
 
     def fault(self) -> str | None:
-        """Return why these limits are not valid; None if they are."""
+        """Return the reason why these limits are invalid, or None."""
         if not bool((self.low <= self.high).all()):
             return "limits must have `low` at most `high`"
         if not bool(self.radius >= 0):
@@ -144,9 +152,9 @@ class Limits(nn.Module):
 
 
 def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
-    """Return the lowest and highest of the rows of `x`, a share `clip_share` left out at either end.
+    """Return the smallest and largest of the rows of `x`, a share `clip_share` left out at either end.
 
-    Where nothing is left out, each end is further out by `SLACK` of the range.
+    If nothing is left out, each end is further out by `SLACK` of the range.
 
     Example:
         >>> low, high = ranges(torch.arange(10.0)[:, None], 0.1)
@@ -206,10 +214,14 @@ def measuring(
     shrink: float = 0.0,
     sampled: bool = False,
 ) -> AbstractContextManager[None]:
-    """Take the ranges of a model's limits from every forward pass in the block; of all runs of a layer.
+    """Set the ranges of a model's limits in every forward pass in the block, from all runs of a layer.
 
-    `clip_share` and `shrink` as in `Limits.measure`. Only the ranges of `nodes` (bool [N] or indices) count,
-    all by default. With `sampled`, order statistics come from a few thousand nodes, evenly spread.
+    Args:
+        model: with limits.
+        clip_share: see `Limits.measure`.
+        nodes: bool [N] or indices of the nodes to measure; all by default.
+        shrink: see `Limits.measure`.
+        sampled: compute order statistics from a few thousand nodes, evenly spread.
     """
     runs_of: dict[Limits, list[Tensor]] = {}
 
@@ -236,7 +248,7 @@ def straight_through(model: nn.Module) -> AbstractContextManager[None]:
 @typed
 @contextmanager
 def counting(model: nn.Module) -> Iterator[list[int]]:
-    """Count the numbers that limits clip in the block; gives it `[clipped, total]`."""
+    """Count the numbers that limits clip in the block; yield `[clipped, total]`."""
     count = [0, 0]
 
     def step(limits: Limits, clip_rows: Clip, x: Tensor) -> Tensor:
@@ -260,9 +272,9 @@ def clipped_share(model: nn.Module) -> float:
 
 @typed
 def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> AbstractContextManager[None]:
-    """Replace the values of the `chosen` ones (bool [M]) of the last M nodes in every run in the block.
+    """Replace the values of the `chosen` (bool [M]) of the last M nodes in every run in the block.
 
-    `points` holds new values for limits, [M, ...] in the unit box; gradients reach them.
+    `points` maps limits to new values [M, ...], in the unit box between their ends; gradients reach them.
     """
 
     def step(limits: Limits, clip_rows: Clip, x: Tensor) -> Tensor:
@@ -278,7 +290,7 @@ def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> Abstrac
 
 @typed
 def replacing_entry(entry: Sequence[Limits], points: Tensor) -> AbstractContextManager[None]:
-    """Replace the values of the last M nodes by `points` [M, D] of the unit boxes of `entry` side by side."""
+    """Replace the values of the last M nodes by `points` [M, D], the unit boxes of `entry` concatenated."""
     sizes = [limits.low.numel() for limits in entry]
     if points.dim() != 2 or points.shape[1] != sum(sizes):
         raise InputError(f"`entry_values` must have shape [nodes, {sum(sizes)}], got {tuple(points.shape)}")
@@ -315,9 +327,9 @@ _LIMITERS: dict[type[nn.Module], Limiter] = {TappedLayer: _limit_own}
 
 @typed
 def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
-    """Teach `add_limits` another kind of attention layer, and its subclasses.
+    """Make `add_limits` support a class of attention layers, and its subclasses.
 
-    The `limiter` adds `Limits` modules to a layer, in place, and has its forward pass through them.
+    The `limiter` adds `Limits` modules to a layer, in place, which its forward pass then calls.
     """
     if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
         raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
@@ -333,7 +345,7 @@ def _limiter_of(layer: nn.Module) -> Limiter | None:
 
 @typed
 def add_limits(model: nn.Module) -> None:
-    """Give every attention layer without limits some, infinite until they are measured; in place.
+    """Add limits to every attention layer without some, infinite until they are measured; in place.
 
     Raises:
         AttentionError: the model has no attention, or a layer that cannot be limited.
@@ -344,7 +356,7 @@ def add_limits(model: nn.Module) -> None:
         limiter = _limiter_of(layer)
         if limiter is None:
             raise AttentionError(
-                f"layer {name!r} ({type(layer).__name__}) cannot be limited; teach fgai how with"
+                f"layer {name!r} ({type(layer).__name__}) cannot be limited; add them with"
                 " `fgai.attention.register_limits`"
             )
         limiter(layer)
@@ -352,10 +364,9 @@ def add_limits(model: nn.Module) -> None:
 
 @typed
 def entry_limits(model: nn.Module) -> list[Limits]:
-    """Return the limits of everything the first attention layer reads of a node; empty if it has none.
+    """Return the limits of the first attention layer, without derived ones; empty if it has none.
 
-    Derived limits are left out. A heterogeneous model has no entry limits: its layers read some nodes as
-    sources and others as destinations.
+    A heterogeneous model has no entry limits: some nodes are sources alone, others destinations alone.
     """
     if _layout_of(model) is not None:
         return []

@@ -92,12 +92,12 @@ class AttentionMap(Tabled):
 
     @property
     def depths(self) -> list[int]:
-        """How many layers ran before each entry; entries of one layer, for its types of edges, share it."""
+        """Number of layers that ran before each entry; entries of one layer have the same."""
         starts = [w.edge_type is None or _layer(w) != _layer(v) for v, w in pairwise(self.layers)]
         return list(accumulate(starts, initial=0)) if self.layers else []
 
     def of_type(self, edge_type: tuple[str, str, str]) -> AttentionMap:
-        """Return the entries of one type of edges, a layer each; of models of heterogeneous graphs."""
+        """Return the entries of one type of edges, one per layer; for models of heterogeneous graphs."""
         layers = tuple(w for w in self.layers if w.edge_type == tuple(edge_type))
         if not layers:
             types = sorted({w.edge_type for w in self.layers if w.edge_type is not None})
@@ -146,28 +146,24 @@ class AttentionMap(Tabled):
         return LayerAttention(values[:, None], *ends, last.num_nodes, f"{how} of layers", last.adjacency)
 
     def joined(self) -> AttentionMap:
-        """Return one entry a layer, on the edges of all types; the map itself where there are no types.
+        """Return one entry per layer, on the edges of all types; entries without a type stay as they are.
 
         Parallel edges of several types are added up, and the attention of every node is divided by its sum:
-        where a layer normalises within each type, all types that a node has edges of count alike.
+        where a layer normalises within each type, all types that a node has edges of have equal weight.
         """
-        beside = [
-            [w for _, w in entries]
-            for _, entries in groupby(zip(self.depths, self.layers, strict=True), key=itemgetter(0))
-        ]
-        return AttentionMap(tuple(_joined(entries) for entries in beside))
+        groups = groupby(zip(self.depths, self.layers, strict=True), key=itemgetter(0))
+        return AttentionMap(tuple(_joined([w for _, w in entries]) for _, entries in groups))
 
     def detach(self) -> AttentionMap:
-        """Return the map cut from the gradient tape."""
+        """Return the map without gradient history."""
         return self._each(LayerAttention.detach)
 
     def to(self, device: torch.device | str) -> AttentionMap:
         """Return the map on `device`."""
-        where = checks.device(device)
-        return self._each(lambda w: w.to(where))
+        return self._each(lambda w: w.to(device))
 
     def restrict(self, keys: Tensor) -> AttentionMap:
-        """Return every layer on the edges with the given keys only; see `LayerAttention.restrict`."""
+        """Return every layer with the edges of these `keys` [K] only; see `LayerAttention.restrict`."""
         return self._each(lambda w: w.restrict(keys))
 
     def align(self, other: AttentionMap) -> tuple[AttentionMap, AttentionMap]:
