@@ -191,7 +191,7 @@ class LayerAttention:
         return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
 
     def heads(self, how: str | int = "mean") -> Tensor:
-        """Return one number per edge [E]: `"mean"`, `"max"`, `"log"` (see `explanation`) or a head by number."""
+        """Return one number per edge [E]: `"mean"`, `"max"`, `"log"` (`explanation`) or a head by number."""
         if isinstance(how, int):
             if not -self.num_heads <= how < self.num_heads:
                 raise InputError(

@@ -356,7 +356,7 @@ def add_limits(model: nn.Module) -> None:
         limiter = _limiter_of(layer)
         if limiter is None:
             raise AttentionError(
-                f"layer {name!r} ({type(layer).__name__}) cannot be limited; add them with"
+                f"layer {name!r} ({type(layer).__name__}) cannot be limited; use"
                 " `fgai.attention.register_limits`"
             )
         limiter(layer)
