@@ -140,10 +140,12 @@ class Tape:
         label = self._label(name, edge_type)
         if adjacency is not None:
             return self._write(LayerAttention.on(adjacency, attention, label, ranks))
-        *ends, order, inverse = self._sorted(source, destination)
+        source, destination, order, inverse = self._sorted(source, destination)
         values = attention.index_select(0, order)
         ranks = None if ranks is None else ranks.index_select(0, order)
-        computed = LayerAttention(values, *ends, num_nodes, label, scores=ranks, edge_type=edge_type)
+        computed = LayerAttention(
+            values, source, destination, num_nodes, label, scores=ranks, edge_type=edge_type
+        )
         return self._write(computed).index_select(0, inverse)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A short name for the content of a graph, the same on every machine."""
+"""Hashes of the content of a graph, the same on every machine."""
 
 from __future__ import annotations
 
@@ -45,21 +45,24 @@ def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     """Position `row · F + column` and value of every entry that is not zero, in order."""
     base = features.base
     if isinstance(base, SparseRows) and features.appended is None and features.delta is None:
-        spot = (base.rows * base.num_columns + base.indices).detach().cpu().numpy()
-        spot, inverse = np.unique(spot, return_inverse=True)
+        position = (base.rows * base.num_columns + base.indices).detach().cpu().numpy()
+        position, inverse = np.unique(position, return_inverse=True)
         stored = base.values.detach().cpu().numpy().astype(np.float64)
-        value = np.bincount(inverse, weights=stored, minlength=spot.size)
+        value = np.bincount(inverse, weights=stored, minlength=position.size)
         keep = value != 0
-        return spot[keep], value[keep]
+        return position[keep], value[keep]
     flat = features.to_dense().detach().cpu().numpy().reshape(-1)
-    spot = np.flatnonzero(flat)
-    return spot, flat[spot]
+    position = np.flatnonzero(flat)
+    return position, flat[position]
 
 
 def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[Piece, Piece]:
-    """Places and values of features as two pieces; `read` gives (first row, features) in order, twice."""
+    """Return the positions and values of features as two pieces.
 
-    def spots() -> Iterator[Numbers]:
+    `read` returns the features as blocks (first row, features), in order; it is called twice.
+    """
+
+    def positions() -> Iterator[Numbers]:
         for first, features in read():
             yield _entries(features)[0] + first * features.num_columns
 
@@ -67,7 +70,7 @@ def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[
         for _, features in read():
             yield _entries(features)[1]
 
-    return Piece("\nfeatures", "<i8", spots()), Piece("", "<f8", values())
+    return Piece("\nfeatures", "<i8", positions()), Piece("", "<f8", values())
 
 
 def edge_fingerprint(keys: Numbers, num_nodes: int) -> str:
@@ -99,8 +102,8 @@ def fingerprint(graph: Graph) -> str:
 def _fingerprint(graph: Graph) -> str:
     pieces = [Piece("", "<i8", [graph.keys])]
     if graph.features is not None:
-        spot, value = _entries(graph.features)
-        pieces += [Piece("\nfeatures", "<i8", [spot]), Piece("", "<f8", [value])]
+        position, value = _entries(graph.features)
+        pieces += [Piece("\nfeatures", "<i8", [position]), Piece("", "<f8", [value])]
     for name in VALUES:
         values = getattr(graph, name)
         pieces += [] if values is None else [Piece(f"\n{name} {list(values.shape)}", "<f8", [values])]
