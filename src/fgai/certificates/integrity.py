@@ -23,6 +23,7 @@ from fgai.errors import AttentionError
 from fgai.graph import Graph
 from fgai.models import AttentionLayer, body_of, capabilities_of
 from fgai.models.layer import InputNorm, Projection
+from fgai.ops import aggregate
 from fgai.threads import exclusive
 from fgai.typed import typed
 
@@ -149,7 +150,7 @@ def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
     assert isinstance(layer, AttentionLayer) and output is not None and recorded.adjacency is not None
     with torch.no_grad():
         values = layer.sides(run.inputs[0])[2]
-        again = layer.combine(recorded.values, values, recorded.adjacency)
+        again = layer.join(aggregate(recorded.values, values, recorded.adjacency))
     if not bool(values.isfinite().all() and output.isfinite().all()):
         return f"layer {recorded.name!r} computes numbers that are not finite"
     scale = torch.maximum(output.abs(), again.abs()).amax(1, keepdim=True)

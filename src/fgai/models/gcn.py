@@ -66,7 +66,7 @@ class GCNLayer(TappedLayer):
             self.destination_weight = nn.Parameter(torch.zeros(1, channels))
 
     def new_limits(self) -> dict[str, Limits]:
-        """Values and, with gates, both sides of the score."""
+        """Return limits of the values and, with gates, of both sides of the score."""
         limits = {"value": Limits(1, self.channels)}
         if self.gated:
             limits |= {name: Limits(1, derived=True) for name in ("source", "destination")}
@@ -96,7 +96,7 @@ class GCNLayer(TappedLayer):
     def forward(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Return [N, C]; `edge_weight` [E] is how much of each edge there is."""
+        """Return [N, C]; `edge_weight` [E] weights the edges, 1 by default."""
         shares, values, sizes = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
             shares = self.tap(shares, adjacency, None)

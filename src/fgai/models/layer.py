@@ -33,11 +33,11 @@ from fgai.typed import typed
 
 SCORES = ("additive", "dynamic", "dot")
 LARGEST = 2**31 - 1
-"""Weights of a layer at most."""
+"""Largest number of weights of a layer."""
 AT_ONCE = 2**25
-"""Scores of edges in memory at most that are only averaged over the heads."""
+"""Largest number of scores in memory while they are averaged over the heads."""
 SHORTEST = 1e-18
-"""Squared length of a vector that can be divided by."""
+"""Smallest squared length of a vector to divide by."""
 
 
 class Projection(nn.Module):
@@ -87,8 +87,8 @@ class AttentionLayer(TappedLayer):
     - `dynamic` (GATv2): `⟨a, leaky_relu(l_j + r_i)⟩`, values l.
     - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
 
-    A node without incoming edges gets the bias alone. Untapped and without edge weights the fused kernels
-    run.
+    A node without incoming edges gets the bias alone. Without a tap and without edge weights the fused
+    kernels run.
 
     Args:
         in_channels: width of the input.
@@ -145,10 +145,10 @@ class AttentionLayer(TappedLayer):
         self.bias = nn.Parameter(torch.zeros(inner if concat else channels)) if bias else None
 
     def new_limits(self) -> dict[str, Limits]:
-        """Values and both sides of the score."""
+        """Return limits of the values and of both sides of the score."""
         size = self.heads, self.channels
         limits = {"value": Limits(*size)}
-        if self.score == "additive":  # both sides are read off the value
+        if self.score == "additive":  # both sides are computed from the value
             return limits | {name: Limits(self.heads, derived=True) for name in ("source", "destination")}
         names = ("right",) if self.score == "dynamic" else ("query", "key")
         return limits | {name: Limits(*size) for name in names}
@@ -162,9 +162,9 @@ class AttentionLayer(TappedLayer):
         return self.limited(name, out).view(-1, self.heads, self.channels)
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the source's and the destination's side of the score (key, query) and the values, by row.
+        """Return the source's and the destination's side of the score (key, query) and the values, per node.
 
-        Waits for blocks of other threads that set switches of the limits.
+        Waits for blocks of other threads that override limits.
         """
         with exclusive():
             return self._sides(x)
@@ -263,10 +263,6 @@ class AttentionLayer(TappedLayer):
         weight = self.score_weight
         return attend_dynamic(source, destination, weight, values, adjacency, self.slope, **options)
 
-    def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
-        """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""
-        return self.join(aggregate(attention, values, adjacency))
-
     def join(self, out: Tensor) -> Tensor:
         """Join the heads of [N, H, C], or average them, and add the bias."""
         out = out.flatten(1) if self.concat else out.mean(1)
@@ -291,4 +287,4 @@ class AttentionLayer(TappedLayer):
             ranks = mean_heads(scores) if self.ranked else None
             self.watch(attention if self.heads == 1 else attention.mean(1, keepdim=True), adjacency, ranks)
         attention = dropout(attention, self.attention_dropout, self.training)
-        return self.combine(attention, values, adjacency)
+        return self.join(aggregate(attention, values, adjacency))
