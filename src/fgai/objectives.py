@@ -1,7 +1,6 @@
-"""What an attacker wants: wrong predictions, another explanation, or attention for its own nodes.
+"""Objectives of attacks: wrong predictions, another explanation, or attention for the injected nodes.
 
-An objective has a `loss`, which searches climb, and a `damage`, by which the strongest change is chosen and
-which tables report.
+Searches climb the `loss` of an objective. Its `damage` chooses the strongest change and is reported.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, eq=False)
 class Clean:
-    """The model's output before the attack, and what its predictions are scored by.
+    """The model's output before the attack, and the true classes.
 
     Attributes:
         logits: on the clean graph, a row per node, link or small graph.
         attention: on the clean graph.
         nodes: [T] the rows under attack.
-        truth: the true class of every row, negative where it is unknown; None where no row has one.
+        truth: the true class of every row, negative if unknown; None if all are.
         task: its name.
         score: name of the task's score that is reported.
     """
@@ -53,7 +52,7 @@ class Clean:
         return predicted if self.truth is None else self.truth.where(self.truth >= 0, predicted)
 
     def members(self, k: int) -> list[tuple[Tensor, Tensor]]:
-        """Return per layer the top-k mask [E] and the nodes with more than k neighbours; found once."""
+        """Return per layer the top-k mask [E] and the nodes with more than k neighbours; cached."""
         if k not in self._members:
             self._members[k] = [
                 (topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten())
@@ -71,15 +70,15 @@ READS = ("logits", "ranking", "heads")
 @typed
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """What an attacker maximises, how the result is judged, and what has to be read of the model.
+    """What an attacker maximises, the number that is reported, and the outputs of the model both need.
 
     Attributes:
         name: for messages and records.
         loss: (logits, attention, clean) → a scalar that searches climb.
-        reads: `logits` alone, the `ranking` of neighbours and the mean of the attention over heads, or the
-            attention of all `heads`.
+        reads: outputs that `loss` and `damage` need: `logits`; `ranking`, also the ranking of neighbours and
+            the mean attention over heads; or `heads`, also the attention of all heads.
         node_mean: whether the loss is the mean over the attacked rows of a function of that row's logits.
-        constrained: whether a value below zero means that a demand was not met.
+        constrained: whether a value below zero means that a constraint is violated.
         damage: (logits, attention, clean) → the scalar that is reported, larger for a stronger attack; None
             takes the loss.
         row_losses: whether searches may climb any of `ROW_LOSSES` in place of the loss, as the damage is one
@@ -87,7 +86,7 @@ class Objective:
         top_k_margin: the loss as a sum over rows of attention, where it is one.
 
     Raises:
-        InputError: another word in `reads`, or a mean over rows that reads attention.
+        InputError: `reads` is none of these, or not `logits` with `node_mean`.
 
     Example:
         >>> spread = Objective("spread", lambda logits, attention, clean: logits.std(), reads="logits")
@@ -122,7 +121,7 @@ class Objective:
 
     @classmethod
     def of(cls, objective: str | Objective | Loss, k: int = 5) -> Objective:
-        """Return a named objective with explanations of size k, an `Objective` as it is, or one of a loss.
+        """Return the objective of this name, with explanations of size k, or with this loss.
 
         Raises:
             InputError: an unknown name, or something that cannot be called.
@@ -159,9 +158,9 @@ def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
 @typed
 def margin_loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Best wrong logit minus the clean prediction's logit, cut at a small positive value, to be maximised.
+    """Best wrong logit minus the clean prediction's logit, at most 1, to be maximised.
 
-    Nodes that are wrong already by a clear margin give no more gradient, so the budget goes to the others.
+    Nodes that are clearly wrong have no gradient, so that the budget goes to the others.
     """
     label = clean.logits[clean.nodes].argmax(1)
     return _gap(logits[clean.nodes], label).clamp(max=1.0).mean()
@@ -176,18 +175,18 @@ def _gap(scores: Tensor, own: Tensor) -> Tensor:
 
 @typed
 class TopKMargin:
-    """The top-k margin: push outsiders above members of the clean top-k.
+    """The top-k margin: raise neighbours outside the clean top-k above those inside.
 
-    At a node with more than k clean neighbours, on the original edges that are still there, let
-    o_1 >= o_2 >= ... be the largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest
-    inside, means over the heads (see `LayerAttention.ranking`). The s-th margin, o_s - m_s, is positive
-    exactly if s members have left, so
+    At a node with more than k clean neighbours, on the remaining original edges, let o_1 >= o_2 >= ... be the
+    largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest inside, means over the
+    heads (see `LayerAttention.ranking`). The s-th margin, o_s - m_s, is positive exactly if s members have
+    left, so
 
         mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
-    is a smooth share of the explanation lost; its mean over nodes and layers is maximised. Logarithms make
-    the margin a difference of scores, which has a useful size however flat the attention is; the sigmoid
-    spends the budget on swaps within reach, neither on those already made nor on hopeless ones.
+    is a smooth share of the explanation lost; its mean over nodes and layers is maximised. By the logarithm
+    the margin is a difference of scores, whose size does not depend on how flat the attention is; the
+    gradient of the sigmoid is largest for swaps that are about to happen.
 
     Args:
         k: size of the explanation.
@@ -208,20 +207,20 @@ class TopKMargin:
 
         The share is the mean over layers with a touched node that has more than k neighbours, else 0.
         """
-        total = gone = measured = clean.logits.new_zeros(())
+        total = share = measured = clean.logits.new_zeros(())
         layers = zip(clean.attention.layers, attention.layers, clean.members(self.k), strict=True)
         for index, (before, after, (members, rows)) in enumerate(layers):
             if not rows.numel():
                 continue
-            now, there = _carried(before, after)
-            margins, real = swap_gaps(now, there, members, before.rowptr, rows, self.k)  # o_s - m_s
+            values, present = _on_original_edges(before, after)
+            margins, real = swap_gaps(values, present, members, before.rowptr, rows, self.k)  # o_s - m_s
             total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
             if touched is not None:
-                near = touched[index][rows]
-                lost = ((margins.detach() > 0) & real).sum(1) * near
-                gone = gone + lost.sum() / (self.k * near.sum().clamp(min=1))
-                measured = measured + near.any()
-        return total / max(1, len(attention.layers)), gone / measured.clamp(min=1)
+                scored = touched[index][rows]
+                lost = ((margins.detach() > 0) & real).sum(1) * scored
+                share = share + lost.sum() / (self.k * scored.sum().clamp(min=1))
+                measured = measured + scored.any()
+        return total / max(1, len(attention.layers)), share / measured.clamp(min=1)
 
     def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return one minus the top-k overlap of the touched nodes, as tables report it; see `shares`."""
@@ -230,18 +229,17 @@ class TopKMargin:
         return logits.new_tensor(1 - kept if kept == kept else 0.0, dtype=torch.float64)
 
 
-def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
-    """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
-    spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
-    there = after.keys[spot] == before.keys
-    now = after.scores
-    if now is None:
-        now = mean_heads(after.values.clamp(min=torch.finfo(after.values.dtype).tiny).log())
-    return take_values(now, spot), there
+def _on_original_edges(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
+    """Return the log-attention after the attack on the original edges [E], and which of them remain [E]."""
+    position = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
+    values = after.scores
+    if values is None:
+        values = mean_heads(after.values.clamp(min=torch.finfo(after.values.dtype).tiny).log())
+    return take_values(values, position), after.keys[position] == before.keys
 
 
 def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Attention for the new nodes: their mass at the original nodes they are joined to, in [0, 1].
+    """Attention to the new nodes: their mass at the original nodes they are joined to, in [0, 1].
 
         mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
 
