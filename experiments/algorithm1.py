@@ -202,11 +202,10 @@ class Ascent(Recipe):
     def _logits(self, model: nn.Module, delta: Sequence[Tensor]) -> Tensor:
         """Return the model's logits with δ added to the attention of the layers that count."""
         deltas = {self.first + index: one for index, one in enumerate(delta)}
-
-        def perturb(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            return attention + deltas[layer] if layer in deltas else attention
-
-        return observe(model, self.graph, heads="mean", grad=True, ranked=False, perturb=perturb).logits
+        options: dict[str, Any] = {
+            "perturb": lambda layer, w, *_: w + deltas[layer] if layer in deltas else w
+        }
+        return observe(model, self.graph, heads="mean", grad=True, ranked=False, **options).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
         return prediction_distance(clean, perturbed, self.settings.divergence, self.targets.logit_spread)

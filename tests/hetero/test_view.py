@@ -7,7 +7,8 @@ import torch
 from torch_geometric.data import HeteroData
 
 import fgai
-from fgai.attention import AttentionMap, LayerAttention, hop_rows, observe, touched_rows
+from fgai.attention import AttentionMap, LayerAttention, observe, touched_rows
+from fgai.attention.reach import _reach_and_moved
 from fgai.errors import AttentionError, InputError
 from fgai.hetero import HeteroView
 from fgai.metrics.removal import _edge_ranking, _predict_without
@@ -153,7 +154,7 @@ class TestMaps:
         ends = torch.tensor([[view.number("paper", 3)]])
         attacked, _ = view.graph.inject(ends, torch.full((1, view.graph.num_features), 3.0))
         before, after = (observe(wrapped, graph).attention for graph in (view.graph, attacked))
-        touched = hop_rows(before, after)
+        touched = _reach_and_moved(before, after, None)[0]
         assert all(torch.equal(*pair) for pair in zip(touched, touched_rows(before, after), strict=True))
         assert touched[0].nonzero().flatten().tolist() == ends.flatten().tolist()
         ours, theirs = before.align(after)

@@ -40,7 +40,7 @@ from fgai.attention.limits import (
     straight_through,
 )
 from fgai.attention.map import AttentionMap
-from fgai.attention.reach import hop_rows, touched_rows, warn_coupled, warn_unread
+from fgai.attention.reach import touched_rows, warn_coupled, warn_unread
 
 __all__ = [
     "Adapter",
@@ -65,7 +65,6 @@ __all__ = [
     "entry_limits",
     "evaluating",
     "find_layers",
-    "hop_rows",
     "limits_of",
     "measuring",
     "model_name",

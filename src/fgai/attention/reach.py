@@ -30,8 +30,14 @@ out of reach have changed clearly."""
 def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
     """Return the nodes whose attention a perturbation can change or did change, bool [N] per layer.
 
-    These are the rows of `hop_rows`, and the rows whose attention changed by more than rounding: other layers
-    (a normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes.
+    With S_0 the injected nodes and those whose features changed, the row of node i is in reach at layer l if
+
+        i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
+
+    and S_l is S_{l-1} with the rows in reach at layer l. Entries of one layer, for its types of edges, read
+    the same states. If nodes interact in these layers alone, no other row can change. Other layers (a
+    normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes, so
+    the rows whose attention changed by more than rounding count, too.
 
     Args:
         before: on the original graph.
@@ -44,22 +50,7 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
         >>> [rows.tolist() for rows in touched_rows(AttentionMap((a, a)), AttentionMap((b, b)))]
         [[True, False, False], [True, True, False]]
     """
-    return [reach | moved for reach, moved in zip(*_rows(before, after, changed), strict=True)]
-
-
-@typed
-def hop_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
-    """Return the nodes whose attention a perturbation can change along recorded edges, bool [N] per layer.
-
-    With S_0 the injected nodes and those whose features changed, the row of node i is in reach at layer l if
-
-        i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
-
-    and S_l is S_{l-1} with the rows in reach at layer l. Where nodes interact in these layers alone, no other
-    row can change. Entries of one layer, for its types of edges, read the same states. Arguments as in
-    `touched_rows`.
-    """
-    return _rows(before, after, changed)[0]
+    return [reach | moved for reach, moved in zip(*_reach_and_moved(before, after, changed), strict=True)]
 
 
 @typed
@@ -83,10 +74,10 @@ def warn_coupled(
 ) -> None:
     """Warn if a perturbation changed nodes out of reach of the recorded attention (`global-coupling`).
 
-    Compares attention and logits on the original graph and on the perturbed one, see `hop_rows`. A model
+    Compares attention and logits on the original graph and on the perturbed one, see `touched_rows`. A model
     whose outputs differ from call to call is not checked.
     """
-    reach, moved = _rows(before.attention, after.attention, changed)
+    reach, moved = _reach_and_moved(before.attention, after.attention, changed)
     rows = task_of(before.graph).rows_predicted_from(before.graph, reach[-1])
     old, new = before.logits.detach(), after.logits.detach()[: len(before.logits)]
     moves = (old - new).abs().amax(1) / old.abs().max().clamp(min=torch.finfo(old.dtype).tiny)
@@ -110,7 +101,7 @@ def warn_coupled(
     )
 
 
-def _rows(
+def _reach_and_moved(
     before: AttentionMap, after: AttentionMap, changed: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the rows in reach by hops, and those that changed by more than rounding; bool [N] per layer."""
