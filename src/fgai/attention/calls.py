@@ -122,12 +122,12 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     graph = prepared(wrapped, data if isinstance(data, Graph) else Graph.from_data(data))
     fields = _fields_of(graph)
     with evaluating(wrapped), torch.no_grad():
-        ours = _call_with(wrapped, fields, graph.name)
+        copied = _call_with(wrapped, fields, graph.name)
         try:
-            theirs = wrapped(graph if isinstance(data, Graph) else data.clone().to(graph.device))
+            original = wrapped(graph if isinstance(data, Graph) else data.clone().to(graph.device))
         except Exception as error:
             raise InputError(f"`call` failed on `data` itself: {error}") from error
-        if _differ(ours, theirs) and not _differ(ours, _call_with(wrapped, fields, graph.name)):
+        if _differ(copied, original) and not _differ(copied, _call_with(wrapped, fields, graph.name)):
             raise InputError(
                 f"{model_name(wrapped)} returns other logits for `data` than for the fields fgai keeps of"
                 f" it ({', '.join(fields)}); put what else `call` reads into `x` or `edge_attr`"
@@ -173,23 +173,23 @@ def _check_edge_order(model: nn.Module, graph: Graph) -> None:
     if not isinstance(uncompiled(model), Wrapped):
         _arguments(model, _fields_of(graph), graph.name)
     _check_dtype(model, graph)
-    every = torch.arange(graph.num_edges, device=graph.device)
+    edges = torch.arange(graph.num_edges, device=graph.device)
     cuda = [graph.device] if graph.device.type == "cuda" else []
     with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
         outputs = _outputs(model, graph)
 
-        def change(edges: Tensor) -> bool:
-            moved = _differ(outputs, _outputs(model, graph, _shuffled(edges)))
+        def change(order: Tensor) -> bool:
+            moved = _differ(outputs, _outputs(model, graph, _shuffled(order)))
             return moved and not _differ(outputs, _outputs(model, graph))
 
-        if change(every):
+        if change(edges):
             raise InputError(
                 f"{name} gives other outputs when the edges of {graph.name!r} come in another order, and"
                 " fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
             )
         if graph.merged is not None:
-            again = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
-            if change(torch.cat([every, again])):
+            repeated = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
+            if change(torch.cat([edges, repeated])):
                 raise InputError(
                     f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
                     " fgai merges; use `data = data.coalesce()` and train it on that"
@@ -248,9 +248,9 @@ def _arguments(
     with suppress(TypeError, ValueError):  # scripted models have none
         signature = inspect.signature(uncompiled(model).forward)
     parameters = {} if signature is None else signature.parameters
-    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     others = [field for field in fields if field not in _ALWAYS]
-    named = tuple(field for field in others if anything or field in parameters)
+    named = tuple(field for field in others if takes_all or field in parameters)
     unread = [field for field in others if field not in named]
     positional: tuple[str, ...] = _ALWAYS
     if unread == ["batch"] and not named:
@@ -266,9 +266,9 @@ def _arguments(
     except TypeError:
         missing = [field for field in VALUES if field in parameters and field not in fields]
         lack = f"; {name!r} has no `{missing[0]}`, give `data.{missing[0]}`" if missing else ""
-        ours = f"model({', '.join((*positional, *(f'{field}={field}' for field in named)))})"
+        call = f"model({', '.join((*positional, *(f'{field}={field}' for field in named)))})"
         raise InputError(
-            f"{model_name(model)}.forward takes {signature}, fgai calls it as {ours}{lack};"
+            f"{model_name(model)}.forward takes {signature}, fgai calls it as {call}{lack};"
             f" say how it is called: {_EXAMPLE}"
         ) from None
     return positional, named

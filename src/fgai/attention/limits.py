@@ -102,7 +102,7 @@ class Limits(nn.Module):
         clip_share: float = 0.0,
         shrink: float = 0.0,
         *,
-        every: int = 1,
+        stride: int = 1,
         earlier: Sequence[Tensor] = (),
         usual: bool = True,
     ) -> None:
@@ -112,19 +112,19 @@ class Limits(nn.Module):
             x: the rows.
             clip_share: share that is left out at either end of each channel.
             shrink: share of the rows of largest norm that is left out of the radius.
-            every: order statistics are computed from one row in `every`.
+            stride: order statistics are computed from every `stride`-th row.
             earlier: rows of earlier runs, which range and radius must also contain.
             usual: count the clipped numbers.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
-        low, high = own = ranges(rows[::every] if clip_share else rows, clip_share)
+        low, high = measured = ranges(rows[::stride] if clip_share else rows, clip_share)
         if earlier:
             low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
         self.low.copy_(low)
         self.high.copy_(high)
         if not self.derived:
-            counted = rows[::every].contiguous() if shrink else rows
-            radii = [largest(range_norm(clip(counted, *own), low, high), shrink)]
+            counted = rows[::stride].contiguous() if shrink else rows
+            radii = [largest(range_norm(clip(counted, *measured), low, high), shrink)]
             radii += [range_norm(one.reshape(-1, *low.shape), low, high).max() for one in earlier]
             self.radius.copy_(torch.stack(radii).max() * (1 + SLACK))
         if usual:
@@ -164,8 +164,8 @@ def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
     count = int(clip_share * x.shape[0])
     if count == 0:
         low, high = x.amin(0), x.amax(0)
-        more = SLACK * (high - low).detach()
-        return low - more, high + more
+        margin = SLACK * (high - low).detach()
+        return low - margin, high + margin
     flat = x.flatten(1).t().contiguous()  # order statistics are found along memory
     low, high = (flat.kthvalue(rank, dim=1).values for rank in (count + 1, x.shape[0] - count))
     return low.view(x.shape[1:]), high.view(x.shape[1:])
@@ -227,9 +227,9 @@ def measuring(
 
     def step(limits: Limits, _: Any, x: Tensor) -> Tensor:
         rows = x if nodes is None else x[nodes]
-        every = max(1, rows.shape[0] // SAMPLE) if sampled else 1
+        stride = max(1, rows.shape[0] // SAMPLE) if sampled else 1
         runs = runs_of.setdefault(limits, [])  # a layer that runs twice has one range for both
-        limits.measure(rows, clip_share, shrink, every=every, earlier=runs, usual=not sampled)
+        limits.measure(rows, clip_share, shrink, stride=stride, earlier=runs, usual=not sampled)
         inside = clip_share == shrink == 0 and nodes is None  # all of it
         # A later run may widen the range before the backward pass reads it.
         out = x if inside else limits.clip(x, copied=True)
@@ -265,9 +265,9 @@ def counting(model: nn.Module) -> Iterator[list[int]]:
 @typed
 def clipped_share(model: nn.Module) -> float:
     """Return the share of all numbers that limits clipped on the graph they were measured on."""
-    every = limits_of(model)
-    total = sum(limits.low.numel() for limits in every)
-    return sum(float(limits.usual) * limits.low.numel() for limits in every) / total if total else 0.0
+    sizes = [(limits, limits.low.numel()) for limits in limits_of(model)]
+    total = sum(size for _, size in sizes)
+    return sum(float(limits.usual) * size for limits, size in sizes) / total if total else 0.0
 
 
 @typed

@@ -27,9 +27,9 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
     """Return `edge_attr` [E] or [E, D], or `edge_weight` [E]; raise `InputError` for other shapes and NaN."""
     if not isinstance(values, Tensor) or values.is_sparse:
         raise InputError(f"`{name}` must be a dense tensor, got {type(values).__name__}")
-    most = 2 if name == "edge_attr" else 1
-    if not 1 <= values.dim() <= most or values.shape[0] != num_edges:
-        expected = f"[{num_edges}]" + (f" or [{num_edges}, D]" if most == 2 else "")
+    dims = 2 if name == "edge_attr" else 1
+    if not 1 <= values.dim() <= dims or values.shape[0] != num_edges:
+        expected = f"[{num_edges}]" + (f" or [{num_edges}, D]" if dims == 2 else "")
         raise InputError(
             f"`{name}` must have one entry per column of `edge_index`, shape {expected},"
             f" got {tuple(values.shape)}"
@@ -140,8 +140,8 @@ class Links:
 
     def rows(self, targets: str) -> Tensor:
         """Return the positions of the pairs of `train`, `val`, `test`, or `fit` (training and validation)."""
-        chosen = self.part < 2 if targets == "fit" else self.part == PARTS.index(targets)
-        return chosen.nonzero().flatten()
+        in_part = self.part < 2 if targets == "fit" else self.part == PARTS.index(targets)
+        return in_part.nonzero().flatten()
 
     def ends(self, targets: str) -> Tensor:
         """Return the nodes of the pairs of a part, each once; parts as in `rows`."""

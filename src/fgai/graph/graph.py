@@ -424,8 +424,8 @@ class Graph:
         keep = torch.ones(fresh.numel(), dtype=torch.bool, device=self.device)
         keep[present] = False
         fresh = fresh[keep]
-        adjacency, ours = self.adjacency.merge(torch.stack(key_ends(fresh)), self.num_nodes)
-        edge_map = EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
+        adjacency, positions = self.adjacency.merge(torch.stack(key_ends(fresh)), self.num_nodes)
+        edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
         return self.replace(adjacency=adjacency, **self._carried(edge_map)), edge_map
 
     def add_self_loops(self) -> tuple[Graph, EdgeMap]:

@@ -166,8 +166,8 @@ class GCN(AttentionModel):
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
         """Return the usual sizes; those for large graphs from `LARGE` nodes on."""
         large = graph.num_nodes >= LARGE
-        chosen = {"hidden_channels": 128 if large else 64, "num_layers": 3 if large else 2}
-        return {**super().sizes(graph, task), **chosen}
+        sizes = {"hidden_channels": 128 if large else 64, "num_layers": 3 if large else 2}
+        return {**super().sizes(graph, task), **sizes}
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""

@@ -217,9 +217,9 @@ class AttentionLayer(TappedLayer):
         size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
         total, pairs = None, zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
-        for h, (far, near) in enumerate(pairs):
+        for h, (key, query) in enumerate(pairs):
             heads = slice(h * size, (h + 1) * size)
-            total = add_columns(self.score_edges(far, near, adjacency, heads), total)
+            total = add_columns(self.score_edges(key, query, adjacency, heads), total)
         assert total is not None
         return total / self.heads
 
