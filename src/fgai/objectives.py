@@ -6,7 +6,7 @@ Searches climb the `loss` of an objective. Its `damage` chooses the strongest ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from fgai.attention import AttentionMap, LayerAttention, touched_rows
 from fgai.attention.layer import mean_heads
+from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
@@ -43,7 +44,6 @@ class Clean:
     truth: Tensor | None = None
     task: str = "node"
     score: str = "f1"
-    _members: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict, repr=False)
 
     @property
     def labels(self) -> Tensor:
@@ -53,12 +53,14 @@ class Clean:
 
     def members(self, k: int) -> list[tuple[Tensor, Tensor]]:
         """Return per layer the top-k mask [E] and the nodes with more than k neighbours; cached."""
-        if k not in self._members:
-            self._members[k] = [
+        return cached_on(
+            self,
+            ("fgai.objectives", k),
+            lambda: [
                 (topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten())
                 for w in self.attention.layers
-            ]
-        return self._members[k]
+            ],
+        )
 
 
 Loss = Callable[[Tensor, AttentionMap, Clean], Tensor]

@@ -15,7 +15,15 @@ from torch import Tensor
 from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError, warn
-from fgai.graph.fields import FILL, Links, _carry_values, _check_values, _merge_values, arguments_from_data
+from fgai.graph.fields import (
+    _NODE_FIELDS,
+    FILL,
+    Links,
+    _carry_values,
+    _check_values,
+    _merge_values,
+    arguments_from_data,
+)
 from fgai.ops.attach import attach, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
@@ -72,7 +80,7 @@ def extend_encoding(
     return flow[targets].sum(dim=1) / float(width) ** 0.5, values[targets].mean(dim=1)
 
 
-_NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
+_PER_NODE = (*_NODE_FIELDS, "positional", "positional_values", "batch")
 
 
 @typed
@@ -234,7 +242,7 @@ class Graph:
                 raise InputError(f"`features` must have {n} rows, one per node, got {self.features.num_rows}")
             self.features.check()
             checks.finite(self.features.stored, "features")
-        for name in _NODE_FIELDS:
+        for name in _PER_NODE:
             value = getattr(self, name)
             if value is not None and value.shape[0] != n:
                 hint = _mask_remedy(name, value) if name.endswith("_mask") else ""

@@ -211,15 +211,16 @@ class AttentionLayer(TappedLayer):
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the mean over the heads of `score_edges` [E], added up head by head.
 
-        An edge's mean is the same to the bit whatever other edges there are: additive scores of many heads at
-        once are the same, but others sum over channels, in an order that may change.
+        The mean of an edge does not depend on other edges. Additive scores are computed for many heads at
+        once; others sum over channels, in an order that the number of heads may change.
         """
         size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
-        total, pairs = None, zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
-        for h, (key, query) in enumerate(pairs):
-            heads = slice(h * size, (h + 1) * size)
-            total = add_columns(self.score_edges(key, query, adjacency, heads), total)
+        parts = zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
+        total = None
+        for index, sides in enumerate(parts):
+            heads = slice(index * size, (index + 1) * size)
+            total = add_columns(self.score_edges(*sides, adjacency, heads), total)
         assert total is not None
         return total / self.heads
 
