@@ -76,12 +76,10 @@ class GraphModel(nn.Module):
     """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
 
     Attributes:
-        reads_edge_attr: whether it reads `edge_attr`; if not, graphs with `edge_attr` are refused.
         forward_parts: names of the methods of the forward pass. A subclass that overrides one of them must
             override `layerwise`, too; otherwise it has no stages.
     """
 
-    reads_edge_attr: ClassVar[bool] = False
     forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -100,8 +98,8 @@ class GraphModel(nn.Module):
 
     @classmethod
     def check_edges(cls, graph: Graph) -> None:
-        """Raise `InputError` if the edges have attributes and models of this class do not read them."""
-        if graph.edge_attr is not None and not cls.reads_edge_attr:
+        """Raise `InputError` if the edges have attributes; a class that reads them overrides this."""
+        if graph.edge_attr is not None:
             raise InputError(
                 f"{cls.__name__} does not read `edge_attr`, which {graph.name!r} has; use a model of PyG"
                 " layers with `edge_dim`, or set `data.edge_attr = None`"
