@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
+from fgai.attention.layer import mean_heads
 from fgai.errors import AttentionError, FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.sparse import Adjacency, Features
@@ -121,7 +122,7 @@ class GraphModel(nn.Module):
 
 @typed
 class TappedLayer(nn.Module):
-    """An attention layer that calls `tap` and `watch`, if set, once in every run.
+    """An attention layer that calls `show_attention` once in every run.
 
     Attributes:
         tap: called with the attention [E, H] after the softmax and before dropout; returns the attention to
@@ -138,6 +139,16 @@ class TappedLayer(nn.Module):
         self.watch: Watch | None = None
         self.ranked = False
         self.limits: nn.ModuleDict | None = None
+
+    def show_attention(self, attention: Tensor, adjacency: Adjacency, scores: Tensor | None = None) -> Tensor:
+        """Call `tap` and `watch`, if set, and return the attention [E, H] to use; `scores` are [E, H]."""
+        if self.tap is not None:
+            attention = self.tap(attention, adjacency, scores)
+        if self.watch is not None:
+            ranks = None if scores is None or not self.ranked else mean_heads(scores)
+            averaged = attention if attention.shape[1] == 1 else attention.mean(1, keepdim=True)
+            self.watch(averaged, adjacency, ranks)
+        return attention
 
     def new_limits(self) -> dict[str, Any]:
         """Return new `Limits` by name for everything the layer reads of a node."""

@@ -98,10 +98,7 @@ class GCNLayer(TappedLayer):
     ) -> Tensor:
         """Return [N, C]; `edge_weight` [E] weights the edges, 1 by default."""
         shares, values, sizes = self.attend(x, adjacency, edge_weight)
-        if self.tap is not None:
-            shares = self.tap(shares, adjacency, None)
-        if self.watch is not None:
-            self.watch(shares, adjacency, None)
+        shares = self.show_attention(shares, adjacency)
         return sizes[:, None] * aggregate(shares, values, adjacency).squeeze(1) + self.bias
 
 

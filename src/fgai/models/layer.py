@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import Limits, TappedLayer
-from fgai.attention.layer import mean_heads
 from fgai.checks import at_least, fraction, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
@@ -277,15 +276,10 @@ class AttentionLayer(TappedLayer):
             sides, watched = self._sides(x, adjacency.num_nodes), self.watch is not None
             out, attention = self.fused(*sides, adjacency, written=watched, averaged=watched)
             if self.watch is not None:
-                self.watch(
-                    attention, adjacency, self.mean_scores(*sides[:2], adjacency) if self.ranked else None
-                )
+                ranks = self.mean_scores(*sides[:2], adjacency) if self.ranked else None
+                self.watch(attention, adjacency, ranks)
             return self.join(out)
         attention, values, scores = self.attend(x, adjacency, edge_weight)
-        if self.tap is not None:
-            attention = self.tap(attention, adjacency, scores)
-        if self.watch is not None:
-            ranks = mean_heads(scores) if self.ranked else None
-            self.watch(attention if self.heads == 1 else attention.mean(1, keepdim=True), adjacency, ranks)
+        attention = self.show_attention(attention, adjacency, scores)
         attention = dropout(attention, self.attention_dropout, self.training)
         return self.join(aggregate(attention, values, adjacency))
