@@ -154,7 +154,7 @@ class TappedLayer(nn.Module):
         """Return new `Limits` by name for everything the layer reads of a node."""
         raise AttentionError(f"{type(self).__name__} cannot be limited: it does not define `new_limits`")
 
-    def limited(self, name: str, values: Tensor) -> Tensor:
+    def apply_limits(self, name: str, values: Tensor) -> Tensor:
         """Return values of nodes [N, ...], clipped by the limits of that name if there are any."""
         return values if self.limits is None else self.limits[name](values)
 

@@ -81,14 +81,17 @@ class GCNLayer(TappedLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the shares [E, 1], the values [N, 1, C] and the sizes s [N]."""
         values = self.value(x) if self.input_norm is None else self.input_norm(x, self.value)
-        values = self.limited("value", values).view(-1, 1, self.channels)
+        values = self.apply_limits("value", values).view(-1, 1, self.channels)
         if edge_weight is None and values.dtype == torch.float32:
             shares, sizes = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))
         else:
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
-            source, destination = self.limited("source", source), self.limited("destination", destination)
+            source, destination = (
+                self.apply_limits("source", source),
+                self.apply_limits("destination", destination),
+            )
             scores = score_additive(source, destination, adjacency)
             shares = weighted_softmax(scores, shares.squeeze(1), adjacency)
         return shares, values, sizes

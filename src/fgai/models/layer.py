@@ -158,7 +158,7 @@ class AttentionLayer(TappedLayer):
 
     def _project(self, x: Tensor | Features, projection: Projection, name: str) -> Tensor:
         out = projection(x) if self.input_norm is None else self.input_norm(x, projection)
-        return self.limited(name, out).view(-1, self.heads, self.channels)
+        return self.apply_limits(name, out).view(-1, self.heads, self.channels)
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
         """Return the source's and the destination's side of the score (key, query) and the values, per node.
@@ -174,7 +174,7 @@ class AttentionLayer(TappedLayer):
         values = self._project(x, self.value, "value")
         if self.score == "additive":
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
-            return self.limited("source", source), self.limited("destination", destination), values
+            return self.apply_limits("source", source), self.apply_limits("destination", destination), values
         if self.score == "dynamic":
             return values, self._project(x, self.right, "right"), values
         return self._project(x, self.key, "key"), self._project(x, self.query, "query"), values
