@@ -175,12 +175,10 @@ class _Lines(_Display):
         text = " · ".join(stage.label for stage in stages)
         if total:
             text += f": {min(inner.done, total)} of {total}"
-            text += f", about {_duration(left)} left in this step" if left > 0 else ""
+            if left > 0:
+                duration = f"{left:.0f} s" if left < 90 else f"{left / 60:.0f} min"
+                text += f", about {duration} left in this step"
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _bar(console: Console) -> Progress:

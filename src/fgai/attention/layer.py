@@ -172,7 +172,11 @@ class LayerAttention:
         """
         if self.scores is not None:
             return self.scores
-        return self.values.squeeze(1) if self.num_heads == 1 else _mean_log(self.values)
+        if self.num_heads == 1:
+            return self.values.squeeze(1)
+        positive = self.values > 0  # a weight of 0 comes last
+        logs = torch.where(positive, torch.where(positive, self.values, 1.0).double().log(), _LOG_OF_ZERO)
+        return mean_heads(logs)
 
     def explanation(self) -> Tensor:
         """Return the normalised geometric mean of the heads, float64 [E]: one distribution per node.
@@ -328,9 +332,3 @@ def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
 def mean_heads(scores: Tensor) -> Tensor:
     """Return the mean over the heads of [E, H], added in their order: each bit depends on this edge alone."""
     return reduce(torch.add, scores.unbind(1)) / scores.shape[1]
-
-
-def _mean_log(values: Tensor) -> Tensor:
-    """Return the mean over the heads of log-attention, float64 [E]; a weight of 0 is below all others."""
-    positive = values > 0
-    return mean_heads(torch.where(positive, torch.where(positive, values, 1.0).double().log(), _LOG_OF_ZERO))

@@ -27,17 +27,13 @@ class Piece(NamedTuple):
     blocks: Iterable[Numbers]
 
 
-def _bytes(values: Numbers, kind: str) -> bytes:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-    return np.ascontiguousarray(array, dtype=np.dtype(kind)).tobytes()
-
-
 def _digest(heading: str, pieces: Iterable[Piece]) -> str:
     digest = hashlib.sha256(heading.encode())
     for piece in pieces:
         digest.update(piece.heading.encode())
         for block in piece.blocks:
-            digest.update(_bytes(block, piece.kind))
+            array = block.detach().cpu().numpy() if isinstance(block, Tensor) else block
+            digest.update(np.ascontiguousarray(array, dtype=np.dtype(piece.kind)).tobytes())
     return digest.hexdigest()[:32]
 
 
