@@ -191,9 +191,7 @@ def _f1(records: Sequence[dict[str, Any]]) -> str | None:
 
 def _attacked(store: Store) -> Sheet | Table:
     """What is trained towards certificates, under attack like everything else."""
-    cells = [cell for cell in read_grid("injection") if cell.kind == "attack"]
-    keys = {cell.key for cell in cells}
-    results = Results.newest((r for r in store.records("attack") if r["key"] in keys), cells)
+    results = Results.of_grid(store, "injection")
     metrics = [
         estimated("f1.clean", "clean", threat=CLAIM),
         *endpoints(CLAIM),

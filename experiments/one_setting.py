@@ -9,7 +9,7 @@ from typing import Any
 from experiments.alone import accuracy_without_edges
 from experiments.build import name_of
 from experiments.cells import read_grid
-from experiments.claim_tables import BESIDE, CLAIM, every_rule
+from experiments.claim_tables import BESIDE, CLAIM
 from experiments.results import GRAPHS, Results
 from experiments.sheet import Sheet
 from experiments.store import Store
@@ -35,13 +35,11 @@ class Methods:
 
     def __init__(self, store: Store) -> None:
         cells = read_grid("methods")
-        keys = {cell.key for cell in cells}
-        records = (record for record in store.records("attack") if record["key"] in keys)
         self.asked: list[Pair] = list(dict.fromkeys((cell.model, cell.dataset) for cell in cells))
         self.progress = f"{sum(store.read(cell) is not None for cell in cells)} of {len(cells)}"
         self._seeds = {cell.seed for cell in cells}
-        self._ours = Results.newest(records, cells)
-        self._every, self._node = every_rule(store), Results.node(store)
+        self._ours, self._every = (Results.of_grid(store, grid) for grid in ("methods", "endpoints"))
+        self._node = Results.node(store)
         self._proofs = _proofs(store)
 
     def values(self, pair: Pair, row: str, path: str, threat: str = EVERY_RULE) -> list[float]:
@@ -267,9 +265,7 @@ def _margins(store: Store) -> Table:
 
 def terms(store: Store) -> list[Sheet | Table]:
     """Each part of faithful training removed: paired differences to the whole method, five seeds."""
-    cells = read_grid("terms")
-    keys = {cell.key for cell in cells}
-    results = Results.newest((record for record in store.records("attack") if record["key"] in keys), cells)
+    cells, results = read_grid("terms"), Results.of_grid(store, "terms")
     paths = {
         "clean F1": "f1.clean",
         "F1, `ensemble`": "f1.attacked",

@@ -129,6 +129,13 @@ class Results:
         return found
 
     @classmethod
+    def of_grid(cls, store: Store, grid: str, folder: str = "attack") -> Results:
+        """Read the records of a grid's cells in one folder (see `Cell.folder`)."""
+        cells = [cell for cell in read_grid(grid) if cell.folder == folder]
+        keys = {cell.key for cell in cells}
+        return cls.newest((record for record in store.records(folder) if record["key"] in keys), cells)
+
+    @classmethod
     def node(cls, store: Store, datasets: tuple[str, ...] = GRAPHS) -> Results:
         """Read what the node grid has on some graphs: its records under every threat laid together.
 

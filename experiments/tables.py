@@ -8,12 +8,11 @@ from experiments import claim_tables as claims
 from experiments import one_setting
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
-from experiments.attack_tables import before, members
+from experiments.attack_tables import members
 from experiments.batch_tables import batches
 from experiments.build import RATIO, sheet
-from experiments.cells import read_grid
 from experiments.certificate_tables import certificates, collective, injection, voting
-from experiments.defence_tables import defences
+from experiments.defence_tables import baselines, edges, inductive
 from experiments.explainer_tables import explainers
 from experiments.repeated import repeated
 from experiments.results import Results
@@ -60,9 +59,7 @@ def f1(store: Store) -> list[Sheet | Table]:
 
 def paper_methods(store: Store) -> list[Sheet | Table]:
     """What is printed and what is released, beside the vanilla model, on two small graphs."""
-    cells = read_grid("paper-methods")
-    keys = {cell.key for cell in cells}
-    results = Results.newest((record for record in store.records() if record["key"] in keys), cells)
+    results = Results.of_grid(store, "paper-methods", "evaluate")
     metrics = [
         estimated("f1.clean", "clean F1"),
         estimated("f1.attacked", "attacked F1"),
@@ -109,16 +106,10 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "whole": one_setting.whole_calls,
     "definition": one_setting.definition,
     "terms": one_setting.terms,
-    "headline": claims.headline,
     "attack": claims.attack,
-    "worst": claims.worst,
-    "shifts": claims.shifts,
     "explanations": claims.explanations,
     "endpoints": claims.by_rule,
-    "shared-preset": claims.shared,
     "seeds": claims.seeds,
-    "warnings": claims.warnings,
-    "before": before,
     "members": members,
     "batches": batches,
     "stability": stability,
@@ -127,9 +118,10 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "f-slope-node": f_slope_node,
     "paper-methods": paper_methods,
     "ablation": trained.ablation,
-    "ablation-ensemble": trained.ablation_ensemble,
     "cost": trained.cost,
-    "defences": defences,
+    "baselines": baselines,
+    "edges": edges,
+    "inductive": inductive,
     "certificates": certificates,
     "injection": injection,
     "collective": collective,

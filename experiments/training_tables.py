@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from experiments.build import about, label, name_of, sheet
 from experiments.cells import read_grid
 from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
-from experiments.claim_tables import CLAIM
 from experiments.paper import Published, published
 from experiments.results import NODE_KINDS, ROWS, Results
 from experiments.sheet import Sheet, estimated
@@ -53,21 +51,6 @@ def ablation(store: Store) -> list[Sheet | Table]:
         " without limits.",
     )
     return [sheet(_ablated(store), "Ablation", metrics, notes, order=ABLATION_ROWS)]
-
-
-def ablation_ensemble(store: Store) -> list[Sheet | Table]:
-    """The same models under every search."""
-    metrics = [
-        estimated("f1.clean"),
-        estimated("f1.attacked_random", "random endpoints"),
-        estimated("f1.attacked", "every search"),
-        estimated("g_tvd.rel"),
-        estimated("lost.explanation.cover", "top 5 lost, `cover`"),
-        estimated("similarity.overlap.all", "as vanilla", own=False),
-        estimated("sharpness.clean.all"),
-    ]
-    columns = [replace(column, threat=CLAIM) for column in metrics]
-    return [sheet(_ablated(store), "Ablation under `ensemble`", columns, order=ABLATION_ROWS)]
 
 
 def cost(store: Store) -> list[Sheet | Table]:

@@ -13,7 +13,7 @@ def ends() -> torch.Tensor:
     return torch.tensor([[0, 1], [2, 3]])
 
 
-class TestSeenEdges:
+class TestChangedEdges:
     def test_the_very_tensors_are_known_without_being_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         endpoints = ends()
         seen = ChangedEdges(GraphChange(endpoints=endpoints, features=torch.zeros(2, 3)))
