@@ -13,7 +13,7 @@ from torch_geometric.nn import GCNConv
 from fgai import Graph
 from fgai.attention import record
 from fgai.models import GCN, GCNLayer
-from fgai.models.gcn import _normalised_weights
+from fgai.models.gcn import _shares
 from fgai.training import make_faithful, train
 from support.attention_cases import assert_sums
 from support.forward import adding, seen_by
@@ -63,7 +63,8 @@ def test_gradients_of_weights_equal_a_dense_formula() -> None:
     )
     scale = dense.sum(1).rsqrt()
     expected = (scale[:, None] * dense * scale)[data.adjacency.destination, data.adjacency.source]
-    ours = _normalised_weights(data.adjacency, one)
+    shares, sizes = _shares(data.adjacency, one, torch.float64)
+    ours = shares[:, 0] * sizes[data.adjacency.destination]
     torch.testing.assert_close(ours, expected)
     torch.testing.assert_close(
         torch.autograd.grad((ours * pull).sum(), one), torch.autograd.grad((expected * pull).sum(), two)

@@ -21,16 +21,6 @@ from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 
 
-def _normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
-    """Symmetric normalisation `w_ji / √(d_j d_i)` of every edge j → i, [E]; 0 where `d_i = Σ_j w_ji` is 0."""
-    weight = edge_weight
-    if weight is None:
-        weight = torch.ones(adjacency.num_edges, device=adjacency.device)
-    degree = row_sum(weight, adjacency.rowptr)
-    scale = torch.where(degree > 0, degree.clamp(min=1e-12).rsqrt(), 0.0)
-    return weight * scale[adjacency.source] * scale[adjacency.destination]
-
-
 @typed
 class GCNLayer(TappedLayer):
     """Graph convolution `Σ_{j→i} n_ji z_j + b` with symmetric normalised weights n and values z.
@@ -108,9 +98,18 @@ class GCNLayer(TappedLayer):
 def _shares(
     adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    weights = _normalised_weights(adjacency, edge_weight).to(dtype)
-    sizes = row_sum(weights, adjacency.rowptr)
-    return (weights / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
+    """Return the shares [E, 1] of the symmetric weights `w_ji / √(d_j d_i)` with `d_i = Σ_j w_ji`, and s [N].
+
+    Weights are 0 where d_i is 0.
+    """
+    weight = edge_weight
+    if weight is None:
+        weight = torch.ones(adjacency.num_edges, device=adjacency.device)
+    degree = row_sum(weight, adjacency.rowptr)
+    scale = torch.where(degree > 0, degree.clamp(min=1e-12).rsqrt(), 0.0)
+    normalised = (weight * scale[adjacency.source] * scale[adjacency.destination]).to(dtype)
+    sizes = row_sum(normalised, adjacency.rowptr)
+    return (normalised / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
 
 
 @typed
