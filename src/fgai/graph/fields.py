@@ -15,7 +15,6 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.sparse import EdgeMap
 from fgai.typed import typed
 
 FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}
@@ -54,14 +53,6 @@ def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) ->
             f'edge_index, {name}, reduce="mean")`'
         )
     return merged
-
-
-def _carry_values(values: Tensor | None, edge_map: EdgeMap, fill: float) -> Tensor | None:
-    """Return values [E', ...] on the edges after an edit: old edges keep theirs, new ones get `fill`."""
-    if values is None:
-        return None
-    empty = values.new_full((edge_map.num_after, *values.shape[1:]), fill)
-    return empty.index_copy(0, edge_map.after, values[edge_map.before])
 
 
 _NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")

@@ -19,7 +19,6 @@ from fgai.graph.fields import (
     _NODE_FIELDS,
     FILL,
     Links,
-    _carry_values,
     _check_values,
     _merge_values,
     arguments_from_data,
@@ -455,7 +454,14 @@ class Graph:
         return dataclasses.replace(self, adjacency=adjacency, merged=None, **fields), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
-        return {name: _carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}
+        """Return the values on edges after an edit: old edges keep theirs, new ones get those of `FILL`."""
+        carried = {}
+        for name, fill in FILL.items():
+            values = getattr(self, name)
+            if values is not None:
+                empty = values.new_full((edge_map.num_after, *values.shape[1:]), fill)
+                carried[name] = empty.index_copy(0, edge_map.after, values[edge_map.before])
+        return carried
 
 
 def _mask_remedy(name: str, mask: Tensor) -> str:
