@@ -201,8 +201,9 @@ class Ascent(Recipe):
 
     def _logits(self, model: nn.Module, delta: Sequence[Tensor]) -> Tensor:
         """Return the model's logits with δ added to the attention of the layers that count."""
-        perturb = {self.first + index: one for index, one in enumerate(delta)}
-        return observe(model, self.graph, heads="mean", grad=True, ranked=False, perturb=perturb).logits
+        deltas = {self.first + index: one for index, one in enumerate(delta)}
+        options: Any = {"perturb": lambda layer, w, *_: w + deltas[layer] if layer in deltas else w}
+        return observe(model, self.graph, heads="mean", grad=True, ranked=False, **options).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
         return prediction_distance(clean, perturbed, self.settings.divergence, self.targets.logit_spread)
@@ -284,7 +285,7 @@ def _directions(gradient: Tensor, rowptr: Tensor) -> Tensor:
 
 def _largest(values: Tensor, rowptr: Tensor) -> Tensor:
     """Return the largest value of every node, at least 0."""
-    options: dict[str, Any] = {"offsets": rowptr, "axis": 0, "unsafe": True, "initial": 0.0}
+    options: Any = {"offsets": rowptr, "axis": 0, "unsafe": True, "initial": 0.0}
     return torch.segment_reduce(values.contiguous(), "max", **options)
 
 

@@ -22,7 +22,7 @@ from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
 from fgai.cli.options import check_folder, choices
 from fgai.errors import InputError
-from fgai.progress import shown
+from fgai.progress import show_progress
 from fgai.records import Column, Table
 
 app = App(
@@ -90,7 +90,7 @@ def run(
     stale = len(_changes(part, store))
     todo = len(part) - status_of(part, store).done + stale * redo
     out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")
-    with shown(False), GridProgress(todo, out) as progress:
+    with show_progress(False), GridProgress(todo, out) as progress:
         after = run_grid(
             part,
             store,

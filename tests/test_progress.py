@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fgai import progress
 from fgai.attacks import Attack
-from fgai.progress import current_stage, shown, stage
+from fgai.progress import current_stage, show_progress, stage
 from support import attack_cases as cases
 
 NOTE = "best 0.8123  total 1.234  closeness 0.123  similarity 0.0123  prediction stability 0.456"
@@ -21,7 +21,7 @@ def lines_at(width: int, label: str = "fgai", note: str = NOTE, steps: int = 99)
     """What a terminal of that width shows, line by line, without control characters."""
     text = StringIO()
     console = Console(file=text, force_terminal=True, width=width, color_system=None)
-    with shown(True, console), stage(label, 400) as work:
+    with show_progress(True, console), stage(label, 400) as work:
         for _ in range(steps):
             work.advance(note=note)
         progress._display.get()._bar.refresh()  # type: ignore[union-attr]
@@ -44,7 +44,7 @@ def test_long_labels_give_way() -> None:
 
 
 def test_nothing_is_written_without_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    with shown(), stage("work", 3) as work:
+    with show_progress(), stage("work", 3) as work:
         work.advance(note="loss 1.0")
     assert capfd.readouterr() == ("", "")
 
@@ -53,13 +53,18 @@ def test_long_work_writes_plain_lines_without_a_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    with shown(), stage("outer"), stage("work", 3) as work:
+    with show_progress(), stage("outer"), stage("work", 3) as work:
         work.advance()
         work.advance()
     out, lines = capfd.readouterr()
     assert out == "" and "\x1b" not in lines
     assert "outer · work: 1 of 3, about " in lines and " s left" in lines and "2 of 3" in lines
-    with shown(False), shown(), shown(True), stage("work", 3) as work:  # inside it nothing is shown either
+    with (
+        show_progress(False),
+        show_progress(),
+        show_progress(True),
+        stage("work", 3) as work,
+    ):  # inside it nothing is shown either
         work.advance()
     assert capfd.readouterr() == ("", "")
 
@@ -71,7 +76,7 @@ def test_long_work_says_early_how_long_it_takes(
     now = [0.0]
     monkeypatch.setattr(progress, "perf_counter", lambda: now[0])
     monkeypatch.setattr(progress, "EVERY", 20.0)
-    with shown(), stage("work", 100) as work:
+    with show_progress(), stage("work", 100) as work:
         for _ in range(3):
             now[0] += pace
             work.advance()
@@ -115,7 +120,7 @@ def test_stages_lie_in_one_another(watched: Watched) -> None:
 
 
 def test_false_hides_what_was_shown(watched: Watched) -> None:
-    with shown(False), stage("hidden", 2):
+    with show_progress(False), stage("hidden", 2):
         current_stage().advance()
     assert watched.seen == []
 

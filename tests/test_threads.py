@@ -19,7 +19,7 @@ from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import evaluating, record
 from fgai.attention.limits import counting
 from fgai.certificates.traced import _ChainBuilder, trace
-from fgai.errors import ReliabilityWarning, collected, warn
+from fgai.errors import ReliabilityWarning, collect_warnings, warn
 from fgai.models import AttentionLayer
 from support import attack_cases as cases
 
@@ -159,7 +159,7 @@ def test_warnings_stay_in_their_thread() -> None:
     kept: list[Warning] = []
 
     def collect() -> None:
-        with collected() as notes:
+        with collect_warnings() as notes:
             warn(ReliabilityWarning("one", "of this thread"))
             inside.set()
             go_on.wait(10)

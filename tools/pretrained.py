@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fgai import load_dataset, make_faithful, save_model, train
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.training.model_file import PRETRAINED
 
 DATASETS = ("planted", "cora")
@@ -22,7 +22,7 @@ def main() -> None:
         for method, (name, one) in models.items():
             about = {"dataset": dataset, "split_seed": 0, "seed": 0, "method": method, "model": "GAT"}
             path = PRETRAINED / f"{name}.safetensors"
-            print(save_model(one, path, data_fingerprint=fingerprint_of(data), about=about))
+            print(save_model(one, path, data_fingerprint=fingerprint(data), about=about))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from fgai.explanations import explain
     from fgai.graph import Graph
     from fgai.hub import from_pretrained, save_pretrained
-    from fgai.models import GAT, GCN, GT, GATv2, accelerate
+    from fgai.models import GAT, GCN, GT, GATv2
+    from fgai.models.accelerated import accelerate
     from fgai.reports import card, explore, report
     from fgai.training import harden, limit, load_model, make_faithful, save_model, train
 
@@ -92,13 +93,14 @@ _NAMES = {
     "explanations": ("explain",),
     "graph": ("Graph",),
     "hub": ("from_pretrained", "save_pretrained"),
-    "models": ("GAT", "GCN", "GT", "GATv2", "accelerate"),
+    "models": ("GAT", "GCN", "GT", "GATv2"),
+    "models.accelerated": ("accelerate",),
     "reports": ("card", "explore", "report"),
     "training": ("harden", "limit", "load_model", "make_faithful", "save_model", "train"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _PACKAGES = (
-    *_NAMES,
+    *(home for home in _NAMES if "." not in home),
     "attacks",
     "bounds",
     "divergence",

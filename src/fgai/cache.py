@@ -1,4 +1,4 @@
-"""Values that a module derives from an object of another one and keeps with it; copies begin without them."""
+"""Values derived from an object and kept with it; copies of the object begin without them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class _Kept(dict[Hashable, Any]):
-    """What is kept with one object; copied and pickled empty."""
+class _Cache(dict[Hashable, Any]):
+    """The values kept with one object; copied and pickled empty."""
 
-    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
-        return _Kept, ()
+    def __reduce__(self) -> tuple[type[_Cache], tuple[()]]:
+        return _Cache, ()
 
 
 def cached_on(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
@@ -29,7 +29,7 @@ def cached_on(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
         >>> cached_on(graph, "degrees", lambda: [1, 2]) is cached_on(graph, "degrees", lambda: [1, 2])
         True
     """
-    kept: dict[Hashable, T] = owner.__dict__.setdefault("_kept", _Kept())
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
+    cache: dict[Hashable, T] = owner.__dict__.setdefault("_fgai_cache", _Cache())
+    if key not in cache:
+        cache[key] = make()
+    return cache[key]

@@ -35,7 +35,7 @@ __all__ = [
 
 S = TypeVar("S", str, str | None)
 LARGEST = 2**63 - 1  # the largest whole number that tensors hold
-SMALL = 1 << 26  # bytes that are allocated without asking how much memory is free
+SMALL = 1 << 26  # bytes that are allocated without checking the free memory
 
 
 def one_of(value: S, name: str, options: Sequence[S], *, any_case: bool = False) -> S:
@@ -80,7 +80,7 @@ def fraction(value: float, name: str, remedy: str = "") -> float:
 
 
 def rate(value: float, name: str = "dropout") -> float:
-    """Return `value` if it is a number in [0, 1), the share of something that is left out, else raise."""
+    """Return `value` if it is a number in [0, 1), e.g. a rate of dropout, else raise."""
     return _require(_is_finite(value) and 0 <= value < 1, value, f"`{name}` must be at least 0 and below 1")
 
 
@@ -115,7 +115,7 @@ def _free_memory() -> int:
 
 
 def seed(value: int, name: str = "seed") -> int:
-    """Return `value` if it is a whole number that random generators take, in 0..2³²−1, else raise."""
+    """Return `value` if it is a whole number in 0..2³²−1, which random generators take, else raise."""
     return whole(value, name, 0, 2**32 - 1)
 
 
@@ -127,7 +127,7 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
         raise InputError(f"`{name}` must be a device of torch such as cpu or cuda, got {value!r}") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise InputError(f"`{name}` must be there, got {value!s} where torch sees {count} GPUs; use cpu")
+        raise InputError(f"`{name}` must exist, got {value!s}, and torch finds {count} GPUs; use cpu")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Kernels compiled by numba and kept on disk; damaged files are compiled again."""
+"""Kernels compiled by numba and cached on disk; damaged files are compiled again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numba import njit
 from fgai.errors import FgaiWarning, warn
 
 REBUILT: list[str] = []
-"""Kernels whose stored code was damaged and compiled again by this process."""
+"""Kernels that this process compiled again, since their cached code was damaged."""
 _DAMAGED = "stored code of the kernels is damaged and compiled again, which takes a while; see `fgai doctor`"
 
 
 class _Store:
-    """numba's store of one kernel; code that cannot be read (a killed process, a full disk) is not there."""
+    """numba's cache of one kernel; code that cannot be read (a killed process, a full disk) is missing."""
 
     def __init__(self, store: Any, name: str) -> None:
         self._store, self._name = store, name
@@ -27,7 +27,7 @@ class _Store:
         """Return the stored code, or None for numba to compile it."""
         try:
             return self._store.load_overload(signature, target)
-        except Exception as error:  # whatever damaged bytes make of unpickling
+        except Exception as error:  # damaged bytes raise anything when unpickled
             if not REBUILT:
                 warn(FgaiWarning(f"{_DAMAGED} ({type(error).__name__})"))
             REBUILT.append(self._name)
@@ -36,7 +36,7 @@ class _Store:
 
 
 def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Compile a function by `njit` on first use, without the interpreter's lock, and keep the code on disk.
+    """Compile a function by `njit` on first use, without the interpreter's lock, and cache it on disk.
 
     Also a decorator with options of `njit`.
     """

@@ -1,4 +1,4 @@
-"""Total variation between predictions and between attentions; differentiable, and 0 for equal arguments."""
+"""Differentiable total variation between predictions and between attentions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SPACES = ("logits", "probabilities")
 def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     """Return the total variation between the predictions of each node, `1/2 sum_c |y_ic - y'_ic|`, [...].
 
-    On logits it is not scale-free (logits times 0.01 look stable); on probabilities it lies in [0, 1].
+    On logits it depends on their scale (logits times 0.01 look stable); on probabilities it is in [0, 1].
 
     Args:
         y: [..., C], logits.
         y_other: [..., C], logits.
-        on: "logits" takes them as they are, "probabilities" takes their softmax.
+        on: "logits" compares them as they are, "probabilities" their softmax.
 
     Raises:
         InputError: the shapes differ or `on` is unknown.
@@ -62,7 +62,7 @@ def row_tvd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
 
 @typed
 def same_shape(a: Tensor, b: Tensor) -> None:
-    """Raise unless both are floating-point tensors of one shape."""
+    """Raise `InputError` unless both are floating-point tensors of one shape."""
     if not a.is_floating_point() or not b.is_floating_point() or not a.dim():
         raise InputError(f"both arguments must be floating-point tensors, got {a.dtype} and {b.dtype}")
     if a.shape != b.shape:

@@ -24,8 +24,8 @@ __all__ = [
     "ReliabilityWarning",
 ]
 
-_BETWEEN = {"fgai", "contextlib", "functools", "numba", "torch", "torch_geometric"}
-"""Packages that may stand between a caller's line and a warning: fgai, and those it calls itself through."""
+_INTERNAL = {"fgai", "contextlib", "functools", "numba", "torch", "torch_geometric"}
+"""Packages whose frames may lie between the caller's line and a warning."""
 
 
 class FgaiError(Exception):
@@ -37,7 +37,7 @@ class InputError(FgaiError, ValueError):
 
 
 class DataError(FgaiError):
-    """A dataset is unknown, missing, truncated, foreign or unsafe to read."""
+    """A dataset is unknown, missing, truncated, of another format or unsafe to read."""
 
 
 class CheckpointError(FgaiError):
@@ -57,7 +57,7 @@ class DivergenceError(FgaiError):
 
 
 class RanksError(FgaiError):
-    """Processes that train together disagree, or one of them failed or was lost."""
+    """Processes that train together have different settings, or one of them failed or was lost."""
 
 
 class MissingExtraError(FgaiError, ImportError):
@@ -72,10 +72,10 @@ class FgaiWarning(UserWarning):
 
 
 class ReliabilityWarning(FgaiWarning):
-    """A number may not mean what it seems to; docs/reliability.md explains each code.
+    """A number may not mean what it seems to.
 
     Attributes:
-        code: the short name under which docs/reliability.md explains the warning.
+        code: the heading under which docs/reliability.md explains the warning.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -87,7 +87,7 @@ _COLLECTED: ContextVar[list[Warning] | None] = ContextVar("collected warnings", 
 
 
 @contextmanager
-def collected() -> Iterator[list[Warning]]:
+def collect_warnings() -> Iterator[list[Warning]]:
     """Collect fgai's warnings of this thread inside the block instead of showing them; blocks may be nested.
 
     `warnings.catch_warnings` would change the filters of all threads. Repeat the warnings with `warn`.
@@ -101,13 +101,13 @@ def collected() -> Iterator[list[Warning]]:
 
 
 def warn(warning: Warning) -> None:
-    """Give a warning that points at the caller's line: the innermost one outside fgai and what it calls."""
+    """Give a warning at the caller's line: the innermost one outside fgai and the packages it calls."""
     notes = _COLLECTED.get()
     if notes is not None:
         notes.append(warning)
         return
     frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _INTERNAL:
         frame = frame.f_back
     warnings.warn_explicit(
         warning,
@@ -131,7 +131,7 @@ EXTRAS = {
 
 
 def extra(module: str) -> Any:
-    """Import a module of an optional package; `MissingExtraError` with the install line if it is missing."""
+    """Import a module of an optional package; raise `MissingExtraError` if it is not installed."""
     package = module.partition(".")[0]
     try:
         return import_module(module)

@@ -1,4 +1,4 @@
-"""Models with their cards as folders, as the Hugging Face Hub keeps them; a folder alone needs no network."""
+"""Models and their cards as folders, in the layout of the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def save_pretrained(
     data_fingerprint: str = "",
     about: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model to a folder: weights, settings, its card, and the page a hub shows; return the folder.
+    """Write weights, settings, card and the hub's page of a model to a folder; return the folder.
 
-    Files are written one by one, each whole or not at all, the weights last. `hf upload owner/model FOLDER`
-    (of huggingface_hub) sends the folder to the hub.
+    Each file is written completely or not at all, the weights last. `hf upload owner/model FOLDER` (of
+    huggingface_hub) uploads the folder.
 
     Args:
         model: as `fgai.save_model` takes it.
         folder: created if missing; files of the same names are replaced.
         card: of this model, see `fgai.card`.
         data_fingerprint: of the graph it was trained on.
-        about: anything JSON can hold, kept beside the weights.
+        about: JSON values to save with the weights.
 
     Raises:
         CheckpointError: the model's class is not registered.
@@ -77,11 +77,11 @@ def save_pretrained(
 def from_pretrained(
     name: Path | str, *, revision: str | None = None, token: str | None = None, expect: str | None = None
 ) -> nn.Module:
-    """Read a model in eval mode: one that comes with fgai, of a folder, or of the Hugging Face Hub.
+    """Load a model that comes with fgai, from a folder, or from the Hugging Face Hub; in evaluation mode.
 
     Args:
-        name: of a model that comes with fgai (`fgai.training.pretrained_names`), of a folder, or
-            `owner/model` on the hub; the first that exists, in this order.
+        name: a model that comes with fgai (`fgai.training.pretrained_names`), else a folder, else
+            `owner/model` on the hub.
         revision: branch, tag or commit on the hub.
         token: for private models.
         expect: class the model must have, e.g. `"GAT"`.
@@ -103,7 +103,7 @@ def from_pretrained(
 
 
 def _file(name: Path | str, revision: str | None, token: str | None) -> Path:
-    """The file of the weights: in a folder, or fetched from the hub."""
+    """Return the file of the weights, in a folder or downloaded from the hub."""
     folder = Path(name)
     if folder.is_dir():
         return folder / MODEL

@@ -1,13 +1,12 @@
-"""What an attacker wants: wrong predictions, another explanation, or attention for its own nodes.
+"""Objectives of attacks: wrong predictions, another explanation, or attention for the injected nodes.
 
-An objective has a `loss`, which searches climb, and a `damage`, by which the strongest change is chosen and
-which tables report.
+Searches climb the `loss` of an objective. Its `damage` chooses the strongest change and is reported.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 
 from fgai.attention import AttentionMap, LayerAttention, touched_rows
 from fgai.attention.layer import mean_heads
+from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
@@ -27,13 +27,13 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, eq=False)
 class Clean:
-    """The model's output before the attack, and what its predictions are scored by.
+    """The model's output before the attack, and the true classes.
 
     Attributes:
         logits: on the clean graph, a row per node, link or small graph.
         attention: on the clean graph.
         nodes: [T] the rows under attack.
-        truth: the true class of every row, negative where it is unknown; None where no row has one.
+        truth: the true class of every row, negative if unknown; None if all are.
         task: its name.
         score: name of the task's score that is reported.
     """
@@ -44,7 +44,6 @@ class Clean:
     truth: Tensor | None = None
     task: str = "node"
     score: str = "f1"
-    _members: dict[int, list[tuple[Tensor, Tensor]]] = field(default_factory=dict, repr=False)
 
     @property
     def labels(self) -> Tensor:
@@ -53,13 +52,15 @@ class Clean:
         return predicted if self.truth is None else self.truth.where(self.truth >= 0, predicted)
 
     def members(self, k: int) -> list[tuple[Tensor, Tensor]]:
-        """Return per layer the top-k mask [E] and the nodes with more than k neighbours; found once."""
-        if k not in self._members:
-            self._members[k] = [
+        """Return per layer the top-k mask [E] and the nodes with more than k neighbours; cached."""
+        return cached_on(
+            self,
+            ("fgai.objectives", k),
+            lambda: [
                 (topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten())
                 for w in self.attention.layers
-            ]
-        return self._members[k]
+            ],
+        )
 
 
 Loss = Callable[[Tensor, AttentionMap, Clean], Tensor]
@@ -71,26 +72,27 @@ READS = ("logits", "ranking", "heads")
 @typed
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """What an attacker maximises, how the result is judged, and what has to be read of the model.
+    """What an attacker maximises, the number that is reported, and the outputs of the model both need.
 
     Attributes:
         name: for messages and records.
         loss: (logits, attention, clean) → a scalar that searches climb.
-        reads: `logits` alone, the `ranking` of neighbours and the mean of the attention over heads, or the
-            attention of all `heads`.
+        reads: outputs that `loss` and `damage` need: `logits`; `ranking`, also the ranking of neighbours and
+            the mean attention over heads; or `heads`, also the attention of all heads.
         node_mean: whether the loss is the mean over the attacked rows of a function of that row's logits.
-        constrained: whether a value below zero means that a demand was not met.
+        constrained: whether a value below zero means that a constraint is violated.
         damage: (logits, attention, clean) → the scalar that is reported, larger for a stronger attack; None
             takes the loss.
-        classes: whether the damage is one minus the task's score: a search may climb any loss of wrong rows.
-        explanation: the loss as a sum over rows of attention, where it is one.
+        row_losses: whether searches may climb any of `ROW_LOSSES` in place of the loss, as the damage is one
+            minus the task's score.
+        top_k_margin: the loss as a sum over rows of attention, where it is one.
 
     Raises:
-        InputError: another word in `reads`, or a mean over rows that reads attention.
+        InputError: `reads` is none of these, or not `logits` with `node_mean`.
 
     Example:
         >>> spread = Objective("spread", lambda logits, attention, clean: logits.std(), reads="logits")
-        >>> spread.name, spread.explanation is None
+        >>> spread.name, spread.top_k_margin is None
         ('spread', True)
     """
 
@@ -100,8 +102,8 @@ class Objective:
     node_mean: bool = False
     constrained: bool = False
     damage: Loss | None = None
-    classes: bool = False
-    explanation: Explanation | None = None
+    row_losses: bool = False
+    top_k_margin: TopKMargin | None = None
 
     def __post_init__(self) -> None:
         one_of(self.reads, "reads", READS)
@@ -114,14 +116,14 @@ class Objective:
         return _scalar(self.loss(logits, attention, clean), self.name)
 
     @torch.no_grad()
-    def judged(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return the damage, without gradients."""
+    def value(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        """Return the damage, or the loss where there is none, without gradients."""
         judge = self.loss if self.damage is None else self.damage
         return _scalar(judge(logits, attention, clean), self.name).detach()
 
     @classmethod
     def of(cls, objective: str | Objective | Loss, k: int = 5) -> Objective:
-        """Return a named objective with explanations of size k, an `Objective` as it is, or one of a loss.
+        """Return the objective of this name, with explanations of size k, or with this loss.
 
         Raises:
             InputError: an unknown name, or something that cannot be called.
@@ -158,9 +160,9 @@ def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
 @typed
 def margin_loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Best wrong logit minus the clean prediction's logit, cut at a small positive value, to be maximised.
+    """Best wrong logit minus the clean prediction's logit, at most 1, to be maximised.
 
-    Nodes that are wrong already by a clear margin give no more gradient, so the budget goes to the others.
+    Nodes that are clearly wrong have no gradient, so that the budget goes to the others.
     """
     label = clean.logits[clean.nodes].argmax(1)
     return _gap(logits[clean.nodes], label).clamp(max=1.0).mean()
@@ -174,19 +176,19 @@ def _gap(scores: Tensor, own: Tensor) -> Tensor:
 
 
 @typed
-class Explanation:
-    """The top-k margin: push outsiders above members of the clean top-k.
+class TopKMargin:
+    """The top-k margin: raise neighbours outside the clean top-k above those inside.
 
-    At a node with more than k clean neighbours, on the original edges that are still there, let
-    o_1 >= o_2 >= ... be the largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest
-    inside, means over the heads (see `LayerAttention.ranking`). The s-th margin, o_s - m_s, is positive
-    exactly if s members have left, so
+    At a node with more than k clean neighbours, on the remaining original edges, let o_1 >= o_2 >= ... be the
+    largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest inside, means over the
+    heads (see `LayerAttention.ranking`). The s-th margin, o_s - m_s, is positive exactly if s members have
+    left, so
 
         mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
-    is a smooth share of the explanation lost; its mean over nodes and layers is maximised. Logarithms make
-    the margin a difference of scores, which has a useful size however flat the attention is; the sigmoid
-    spends the budget on swaps within reach, neither on those already made nor on hopeless ones.
+    is a smooth share of the explanation lost; its mean over nodes and layers is maximised. By the logarithm
+    the margin is a difference of scores, whose size does not depend on how flat the attention is; the
+    gradient of the sigmoid is largest for swaps that are about to happen.
 
     Args:
         k: size of the explanation.
@@ -207,20 +209,20 @@ class Explanation:
 
         The share is the mean over layers with a touched node that has more than k neighbours, else 0.
         """
-        total = gone = measured = clean.logits.new_zeros(())
+        total = share = measured = clean.logits.new_zeros(())
         layers = zip(clean.attention.layers, attention.layers, clean.members(self.k), strict=True)
         for index, (before, after, (members, rows)) in enumerate(layers):
             if not rows.numel():
                 continue
-            now, there = _carried(before, after)
-            margins, real = swap_gaps(now, there, members, before.rowptr, rows, self.k)  # o_s - m_s
+            values, present = _on_original_edges(before, after)
+            margins, real = swap_gaps(values, present, members, before.rowptr, rows, self.k)  # o_s - m_s
             total = total + (torch.sigmoid(margins) * real).sum() / real.sum().clamp(min=1)
             if touched is not None:
-                near = touched[index][rows]
-                lost = ((margins.detach() > 0) & real).sum(1) * near
-                gone = gone + lost.sum() / (self.k * near.sum().clamp(min=1))
-                measured = measured + near.any()
-        return total / max(1, len(attention.layers)), gone / measured.clamp(min=1)
+                scored = touched[index][rows]
+                lost = ((margins.detach() > 0) & real).sum(1) * scored
+                share = share + lost.sum() / (self.k * scored.sum().clamp(min=1))
+                measured = measured + scored.any()
+        return total / max(1, len(attention.layers)), share / measured.clamp(min=1)
 
     def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         """Return one minus the top-k overlap of the touched nodes, as tables report it; see `shares`."""
@@ -229,18 +231,17 @@ class Explanation:
         return logits.new_tensor(1 - kept if kept == kept else 0.0, dtype=torch.float64)
 
 
-def _carried(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
-    """Log-attention after the attack on the original edges [E], and which of them are still there [E]."""
-    spot = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
-    there = after.keys[spot] == before.keys
-    now = after.scores
-    if now is None:
-        now = mean_heads(after.values.clamp(min=torch.finfo(after.values.dtype).tiny).log())
-    return take_values(now, spot), there
+def _on_original_edges(before: LayerAttention, after: LayerAttention) -> tuple[Tensor, Tensor]:
+    """Return the log-attention after the attack on the original edges [E], and which of them remain [E]."""
+    position = torch.searchsorted(after.keys, before.keys).clamp(max=max(0, after.num_edges - 1))
+    values = after.scores
+    if values is None:
+        values = mean_heads(after.values.clamp(min=torch.finfo(after.values.dtype).tiny).log())
+    return take_values(values, position), after.keys[position] == before.keys
 
 
 def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Attention for the new nodes: their mass at the original nodes they are joined to, in [0, 1].
+    """Attention to the new nodes: their mass at the original nodes they are joined to, in [0, 1].
 
         mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
 
@@ -256,61 +257,17 @@ def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     return total / max(1, len(attention.layers))
 
 
-class _Preserving:
-    """Another explanation for the same prediction: the explanation objective, as long as classes stay.
-
-    With K the share of attacked nodes that keep their predicted class, the value is
-
-        Explanation(k)   if K >= keep,        K - keep < 0   otherwise,
-
-    so that every change that keeps the classes beats every change that does not, and the best of those wins.
-    A jump has no gradient; climbed in its place is `explanation - hinge` while classes hold and `-hinge`
-    once too many have gone, with
-
-        hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
-
-    own being the clean prediction. The damage is the same with the share of the top-k that touched nodes lost
-    in the place of `Explanation(k)`.
-    """
-
-    def __init__(self, k: int, keep: float, slack: float) -> None:
-        if not 0 < keep <= 1:
-            raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
-        self.keep, self.slack, self._explanation = keep, slack, Explanation(k)
-
-    def __call__(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        gained = self._explanation(logits, attention, clean)
-        own = clean.logits[clean.nodes].argmax(1)
-        gap = -_gap(log_softmax(logits[clean.nodes], dim=1), own)
-        hinge = (self.slack - gap).clamp(min=0).mean()
-        kept = self._kept(logits, clean).to(gained.dtype)
-        holds = kept >= self.keep
-        value = torch.where(holds, gained, kept - self.keep).detach()
-        guide = torch.where(holds, gained, 0.0) - hinge
-        return guide + (value - guide.detach())
-
-    def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        kept = self._kept(logits, clean)
-        if bool(kept >= self.keep):
-            return self._explanation.damage(logits, attention, clean)
-        return kept - self.keep
-
-    @staticmethod
-    def _kept(logits: Tensor, clean: Clean) -> Tensor:
-        """Share of the attacked rows that keep their predicted class."""
-        rows = clean.nodes
-        return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
-
-
-PREDICTION = Objective("prediction", prediction, "logits", node_mean=True, damage=_wrong_share, classes=True)
+PREDICTION = Objective(
+    "prediction", prediction, "logits", node_mean=True, damage=_wrong_share, row_losses=True
+)
 MARGIN = Objective("margin", margin_loss, "logits", node_mean=True, damage=_wrong_share)
 
 
 @typed
 def explanation(k: int = 5) -> Objective:
-    """Return the objective of `Explanation`: another top-k."""
-    smooth = Explanation(k)
-    return Objective("explanation", smooth, "ranking", damage=smooth.damage, explanation=smooth)
+    """Return the objective of `TopKMargin`: another top-k."""
+    smooth = TopKMargin(k)
+    return Objective("explanation", smooth, "ranking", damage=smooth.damage, top_k_margin=smooth)
 
 
 INTRUDERS = Objective("intruders", _intruders, "ranking")
@@ -320,13 +277,45 @@ INTRUDERS = Objective("intruders", _intruders, "ranking")
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of another top-k while predicted classes stay.
 
+    With K the share of attacked nodes that keep their predicted class, the loss is
+
+        TopKMargin(k)   if K >= keep,        K - keep < 0   otherwise,
+
+    so that every change that keeps the classes beats every change that does not. A jump has no gradient, so
+    the gradient is that of `TopKMargin(k) - hinge` while classes hold, of `-hinge` once too many have gone:
+
+        hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
+
+    own being the clean prediction. The damage has the share of the top-k that touched nodes lost in the place
+    of `TopKMargin(k)`.
+
     Args:
         k: size of the explanation.
         keep: share of the attacked nodes that must keep their class, above 0 and at most 1.
         slack: distance to the class boundary, in nats, from which a hinge pushes back.
     """
-    value = _Preserving(k, keep, slack)
-    return Objective("preserving", value, "ranking", constrained=True, damage=value.damage)
+    if not 0 < keep <= 1:
+        raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
+    smooth = TopKMargin(k)
+
+    def share_kept(logits: Tensor, clean: Clean) -> Tensor:
+        rows = clean.nodes
+        return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
+
+    def loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        margin = smooth(logits, attention, clean)
+        own = clean.logits[clean.nodes].argmax(1)
+        hinge = (slack + _gap(log_softmax(logits[clean.nodes], dim=1), own)).clamp(min=0).mean()
+        kept = share_kept(logits, clean).to(margin.dtype)
+        value = torch.where(kept >= keep, margin, kept - keep).detach()
+        guide = torch.where(kept >= keep, margin, 0.0) - hinge
+        return guide + (value - guide.detach())
+
+    def damage(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
+        kept = share_kept(logits, clean)
+        return smooth.damage(logits, attention, clean) if bool(kept >= keep) else kept - keep
+
+    return Objective("preserving", loss, "ranking", constrained=True, damage=damage)
 
 
 OBJECTIVES: dict[str, Callable[[int], Objective]] = {

@@ -25,18 +25,18 @@ class ProcessGroup:
         self.rank, self.size = rank, size
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes and prints."""
         return self.rank == 0
 
     @property
-    def several(self) -> bool:
-        """Whether there are others."""
+    def is_distributed(self) -> bool:
+        """Whether there are other processes."""
         return self.size > 1
 
-    def place(self, device: torch.device) -> torch.device:
+    def local_device(self, device: torch.device) -> torch.device:
         """Return the device of this process: of GPUs without a number, its own on its machine."""
-        if self.several and device.type == "cuda" and device.index is None:
+        if self.is_distributed and device.type == "cuda" and device.index is None:
             return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         return device
 
@@ -44,18 +44,18 @@ class ProcessGroup:
         """Return the values of all processes, in the order of their ranks."""
         return [value]
 
-    def first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Return the value of rank 0."""
         return value
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors by their sums over all processes, in place."""
 
     def average_gradients(self, parameters: Sequence[nn.Parameter], weight: int) -> None:
         """Replace gradients by their mean over all processes, weighted by the seeds of their batches."""
 
-    def wait(self) -> None:
-        """Wait until all processes are here."""
+    def barrier(self) -> None:
+        """Wait until all processes have called this."""
         self.gather(None)
 
     def share(self, items: Sequence[T]) -> list[T]:
@@ -67,7 +67,7 @@ class ProcessGroup:
         """Whether a flag is set in any process."""
         return max(self.gather(flag))
 
-    def agree(self, values: Mapping[str, object]) -> None:
+    def require_equal(self, values: Mapping[str, object]) -> None:
         """Raise `RanksError` unless values, by name, are the same in all processes."""
         others = self.gather(dict(values))
         differ = [name for name in values if any(other[name] != others[0][name] for other in others)]

@@ -1,8 +1,7 @@
-"""Progress of long work: stages count their steps, and `shown` displays them.
+"""Progress of long work: stages count their steps, and `show_progress` displays them.
 
-On a terminal that is one line that changes, elsewhere a new line every few seconds. The time left is measured
-from the steps of the stage that are done.
-Without `shown`, counting a step costs a call and nothing is written.
+On a terminal that is one line that changes, elsewhere a new line every few seconds. Without `show_progress`
+nothing is written.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
-__all__ = ["Bar", "current_stage", "shown", "stage"]
+__all__ = ["Bar", "current_stage", "show_progress", "stage"]
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-_FIXED = 28  # columns that bar, count and time left take at most when the bar is short
+_FIXED = 28  # largest width of a short bar, count and time left, in columns
 
 
 @dataclass
 class Bar:
-    """A piece of work that is under way.
+    """Progress of a stage of work.
 
     Attributes:
         label: a few words.
@@ -41,19 +40,19 @@ class Bar:
     note: str = ""
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
-        """Count steps, and show them."""
+        """Add `steps` to those done, and show them."""
         self.done += steps
         self.note = self.note if note is None else note
         _show()
 
-    def tell(self, note: str) -> None:
-        """Show what comes next."""
+    def set_note(self, note: str) -> None:
+        """Show a note."""
         self.advance(0, note)
 
 
 _stages: ContextVar[tuple[Bar, ...]] = ContextVar("stages", default=())
 _display: ContextVar[_Display | Literal[False] | None] = ContextVar("display", default=None)
-"""The open display; False where nothing is shown, whatever is asked for."""
+"""The open display; False where nothing may be shown."""
 
 
 @contextmanager
@@ -82,11 +81,11 @@ def current_stage() -> Bar:
 
 
 @contextmanager
-def shown(show: bool | None = None, console: Console | None = None) -> Iterator[None]:
+def show_progress(show: bool | None = None, console: Console | None = None) -> Iterator[None]:
     """Show the stages of the block on standard error, or on the display that is already open.
 
     Args:
-        show: False shows nothing, whatever is asked for inside the block.
+        show: False shows nothing, also where a block inside asks for it.
         console: to write to; one on standard error by default.
     """
     terminal = sys.stderr.isatty() if console is None else console.is_terminal
@@ -115,7 +114,7 @@ class _Display:
         self._task: Any = None
 
     def update(self, stages: tuple[Bar, ...]) -> None:
-        """Show the innermost stage, the names of those around it before its own; without any, nothing."""
+        """Show the innermost stage, after the names of those around it; nothing without a stage."""
         if not stages:
             self.stop()
             return
@@ -141,15 +140,15 @@ class _Display:
 
 
 EVERY = 10.0
-"""Seconds between two lines where there is no terminal; work that takes less writes none."""
+"""Seconds between two lines without a terminal; shorter work writes none."""
 ENOUGH = 0.03
-"""Share of a stage that must be done before its time is estimated from it."""
+"""Share of a stage that must be done before its time is estimated."""
 
 
 class _Lines(_Display):
-    """One plain line every few seconds: the stages, how much is done, and about how long the last one takes.
+    """One plain line every few seconds: the stages, the steps done, and the time left in the last one.
 
-    A stage that takes longer than that writes its first line as soon as its time can be estimated.
+    A stage with more time left than that writes its first line as soon as its time can be estimated.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -176,16 +175,14 @@ class _Lines(_Display):
         text = " · ".join(stage.label for stage in stages)
         if total:
             text += f": {min(inner.done, total)} of {total}"
-            text += f", about {_duration(left)} left in this step" if left > 0 else ""
+            if left > 0:
+                duration = f"{left:.0f} s" if left < 90 else f"{left / 60:.0f} min"
+                text += f", about {duration} left in this step"
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
 def _bar(console: Console) -> Progress:
-    """Return the line, laid out for the width there is: the note gives way first, then the label."""
+    """Return the progress line; where it is too wide, the note is cut first, then the label."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
     from rich.table import Column

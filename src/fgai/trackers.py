@@ -23,31 +23,31 @@ class Tracker:
     """Base of callbacks for runs: `train`, `make_faithful` (a run per attempt) and attacks take a `tracker`.
 
     Override what you need. Calls come in order and from the thread that trains. An exception stops the run,
-    whose state is saved first where it has a checkpoint; the same call resumes it.
+    after its state is saved if it has a checkpoint; the same call resumes it.
     """
 
     def on_start(self, run: str, past: Sequence[Values]) -> None:
-        """A run `run`, e.g. `vanilla`, begins; `past` holds the values of earlier epochs where it is resumed.
+        """A run, e.g. `vanilla`, begins; `past` holds the values of earlier epochs if it is resumed.
 
-        A log that went further before the run was killed is cut back to these.
+        A log with more epochs than these drops the others.
         """
 
     def on_epoch(self, run: str, epoch: int, values: Values) -> None:
-        """An epoch is done, counted from 0; of an attack a value was judged."""
+        """An epoch, counted from 0, is done; for attacks, a value was computed."""
 
     def on_end(self, run: str, summary: Summary) -> None:
-        """A run has ended by itself."""
+        """A run has ended without an error."""
 
 
 @typed
 class LogFile(Tracker):
-    r"""One row for every epoch in a file, written as it comes; a run that starts again replaces its rows.
+    r"""A file with one row per epoch, written at once; a run that starts again replaces its rows.
 
-    A `.csv` has one column for every name, a `.jsonl` one object in a line and the summary of a run as `end`.
+    A `.csv` has one column per name, a `.jsonl` one object per line and the summary of a run as `end`.
 
     Raises:
         InputError: another suffix.
-        CheckpointError: there is a file, and it is no such log.
+        CheckpointError: the file exists and is no such log.
 
     Example:
         >>> log = LogFile("log.jsonl")
@@ -66,9 +66,9 @@ class LogFile(Tracker):
         self._write()
 
     def on_start(self, run: str, past: Sequence[Values]) -> None:
-        """Keep the rows of other runs, and of this one its past."""
-        kept = [row for row in self._rows if row["run"] != run]
-        self._rows = kept + [{"run": run, "epoch": epoch, **values} for epoch, values in enumerate(past)]
+        """Keep the rows of other runs, and `past` of this one."""
+        others = [row for row in self._rows if row["run"] != run]
+        self._rows = others + [{"run": run, "epoch": epoch, **values} for epoch, values in enumerate(past)]
         self._write()
 
     def on_epoch(self, run: str, epoch: int, values: Values) -> None:
@@ -76,7 +76,7 @@ class LogFile(Tracker):
         self._add({"run": run, "epoch": epoch, **values})
 
     def on_end(self, run: str, summary: Summary) -> None:
-        """Add the summary, for which a `.csv` has no room."""
+        """Add the summary, to a `.jsonl` alone."""
         if not self._csv:
             self._add({"run": run, "end": dict(summary)})
 
@@ -104,7 +104,7 @@ class LogFile(Tracker):
         return out.getvalue()
 
     def _parse(self) -> list[dict[str, Any]]:
-        """Rows of the file; a last line that a killed process left half-written is dropped."""
+        """Return the rows of the file, without a last line that a killed process left incomplete."""
         try:
             text = regular(self.path).read_text(encoding="utf-8")
             text = text[: text.rfind("\n") + 1]

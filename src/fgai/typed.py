@@ -1,4 +1,4 @@
-"""`typed`: a public function raises `TypeError` for an argument of another type than annotated."""
+"""`typed`: type checks of arguments at run time."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _ACCEPTED: dict[Any, tuple[type, ...]] = {
 
 
 class _Kind(NamedTuple):
-    """What an annotation asks of an argument."""
+    """The values that an annotation accepts."""
 
     classes: tuple[type, ...]  # one of which it is an instance of
     entries: tuple[type, ...]  # classes of the entries of a sequence, or of the values of a mapping
     words: str  # for the message
 
     def fits(self, value: object) -> bool:
-        """Whether `value` may be given; the entries of something read only once are not looked at."""
+        """Whether `value` is accepted; entries of iterators, which can be read only once, are not checked."""
         if type(value) in self.classes and not self.entries:
             return True
         if not isinstance(value, self.classes) or (isinstance(value, str) and str not in self.classes):
-            return False  # a word is a sequence of words to Python, but nobody means that
+            return False  # a `str` is a sequence of `str`, but is never meant as one
         if Iterable in self.classes and not _iterates(value):
             return False
         if not self.entries or isinstance(value, self.entries):
@@ -58,10 +58,10 @@ def _iterates(value: Any) -> bool:
 
 
 def typed(function: F) -> F:
-    """Make a public function or class raise `TypeError` for an argument of another type than annotated.
+    """Make a function or class raise `TypeError` for an argument of another type than annotated.
 
-    Classes, numbers, words, unions of them and what sequences and mappings hold are looked at; protocols,
-    functions and shapes are not. Values are checked by the function itself. Costs about a microsecond a call.
+    Classes, numbers, strings, unions of them and the entries of sequences and mappings are checked;
+    protocols, functions and shapes are not. Costs about a microsecond a call.
 
     Example:
         >>> @typed
@@ -99,8 +99,8 @@ def _named(value: object) -> str:
 
 
 def _annotated(function: Callable[..., Any]) -> dict[str, _Kind]:
-    """The kind of each parameter whose annotation says one."""
-    kinds = {"": _Kind((), (), "")}  # looked at, even if nothing is said
+    """Return the kind of each parameter whose annotation can be checked."""
+    kinds = {"": _Kind((), (), "")}  # never empty, so that annotations are read once
     scope = vars(sys.modules[function.__module__])
     for name, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
@@ -116,7 +116,7 @@ def _annotated(function: Callable[..., Any]) -> dict[str, _Kind]:
 
 
 def _kind(hint: Any) -> _Kind | None:
-    """What an annotation asks; None if that cannot be told."""
+    """Return the kind of an annotation; None if it cannot be checked."""
     if hint is None or hint is type(None):
         return _Kind((type(None),), (), "None")
     if isinstance(hint, TypeVar):

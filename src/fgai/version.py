@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 __version__ = "0.1.0"
-_STATED: ContextVar[Mapping[str, str] | None] = ContextVar("stated", default=None)
+_FACTS: ContextVar[Mapping[str, str] | None] = ContextVar("facts", default=None)
 
 
 def versions() -> dict[str, str]:
@@ -18,15 +18,15 @@ def versions() -> dict[str, str]:
 
 
 @contextmanager
-def stating(**facts: str) -> Iterator[None]:
-    """State facts, e.g. the command line, of every record made inside; an outer one goes before an inner."""
-    token = _STATED.set({**facts, **stated()})
+def adding_facts(**facts: str) -> Iterator[None]:
+    """Add facts, e.g. the command line, to every record made in the block; an outer block wins."""
+    token = _FACTS.set({**facts, **current_facts()})
     try:
         yield
     finally:
-        _STATED.reset(token)
+        _FACTS.reset(token)
 
 
-def stated() -> Mapping[str, str]:
-    """Return the facts that `stating` states here."""
-    return _STATED.get() or {}
+def current_facts() -> Mapping[str, str]:
+    """Return the facts that the blocks of `adding_facts` around this call add."""
+    return _FACTS.get() or {}

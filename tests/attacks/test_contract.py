@@ -127,7 +127,7 @@ def run_contract(kind: type[Attack], name: str, recipe: str, objective: str) -> 
     assert result.value == pytest.approx(judged(attack, model, graph, result.graph), rel=1e-5, abs=1e-6)
     if kind in cases.REPORTED:
         assert result.ledger.damages[result.ledger.won] == max(result.ledger.damages)
-        damage = judged(attack, model, graph, result.graph, "judged")
+        damage = judged(attack, model, graph, result.graph, "value")
         assert max(result.ledger.damages) == pytest.approx(damage, abs=1e-5)
         assert len(result.ledger.proposals()) == len(result.ledger.members) + attack.budget.restarts
     else:

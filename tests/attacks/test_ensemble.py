@@ -119,9 +119,9 @@ def damage_of(attack: EnsembleInjection, model: nn.Module, graph: Graph, change:
         return wrong(model, graph, attacked)
     before, after = (observe(model, seen, heads="mean") for seen in (ready, attacked))
     clean = Clean(before.logits, before.attention, torch.arange(graph.num_nodes))
-    if attack.objective.explanation is None:
+    if attack.objective.top_k_margin is None:
         return float(attack.objective(after.logits, after.attention, clean))
-    return float(attack.objective.judged(after.logits, after.attention, clean))
+    return float(attack.objective.value(after.logits, after.attention, clean))
 
 
 @given(seed=st.integers(0, 50), steps=st.integers(1, 4))

@@ -24,7 +24,7 @@ from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, pr
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import kept_by_layer
-from fgai.objectives import Clean, Explanation
+from fgai.objectives import Clean, TopKMargin
 from support import attack_cases as cases
 from support.graph_cases import small_data
 
@@ -136,7 +136,7 @@ def test_a_layer_without_nodes_has_no_value() -> None:
     near = torch.zeros(8, dtype=torch.bool)
     near[7] = True  # two neighbours in the first layer, six in the second
     clean = Clean(torch.zeros(8, 2), before, torch.arange(8))
-    explanation = Explanation(3)
+    explanation = TopKMargin(3)
     kept = kept_by_layer(before, AttentionMap(tuple(flipped)), 3, [near, near])
     assert kept[0] != kept[0] and kept[1] == 0.0
     assert float(explanation.shares(AttentionMap(tuple(flipped)), clean, [near, near])[1]) == 1.0

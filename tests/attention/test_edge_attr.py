@@ -17,6 +17,7 @@ from fgai.attention import call_model, observe, prepared
 from fgai.graph import Graph
 from support import attack_cases as cases
 from support import own_cases as own
+from support.forward import adding
 
 Edges = dict[tuple[int, int], list[float]]
 
@@ -138,7 +139,7 @@ def test_certificates_of_such_models_hold(conv: str) -> None:
         sign = (order == highest[rows]).float() - (order == lowest[rows]).float()
         size = radius.nan_to_num(posinf=0.0).float()[rows] * share / 2  # l1: half onto one edge, half off one
         delta = (sign * size)[:, None]
-        moved = observe(model, graph, perturb={1: delta}).logits.argmax(1) != seen.logits.argmax(1)
+        moved = observe(model, graph, perturb=adding({1: delta})).logits.argmax(1) != seen.logits.argmax(1)
         assert share > 1 or not bool(moved.any())
         flipped |= moved
     assert int(flipped.sum()) > 5  # and beyond the radius classes do change

@@ -14,6 +14,7 @@ from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.models import GAT, AttentionLayer
 from support import attack_cases as cases
+from support.attention_cases import assert_sums
 
 MODELS = ("gat", "gatv2", "gt", "gcn", "pyg")
 
@@ -38,7 +39,7 @@ class TestContract:
         assert len(seen.attention) == 2
         for layer in seen.attention:
             assert not layer.values.requires_grad
-            layer.check_sums()
+            assert_sums(layer)
             assert layer.num_heads == 1 or heads == "each"
         for module in find_layers(model).values():
             assert not module._forward_hooks and not module._forward_pre_hooks

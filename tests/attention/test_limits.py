@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -24,7 +26,7 @@ from fgai.attention import (
     limits_of,
     measuring,
     observe,
-    recording_values,
+    overriding,
     register_limits,
     replacing_values,
     straight_through,
@@ -39,6 +41,20 @@ MODELS = (GAT, GATv2, GT, GCN)
 CONVS = (GATConv, GATv2Conv, TransformerConv, SuperGATConv)
 DRAWN = torch.Generator().manual_seed(0)
 X, EDGES = torch.randn(12, 5, generator=DRAWN), torch.randint(0, 12, (2, 40), generator=DRAWN)
+
+
+@contextmanager
+def recording_values(entry: Sequence[Limits]) -> Iterator[dict[Limits, list[Tensor]]]:
+    """Record what layers use, as points of the unit box, for each of some limits and every pass."""
+    records: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
+
+    def step(limits: Limits, clip_rows: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        out = clip_rows(x)
+        records[limits].append(limits.points_of(out.detach().view(-1, *limits.low.shape)))
+        return out
+
+    with overriding(entry, step):
+        yield records
 
 
 def made(kind: type[AttentionModel]) -> tuple[AttentionModel, AttentionModel]:

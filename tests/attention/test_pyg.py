@@ -23,6 +23,8 @@ from support.attention_cases import (
     NODES,
     WITH_WEIGHTS,
     assert_equals_weights,
+    assert_same_edges,
+    assert_sums,
     assert_unchanged,
     make_conv,
     make_features,
@@ -31,6 +33,7 @@ from support.attention_cases import (
     snapshot,
     with_loops,
 )
+from support.forward import adding
 
 X = make_features()
 
@@ -64,7 +67,7 @@ def test_equals_dense_reference(kind):
         assert torch.equal(layer.keys, edge_keys(*edges))
         torch.testing.assert_close(layer.values, expected, rtol=0, atol=1e-10)
         assert layer.num_nodes == NODES
-        layer.check_sums()
+        assert_sums(layer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +87,7 @@ def test_training_mode_records_before_dropout_and_draws_the_same_numbers(kind):
         else:
             outputs.append(model(X, EDGES))
     assert torch.equal(*outputs)
-    tape.attention.check_sums()
+    assert_sums(tape.attention)
     assert torch.equal(tape.attention[0].values, evaluated)
     assert model.training
     assert model.conv1.dropout == 0.6
@@ -160,7 +163,7 @@ def test_edge_index_class(kind):
     torch.testing.assert_close(logits, model(X, EDGES))
     with record(model) as tape:
         model(X, EDGES)
-    edges.require_same_edges(tape.attention)
+    assert_same_edges(edges, tape.attention)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,9 +191,9 @@ def test_autocast(kind):
             _, weights = model.conv1(x, EDGES, return_attention_weights=True)
             assert_equals_weights(tape.attention[0], weights)
     assert torch.equal(logits, plain)
-    tape.attention.check_sums(tolerance=0.05)
+    assert_sums(tape.attention, tolerance=0.05)
     delta = torch.zeros(tape.attention[0].num_edges, HEADS)  # a delta takes the type of the attention
-    with torch.autocast("cpu", dtype=torch.bfloat16), record(model, perturb={0: delta}) as tape:
+    with torch.autocast("cpu", dtype=torch.bfloat16), record(model, perturb=adding({0: delta})) as tape:
         assert torch.equal(model(x, EDGES), plain)
 
 
@@ -245,9 +248,9 @@ def test_property_recorded_is_what_the_layer_returns(graph, kind, heads, loops):
         recorded = conv(x, edges)
     assert torch.equal(recorded, out)
     assert_equals_weights(tape.attention.last, weights)
-    tape.attention.check_sums()
+    assert_sums(tape.attention)
     merged = AttentionMap(tuple(layer.merged() for layer in tape.attention))
-    merged.check_sums()
+    assert_sums(merged)
     assert not merged.last.has_duplicates
 
 

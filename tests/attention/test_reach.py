@@ -14,7 +14,8 @@ from torch_geometric.nn import AGNNConv, GATConv, GeneralConv
 import fgai
 from fgai import Graph, ReliabilityWarning
 from fgai.attacks import Budget, EnsembleInjection, Threat
-from fgai.attention import Observation, hop_rows, observe, prepared, touched_rows, warn_coupled
+from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled
+from fgai.attention.reach import _reach_and_moved
 from fgai.evaluation import breaking_point
 from fgai.recompute import Recompute
 from support import attack_cases as cases
@@ -57,7 +58,7 @@ def codes(run: Any) -> tuple[Any, dict[str, str]]:
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_touched_rows_hold_every_row_that_moved(kind: str) -> None:
     _, before, after = views(kind)
-    near = hop_rows(before.attention, after.attention)
+    near = _reach_and_moved(before.attention, after.attention, None)[0]
     touched = touched_rows(before.attention, after.attention)
     ours, theirs = before.attention.align(after.attention)
     for one, two, hops, rows in zip(ours, theirs, near, touched, strict=True):

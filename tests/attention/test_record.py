@@ -21,12 +21,14 @@ from support.attention_cases import (
     EDGES,
     FEATURES,
     NODES,
+    assert_same_edges,
+    assert_sums,
     assert_unchanged,
     make_features,
     make_model,
     snapshot,
 )
-from support.forward import seen_by
+from support.forward import adding, seen_by
 
 X = make_features()
 UNIQUE = torch.unique(EDGES, dim=1)
@@ -56,12 +58,12 @@ def test_own_models_record_and_perturb(kind):
     logits, attention = seen_by(model, graph)
     assert torch.equal(logits, plain)
     assert [w.num_heads for w in attention] == [2, 1]
-    attention.check_sums()
+    assert_sums(attention)
     assert all(w.adjacency is graph.adjacency for w in attention)
     assert attention.last.keys is graph.keys
-    zeros = [torch.zeros(graph.num_edges), torch.zeros(graph.num_edges, 1)]
-    assert torch.equal(seen_by(model, graph, zeros)[0], plain)
-    moved, perturbed = seen_by(model, graph, {1: torch.full((graph.num_edges,), 0.5)})
+    zeros = {0: torch.zeros(graph.num_edges), 1: torch.zeros(graph.num_edges, 1)}
+    assert torch.equal(seen_by(model, graph, adding(zeros))[0], plain)
+    moved, perturbed = seen_by(model, graph, adding({1: torch.full((graph.num_edges,), 0.5)}))
     torch.testing.assert_close(perturbed.last.values, attention.last.values + 0.5)
     assert not torch.allclose(moved, plain)
     assert_unchanged(before, model)
@@ -76,7 +78,7 @@ def test_own_models_in_training_record_before_dropout(kind):
     torch.manual_seed(0)
     logits, attention = seen_by(model, graph)
     assert torch.equal(logits, plain)
-    attention.check_sums()
+    assert_sums(attention)
     grads = torch.autograd.grad((attention[0].values ** 2).sum(), list(model.parameters()), allow_unused=True)
     assert any(g is not None and float(g.abs().sum()) > 0 for g in grads)
 
@@ -121,7 +123,7 @@ def test_call_model_gives_user_models_features_and_edges():
     looped, _ = graph.add_self_loops()
     assert torch.equal(attention.last.keys, looped.keys)
     again, same = seen_by(model, looped)  # PyG replaces loops that are there already
-    same.require_same_edges(attention)
+    assert_same_edges(same, attention)
     torch.testing.assert_close(again, logits)
 
 
@@ -149,7 +151,7 @@ def test_call_model_refuses_what_it_cannot_call():
         call_model(Pair(), make_graph())
     with pytest.raises(InputError, match="no node features"):
         call_model(make_model("gat"), make_graph().replace(features=None))
-    with pytest.raises(AttentionError, match=r"looked at: Linear"):
+    with pytest.raises(AttentionError, match=r"its modules are Linear"):
         seen_by(nn.Linear(2, 3), make_graph())
 
 

@@ -79,7 +79,7 @@ def test_scripted_replicated_and_foreign_models_are_refused():
         pass
     with (
         pytest.raises(
-            AttentionError, match=r"no attention layer.*GATConv.*looked at: Linear, ReLU, Sequential"
+            AttentionError, match=r"no attention layer.*GATConv.*its modules are Linear, ReLU, Sequential"
         ),
         record(nn.Sequential(nn.Linear(2, 3), nn.ReLU())),
     ):

@@ -16,6 +16,7 @@ from fgai.topk import topk_mask
 from support.altered_cases import EXACT, REFUSED, own, pyg
 from support.altered_parts import CASES
 from support.balls import random_point, steepest
+from support.forward import adding
 
 K, RADIUS = 3, 0.02
 
@@ -27,7 +28,7 @@ def certified(model: nn.Module, graph: Graph) -> CertificateRecord:
 
 
 def run(model: nn.Module, graph: Graph, layer: int, delta: Tensor | None) -> tuple[Tensor, AttentionMap]:
-    seen = observe(model, graph, perturb=None if delta is None else {layer: delta})
+    seen = observe(model, graph, perturb=None if delta is None else adding({layer: delta}))
     return seen.logits, seen.attention
 
 
@@ -35,7 +36,7 @@ def uphill(model: nn.Module, graph: Graph, layer: int, delta: Tensor, clean: Ten
     """The gradient in one layer's attention of how far other classes have come; None where there is none."""
     moving = delta.clone().requires_grad_()
     with evaluating(model, freeze=True):
-        logits = observe(model, graph, grad=True, perturb={layer: moving}).logits
+        logits = observe(model, graph, grad=True, perturb=adding({layer: moving})).logits
     top = clean.argmax(1, keepdim=True)
     gain = logits.scatter(1, top, float("-inf")).amax(1) - logits.gather(1, top)[:, 0]
     if not logits.requires_grad:

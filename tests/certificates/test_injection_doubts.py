@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fgai
 from fgai.attention import Limits, call_model, limits_of, prepared, replacing_values
-from fgai.attention.limits import collecting
+from fgai.attention.limits import overriding
 from fgai.certificates import certify_injection
 from fgai.certificates.injection import _differ
 from fgai.certificates.integrity import find_alteration
@@ -192,7 +192,7 @@ def test_limits_in_use_elsewhere_are_refused() -> None:
     points = torch.full((2, *entry.low.shape), 0.5)
     with replacing_values({entry: points}, torch.ones(2, dtype=torch.bool)):
         refused(model, "limits")
-    with collecting(limits_of(model), lambda limits, x: None):
+    with overriding(limits_of(model), lambda limits, clip, x: x):
         refused(model, "limits")
     assert fgai.certify_injection(model, graph(), neighbours=1, where="direct").known
 

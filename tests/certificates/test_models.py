@@ -26,6 +26,7 @@ from fgai.sparse import Features
 from fgai.topk import overlap, topk_mask
 from support.balls import steepest
 from support.certify_cases import NORMS, OBJECTIVES, Objective, breaks, climb, swap
+from support.forward import adding
 
 K = 3
 
@@ -175,13 +176,13 @@ def test_exact_class_radii_are_attained_at_every_node(name: str, norm: str) -> N
     reached = torch.zeros_like(finite)
     for rival in range(clean.shape[1]):
         moving = torch.zeros_like(tape.attention.last.values).requires_grad_()
-        with record(model, perturb={last: moving}):
+        with record(model, perturb=adding({last: moving})):
             logits = call_model(model, graph)
         gain = (logits[:, rival] - logits.gather(1, top[:, None])[:, 0]).sum()
         (gradient,) = torch.autograd.grad(gain, moving)
         worst = torch.stack([steepest(column, rowptr, 1.0, norm) for column in gradient.unbind(1)], dim=1)
         for factor, flips in ((0.999, False), (1.001, True)):
-            with torch.no_grad(), record(model, perturb={last: worst * radii * factor}):
+            with torch.no_grad(), record(model, perturb=adding({last: worst * radii * factor})):
                 changed = call_model(model, graph).argmax(1) != top
             if flips:
                 reached |= changed
@@ -197,7 +198,7 @@ def test_transformer_bound_is_tight_to_first_order() -> None:
     delta = climb(model, graph, 1, OBJECTIVES[1], radius=1e-7, norm="l1", steps=3, seed=0)
     with torch.no_grad(), record(model) as tape:
         before = call_model(model, graph)
-    with torch.no_grad(), record(model, perturb={1: delta}):
+    with torch.no_grad(), record(model, perturb=adding({1: delta})):
         after = call_model(model, graph)
     moved, bound = (after - before).abs().sum(1) / 2, found.alpha2_logits
     assert bound is not None and found.logits_status == "bound"

@@ -100,7 +100,7 @@ def test_every_command_says_untrained_weights(folder: Path, weights: tuple[str, 
         ({"data": "bomb.pt"}, "was refused"),
         ({"data": "mine.safetensors"}, "must be a graph as .npz, .pt or .csv"),
         ({"data": "bare.npz"}, "'bare' has no node features"),
-        ({"device": "cuda:99"}, "must be there, got cuda:99"),
+        ({"device": "cuda:99"}, "must exist, got cuda:99"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(folder: Path, change: dict[str, str], words: str) -> None:

@@ -78,7 +78,7 @@ def test_a_device_that_is_not_there_is_refused_first(name: str, folder: Path) ->
     words = [] if name in ("demo", "train") else ["gat.safetensors"]
     words += ["--node", "1"] if name == "explain" else []
     before = set(folder.iterdir())
-    assert "`--device` must be there, got cuda:99" in refused(name, *words, "--device", "cuda:99", cwd=folder)
+    assert "`--device` must exist, got cuda:99" in refused(name, *words, "--device", "cuda:99", cwd=folder)
     assert "must be a device of torch" in refused(name, *words, "--device", "abacus", cwd=folder)
     assert set(folder.iterdir()) == before
 

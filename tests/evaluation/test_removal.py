@@ -16,11 +16,11 @@ from fgai.attention import (
     LayerAttention,
     call_model,
     evaluating,
-    hop_rows,
     observe,
     prepared,
     touched_rows,
 )
+from fgai.attention.reach import _reach_and_moved
 from fgai.graph import Graph
 from fgai.metrics.removal import _predict_without, _removal_curves, combined
 from fgai.metrics.views import AttentionPair
@@ -80,7 +80,7 @@ def test_attention_out_of_reach_did_not_move(model: str, kind: str) -> None:
         observe(network, graph).averaged().attention,
         observe(network, result.graph).averaged().attention,
     )
-    touched = hop_rows(before, after, result.change.rows)
+    touched = _reach_and_moved(before, after, result.change.rows)[0]
     assert all(
         torch.equal(*pair)
         for pair in zip(touched, touched_rows(before, after, result.change.rows), strict=True)

@@ -7,10 +7,12 @@ import torch
 from torch_geometric.data import HeteroData
 
 import fgai
-from fgai.attention import AttentionMap, LayerAttention, hop_rows, observe, touched_rows
+from fgai.attention import AttentionMap, LayerAttention, observe, touched_rows
+from fgai.attention.reach import _reach_and_moved
 from fgai.errors import AttentionError, InputError
 from fgai.hetero import HeteroView
 from fgai.metrics.removal import _edge_ranking, _predict_without
+from support.attention_cases import assert_sums
 from support.hetero_cases import AUTHORS, CITES, KINDS, PAPERS, WIDTHS, WRITES, hetero_data, hetero_model
 
 DATA = hetero_data()
@@ -152,7 +154,7 @@ class TestMaps:
         ends = torch.tensor([[view.number("paper", 3)]])
         attacked, _ = view.graph.inject(ends, torch.full((1, view.graph.num_features), 3.0))
         before, after = (observe(wrapped, graph).attention for graph in (view.graph, attacked))
-        touched = hop_rows(before, after)
+        touched = _reach_and_moved(before, after, None)[0]
         assert all(torch.equal(*pair) for pair in zip(touched, touched_rows(before, after), strict=True))
         assert touched[0].nonzero().flatten().tolist() == ends.flatten().tolist()
         ours, theirs = before.align(after)
@@ -168,7 +170,7 @@ class TestMaps:
         view = HeteroView(data)
         attention = observe(view.wrap(hetero_model(kind, data)), view.graph).attention
         joined = attention.joined()
-        joined.check_sums()
+        assert_sums(joined)
         assert [w.name for w in joined] == ["conv1", "conv2"] and joined.depths == [0, 1]
         assert torch.equal(joined.last.keys, view.graph.keys)
         reduced = attention.over_layers("mean")

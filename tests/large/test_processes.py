@@ -349,10 +349,10 @@ class TestOnTheDevice:
 class TestAlone:
     def test_without_torchrun_nothing_is_joined(self) -> None:
         with process_group() as ranks:
-            assert (ranks.rank, ranks.size, ranks.leads, ranks.several) == (0, 1, True, False)
+            assert (ranks.rank, ranks.size, ranks.is_main, ranks.is_distributed) == (0, 1, True, False)
             assert current() is ranks and not torch.distributed.is_initialized()
-            assert ranks.gather(3) == [3] and ranks.first("a") == "a" and not ranks.any(False)
-            ranks.agree({"settings": 1})
+            assert ranks.gather(3) == [3] and ranks.broadcast("a") == "a" and not ranks.any(False)
+            ranks.require_equal({"settings": 1})
 
     def test_a_timeout_is_positive(self) -> None:
         with pytest.raises(InputError, match="`timeout` must be above 0"), process_group(timeout=0):
@@ -361,10 +361,10 @@ class TestAlone:
     def test_a_rank_takes_the_gpu_of_its_number(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LOCAL_RANK", "3")
         second = ProcessGroup(7, 8)
-        assert second.place(torch.device("cuda")) == torch.device("cuda", 3)
-        assert second.place(torch.device("cuda", 1)) == torch.device("cuda", 1)
-        assert second.place(torch.device("cpu")) == torch.device("cpu")
-        assert ProcessGroup().place(torch.device("cuda")) == torch.device("cuda")
+        assert second.local_device(torch.device("cuda")) == torch.device("cuda", 3)
+        assert second.local_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+        assert second.local_device(torch.device("cpu")) == torch.device("cpu")
+        assert ProcessGroup().local_device(torch.device("cuda")) == torch.device("cuda")
 
     @pytest.mark.parametrize("ranks", [2, 3, 20])
     def test_batches_of_all_ranks_are_those_of_one(self, ranks: int) -> None:

@@ -13,9 +13,10 @@ from torch_geometric.nn import GCNConv
 from fgai import Graph
 from fgai.attention import record
 from fgai.models import GCN, GCNLayer
-from fgai.models.gcn import _normalised_weights
+from fgai.models.gcn import _shares
 from fgai.training import make_faithful, train
-from support.forward import seen_by
+from support.attention_cases import assert_sums
+from support.forward import adding, seen_by
 from support.graph_cases import small_data
 
 
@@ -62,7 +63,8 @@ def test_gradients_of_weights_equal_a_dense_formula() -> None:
     )
     scale = dense.sum(1).rsqrt()
     expected = (scale[:, None] * dense * scale)[data.adjacency.destination, data.adjacency.source]
-    ours = _normalised_weights(data.adjacency, one)
+    shares, sizes = _shares(data.adjacency, one, torch.float64)
+    ours = shares[:, 0] * sizes[data.adjacency.destination]
     torch.testing.assert_close(ours, expected)
     torch.testing.assert_close(
         torch.autograd.grad((ours * pull).sum(), one), torch.autograd.grad((expected * pull).sum(), two)
@@ -86,9 +88,9 @@ def test_shares_sum_to_one_and_can_be_perturbed(gated: bool) -> None:
     data, model = graph(loops=False), GCN.for_data(graph(), gated=gated, hidden_channels=6).eval()
     logits, attention = seen_by(model, model.prepare(data))
     assert logits.shape == (11, 3) and len(attention) == 2
-    attention.check_sums()
+    assert_sums(attention)
     torch.testing.assert_close(logits, model(data))
-    with record(model, perturb={1: torch.full((attention.last.num_edges, 1), 0.1)}):
+    with record(model, perturb=adding({1: torch.full((attention.last.num_edges, 1), 0.1)})):
         assert not torch.allclose(model(data), logits)
 
 

@@ -12,6 +12,7 @@ from fgai.graph import Graph
 from fgai.models import GAT, GT, AttentionLayer, AttentionModel, GATv2
 from fgai.sparse import Adjacency, Features
 from fgai.tasks import pool
+from support.attention_cases import assert_sums
 from support.forward import seen_by
 from support.graph_cases import build, edge_tensor, small_data
 
@@ -108,7 +109,7 @@ class TestModels:
         made = model.for_data(graph).eval()
         logits, attention = seen_by(made, made.prepare(graph))
         torch.testing.assert_close(logits, made(graph))
-        attention.check_sums()
+        assert_sums(attention)
         assert len(attention) == 2
         loops = made.prepare(graph).has_loops
         assert loops == (model is not GT)

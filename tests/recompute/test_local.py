@@ -25,7 +25,7 @@ from fgai.attention import observe, prepared, record, touched_rows
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
-from fgai.objectives import Explanation
+from fgai.objectives import TopKMargin
 from fgai.recompute.local import Recompute
 from fgai.recompute.patch import _Edit
 from fgai.sparse import Features
@@ -297,7 +297,7 @@ def test_outsiders_out_of_the_race_are_not_looked_at(shape: str) -> None:
     assert plan is not None and again.graph.features is not None
     attacked = change.apply(again.graph)[0]
     for k in (1, 3):
-        reduced = _PartialExplanation(Explanation(k), again, clean, plan)
+        reduced = _PartialExplanation(TopKMargin(k), again, clean, plan)
         first = reduced._layers[0]
         assert len(first.spots) < int(again.graph.adjacency.degree[: len(first.rows)].sum()) // 2
         for copies in (1, 3):
@@ -308,7 +308,7 @@ def test_outsiders_out_of_the_race_are_not_looked_at(shape: str) -> None:
             made = several.shares(again.forward(plan.copies(copies).plan, many, encoded, logits=False))
             seen = observe(model, attacked, heads="mean", grad=True).attention
             near = touched_rows(clean.attention, seen)
-            loss, lost = Explanation(k).shares(seen, clean, near)
+            loss, lost = TopKMargin(k).shares(seen, clean, near)
             torch.testing.assert_close(made[0], loss.expand(copies))
             torch.testing.assert_close(made[1], lost.expand(copies))
             (got,) = torch.autograd.grad(made[0].sum(), rows)

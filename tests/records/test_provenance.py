@@ -15,7 +15,7 @@ from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.errors import CheckpointError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.records import code_hash, provenance, weights_hash
-from fgai.version import __version__, stating
+from fgai.version import __version__, adding_facts
 from support.graph_cases import small_data
 
 pytestmark = pytest.mark.filterwarnings("ignore::fgai.errors.FgaiWarning")
@@ -61,7 +61,7 @@ def test_the_block() -> None:
     date = datetime.fromisoformat(block["date"])
     assert date.tzinfo is not None and datetime.now(UTC) - date < timedelta(minutes=5)
     assert block["command"] == "fgai.evaluate" and "note" not in block
-    with stating(command="fgai x", note="untrained weights"), stating(command="inner"):
+    with adding_facts(command="fgai x", note="untrained weights"), adding_facts(command="inner"):
         block = provenance(model(), "abc", command="fgai.evaluate")
     assert block["command"] == "fgai x" and block["note"] == "untrained weights" and block["seed"] is None
     assert provenance(model(), "abc", command="c")["command"] == "c"

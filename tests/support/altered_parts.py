@@ -141,8 +141,8 @@ def forward_replaced() -> Built:
 
 
 class _Squashed(AttentionLayer):
-    def combine(self, attention: Tensor, values: Tensor, adjacency: Any) -> Tensor:
-        return super().combine(attention.sqrt(), values, adjacency)
+    def join(self, out: Tensor) -> Tensor:
+        return super().join(out).tanh()
 
 
 @case(UNKNOWN)

@@ -21,6 +21,20 @@ FEATURES, HIDDEN, HEADS, CLASSES, NODES = 5, 4, 3, 2, 7
 EDGES = torch.tensor([[4, 0, 3, 2, 0, 5, 4, 1, 2, 4], [2, 1, 3, 1, 1, 4, 2, 0, 5, 0]])
 
 
+def assert_sums(attention: AttentionMap | LayerAttention, tolerance: float | None = None) -> None:
+    """The attention of every node with an incoming edge sums to one."""
+    for w in (attention,) if isinstance(attention, LayerAttention) else attention:
+        slack = (1e-8 if w.values.dtype == torch.float64 else 1e-4) if tolerance is None else tolerance
+        sums = w.sums().detach().double()[w.degree > 0]
+        torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=slack)
+
+
+def assert_same_edges(mine: AttentionMap, theirs: AttentionMap) -> None:
+    """Both maps have the same edges, layer by layer."""
+    for one, other in zip(mine, theirs, strict=True):
+        one.require_same_edges(other)
+
+
 def make_conv(kind: str, in_channels: int, out_channels: int, **options: Any) -> Any:
     match kind:
         case "gat":

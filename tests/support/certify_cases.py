@@ -16,6 +16,7 @@ from fgai.divergence import tvd
 from fgai.graph import Graph
 from fgai.topk import overlap, topk_mask
 from support.balls import project, random_point, steepest
+from support.forward import adding
 
 NORMS = ("l1", "l2", "linf")
 Objective = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -71,7 +72,7 @@ def breaks(
         with record(model) as tape:
             before = call_model(model, graph)
         clean = tape.attention[layer]
-        with record(model, perturb={layer: delta}) as tape:
+        with record(model, perturb=adding({layer: delta})) as tape:
             after = call_model(model, graph)
     certificate, radius, broken = found.layer(layer), found.radius, []
     shown, change = clean.explanation(), delta if delta.dim() == 1 else delta.mean(1)
@@ -120,7 +121,7 @@ def climb(
     )
     for step in range(steps):
         moving = delta.clone().requires_grad_()
-        with evaluating(model, freeze=True), record(model, perturb={layer: moving}) as tape:
+        with evaluating(model, freeze=True), record(model, perturb=adding({layer: moving})) as tape:
             logits = call_model(model, graph)
         value = objective(clean, logits, tape.attention[layer].values.mean(1), rowptr)
         (gradient,) = torch.autograd.grad(value, moving)

@@ -170,7 +170,7 @@ def killed(graph: Path, folder: Path, moments: list[list[float]]) -> None:
         except Exception:
             time.sleep(10)  # the launcher ends it long before
             raise
-        if ranks.leads:
+        if ranks.is_main:
             fgai.save_model(model, folder / "killed.safetensors")
             (folder / "lives.json").write_text(json.dumps([life, steps]))
 

@@ -246,7 +246,7 @@ def test_refuses_models_and_graphs_that_do_not_fit(graph: Graph) -> None:
         def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
             return self.conv(x, edge_index)
 
-    with pytest.raises(AttentionError, match="looked at: GCNConv"):
+    with pytest.raises(AttentionError, match="its modules are GCNConv"):
         make_faithful(NoAttention(), graph, progress=False, **QUICK)
     with pytest.raises(InputError, match="features"):
         make_faithful(GAT(graph.num_features + 1, 3), graph, progress=False, **QUICK)

@@ -10,7 +10,7 @@ import torch
 import fgai
 from fgai.attention import limits_of
 from fgai.errors import CheckpointError
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.training import load_model, pretrained_names, read_header
 from fgai.training.model_file import PRETRAINED
 from support.cli_cases import answer
@@ -21,7 +21,7 @@ def test_they_are_small_and_know_their_data() -> None:
     assert sum(path.stat().st_size for path in PRETRAINED.iterdir()) < 3 * 2**20
     data = fgai.load_dataset("planted")
     for name in ("planted-gat", "planted-fgai"):
-        assert read_header(name)["data_fingerprint"] == fingerprint_of(data)
+        assert read_header(name)["data_fingerprint"] == fingerprint(data)
 
 
 def test_they_predict_and_the_faithful_one_resists() -> None:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.alone import with_gradients
 from fgai.attacks.budget import Box, Budget, check_budget, data_range, warn_if_narrow
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
 from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
@@ -21,13 +20,14 @@ from fgai.attacks.search.site import _InjectionSite, _read_model
 from fgai.attention import AttentionMap, evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
-from fgai.graph.change import SeenEdges
+from fgai.graph.change import ChangedEdges
 from fgai.models import as_graph
 from fgai.objectives import Clean, Loss, Objective
 from fgai.progress import current_stage, stage
 from fgai.recompute import Recompute
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.trackers import Tracker
 from fgai.typed import typed
 
@@ -118,7 +118,7 @@ class Judge:
     recompute: Recompute | None = None
     vanilla: nn.Module | None = None
     on_step: Callable[[str], None] | None = None
-    _last: tuple[SeenEdges, _InjectionSite, Score] | None = None
+    _last: tuple[ChangedEdges, _InjectionSite, Score] | None = None
     _single_uses: int = 0
     _work: float = 0.0
     _trace: list[Tensor] = field(default_factory=list)  # read at the end: each read would stall the device
@@ -144,7 +144,7 @@ class Judge:
 
     def site(self, change: GraphChange) -> _InjectionSite:
         """Return the model as a function of features at the edges of a change; the last one is reused."""
-        if self._last is None or not self._last[0].same(change):
+        if self._last is None or not self._last[0].match(change):
             if self._last is not None and self._single_uses < MOST_SINGLE_USES:
                 self._single_uses = self._single_uses + 1 if self._last[1].passes < 2 else 0
             ready = (
@@ -154,7 +154,7 @@ class Judge:
             )
             reads = self.objective.reads
             site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
-            self._last = SeenEdges(change), site, _value_at(site, self.objective)
+            self._last = ChangedEdges(change), site, _value_at(site, self.objective)
         return self._last[1]
 
     def climb(
@@ -197,7 +197,7 @@ class Judge:
 
     def announce(self, step: str) -> None:
         """Announce the next step in a few words."""
-        current_stage().tell(step)
+        current_stage().set_note(step)
         if self.on_step is not None:
             self.on_step(step)
 
@@ -391,14 +391,14 @@ class _DamageAttack(Attack):
     follows_gradients = True
 
     def damage(self, judge: Judge, change: GraphChange, value: float) -> float:
-        return float(self.objective.judged(*judge.observe(change), judge.clean))
+        return float(self.objective.value(*judge.observe(change), judge.clean))
 
     def predicted_classes(self, judge: Judge) -> Tensor | None:
         logits = judge.clean.logits
         return logits.argmax(1) if logits.shape[0] == judge.graph.num_nodes else None
 
     def site(self, judge: Judge, change: GraphChange, variable: str = "features") -> _InjectionSite:
-        partial = self.objective.classes or self.objective.explanation is not None
+        partial = self.objective.row_losses or self.objective.top_k_margin is not None
         recompute = judge.recompute if partial else None
         reads = self.objective.reads
         return _InjectionSite(judge.model, judge.graph, change, judge.clean, recompute, reads, variable)

@@ -237,7 +237,7 @@ class EnsembleInjection(_DamageAttack):
         with torch.no_grad():
             logits, attention = _read_model(model, graph, reads)
         recompute = Recompute(model, graph) if Recompute.fits(model, graph) else None
-        clean = replace(attacked, logits=logits, attention=attention, _members={})
+        clean = replace(attacked, logits=logits, attention=attention)
         judge = Judge(model, graph, self.objective, clean, Ledger(), recompute)
         return self.site(judge, GraphChange(endpoints=context.endpoints))
 

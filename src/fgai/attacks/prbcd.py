@@ -10,15 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone, seeded
 from fgai.attacks.base import Attack, Judge, Ledger
 from fgai.attacks.budget import Budget
 from fgai.attacks.threats import Threat, register_threat
-from fgai.attention import AttentionMap, adapter_of, observe
+from fgai.attention import AttentionMap, observe
+from fgai.attention.interface import graph_model
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange
 from fgai.progress import current_stage
 from fgai.sparse import edge_keys, key_ends
+from fgai.threads import exclusive, seeded
 
 BLOCK = 20_000  # pairs in a block, or 20 for each edge of the budget
 FINAL_SAMPLES = 10  # sets of flips drawn at the end from the weights, besides the heaviest ones
@@ -163,7 +164,7 @@ def _float32_by_default() -> Iterator[None]:
 
 def _pyg_attack(model: nn.Module, block_size: int, **options: Any) -> Any:
     """Return PyG's PRBCD on a module `(x, edge_index, edge_weight) → value to maximise`."""
-    with alone(), warnings.catch_warnings():
+    with exclusive(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyG calls the package experimental
         from torch_geometric.contrib.nn import PRBCDAttack
     attack: Any = PRBCDAttack.__new__(PRBCDAttack)
@@ -189,7 +190,7 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
     Weights enter attention as log-weights on the score: w_e exp(s_e) / Σ w exp(s) over a node's edges. Models
     that do not read them from the graph get the same after the softmax, w_e a_e · (Σ a) / (Σ w a).
     """
-    if adapter_of(model).reads_weights:
+    if graph_model(model) is not None:
         edge_weight = weight if graph.edge_weight is None else weight * graph.edge_weight
         observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
 from fgai.attacks.search.site import _InjectionSite
 from fgai.attacks.threats import Threat, register_threat
-from fgai.attention import call_model, entry_limits, recording_values, straight_through
+from fgai.attention import Limits, call_model, entry_limits, overriding, straight_through
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.objectives import Loss, Objective
@@ -142,9 +142,17 @@ def _entry_values(judge: Judge, change: GraphChange) -> Tensor:
     """Return the values of new nodes at the first layer, as points of the unit box [M, D]."""
     assert change.endpoints is not None
     count, entry = len(change.endpoints), entry_limits(judge.model)
-    with torch.no_grad(), recording_values(entry) as recorded:
+    points: dict[Limits, Tensor] = {}
+
+    def keep_points(limits: Limits, clip: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        out = clip(x)
+        rows = out[-count:].view(count, *limits.low.shape)
+        points.setdefault(limits, limits.points_of(rows).flatten(1))
+        return out
+
+    with torch.no_grad(), overriding(entry, keep_points):
         call_model(judge.model, change.apply(judge.graph)[0])
-    return torch.cat([recorded[limits][0][-count:].flatten(1) for limits in entry], dim=1)
+    return torch.cat([points[limits] for limits in entry], dim=1)
 
 
 register_threat(

@@ -2,15 +2,13 @@
 
 from fgai.attention.calls import (
     LayerRun,
-    ModelAdapter,
     Observation,
-    adapter_of,
     call_model,
     observe,
     prepared,
     wrap,
 )
-from fgai.attention.hooks import Perturbation, Tape, find_layers, record, register_adapter
+from fgai.attention.hooks import Tape, find_layers, record, register_adapter
 from fgai.attention.interface import (
     Adapter,
     GraphModel,
@@ -22,6 +20,7 @@ from fgai.attention.interface import (
     duplicate,
     evaluating,
     model_name,
+    stages_of,
     unwrapped,
 )
 from fgai.attention.layer import LayerAttention
@@ -30,19 +29,18 @@ from fgai.attention.limits import (
     add_limits,
     can_be_limited,
     clipped_share,
-    collecting,
     counting,
     entry_limits,
     limits_of,
     measuring,
-    recording_values,
+    overriding,
     register_limits,
     replacing_entry,
     replacing_values,
     straight_through,
 )
 from fgai.attention.map import AttentionMap
-from fgai.attention.reach import hop_rows, touched_rows, warn_coupled, warn_unread
+from fgai.attention.reach import touched_rows, warn_coupled, warn_unread
 
 __all__ = [
     "Adapter",
@@ -52,37 +50,33 @@ __all__ = [
     "LayerRun",
     "Layerwise",
     "Limits",
-    "ModelAdapter",
     "Observation",
-    "Perturbation",
     "Stage",
     "Tap",
     "Tape",
     "TappedLayer",
     "Wrapped",
-    "adapter_of",
     "add_limits",
     "call_model",
     "can_be_limited",
     "clipped_share",
-    "collecting",
     "counting",
     "duplicate",
     "entry_limits",
     "evaluating",
     "find_layers",
-    "hop_rows",
     "limits_of",
     "measuring",
     "model_name",
     "observe",
+    "overriding",
     "prepared",
     "record",
-    "recording_values",
     "register_adapter",
     "register_limits",
     "replacing_entry",
     "replacing_values",
+    "stages_of",
     "straight_through",
     "touched_rows",
     "unwrapped",

@@ -1,10 +1,12 @@
 """One pass of a model: logits, attention and inputs of its layers.
 
-Models are called: fgai's own as `model(graph)`, PyG models with the fields their arguments name, or wrapped.
+fgai's models are called as `model(graph)`, PyG models as `model(x, edge_index)`. Other fields of the graph
+(`edge_attr`, `edge_weight`, `batch`) go to the arguments of these names; `batch` is the third argument if no
+argument has its name. Values on edges that no argument takes are refused.
+`fgai.wrap` handles all other calls.
 
-A PyG model gets `x` and `edge_index` by position. The other fields of the graph (`edge_attr`, `edge_weight`,
-`batch`) go to the arguments of these names; `batch` is the third argument if no argument has its name.
-Values on edges that no argument takes are refused. `fgai.wrap` handles all other calls.
+On a graph with links a PyG model must return embeddings [N, D], whose dot products are the scores; on a batch
+of small graphs a row per graph.
 """
 
 from __future__ import annotations
@@ -21,17 +23,16 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone
-from fgai.attention.hooks import PerturbLike, find_layers, record
+from fgai.attention.hooks import Perturb, find_layers, record
 from fgai.attention.interface import (
     Call,
     GraphModel,
-    Layerwise,
     TappedLayer,
     Watch,
     Wrapped,
     _check_dtype,
     evaluating,
+    graph_model,
     model_name,
     uncompiled,
 )
@@ -45,6 +46,7 @@ from fgai.graph import Graph
 from fgai.graph.fields import VALUES
 from fgai.sparse import Adjacency, edge_keys
 from fgai.tasks import link_logits
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 HEADS = ("each", "mean")
@@ -52,149 +54,22 @@ _ALWAYS = ("x", "edge_index")
 _EXAMPLE = "`fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index))`, where g is a PyG `Data`"
 
 
-@dataclass(frozen=True)
-class _GraphModelAdapter:
-    """Calls a `GraphModel`; `bare` is the model, not compiled."""
-
-    model: nn.Module
-    bare: GraphModel
-    reads_weights: bool = True
-
-    def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` as the model reads it, on its device, after checking that it can be read."""
-        self.bare.check_graph(graph)
-        return self.bare.prepare(graph).to(device_of(self.model, graph))
-
-    def call(self, graph: Graph) -> Tensor:
-        """Return the logits: a row per node [N, C], per link [L, 2] or per small graph [G, C]."""
-        return _tensor(self.model(graph), self.model)
-
-    @property
-    def can_capture(self) -> bool:
-        return self.bare.can_capture
-
-    def layerwise(self) -> Layerwise | None:
-        """Return the model as stages; None in training mode and while taps or hooks are set."""
-        if self.bare.training:
-            return None
-        with alone():  # waits for hooks that fgai sets in another thread
-            for module in self.bare.modules():
-                if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
-                    return None
-                if isinstance(module, TappedLayer) and module.tap is not None:
-                    return None
-            return self.bare.layerwise()
-
-
-@dataclass(frozen=True)
-class _PyGAdapter:
-    """Calls any other model as `model(x, edge_index)`; the model adds self-loops itself if it needs them.
-
-    On a graph with links the model must return embeddings [N, D], whose dot products are the scores; on a
-    batch of small graphs a row per small graph. A model that stores values per edge itself is refused: edges
-    are sorted, and attacks add some.
-    """
-
-    model: nn.Module
-    reads_weights: bool = False
-    can_capture: bool = False
-
-    def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` on the model's device, after checking once that fgai's call is the model's own."""
-        graph = graph.to(device_of(self.model, graph))
-        self._check(graph)
-        return graph
-
-    def call(self, graph: Graph) -> Tensor:
-        """Return the logits; features [N, F] are made dense."""
-        outputs = self._outputs(graph)
-        if graph.batch is not None or graph.links is None:
-            return outputs
-        return link_logits(outputs, graph.links.pairs)
-
-    def _outputs(self, graph: Graph, order: Tensor | None = None) -> Tensor:
-        """Return the model's output for the edges of `graph` in this order."""
-        fields = _fields_of(graph, order)
-        try:
-            outputs = _call_with(self.model, fields, graph.name)
-        except (FgaiError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in fields.items())
-            raise InputError(
-                f"{model_name(self.model)} failed on {graph.name!r} with {shapes}: {error}; check how it is"
-                " called, how many features it reads, and that it keeps nothing per node or edge"
-            ) from error
-        outputs = _tensor(outputs, self.model)
-        rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
-        wrapped = isinstance(uncompiled(self.model), Wrapped)
-        if wrapped and (outputs.dim() != 2 or outputs.shape[0] != rows):
-            unit = "node" if rows == graph.num_nodes else "graph"
-            raise InputError(
-                f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}, got"
-                f" {tuple(outputs.shape)} from {model_name(self.model)}"
-            )
-        return outputs
-
-    def _check(self, graph: Graph) -> None:
-        """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
-
-        fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per
-        edge would pair them with other edges. A model whose outputs differ from call to call is not judged.
-        """
-        model, name = self.model, model_name(self.model)
-        checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
-        if model in checked:
-            return
-        if not isinstance(uncompiled(model), Wrapped):
-            _arguments(model, _fields_of(graph), graph.name)
-        _check_dtype(model, graph)
-        every = torch.arange(graph.num_edges, device=graph.device)
-        cuda = [graph.device] if graph.device.type == "cuda" else []
-        with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
-            outputs = self._outputs(graph)
-
-            def change(edges: Tensor) -> bool:
-                moved = _differ(outputs, self._outputs(graph, _shuffled(edges)))
-                return moved and not _differ(outputs, self._outputs(graph))
-
-            if change(every):
-                raise InputError(
-                    f"{name} gives other outputs when the edges of {graph.name!r} come in another order, and"
-                    " fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
-                )
-            if graph.merged is not None:
-                again = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
-                if change(torch.cat([every, again])):
-                    raise InputError(
-                        f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
-                        " fgai merges; use `data = data.coalesce()` and train it on that"
-                    )
-        checked.add(model)
-
-    def layerwise(self) -> Layerwise | None:
-        """Return None: the operations between the layers are not known."""
-        return None
-
-
-ModelAdapter = _GraphModelAdapter | _PyGAdapter
-"""The way the rest of fgai calls a model; `adapter_of` finds it."""
-
-
-@typed
-def adapter_of(model: nn.Module) -> ModelAdapter:
-    """Return `_GraphModelAdapter` for fgai's own models, compiled or not, else `_PyGAdapter`."""
-    bare = uncompiled(model)
-    return _GraphModelAdapter(model, bare) if isinstance(bare, GraphModel) else _PyGAdapter(model)
-
-
 @typed
 def prepared(model: nn.Module, graph: Graph) -> Graph:
     """Return `graph` on the model's device, with everything the model needs added (self-loops, encodings).
 
-    A prepared graph is returned as it is.
+    A prepared graph is returned as it is. PyG layers add the self-loops they need themselves.
+
+    Raises:
+        InputError: the model cannot read this graph, or keeps values for its edges.
     """
-    return adapter_of(model).prepare(graph)
+    own, device = graph_model(model), device_of(model, graph)
+    if own is not None:
+        own.check_graph(graph)
+        return own.prepare(graph).to(device)
+    graph = graph.to(device)
+    _check_edge_order(model, graph)
+    return graph
 
 
 def device_of(model: nn.Module, graph: Graph) -> torch.device:
@@ -211,13 +86,13 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     (`edge_attr`, `edge_weight`, `batch`) needs no wrapping. For any other, `call` computes the logits from a
     PyG `Data` with exactly these fields. Attacks pass graphs with more nodes and edges to it.
 
-    On the first graph, outputs must not depend on the order of the edges. With `data` this is checked at
-    once, and the output for fgai's copy of the graph must equal the output for `data` itself.
+    Outputs must not depend on the order of the edges; this is checked on the first graph. With `data` it is
+    checked at once, and the output for fgai's copy of the graph must equal the output for `data` itself.
 
     Args:
-        model: trained or not; kept as it is inside, as `.model`.
-        call: `(model, data) → logits`, a row per node or per small graph. It must use the model it is given:
-            copies of it are trained and attacked.
+        model: trained or not; unchanged, as `.model` of the result.
+        call: `(model, data) → logits`, a row per node or per small graph. It must use its first argument:
+            copies of the model are trained and attacked.
         data: a PyG `Data` or a `Graph` to try it on; optional.
 
     Returns:
@@ -225,7 +100,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
 
     Raises:
         InputError: `call` is no function, `model` is one of fgai's own, or, with `data`, the call fails,
-            returns another shape, or another output for fgai's copy.
+            returns another shape, or returns another output for fgai's copy.
 
     Example:
         >>> import fgai, torch
@@ -247,17 +122,79 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     graph = prepared(wrapped, data if isinstance(data, Graph) else Graph.from_data(data))
     fields = _fields_of(graph)
     with evaluating(wrapped), torch.no_grad():
-        ours = _call_with(wrapped, fields, graph.name)
+        copied = _call_with(wrapped, fields, graph.name)
         try:
-            theirs = wrapped(graph if isinstance(data, Graph) else data.clone().to(graph.device))
+            original = wrapped(graph if isinstance(data, Graph) else data.clone().to(graph.device))
         except Exception as error:
             raise InputError(f"`call` failed on `data` itself: {error}") from error
-        if _differ(ours, theirs) and not _differ(ours, _call_with(wrapped, fields, graph.name)):
+        if _differ(copied, original) and not _differ(copied, _call_with(wrapped, fields, graph.name)):
             raise InputError(
                 f"{model_name(wrapped)} returns other logits for `data` than for the fields fgai keeps of"
                 f" it ({', '.join(fields)}); put what else `call` reads into `x` or `edge_attr`"
             )
     return wrapped
+
+
+def _outputs(model: nn.Module, graph: Graph, order: Tensor | None = None) -> Tensor:
+    """Return the model's output for the edges of `graph` in this order."""
+    fields = _fields_of(graph, order)
+    try:
+        outputs = _call_with(model, fields, graph.name)
+    except (FgaiError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in fields.items())
+        raise InputError(
+            f"{model_name(model)} failed on {graph.name!r} with {shapes}: {error}; check how it is"
+            " called, how many features it reads, and that it keeps nothing per node or edge"
+        ) from error
+    outputs = _tensor(outputs, model)
+    rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
+    wrapped = isinstance(uncompiled(model), Wrapped)
+    if wrapped and (outputs.dim() != 2 or outputs.shape[0] != rows):
+        unit = "node" if rows == graph.num_nodes else "graph"
+        raise InputError(
+            f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}, got"
+            f" {tuple(outputs.shape)} from {model_name(model)}"
+        )
+    return outputs
+
+
+def _check_edge_order(model: nn.Module, graph: Graph) -> None:
+    """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
+
+    fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per
+    edge would pair them with other edges. A model whose outputs differ from call to call is not checked.
+    """
+    name = model_name(model)
+    checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
+    if model in checked:
+        return
+    if not isinstance(uncompiled(model), Wrapped):
+        _arguments(model, _fields_of(graph), graph.name)
+    _check_dtype(model, graph)
+    edges = torch.arange(graph.num_edges, device=graph.device)
+    cuda = [graph.device] if graph.device.type == "cuda" else []
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng(cuda):
+        outputs = _outputs(model, graph)
+
+        def change(order: Tensor) -> bool:
+            moved = _differ(outputs, _outputs(model, graph, _shuffled(order)))
+            return moved and not _differ(outputs, _outputs(model, graph))
+
+        if change(edges):
+            raise InputError(
+                f"{name} gives other outputs when the edges of {graph.name!r} come in another order, and"
+                " fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
+            )
+        if graph.merged is not None:
+            repeated = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
+            if change(torch.cat([edges, repeated])):
+                raise InputError(
+                    f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
+                    " fgai merges; use `data = data.coalesce()` and train it on that"
+                )
+    checked.add(model)
 
 
 def _differ(one: Tensor, two: Tensor) -> bool:
@@ -280,7 +217,7 @@ def _tensor(output: object, model: nn.Module) -> Tensor:
 
 
 def _fields_of(graph: Graph, order: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the fields of a graph by their names in PyG, edges at the positions `order` [K] if given."""
+    """Return the fields of a graph by their names in PyG; with `order` [K], the edges at these positions."""
     if graph.features is None:
         raise InputError(f"{graph.name!r} has no node features, which models need; give it some")
     on_edges = {name: value for name in VALUES if (value := getattr(graph, name)) is not None}
@@ -311,9 +248,9 @@ def _arguments(
     with suppress(TypeError, ValueError):  # scripted models have none
         signature = inspect.signature(uncompiled(model).forward)
     parameters = {} if signature is None else signature.parameters
-    anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     others = [field for field in fields if field not in _ALWAYS]
-    named = tuple(field for field in others if anything or field in parameters)
+    named = tuple(field for field in others if takes_all or field in parameters)
     unread = [field for field in others if field not in named]
     positional: tuple[str, ...] = _ALWAYS
     if unread == ["batch"] and not named:
@@ -329,9 +266,9 @@ def _arguments(
     except TypeError:
         missing = [field for field in VALUES if field in parameters and field not in fields]
         lack = f"; {name!r} has no `{missing[0]}`, give `data.{missing[0]}`" if missing else ""
-        ours = f"model({', '.join((*positional, *(f'{field}={field}' for field in named)))})"
+        call = f"model({', '.join((*positional, *(f'{field}={field}' for field in named)))})"
         raise InputError(
-            f"{model_name(model)}.forward takes {signature}, fgai calls it as {ours}{lack};"
+            f"{model_name(model)}.forward takes {signature}, fgai calls it as {call}{lack};"
             f" say how it is called: {_EXAMPLE}"
         ) from None
     return positional, named
@@ -350,8 +287,8 @@ class LayerRun:
     Attributes:
         layer: the module.
         inputs: its positional arguments.
-        output: if it returned one tensor.
-        version: of the output's memory when it was returned; in-place changes raise it.
+        output: what it returned, if that is one tensor.
+        version: `output._version` when it was returned; in-place changes increase it.
     """
 
     layer: nn.Module
@@ -366,11 +303,11 @@ class Observation:
     """The result of one forward pass.
 
     Attributes:
-        graph: as the model read it.
+        graph: prepared for the model.
         logits: a row per node, link or small graph.
         attention: of every layer, before dropout: [E, H], or [E, 1] averaged over heads.
-        runs: one per layer of `attention`; empty unless requested, or if the runs do not match the layers.
-        ends_with_layer: whether the logits are the output of the last of `runs`, untouched.
+        runs: one per layer of `attention`, if requested; empty if the runs do not match the layers.
+        ends_with_layer: whether the logits are the unchanged output of the last of `runs`.
     """
 
     graph: Graph
@@ -392,12 +329,12 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
     `model(graph)`, any other as `model(x, edge_index)`, see `fgai.wrap`.
 
     Raises:
-        InputError: the graph has no features, it has edge weights and the model is not fgai's, or the model
-            returned something else than one tensor.
+        InputError: the graph has no features, the model does not take its values on edges, or the model
+            returned something other than one tensor.
     """
     if graph.entry_values is None:
         try:
-            return adapter_of(model).call(graph)
+            return _logits(model, graph)
         except RuntimeError:
             _check_dtype(model, graph)  # a clearer error than that of the kernels
             raise
@@ -408,7 +345,16 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
             f" {model_name(model)} has none, see `fgai.limit`"
         )
     with replacing_entry(entry, graph.entry_values):
-        return adapter_of(model).call(graph)
+        return _logits(model, graph)
+
+
+def _logits(model: nn.Module, graph: Graph) -> Tensor:
+    if graph_model(model) is not None:
+        return _tensor(model(graph), model)
+    outputs = _outputs(model, graph)
+    return (
+        outputs if graph.batch is not None or graph.links is None else link_logits(outputs, graph.links.pairs)
+    )
 
 
 @typed
@@ -419,14 +365,14 @@ def observe(
     heads: str = "each",
     grad: bool = False,
     inputs: bool = False,
-    perturb: PerturbLike | None = None,
+    perturb: Perturb | None = None,
     ranked: bool = True,
 ) -> Observation:
-    """Run the model once and return its logits and attention, and leave it as it was.
+    """Run the model once and return its logits and attention; the model is unchanged.
 
-    With `heads="mean"` the attention comes averaged from the fused kernels where possible: the same numbers
-    up to rounding, several times faster. Gradients of logits and attention both reach the parameters and the
-    features, but `torch.autograd.grad(logits, attention)` finds no path. With `heads="each"` it does.
+    With `heads="mean"` the fused kernels average the attention where possible: the same numbers up to
+    rounding, several times faster. Gradients of logits and attention both reach the parameters and the
+    features, but `torch.autograd.grad(logits, attention)` fails. With `heads="each"` it works.
 
     Args:
         model: fgai's or the user's.
@@ -435,7 +381,7 @@ def observe(
         grad: keep gradients, and run the model in the mode it is in; otherwise in evaluation mode, detached.
         inputs: also keep the inputs and the output of each attention layer.
         perturb: change of the attention before dropout, see `record`.
-        ranked: also keep the scores that rank neighbours where heads are averaged.
+        ranked: also keep the scores that rank neighbours, see `LayerAttention.ranking`.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.
@@ -457,7 +403,7 @@ def observe(
 
 
 def _observe(
-    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: PerturbLike | None, ranked: bool
+    model: nn.Module, graph: Graph, heads: str, inputs: bool, perturb: Perturb | None, ranked: bool
 ) -> Observation:
     if heads == "mean" and perturb is None and not inputs:
         layers = find_layers(uncompiled(model))
@@ -470,7 +416,7 @@ def _observe(
         tensor = output if isinstance(output, Tensor) else None
         runs.append(LayerRun(layer, inputs, tensor, -1 if tensor is None else tensor._version))
 
-    with alone(), ExitStack() as stack:
+    with exclusive(), ExitStack() as stack:
         for layer in find_layers(uncompiled(model)).values() if inputs else ():
             stack.callback(layer.register_forward_hook(after).remove)
         tape = stack.enter_context(record(model, perturb=perturb, ranked=ranked))
@@ -489,19 +435,19 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
     """Collect the attention of fgai's own layers, averaged over the heads."""
     entries: list[LayerAttention] = []
     count: Counter[str] = Counter()
-    mine = threading.get_ident()
+    thread = threading.get_ident()
 
     def watch(name: str) -> Watch:
-        def note(values: Tensor, adjacency: Adjacency, scores: Tensor | None) -> None:
-            if threading.get_ident() != mine:
+        def add(values: Tensor, adjacency: Adjacency, scores: Tensor | None) -> None:
+            if threading.get_ident() != thread:
                 return
             count[name] += 1
             label = name if count[name] == 1 else f"{name}:{count[name]}"
             entries.append(LayerAttention.on(adjacency, values, label, scores))
 
-        return note
+        return add
 
-    with alone():
+    with exclusive():
         before = [(layer.watch, layer.ranked) for layer in layers.values()]
         try:
             for name, layer in layers.items():

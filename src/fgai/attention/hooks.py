@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone
 from fgai.attention.interface import (
     Adapter,
     EdgeType,
@@ -29,15 +28,16 @@ from fgai.attention.interface import (
 from fgai.attention.layer import LayerAttention, mean_heads
 from fgai.attention.map import AttentionMap
 from fgai.errors import AttentionError, InputError
-from fgai.sparse import Adjacency, edge_keys, edge_name, match_edges
+from fgai.sparse import Adjacency, edge_keys
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 T = TypeVar("T")
 Perturb = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer number, attention [E, H], source [E], destination [E]) → attention [E, H]."""
+"""(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H] it uses instead.
 
-Delta = Tensor | LayerAttention
-PerturbLike = Perturb | Mapping[int, Delta] | Sequence[Delta | None] | AttentionMap
+Layers are numbered in the order they run, edges sorted by (destination, source). Nothing is normalised again.
+"""
 _PYG_LAYERS = ("GATConv", "GATv2Conv", "TransformerConv", "SuperGATConv")
 _UNREAD = frozenset({
     "MultiheadAttention", "PerformerAttention", "PolynormerAttention", "SGFormerAttention",
@@ -57,113 +57,22 @@ _REFUSED = {
 
 
 @typed
-class Perturbation:
-    """Changes each layer's attention, edges sorted by (destination, source).
-
-    A function returns the new attention. A `Tensor` delta [E] or [E, H] is added row by row to the recorded
-    edges. A `LayerAttention` delta is matched by (source, destination): edges it does not name are left
-    alone, edges the layer does not have raise. One head is added to every head. Nothing is normalised again.
-
-    Args:
-        perturb: a function, `{layer number: delta}`, one delta (or None) per layer, or an `AttentionMap`.
-    """
-
-    def __init__(self, perturb: PerturbLike) -> None:
-        self._function: Perturb | None = None
-        self._deltas: dict[int, Delta] = {}
-        self._depth: int | None = None
-        if isinstance(perturb, Mapping):
-            self._deltas = dict(perturb)
-        elif isinstance(perturb, AttentionMap):
-            self._deltas, self._depth = dict(enumerate(perturb)), len(perturb)
-        elif isinstance(perturb, list | tuple):
-            self._deltas = {index: delta for index, delta in enumerate(perturb) if delta is not None}
-            self._depth = len(perturb)
-        elif callable(perturb):
-            self._function = perturb
-        else:
-            raise InputError(
-                "`perturb` must be a function, a dict {layer number: delta}, a list with one delta per layer"
-                f" or an AttentionMap, got {type(perturb).__name__}"
-            )
-        for index, delta in self._deltas.items():
-            if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-                raise InputError(f"`perturb` must name layers by their number from 0 on, got {index!r}")
-            if not isinstance(delta, Tensor | LayerAttention):
-                kind = type(delta).__name__
-                raise InputError(f"`perturb[{index}]` must be a Tensor or a LayerAttention, got {kind}")
-
-    def __call__(self, index: int, layer: LayerAttention) -> Tensor:
-        """Return the perturbed attention [E, H] of layer number `index`."""
-        if self._function is not None:
-            result = self._function(index, layer.values, layer.source, layer.destination)
-            if not isinstance(result, Tensor) or result.shape != layer.values.shape:
-                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                raise AttentionError(
-                    f"`perturb` must return the attention of layer {layer.name!r} with shape"
-                    f" {tuple(layer.values.shape)}, got {got}"
-                )
-            return result.to(layer.values.dtype)
-        delta = self._deltas.get(index)
-        if delta is None:
-            return layer.values
-        if isinstance(delta, LayerAttention):
-            return _add_by_key(layer, delta)
-        return layer.values + _fit(delta, layer, layer.num_edges)
-
-    def check_depth(self, count: int) -> None:
-        """Raise `AttentionError` if deltas were given for layers that did not run."""
-        if self._depth is not None and self._depth != count:
-            raise AttentionError(f"`perturb` has {self._depth} deltas, but {count} attention layers ran")
-        beyond = sorted(index for index in self._deltas if index >= count)
-        if beyond:
-            raise AttentionError(f"`perturb` names layer {beyond[0]}, but only {count} attention layers ran")
-
-
-def _fit(delta: Tensor, layer: LayerAttention, rows: int) -> Tensor:
-    """Bring a delta to shape [rows, H or 1] and the type of the attention."""
-    shaped = delta[:, None] if delta.dim() == 1 else delta
-    if shaped.dim() != 2 or shaped.shape[0] != rows or shaped.shape[1] not in (1, layer.num_heads):
-        raise AttentionError(
-            f"the perturbation of layer {layer.name!r} must have shape [{rows}] or"
-            f" [{rows}, {layer.num_heads}] (edges, heads), got {tuple(delta.shape)};"
-            " give a LayerAttention to match edges by key"
-        )
-    return shaped.to(layer.values.dtype)
-
-
-def _add_by_key(layer: LayerAttention, delta: LayerAttention) -> Tensor:
-    values = _fit(delta.values, layer, delta.num_edges)
-    if layer.same_edges(delta):
-        return layer.values + values
-    theirs, mine = match_edges(delta.keys, layer.keys)
-    if theirs.numel() < delta.num_edges:
-        missing = delta.keys.new_ones(delta.num_edges).bool()
-        missing[theirs] = False
-        first = edge_name(int(delta.keys[missing][0]))
-        raise AttentionError(
-            f"the perturbation names {int(missing.sum())} edges that layer {layer.name!r} does not have,"
-            f" the first is {first}; `restrict` it to the layer's edges"
-        )
-    return layer.values.index_add(0, mine, values[theirs].expand(-1, layer.num_heads))
-
-
-@typed
 class Tape:
     """The attention of the model's last forward.
 
-    Each call of the recorded model starts afresh. A part of the model that is called on its own (say
-    `model.encode(...)`) adds to the tape until `clear`. With the layout of a heterogeneous graph, nodes are
-    numbered by it, and a layer has an entry for every type of edges.
+    Each call of the recorded model replaces it. A part of the model that is called on its own (say
+    `model.encode(...)`) adds to it until `clear`. With the layout of a heterogeneous graph, a layer has an
+    entry for every type of edges.
     """
 
-    def __init__(
-        self, perturb: PerturbLike | None = None, *, ranked: bool = True, layout: Any = None
-    ) -> None:
-        self._ranked, self._layout, self._num_nodes = ranked, layout, 0
-        self._perturbation = None if perturb is None else Perturbation(perturb)
-        self._used: list[LayerAttention] = []
-        self._computed: list[LayerAttention] = []
+    def __init__(self, perturb: Perturb | None = None, *, ranked: bool = True, layout: Any = None) -> None:
+        if perturb is not None and not callable(perturb):
+            raise InputError(
+                "`perturb` must be a function (layer, attention, source, destination) → attention, got"
+                f" {type(perturb).__name__}; `lambda layer, w, *_: w + deltas[layer]` adds tensors"
+            )
+        self.perturb, self._ranked, self._layout, self._num_nodes = perturb, ranked, layout, 0
+        self._layers: list[LayerAttention] = []
         self._runs: Counter[tuple[str, EdgeType | None]] = Counter()
         self._edges: dict[int, tuple[Tensor, ...]] = {}
         self._depth = 0
@@ -171,28 +80,25 @@ class Tape:
         self._thread = threading.get_ident()
 
     @property
-    def perturbs(self) -> bool:
-        """Whether layers use other attention than they computed."""
-        return self._perturbation is not None
-
-    @property
     def attention(self) -> AttentionMap:
         """The attention the layers used: perturbed, before dropout, not detached.
 
         The values are part of the graph from input to output: `torch.autograd.grad(output, values)` works.
         """
-        return self._map(self._used)
-
-    @property
-    def unperturbed(self) -> AttentionMap:
-        """The attention as each layer computed it (from the perturbed output of the layers before it)."""
-        return self._map(self._computed)
+        layers = tuple(self._layers)
+        if not layers and self._complete and not self._depth:
+            raise AttentionError(
+                "the model ran and none of its attention layers did; a `call` of `fgai.wrap` must use the"
+                " model it is given"
+            )
+        if not layers or self._depth:
+            raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
+        return AttentionMap(layers)
 
     def clear(self) -> None:
         """Delete everything recorded."""
         self._runs.clear()
-        self._used.clear()
-        self._computed.clear()
+        self._layers.clear()
         self._complete = False
 
     def tap(
@@ -237,8 +143,9 @@ class Tape:
         source, destination, order, inverse = self._sorted(source, destination)
         values = attention.index_select(0, order)
         ranks = None if ranks is None else ranks.index_select(0, order)
-        ends = source, destination
-        computed = LayerAttention(values, *ends, num_nodes, label, scores=ranks, edge_type=edge_type)
+        computed = LayerAttention(
+            values, source, destination, num_nodes, label, scores=ranks, edge_type=edge_type
+        )
         return self._write(computed).index_select(0, inverse)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -255,8 +162,6 @@ class Tape:
     def finish(self) -> None:
         """Complete a forward that returned without an error."""
         if self._depth == 1:
-            if self._perturbation is not None:
-                self._perturbation.check_depth(len(self._used))
             self._complete = True
 
     def end(self) -> None:
@@ -268,8 +173,8 @@ class Tape:
             self.clear()
 
     def _sorted(self, source: Tensor, destination: Tensor) -> tuple[Tensor, ...]:
-        """Return the sorted ends, the order and its inverse; kept from forward to forward."""
-        index = len(self._used)
+        """Return source and destination sorted, the order and its inverse; cached between forward passes."""
+        index = len(self._layers)
         if index in self._edges:
             ends, edges = self._edges[index][:2], self._edges[index][2:]
             same_device = ends[0].device == source.device
@@ -289,11 +194,17 @@ class Tape:
         return label if edge_type is None else f"{label}.{'__'.join(edge_type)}"
 
     def _write(self, computed: LayerAttention) -> Tensor:
-        used = computed
-        if self._perturbation is not None:
-            used = computed.with_values(self._perturbation(len(self._used), computed))
-        self._computed.append(computed)
-        self._used.append(used)
+        used, values = computed, computed.values
+        if self.perturb is not None:
+            result = self.perturb(len(self._layers), values, computed.source, computed.destination)
+            if not isinstance(result, Tensor) or result.shape != values.shape:
+                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                raise AttentionError(
+                    f"`perturb` must return the attention of layer {computed.name!r} with shape"
+                    f" {tuple(values.shape)}, got {got}"
+                )
+            used = computed.with_values(result.to(values.dtype))
+        self._layers.append(used)
         return used.values
 
     def _check_thread(self) -> None:
@@ -303,20 +214,10 @@ class Tape:
                 " (`copy.deepcopy(model)`), or wait for the block to end"
             )
 
-    def _map(self, layers: list[LayerAttention]) -> AttentionMap:
-        if not layers and self._complete and not self._depth:
-            raise AttentionError(
-                "the model ran and none of its attention layers did; a `call` of `fgai.wrap` must use the"
-                " model it is given"
-            )
-        if not layers or self._depth:
-            raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
-        return AttentionMap(tuple(layers))
-
 
 @typed
 @contextmanager
-def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool = True) -> Iterator[Tape]:
+def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = True) -> Iterator[Tape]:
     """Record the attention of `model`, and perturb it if asked, while the block runs.
 
     Works for fgai's models and for any model built from GATConv, GATv2Conv, TransformerConv or SuperGATConv
@@ -331,9 +232,8 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
 
     Args:
         model: any module.
-        perturb: the change of the attention, see `Perturbation`: a function `(layer number, attention [E, H],
-            source, destination) → attention`, or deltas to add, as `{layer number: delta}`, one per layer, or
-            an `AttentionMap`. Layers are numbered in the order they run. None records only.
+        perturb: `(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H]` for
+            every layer, in the order they run; nothing is normalised again. None records only.
         ranked: also keep the scores neighbours are ranked by, see `LayerAttention.ranking`.
 
     Yields:
@@ -341,7 +241,8 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
 
     Raises:
         AttentionError: the model has no layer with attention, or one that cannot be recorded; in the forward:
-            bipartite input, unsupported edges, a perturbation that does not fit.
+            bipartite input, unsupported edges, or `perturb` returned another shape.
+        InputError: `perturb` is no function.
 
     Example:
         >>> import torch
@@ -357,7 +258,7 @@ def record(model: nn.Module, *, perturb: PerturbLike | None = None, ranked: bool
     model = uncompiled(model)
     layers = find_layers(model)
     tape = Tape(perturb, ranked=ranked, layout=_layout_of(model))
-    with alone(), ExitStack() as stack:
+    with exclusive(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         begin = model.register_forward_pre_hook(
@@ -397,13 +298,13 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         readable = dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others])
         raise AttentionError(
             f"{model_name(model)} has no attention layer fgai knows ({', '.join(readable)});"
-            f" looked at: {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`"
+            f" its modules are {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`"
         )
     return layers
 
 
 def _unread_layers(model: nn.Module) -> dict[str, str]:
-    """Return the modules with attention that have no adapter, by name: the name of their class."""
+    """Return name → class name of the modules with attention that have no adapter."""
     layers = {}
     for path, module in model.named_modules():
         kinds = [kind.__name__ for kind in type(module).__mro__]
@@ -416,7 +317,7 @@ def _unread_layers(model: nn.Module) -> dict[str, str]:
 
 @typed
 def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
-    """Teach `record` another kind of attention layer.
+    """Make `record` support a class of attention layers.
 
     While the adapter, a context manager, is open, every run of the layer must call the tap on the attention
     before dropout, and use the attention that the tap returns. When it closes, also by an error, the layer
@@ -455,8 +356,8 @@ def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
 def nearest(
     layer: nn.Module, registry: Mapping[type[nn.Module], T], of_pyg: Callable[[Any], Mapping[Any, T]]
 ) -> T | None:
-    """Return the entry of the nearest class of a layer; `of_pyg` reads PyG's off `fgai.attention.pyg`."""
-    # Importing PyG's layers takes seconds; while they are not imported, no model can hold one.
+    """Return the entry of a layer's class or its nearest base; `of_pyg` gives those of PyG's layers."""
+    # Importing PyG's layers takes seconds; while they are not imported, no model can contain one.
     if "torch_geometric.nn" in sys.modules:
         from fgai.attention import pyg
 
@@ -492,7 +393,7 @@ _REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}
 
 
 _OPEN: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = WeakKeyDictionary()
-"""Layers that are being recorded: their tapes, outermost block first, and what closes their adapter."""
+"""Layers that are being recorded: their tapes, outermost block first, and the exit of their adapter."""
 
 
 @contextmanager
@@ -519,7 +420,7 @@ def _opened(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
         calls[0] += 1
         for name, tape in tuple(tapes):
             attention = tape.tap(name, attention, *ends, scores=scores, **options)
-            scores = None if tape.perturbs else scores  # they do not belong to perturbed attention
+            scores = scores if tape.perturb is None else None  # they do not belong to perturbed attention
         return attention
 
     def before(*_: Any) -> None:

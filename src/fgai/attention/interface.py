@@ -9,10 +9,11 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
-from fgai.alone import alone
+from fgai.attention.layer import mean_heads
 from fgai.errors import AttentionError, FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.sparse import Adjacency, Features
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -21,7 +22,7 @@ Call = Callable[[Any, Any], Tensor]
 LayerTap = Callable[[Tensor, Adjacency, Tensor | None], Tensor]
 """(attention [E, H], edges, scores before the softmax [E, H] or None) → attention the layer uses."""
 Watch = Callable[[Tensor, Adjacency, Tensor | None], None]
-"""(attention averaged over the heads [E, 1], edges, scores averaged likewise [E] or None)."""
+"""(mean of the attention over the heads [E, 1], edges, mean of the scores [E] or None)."""
 
 EdgeType = tuple[str, str, str]
 """Type of the source, name of the relation, type of the destination; as in PyG's `HeteroData`."""
@@ -36,9 +37,9 @@ Tap = Callable[..., Tensor]
 An adapter calls it once per run of its layer with the attention [E, H] after the softmax and before dropout,
 not detached, and the layer must use the attention [E, H] that it returns. `source` and `destination` [E]
 int64 may come in any order, with parallel edges; `num_nodes` is N, or both counts where sources and
-destinations are numbered separately. By name: `adjacency`, if the edges are those of an `Adjacency` in its
-order (saves sorting); `scores`, a function that returns [E, H] before the softmax, by which neighbours are
-ranked; `edge_type`, if the layer calls the tap once for each type of edges.
+destinations are numbered separately. Keywords: `adjacency`, if the edges are those of an `Adjacency` in its
+order (saves sorting); `scores`, a function that returns [E, H] before the softmax, to rank neighbours by;
+`edge_type`, if the layer calls the tap once for each type of edges.
 """
 Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
 """(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
@@ -76,12 +77,10 @@ class GraphModel(nn.Module):
     """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
 
     Attributes:
-        reads_edge_attr: whether it reads `edge_attr`; if not, graphs with `edge_attr` are refused.
-        forward_parts: names of the methods that make up the forward pass. A subclass that changes one of them
-            must define `layerwise` again beside it; otherwise it has no stages.
+        forward_parts: names of the methods of the forward pass. A subclass that overrides one of them must
+            override `layerwise`, too; otherwise it has no stages.
     """
 
-    reads_edge_attr: ClassVar[bool] = False
     forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -100,8 +99,8 @@ class GraphModel(nn.Module):
 
     @classmethod
     def check_edges(cls, graph: Graph) -> None:
-        """Raise `InputError` if the edges have attributes and models of this class do not read them."""
-        if graph.edge_attr is not None and not cls.reads_edge_attr:
+        """Raise `InputError` if the edges have attributes; a class that reads them overrides this."""
+        if graph.edge_attr is not None:
             raise InputError(
                 f"{cls.__name__} does not read `edge_attr`, which {graph.name!r} has; use a model of PyG"
                 " layers with `edge_dim`, or set `data.edge_attr = None`"
@@ -123,7 +122,7 @@ class GraphModel(nn.Module):
 
 @typed
 class TappedLayer(nn.Module):
-    """An attention layer that calls `tap` and `watch`, if set, once in every run.
+    """An attention layer that calls `show_attention` once in every run.
 
     Attributes:
         tap: called with the attention [E, H] after the softmax and before dropout; returns the attention to
@@ -141,11 +140,21 @@ class TappedLayer(nn.Module):
         self.ranked = False
         self.limits: nn.ModuleDict | None = None
 
+    def show_attention(self, attention: Tensor, adjacency: Adjacency, scores: Tensor | None = None) -> Tensor:
+        """Call `tap` and `watch`, if set, and return the attention [E, H] to use; `scores` are [E, H]."""
+        if self.tap is not None:
+            attention = self.tap(attention, adjacency, scores)
+        if self.watch is not None:
+            ranks = None if scores is None or not self.ranked else mean_heads(scores)
+            averaged = attention if attention.shape[1] == 1 else attention.mean(1, keepdim=True)
+            self.watch(averaged, adjacency, ranks)
+        return attention
+
     def new_limits(self) -> dict[str, Any]:
         """Return new `Limits` by name for everything the layer reads of a node."""
         raise AttentionError(f"{type(self).__name__} cannot be limited: it does not define `new_limits`")
 
-    def limited(self, name: str, values: Tensor) -> Tensor:
+    def apply_limits(self, name: str, values: Tensor) -> Tensor:
         """Return values of nodes [N, ...], clipped by the limits of that name if there are any."""
         return values if self.limits is None else self.limits[name](values)
 
@@ -189,6 +198,27 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model if inner is None else inner
 
 
+def graph_model(model: nn.Module) -> GraphModel | None:
+    """Return a `GraphModel`, also of a compiled one; None for models that are called as PyG's are."""
+    bare = uncompiled(model)
+    return bare if isinstance(bare, GraphModel) else None
+
+
+@typed
+def stages_of(model: nn.Module) -> Layerwise | None:
+    """Return a `GraphModel` as stages; None in training mode, while taps or hooks are set, and for others."""
+    own = graph_model(model)
+    if own is None or own.training:
+        return None
+    with exclusive():  # waits for hooks that fgai sets in another thread
+        for module in own.modules():
+            if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks)):
+                return None
+            if isinstance(module, TappedLayer) and module.tap is not None:
+                return None
+        return own.layerwise()
+
+
 @typed
 def originals(*models: Any) -> tuple[Any, ...]:
     """Return models as they were before `torch.compile`, with one note if some are compiled.
@@ -210,7 +240,7 @@ def model_name(model: nn.Module) -> str:
 
 
 def _check_dtype(model: nn.Module, graph: Graph) -> None:
-    """Raise `InputError` if features or values on edges have another dtype than the parameters."""
+    """Raise `InputError` if features or values on edges differ from the parameters in dtype."""
     expected = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
     values = {"x": graph.features, "edge_attr": graph.edge_attr, "edge_weight": graph.edge_weight}
     words = {"x": "features", "edge_attr": "attributes of edges", "edge_weight": "weights of edges"}
@@ -229,7 +259,7 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
     """Put `model` in evaluation mode for the block, then restore the flag of every module, also on error.
 
-    Gradients to inputs and to attention still flow. Such blocks in other threads wait (see `fgai.alone`).
+    Gradients to inputs and to attention still flow. Such blocks in other threads wait (see `fgai.threads`).
 
     Args:
         model: any module.
@@ -244,7 +274,7 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
         >>> model.training, model[0].weight.requires_grad
         (True, True)
     """
-    with alone():
+    with exclusive():
         flags = [(module, module.training) for module in model.modules()]
         grads = [(parameter, parameter.requires_grad) for parameter in model.parameters()] if freeze else []
         was_training = model.training
@@ -270,7 +300,7 @@ def duplicate(model: ModelT) -> ModelT:
     Tensors of the last forward pass that layers keep (SuperGATConv does) are detached: `copy.deepcopy`
     refuses them while they carry a gradient history.
     """
-    with alone():
+    with exclusive():
         values = (value for module in model.modules() for value in vars(module).values())
         passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]
         return copy.deepcopy(model, {id(value): value.detach().clone() for value in passing})

@@ -1,8 +1,7 @@
-"""`LayerAttention`: one layer's attention together with the edges it stands on."""
+"""`LayerAttention`: one layer's attention and its edges."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
@@ -17,14 +16,10 @@ from fgai.sparse import Adjacency, edge_keys, edge_name, key_ends, match_edges
 from fgai.sparse.adjacency import pointers
 from fgai.typed import typed
 
-Reduce = str | Callable[[Tensor], Tensor]
-"""From heads to one number an edge: a word, or a function of the attention [E, H]."""
-
 REDUCTIONS = ("log", "mean", "max")
 
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 _LOG_OF_ZERO = -1e6
-"""In place of log 0: below the logarithm of every positive float64 by more than `exp` can tell from 0."""
+"""In place of log 0: `exp` of its distance from the logarithm of any positive float64 is 0."""
 
 
 @typed
@@ -32,7 +27,7 @@ _LOG_OF_ZERO = -1e6
 class LayerAttention:
     """Attention of one layer, `w[e, h]`, on edges sorted by (destination, source).
 
-    Parallel edges keep one entry each, in the order of the input; such a layer cannot be matched with another
+    Parallel edges have an entry each, in the order of the input; such a layer cannot be matched with another
     one until `merged` adds them up.
 
     Attributes:
@@ -41,7 +36,7 @@ class LayerAttention:
         destination: [E] int64, not decreasing.
         num_nodes: N; a node without incoming edges has no entry.
         name: the layer's name in the model, e.g. `"convs.0"`.
-        adjacency: the structure the edges come from, if there is one.
+        adjacency: the edges as an `Adjacency`, if there is one.
         scores: [E], mean over the heads of the scores before the softmax, if known: up to a constant per node
             the mean of `log w` over the heads, without underflow.
         edge_type: in a heterogeneous graph, the type of these edges; one layer then has an entry per type.
@@ -85,7 +80,11 @@ class LayerAttention:
         num_nodes: int,
         name: str = "",
     ) -> LayerAttention:
-        """Sort edges that come in any order; parallel edges stay in the order given."""
+        """Sort edges [E] that come in any order; parallel edges keep their order.
+
+        Raises:
+            InputError: sources or destinations are not E numbers of nodes.
+        """
         ends = [torch.as_tensor(index, device=values.device).long() for index in (source, destination)]
         for end, index in zip(("source", "destination"), ends, strict=True):
             if index.shape != values.shape[:1]:
@@ -103,7 +102,7 @@ class LayerAttention:
             raise InputError(
                 f"`values` must have shape [{adjacency.num_edges}, heads], got {tuple(values.shape)}"
             )
-        layer = object.__new__(cls)  # without the ends of the edges, which `__getattr__` fetches when needed
+        layer = object.__new__(cls)  # without source and destination, which `__getattr__` reads when needed
         fields = {"values": values, "num_nodes": adjacency.num_nodes, "name": name}
         layer.__dict__.update(fields, adjacency=adjacency, scores=scores)
         return layer
@@ -111,7 +110,7 @@ class LayerAttention:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Tensor:
-            """Return the ends of the edges from the adjacency when they are first needed."""
+            """Read source and destination from the adjacency when they are first needed."""
             if name not in ("source", "destination") or self.__dict__.get("adjacency") is None:
                 raise AttributeError(f"'LayerAttention' object has no attribute {name!r}")
             self.__dict__[name] = getattr(self.adjacency, name)
@@ -119,12 +118,12 @@ class LayerAttention:
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """Number of edges, E."""
         return int(self.values.shape[0])
 
     @property
     def num_heads(self) -> int:
-        """H."""
+        """Number of heads, H."""
         return int(self.values.shape[1])
 
     @cached_property
@@ -148,7 +147,7 @@ class LayerAttention:
         return bool((self.keys[1:] == self.keys[:-1]).any())
 
     def with_values(self, values: Tensor) -> LayerAttention:
-        """Return the same edges with other values [E, H'], without scores; the rest is shared."""
+        """Return the same edges with other values [E, H'], without scores; other fields are shared."""
         if self.adjacency is not None:
             other = LayerAttention.on(self.adjacency, values, self.name)
         else:
@@ -164,34 +163,20 @@ class LayerAttention:
         other.__dict__["scores"] = scores
         return other
 
-    def ranking(self, reduce: Reduce = "log") -> Tensor:
+    def ranking(self) -> Tensor:
         """Return the numbers [E] that rank the neighbours of a node, the largest first.
 
-        By `"log"`, the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
+        They are the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
         neighbours of a node, so a new neighbour cannot reorder the others in a layer with unchanged inputs.
         Numbers of different nodes are not comparable; those of `explanation`, in the same order, are.
-
-        Args:
-            reduce: `"log"`, `"mean"`, `"max"`, or a function from the attention [E, H] to [E].
-
-        Example:
-            >>> import torch
-            >>> w = LayerAttention.from_edges(torch.tensor([[0.9, 0.1], [0.1, 0.9]]), [0, 1], [1, 1], 2)
-            >>> w.ranking(lambda heads: heads[:, 0]).tolist()
-            [0.8999999761581421, 0.10000000149011612]
         """
-        if not isinstance(reduce, str):
-            ranks = reduce(self.values)
-            if not isinstance(ranks, Tensor) or ranks.shape != self.values.shape[:1]:
-                got = tuple(ranks.shape) if isinstance(ranks, Tensor) else type(ranks).__name__
-                raise InputError(f"`reduce` must return shape [{self.num_edges}], got {got}")
-            return ranks
-        checks.one_of(reduce, "reduce", REDUCTIONS)
-        if reduce != "log":
-            return self.heads(reduce)
         if self.scores is not None:
             return self.scores
-        return self.values.squeeze(1) if self.num_heads == 1 else _mean_log(self.values)
+        if self.num_heads == 1:
+            return self.values.squeeze(1)
+        positive = self.values > 0  # a weight of 0 comes last
+        logs = torch.where(positive, torch.where(positive, self.values, 1.0).double().log(), _LOG_OF_ZERO)
+        return mean_heads(logs)
 
     def explanation(self) -> Tensor:
         """Return the normalised geometric mean of the heads, float64 [E]: one distribution per node.
@@ -204,7 +189,9 @@ class LayerAttention:
         """
         if self.scores is None and self.num_heads == 1:
             return self.values.squeeze(1).double()
-        shares = _row_softmax(self.ranking().double(), self.rowptr)
+        ranks, row = self.ranking().double(), row_index(self.rowptr, self.num_edges)
+        raised = (ranks - row_max(ranks, self.rowptr)[row]).exp()
+        shares = raised / row_sum(raised, self.rowptr)[row]
         return shares if self.edge_type is None else shares * self.sums().mean(1)[self.destination]
 
     def heads(self, how: str | int = "mean") -> Tensor:
@@ -223,12 +210,12 @@ class LayerAttention:
         return self.values.mean(dim=1) if how == "mean" else self.values.amax(dim=1)
 
     def detach(self) -> LayerAttention:
-        """Return the values cut from the gradient tape."""
+        """Return the same without gradient history."""
         scores = None if self.scores is None else self.scores.detach()
         return self.with_values(self.values.detach()).with_scores(scores)
 
     def to(self, device: torch.device | str) -> LayerAttention:
-        """Return values and edges on `device` (itself when they are there)."""
+        """Return values and edges on `device`; the same object if they are there."""
         device = checks.device(device)
         if self.values.device == device:
             return self
@@ -239,7 +226,7 @@ class LayerAttention:
         return replace(self, values=values, source=source, destination=destination, scores=scores)
 
     def same_edges(self, other: LayerAttention) -> bool:
-        """Whether both stand on the same edges in the same order, so that rows may be compared."""
+        """Whether both have the same edges in the same order, so that rows may be compared."""
         if self.adjacency is not None and self.adjacency is other.adjacency:
             return True
         if self.source is other.source and self.destination is other.destination:
@@ -251,7 +238,7 @@ class LayerAttention:
         if not self.same_edges(other):
             raise AttentionError(
                 f"attention of {self.name!r} ({self.num_edges} edges) and of {other.name!r}"
-                f" ({other.num_edges}) stands on different edges ({_first_difference(self, other)});"
+                f" ({other.num_edges}) has different edges ({_first_difference(self, other)});"
                 " match them with `align` first"
             )
 
@@ -263,17 +250,21 @@ class LayerAttention:
         return LayerAttention(values, *ends, nodes, self.name, scores=scores, edge_type=kind)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
-        """Return only the edges with the given keys [K], all of which must be there, once."""
+        """Return only the edges with these `keys` [K].
+
+        Raises:
+            AttentionError: the layer does not have one of them, or has edges twice.
+        """
         self._require_unique()
-        chosen = torch.unique(keys.to(self.keys.device))
-        mine, _ = match_edges(self.keys, chosen)
-        if mine.numel() < chosen.numel():
-            first = int(chosen[~torch.isin(chosen, self.keys)][0])
+        keys = torch.unique(keys.to(self.keys.device))
+        positions, _ = match_edges(self.keys, keys)
+        if positions.numel() < keys.numel():
+            first = int(keys[~torch.isin(keys, self.keys)][0])
             raise AttentionError(
-                f"{chosen.numel() - mine.numel()} of {chosen.numel()} edges asked for are not among those of"
+                f"{keys.numel() - positions.numel()} of {keys.numel()} edges asked for are not among those of"
                 f" layer {self.name!r}, the first is {edge_name(first)}; use `align` to keep the common ones"
             )
-        return self.take(mine)
+        return self.take(positions)
 
     def align(self, other: LayerAttention) -> tuple[LayerAttention, LayerAttention]:
         """Return both on their common edges, matched by (source, destination).
@@ -311,31 +302,17 @@ class LayerAttention:
         return LayerAttention(values, *key_ends(keys), self.num_nodes, self.name, edge_type=self.edge_type)
 
     def sums(self) -> Tensor:
-        """[N, H]: the attention each node pays in total; 0 for a node without incoming edges."""
+        """Return [N, H]: the sum over the incoming edges of each node, 0 for a node without some."""
         return self.values.new_zeros((self.num_nodes, self.num_heads)).index_add(
             0, self.destination, self.values
         )
-
-    def check_sums(self, tolerance: float | None = None) -> None:
-        """Raise `AttentionError` unless the attention of every node with an incoming edge sums to one.
-
-        It may be off by `tolerance`: by default 1e-8 in float64, 1e-4 in float32, 0.05 below.
-        """
-        slack = _TOLERANCE.get(self.values.dtype, 0.05) if tolerance is None else tolerance
-        off = (self.sums().detach().double() - 1).abs().amax(dim=1) * (self.degree > 0)
-        if off.numel() and not float(off.max()) <= slack:
-            worst = int(off.nan_to_num(nan=float("inf")).argmax())
-            raise AttentionError(
-                f"attention of layer {self.name!r} must sum to one at every node, but at node {worst} it is"
-                f" {float(off[worst]):.3g} away (allowed {slack:g})"
-            )
 
     def _require_unique(self) -> None:
         if self.has_duplicates:
             first = int(self.keys[1:][self.keys[1:] == self.keys[:-1]][0])
             raise AttentionError(
-                f"edge {edge_name(first)} occurs more than once in layer {self.name!r}, so it has no partner;"
-                " use `merged` to add parallel edges up"
+                f"edge {edge_name(first)} occurs more than once in layer {self.name!r}, so it cannot be"
+                " matched; use `merged` to add parallel edges up"
             )
 
 
@@ -346,23 +323,12 @@ def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
     differs = (first.keys[:shared] != second.keys[:shared]).nonzero()
     if differs.numel() == 0:
         return f"one has {abs(first.num_edges - second.num_edges)} edges more"
-    spot = int(differs[0])
-    return f"at {spot}: {edge_name(int(first.keys[spot]))} and {edge_name(int(second.keys[spot]))}"
+    position = int(differs[0])
+    return (
+        f"at {position}: {edge_name(int(first.keys[position]))} and {edge_name(int(second.keys[position]))}"
+    )
 
 
 def mean_heads(scores: Tensor) -> Tensor:
-    """Mean over the heads of [E, H], added in their order: each bit depends on this edge alone."""
+    """Return the mean over the heads of [E, H], added in their order: each bit depends on this edge alone."""
     return reduce(torch.add, scores.unbind(1)) / scores.shape[1]
-
-
-def _mean_log(values: Tensor) -> Tensor:
-    """Mean over the heads of log-attention, from [E, H] to float64 [E]; a weight of 0 is below all others."""
-    some = values > 0
-    return mean_heads(torch.where(some, torch.where(some, values, 1.0).double().log(), _LOG_OF_ZERO))
-
-
-def _row_softmax(scores: Tensor, rowptr: Tensor) -> Tensor:
-    """Softmax of [E] over the edges of each row."""
-    row = row_index(rowptr, scores.shape[0])
-    raised = (scores - row_max(scores, rowptr)[row]).exp()
-    return raised / row_sum(raised, rowptr)[row]

@@ -1,8 +1,8 @@
-"""Limits: the values and scores that a layer computes for a node are clipped to the range of a given graph.
+"""Limits: what a layer computes for a node is clipped to the range of a reference graph.
 
-An attention layer reads three things of every node: its value and the two sides of the score. Limits clip
-each of them, channel by channel, and bound its norm: the values of a usual node are extreme in a few
-channels, not in all. Limits measured on all values of a graph change nothing on that graph, bit for bit.
+An attention layer computes a value and the two terms of the score for every node. Limits clip each of them,
+channel by channel, and bound its norm: a typical node is extreme in a few channels, not in all. Limits
+measured on all values of a graph change nothing on that graph, bit for bit.
 """
 
 from __future__ import annotations
@@ -11,42 +11,45 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.alone import alone
 from fgai.attention.hooks import find_layers, nearest
 from fgai.attention.interface import TappedLayer, _layout_of, uncompiled
 from fgai.errors import AttentionError, InputError
 from fgai.ops import clip, range_norm
+from fgai.threads import exclusive
 from fgai.typed import typed
 
-R = TypeVar("R")
 Limiter = Callable[[Any], None]
 """Adds limits to a layer, in place."""
 
 SAMPLE = 4096
-"""Rows that order statistics are taken from while a model trains."""
+"""Rows that order statistics are computed from while a model trains."""
 SLACK = 1e-5
-"""By which ranges and radii exceed the measured ones: kernels that add in another order round
-differently, and their values must not be clipped for that."""
+"""Relative margin of ranges and radii: kernels that sum in another order round differently, and must not be
+clipped for that."""
 
 
 @typed
 class Limits(nn.Module):
-    """The range of one thing that an attention layer reads of every node, by channel and as a norm.
+    """Range and largest norm of one vector that an attention layer computes for every node.
 
-    It is infinite and clips nothing until it is measured. `size` is that of one row, e.g. heads and channels.
-    With `derived=True` only the per-channel range is enforced; the norm bound already holds for the input.
+    Infinite, clipping nothing, until they are measured. With `derived=True` only the range of each channel is
+    enforced; the norm bound already holds for the input.
+
+    Args:
+        size: shape of a row, e.g. heads and channels.
+        derived: see above.
 
     Attributes:
-        low: lower ends.
-        high: upper ends.
-        radius: largest norm: distance from the middle of the range, in units of half of it.
-        usual: share of the numbers that were clipped on the graph it was measured on.
+        low: lower ends [*size].
+        high: upper ends [*size].
+        radius: largest norm, a scalar: distance from the middle of the range, in units of half its width.
+        usual: share of the numbers that were clipped on the graph it was measured on, a scalar.
         straight: let gradients pass through clipped values, see `fgai.ops.clip`.
     """
 
@@ -65,33 +68,22 @@ class Limits(nn.Module):
         self.register_buffer("radius", torch.full((), torch.inf))
         self.register_buffer("usual", torch.zeros(()))
         self.straight, self.derived = False, derived
-        self._reader: Callable[[Limits, Tensor], Tensor] | None = None
-        self._points: tuple[Tensor, Tensor] | None = None
-        self._record: list[Tensor] | None = None
-        self._count: list[int] | None = None
+        self._override: Callable[[Tensor], Tensor] | None = None
 
     def extra_repr(self) -> str:
-        """Show the size, and how wide the ranges are."""
+        """Show size, mean width of the range, and radius."""
         width = (self.high - self.low).mean()
         return f"{tuple(self.low.shape)}, mean width {float(width):.3g}, radius {float(self.radius):.3g}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`."""
-        out = self.clip(x) if self._reader is None else self._reader(self, x)
-        if self._points is not None:
-            out = self._replaced(out, *self._points)
-        if self._record is not None:
-            self._record.append(self.points_of(out.detach().view(-1, *self.low.shape)))
-        return out
+        return self.clip(x) if self._override is None else self._override(x)
 
     def clip(self, x: Tensor, *, copied: bool = False) -> Tensor:
-        """Return `x` [N, ...] clipped; with `copied`, to a copy of the range, which may then be widened."""
+        """Return `x` [N, ...] clipped; with `copied`, the range may be changed before the backward pass."""
         bounds = [self.low.view(x.shape[1:]), self.high.view(x.shape[1:]), self.radius]
         if copied:
             bounds = [bound.clone() for bound in bounds]
-        if self._count is not None:
-            self._count[0] += int(clip(x.detach(), *bounds).ne(x.detach()).sum())
-            self._count[1] += x.numel()
         return clip(x, *bounds, straight=self.straight)
 
     def at(self, points: Tensor) -> Tensor:
@@ -110,25 +102,29 @@ class Limits(nn.Module):
         clip_share: float = 0.0,
         shrink: float = 0.0,
         *,
-        every: int = 1,
+        stride: int = 1,
         earlier: Sequence[Tensor] = (),
         usual: bool = True,
     ) -> None:
-        """Take range and radius from rows `x` [N, ...].
+        """Set range and radius from rows `x` [N, ...].
 
-        A share `clip_share` is left out at either end of each channel, and the share `shrink` of largest norm
-        is shrunk to the norm of the rest. Order statistics come from one row in `every`. Range and radius are
-        widened to contain the values of `earlier` runs. With `usual`, clipped numbers are counted.
+        Args:
+            x: the rows.
+            clip_share: share that is left out at either end of each channel.
+            shrink: share of the rows of largest norm that is left out of the radius.
+            stride: order statistics are computed from every `stride`-th row.
+            earlier: rows of earlier runs, which range and radius must also contain.
+            usual: count the clipped numbers.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
-        low, high = own = ranges(rows[::every] if clip_share else rows, clip_share)
+        low, high = measured = ranges(rows[::stride] if clip_share else rows, clip_share)
         if earlier:
             low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
         self.low.copy_(low)
         self.high.copy_(high)
         if not self.derived:
-            counted = rows[::every].contiguous() if shrink else rows
-            radii = [largest(range_norm(clip(counted, *own), low, high), shrink)]
+            counted = rows[::stride].contiguous() if shrink else rows
+            radii = [largest(range_norm(clip(counted, *measured), low, high), shrink)]
             radii += [range_norm(one.reshape(-1, *low.shape), low, high).max() for one in earlier]
             self.radius.copy_(torch.stack(radii).max() * (1 + SLACK))
         if usual:
@@ -137,7 +133,7 @@ class Limits(nn.Module):
             self.usual.copy_((len(earlier) * self.usual + share) / (len(earlier) + 1))
 
     def fault(self) -> str | None:
-        """Return why these limits are not valid; None if they are."""
+        """Return the reason why these limits are invalid, or None."""
         if not bool((self.low <= self.high).all()):
             return "limits must have `low` at most `high`"
         if not bool(self.radius >= 0):
@@ -150,23 +146,15 @@ class Limits(nn.Module):
         for name, values in {"low": low, "high": high, "radius": radius, "usual": usual}.items():
             getattr(self, name).copy_(values)
 
-    def _replaced(self, x: Tensor, points: Tensor, chosen: Tensor) -> Tensor:
-        """Replace the chosen ones of the last rows by points of the unit box."""
-        first = x.shape[0] - points.shape[0]
-        mask = chosen.view(-1, *[1] * (x.dim() - 1))
-        values = clip(self.at(points), self.low, self.high, self.radius, straight=self.straight)
-        rows = torch.where(mask, values.view(-1, *x.shape[1:]).to(x.dtype), x[first:])
-        return torch.cat([x[:first], rows])
-
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the settings of a block."""
-        return {**self.__dict__, "_reader": None, "_points": None, "_record": None, "_count": None}
+        """Leave out what a block sets."""
+        return {**self.__dict__, "_override": None}
 
 
 def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
-    """Return the lowest and highest of the rows of `x`, a share `clip_share` left out at either end.
+    """Return the smallest and largest of the rows of `x`, a share `clip_share` left out at either end.
 
-    Where nothing is left out, each end is further out by `SLACK` of the range.
+    If nothing is left out, each end is further out by `SLACK` of the range.
 
     Example:
         >>> low, high = ranges(torch.arange(10.0)[:, None], 0.1)
@@ -176,8 +164,8 @@ def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
     count = int(clip_share * x.shape[0])
     if count == 0:
         low, high = x.amin(0), x.amax(0)
-        more = SLACK * (high - low).detach()
-        return low - more, high + more
+        margin = SLACK * (high - low).detach()
+        return low - margin, high + margin
     flat = x.flatten(1).t().contiguous()  # order statistics are found along memory
     low, high = (flat.kthvalue(rank, dim=1).values for rank in (count + 1, x.shape[0] - count))
     return low.view(x.shape[1:]), high.view(x.shape[1:])
@@ -195,15 +183,26 @@ def limits_of(model: nn.Module) -> list[Limits]:
     return [module for module in model.modules() if isinstance(module, Limits)]
 
 
+Clip = Callable[[Tensor], Tensor]
+Step = Callable[[Limits, Clip, Tensor], Tensor]
+"""(limits, what clips to them, values [N, ...]) → values that the layer uses."""
+
+
 @contextmanager
-def _set(changes: Iterable[tuple[Limits, str, Any]], result: R) -> Iterator[R]:
-    """Set attributes of limits for a block, which gets `result`; such blocks in other threads wait."""
+def _set(changes: Iterable[tuple[Limits, str, Any]]) -> Iterator[None]:
+    """Set attributes of limits for a block; such blocks in other threads wait."""
     with ExitStack() as stack:
-        stack.enter_context(alone())
+        stack.enter_context(exclusive())
         for limits, name, value in changes:
             stack.callback(setattr, limits, name, getattr(limits, name))
             setattr(limits, name, value)
-        yield result
+        yield
+
+
+@typed
+def overriding(limits: Iterable[Limits], step: Step) -> AbstractContextManager[None]:
+    """Call `step` in place of clipping to some limits in the block; blocks may be nested."""
+    return _set((one, "_override", partial(step, one, one._override or one.clip)) for one in limits)
 
 
 @typed
@@ -215,86 +214,89 @@ def measuring(
     shrink: float = 0.0,
     sampled: bool = False,
 ) -> AbstractContextManager[None]:
-    """Take the ranges of a model's limits from every forward pass in the block; of all runs of a layer.
+    """Set the ranges of a model's limits in every forward pass in the block, from all runs of a layer.
 
-    `clip_share` and `shrink` as in `Limits.measure`. Only the ranges of `nodes` (bool [N] or indices) count,
-    all by default. With `sampled`, order statistics come from a few thousand nodes, evenly spread.
+    Args:
+        model: with limits.
+        clip_share: see `Limits.measure`.
+        nodes: bool [N] or indices of the nodes to measure; all by default.
+        shrink: see `Limits.measure`.
+        sampled: compute order statistics from a few thousand nodes, evenly spread.
     """
     runs_of: dict[Limits, list[Tensor]] = {}
 
-    def read(limits: Limits, x: Tensor) -> Tensor:
+    def step(limits: Limits, _: Any, x: Tensor) -> Tensor:
         rows = x if nodes is None else x[nodes]
-        every = max(1, rows.shape[0] // SAMPLE) if sampled else 1
+        stride = max(1, rows.shape[0] // SAMPLE) if sampled else 1
         runs = runs_of.setdefault(limits, [])  # a layer that runs twice has one range for both
-        limits.measure(rows, clip_share, shrink, every=every, earlier=runs, usual=not sampled)
+        limits.measure(rows, clip_share, shrink, stride=stride, earlier=runs, usual=not sampled)
         inside = clip_share == shrink == 0 and nodes is None  # all of it
         # A later run may widen the range before the backward pass reads it.
         out = x if inside else limits.clip(x, copied=True)
         runs.append((out if nodes is None else out[nodes]).detach())
         return out
 
-    return _set(((limits, "_reader", read) for limits in limits_of(model)), None)
-
-
-@typed
-def collecting(
-    limits: Sequence[Limits], note: Callable[[Limits, Tensor], None]
-) -> AbstractContextManager[None]:
-    """Call `note` with some limits and the values that reach them in the block; nothing is clipped."""
-
-    def read(limits: Limits, x: Tensor) -> Tensor:
-        note(limits, x.detach())
-        return x
-
-    return _set(((one, "_reader", read) for one in limits), None)
+    return overriding(limits_of(model), step)
 
 
 @typed
 def straight_through(model: nn.Module) -> AbstractContextManager[None]:
     """Let gradients pass straight through a model's limits in the block."""
-    return _set(((limits, "straight", True) for limits in limits_of(model)), None)
+    return _set((limits, "straight", True) for limits in limits_of(model))
 
 
 @typed
-def counting(model: nn.Module) -> AbstractContextManager[list[int]]:
-    """Count the numbers that limits clip in the block; gives it `[clipped, total]`."""
+@contextmanager
+def counting(model: nn.Module) -> Iterator[list[int]]:
+    """Count the numbers that limits clip in the block; yield `[clipped, total]`."""
     count = [0, 0]
-    return _set(((limits, "_count", count) for limits in limits_of(model)), count)
+
+    def step(limits: Limits, clip_rows: Clip, x: Tensor) -> Tensor:
+        before = x.detach().clone()  # `clip` may overwrite it
+        out = clip_rows(x)
+        count[0] += int(out.detach().ne(before).sum())
+        count[1] += x.numel()
+        return out
+
+    with overriding(limits_of(model), step):
+        yield count
 
 
 @typed
 def clipped_share(model: nn.Module) -> float:
     """Return the share of all numbers that limits clipped on the graph they were measured on."""
-    every = limits_of(model)
-    total = sum(limits.low.numel() for limits in every)
-    return sum(float(limits.usual) * limits.low.numel() for limits in every) / total if total else 0.0
+    sizes = [(limits, limits.low.numel()) for limits in limits_of(model)]
+    total = sum(size for _, size in sizes)
+    return sum(float(limits.usual) * size for limits, size in sizes) / total if total else 0.0
 
 
 @typed
 def replacing_values(points: Mapping[Limits, Tensor], chosen: Tensor) -> AbstractContextManager[None]:
-    """Replace the values of the `chosen` ones (bool [M]) of the last M nodes in every run in the block.
+    """Replace the values of the `chosen` (bool [M]) of the last M nodes in every run in the block.
 
-    `points` holds new values for limits, [M, ...] in the unit box; gradients reach them.
+    `points` maps limits to new values [M, ...], in the unit box between their ends; gradients reach them.
     """
-    return _set(((limits, "_points", (values, chosen)) for limits, values in points.items()), None)
+
+    def step(limits: Limits, clip_rows: Clip, x: Tensor) -> Tensor:
+        out, values = clip_rows(x), limits.at(points[limits])
+        first = out.shape[0] - values.shape[0]
+        values = clip(values, limits.low, limits.high, limits.radius, straight=limits.straight)
+        mask = chosen.view(-1, *[1] * (out.dim() - 1))
+        last = torch.where(mask, values.view(-1, *out.shape[1:]).to(out.dtype), out[first:])
+        return torch.cat([out[:first], last])
+
+    return overriding(list(points), step)
 
 
 @typed
 def replacing_entry(entry: Sequence[Limits], points: Tensor) -> AbstractContextManager[None]:
-    """Replace the values of the last M nodes by `points` [M, D] of the unit boxes of `entry` side by side."""
+    """Replace the values of the last M nodes by `points` [M, D], the unit boxes of `entry` concatenated."""
     sizes = [limits.low.numel() for limits in entry]
     if points.dim() != 2 or points.shape[1] != sum(sizes):
         raise InputError(f"`entry_values` must have shape [nodes, {sum(sizes)}], got {tuple(points.shape)}")
     parts = zip(entry, torch.split(points, sizes, dim=1), strict=True)
     by_limits = {limits: part.reshape(-1, *limits.low.shape) for limits, part in parts}
     return replacing_values(by_limits, torch.ones(len(points), dtype=torch.bool, device=points.device))
-
-
-@typed
-def recording_values(entry: Sequence[Limits]) -> AbstractContextManager[dict[Limits, list[Tensor]]]:
-    """Record clipped values in the block as points of the unit box, [N, ...] for each of `entry` and pass."""
-    records: dict[Limits, list[Tensor]] = {limits: [] for limits in entry}
-    return _set(((limits, "_record", values) for limits, values in records.items()), records)
 
 
 def _limit_own(layer: TappedLayer) -> None:
@@ -325,9 +327,9 @@ _LIMITERS: dict[type[nn.Module], Limiter] = {TappedLayer: _limit_own}
 
 @typed
 def register_limits(layer_type: type[nn.Module], limiter: Limiter) -> None:
-    """Teach `add_limits` another kind of attention layer, and its subclasses.
+    """Make `add_limits` support a class of attention layers, and its subclasses.
 
-    The `limiter` adds `Limits` modules to a layer, in place, and has its forward pass through them.
+    The `limiter` adds `Limits` modules to a layer, in place, which its forward pass then calls.
     """
     if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
         raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
@@ -343,7 +345,7 @@ def _limiter_of(layer: nn.Module) -> Limiter | None:
 
 @typed
 def add_limits(model: nn.Module) -> None:
-    """Give every attention layer without limits some, infinite until they are measured; in place.
+    """Add limits to every attention layer without some, infinite until they are measured; in place.
 
     Raises:
         AttentionError: the model has no attention, or a layer that cannot be limited.
@@ -354,7 +356,7 @@ def add_limits(model: nn.Module) -> None:
         limiter = _limiter_of(layer)
         if limiter is None:
             raise AttentionError(
-                f"layer {name!r} ({type(layer).__name__}) cannot be limited; teach fgai how with"
+                f"layer {name!r} ({type(layer).__name__}) cannot be limited; use"
                 " `fgai.attention.register_limits`"
             )
         limiter(layer)
@@ -362,10 +364,9 @@ def add_limits(model: nn.Module) -> None:
 
 @typed
 def entry_limits(model: nn.Module) -> list[Limits]:
-    """Return the limits of everything the first attention layer reads of a node; empty if it has none.
+    """Return the limits of the first attention layer, without derived ones; empty if it has none.
 
-    Derived limits are left out. A heterogeneous model has no entry limits: its layers read some nodes as
-    sources and others as destinations.
+    A heterogeneous model has no entry limits: some nodes are sources alone, others destinations alone.
     """
     if _layout_of(model) is not None:
         return []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.attention.layer import LayerAttention, Reduce
+from fgai.attention.layer import LayerAttention
 from fgai.errors import AttentionError, InputError
 from fgai.ops.segments import row_max
 from fgai.records import Column, Table, Tabled, data_frame
@@ -21,8 +21,6 @@ from fgai.typed import typed
 
 if TYPE_CHECKING:
     import pandas
-
-LAYER_REDUCERS = ("last", "mean", "max", "sum")
 
 
 @typed
@@ -38,7 +36,7 @@ class AttentionMap(Tabled):
     Example:
         >>> import torch
         >>> w = LayerAttention.from_edges(torch.tensor([[0.5, 0.1], [0.5, 0.9]]), [0, 1], [1, 1], 2, "conv")
-        >>> AttentionMap((w,)).reduce(heads="max")[0].tolist()
+        >>> AttentionMap((w,))[0].heads("max").tolist()
         [0.5, 0.8999999761581421]
     """
 
@@ -56,7 +54,9 @@ class AttentionMap(Tabled):
         return iter(self.layers)
 
     def __getitem__(self, index: int) -> LayerAttention:
-        return self.layer(index)
+        if not -len(self.layers) <= index < len(self.layers):
+            raise AttentionError(f"layer {index} was asked for, but the map has {len(self.layers)}")
+        return self.layers[index]
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{w.name or 'layer'} [{w.num_edges} × {w.num_heads}]" for w in self.layers)
@@ -88,34 +88,21 @@ class AttentionMap(Tabled):
     @property
     def last(self) -> LayerAttention:
         """The output layer's attention."""
-        return self.layer(-1)
+        return self[-1]
 
     @property
     def depths(self) -> list[int]:
-        """How many layers ran before each entry; entries of one layer, for its types of edges, share it."""
+        """Number of layers that ran before each entry; entries of one layer have the same."""
         starts = [w.edge_type is None or _layer(w) != _layer(v) for v, w in pairwise(self.layers)]
         return list(accumulate(starts, initial=0)) if self.layers else []
 
     def of_type(self, edge_type: tuple[str, str, str]) -> AttentionMap:
-        """Return the entries of one type of edges, a layer each; of models of heterogeneous graphs."""
+        """Return the entries of one type of edges, one per layer; for models of heterogeneous graphs."""
         layers = tuple(w for w in self.layers if w.edge_type == tuple(edge_type))
         if not layers:
             types = sorted({w.edge_type for w in self.layers if w.edge_type is not None})
             raise AttentionError(f"the map has no edges of type {edge_type!r}; it has {types or 'no types'}")
         return AttentionMap(layers)
-
-    def layer(self, index: int) -> LayerAttention:
-        """Return one layer; negative numbers count from the end."""
-        if not -len(self.layers) <= index < len(self.layers):
-            raise AttentionError(f"layer {index} was asked for, but the map has {len(self.layers)}")
-        return self.layers[index]
-
-    def select(self, layers: str | int = "all") -> AttentionMap:
-        """Return the map of `"all"` layers, the `"last"` one, or one by number."""
-        if isinstance(layers, int):
-            return AttentionMap((self.layer(layers),))
-        checks.one_of(layers, "layers", ("all", "last"))
-        return self if layers == "all" else AttentionMap((self.last,))
 
     def heads(self, how: str | int = "mean") -> AttentionMap:
         """Return the map with one head per layer: the `"mean"`, the `"max"`, the `"log"`, or one by number.
@@ -135,68 +122,49 @@ class AttentionMap(Tabled):
         """Return the map of `LayerAttention.explanation`, float64 [E, 1] per layer, with the same ranks."""
         return self._each(lambda w: w.with_values(w.explanation()[:, None]).with_scores(w.ranking()))
 
-    def ranking(self, reduce: Reduce = "log") -> list[Tensor]:
-        """What neighbours are ranked by, a vector [E_l] per layer; see `LayerAttention.ranking`."""
-        return [w.ranking(reduce) for w in self.layers]
+    def ranking(self) -> list[Tensor]:
+        """Return what neighbours are ranked by, a vector [E_l] per layer; see `LayerAttention.ranking`."""
+        return [w.ranking() for w in self.layers]
 
-    def reduce(self, layers: str | int = "all", heads: str | int = "mean") -> list[Tensor]:
-        """Return one vector [E_l] per layer of `select(layers)`; `heads` as in `LayerAttention.heads`."""
-        return [w.heads(heads) for w in self.select(layers)]
+    def over_layers(self, how: str = "mean") -> LayerAttention:
+        """Return the `"last"`, `"mean"` or `"max"` over layers as one layer [E, 1], its heads averaged.
 
-    def over_layers(self, how: str = "mean", heads: str | int = "mean") -> LayerAttention:
-        """Return the `"last"`, `"mean"`, `"max"` or `"sum"` over layers as one layer [E, 1].
-
-        `heads` as in `LayerAttention.heads`. Layers on different edges raise `AttentionError` (never for
-        `"last"`).
+        Raises:
+            AttentionError: the layers have different edges (never for `"last"`).
         """
-        checks.one_of(how, "how", LAYER_REDUCERS)
+        checks.one_of(how, "how", ("last", "mean", "max"))
         if any(w.edge_type is not None for w in self.layers):
-            return self.joined().over_layers(how, heads)
+            return self.joined().over_layers(how)
         last = self.last
         if how == "last":
-            return AttentionMap((last,)).heads(heads).last
+            return AttentionMap((last,)).heads().last
         for other in self.layers:
             last.require_same_edges(other)
-        stacked = torch.stack([w.heads(heads) for w in self.layers])
-        values = stacked.amax(0) if how == "max" else stacked.mean(0) if how == "mean" else stacked.sum(0)
+        stacked = torch.stack([w.heads() for w in self.layers])
+        values = stacked.amax(0) if how == "max" else stacked.mean(0)
         ends = last.source, last.destination
         return LayerAttention(values[:, None], *ends, last.num_nodes, f"{how} of layers", last.adjacency)
 
     def joined(self) -> AttentionMap:
-        """Return one entry a layer, on the edges of all types; the map itself where there are no types.
+        """Return one entry per layer, on the edges of all types; entries without a type stay as they are.
 
         Parallel edges of several types are added up, and the attention of every node is divided by its sum:
-        where a layer normalises within each type, all types that a node has edges of count alike.
+        where a layer normalises within each type, all types that a node has edges of have equal weight.
         """
-        beside = [
-            [w for _, w in entries]
-            for _, entries in groupby(zip(self.depths, self.layers, strict=True), key=itemgetter(0))
-        ]
-        return AttentionMap(tuple(_joined(entries) for entries in beside))
+        groups = groupby(zip(self.depths, self.layers, strict=True), key=itemgetter(0))
+        return AttentionMap(tuple(_joined([w for _, w in entries]) for _, entries in groups))
 
     def detach(self) -> AttentionMap:
-        """Return the map cut from the gradient tape."""
+        """Return the map without gradient history."""
         return self._each(LayerAttention.detach)
 
     def to(self, device: torch.device | str) -> AttentionMap:
         """Return the map on `device`."""
-        where = checks.device(device)
-        return self._each(lambda w: w.to(where))
+        return self._each(lambda w: w.to(device))
 
     def restrict(self, keys: Tensor) -> AttentionMap:
-        """Return every layer on the edges with the given keys only; see `LayerAttention.restrict`."""
+        """Return every layer with the edges of these `keys` [K] only; see `LayerAttention.restrict`."""
         return self._each(lambda w: w.restrict(keys))
-
-    def check_sums(self, tolerance: float | None = None) -> None:
-        """Raise `AttentionError` unless every layer's attention sums to one at every node that has any."""
-        for w in self.layers:
-            w.check_sums(tolerance)
-
-    def require_same_edges(self, other: AttentionMap) -> None:
-        """Raise `AttentionError` unless both maps stand, layer by layer, on the same edges."""
-        self._require_same_depth(other)
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            mine.require_same_edges(theirs)
 
     def align(self, other: AttentionMap) -> tuple[AttentionMap, AttentionMap]:
         """Return both maps on their common edges, so that their rows may be compared one by one.
@@ -207,18 +175,15 @@ class AttentionMap(Tabled):
         Raises:
             AttentionError: different numbers of layers or heads, duplicated edges, or nothing in common.
         """
-        self._require_same_depth(other)
+        if len(self) != len(other):
+            raise AttentionError(
+                f"one map has {len(self)} layers, the other {len(other)}, and cannot be matched"
+            )
         pairs = [mine.align(theirs) for mine, theirs in zip(self.layers, other.layers, strict=True)]
         return AttentionMap(tuple(p[0] for p in pairs)), AttentionMap(tuple(p[1] for p in pairs))
 
     def _each(self, change: Callable[[LayerAttention], LayerAttention]) -> AttentionMap:
         return AttentionMap(tuple(change(w) for w in self.layers))
-
-    def _require_same_depth(self, other: AttentionMap) -> None:
-        if len(self) != len(other):
-            raise AttentionError(
-                f"one map has {len(self)} layers, the other {len(other)}; `select` those to compare"
-            )
 
 
 def _layer(entry: LayerAttention) -> str:

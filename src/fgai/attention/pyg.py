@@ -1,12 +1,12 @@
 """Adapters for PyTorch Geometric: GATConv, GATv2Conv, TransformerConv and SuperGATConv.
 
-PyG applies dropout to attention before anyone can see it. GATConv and GATv2Conv compute both in
-`edge_updater`: we run it with dropout 0, tap, and drop out ourselves with the same call, so that a recorded
-forward equals an unrecorded one bit by bit, in training mode too. TransformerConv and SuperGATConv compute
-attention inside `message`, which we replace. Everything is set on the instance and restored on leaving.
+PyG's layers return attention after dropout. GATConv and GATv2Conv compute both in `edge_updater`: it runs
+with dropout 0, the tap is called, and dropout follows by the same call, so that a recorded forward equals an
+unrecorded one bit by bit, in training mode too. TransformerConv and SuperGATConv compute attention in
+`message`, which is replaced. Attributes are set on the instance and restored afterwards.
 
-Refused by name: `torch_sparse.SparseTensor`, decomposed layers, and subclasses that override the method in
-which attention is computed.
+`torch_sparse.SparseTensor`, decomposed layers, and subclasses that override the method in which attention is
+computed are refused.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ def override(layer: Any, name: str, value: Any) -> Iterator[None]:
 @contextmanager
 def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | None], NodeCount]]:
     """Yield a function that counts the nodes of a run, from tensors of its sources and destinations."""
-    apart = [False]
+    bipartite = [False]
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = args[0] if args else kwargs.get("x")
-        apart[0] = isinstance(x, tuple | list) and not (len(x) == 2 and x[0] is x[1])
+        bipartite[0] = isinstance(x, tuple | list) and not (len(x) == 2 and x[0] is x[1])
 
     def count(source: Tensor | None, destination: Tensor | None) -> NodeCount:
         if source is None or destination is None:
@@ -87,7 +87,7 @@ def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | No
                 " cannot be recorded; give it a pair of feature matrices"
             )
         sizes = int(source.shape[0]), int(destination.shape[0])
-        return sizes if apart[0] or sizes[0] != sizes[1] else sizes[0]
+        return sizes if bipartite[0] or sizes[0] != sizes[1] else sizes[0]
 
     handle = layer.register_forward_pre_hook(before, with_kwargs=True)
     try:
@@ -97,7 +97,7 @@ def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | No
 
 
 def check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
-    """Refuse a layer whose attention is not computed by the method we know."""
+    """Raise `AttentionError` if a layer does not compute its attention in this `method` of `owner`."""
     kind = type(layer).__name__
     if getattr(getattr(layer, method), "__func__", None) is not owner.__dict__[method]:
         raise AttentionError(
@@ -113,24 +113,25 @@ def check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
         raise AttentionError(f"`dropout` of {kind} must be a number, got {type(share).__name__}")
 
 
-def _additive_scores(layer: Any, far: Tensor, near: Tensor, edge_attr: Tensor | None) -> Tensor:
-    """Scores [E, H] of GATConv from the sides of both ends [E, H]."""
-    scores = far + near
+def _additive_scores(layer: Any, source: Tensor, destination: Tensor, edge_attr: Tensor | None) -> Tensor:
+    """Scores [E, H] of GATConv from the terms [E, H] of both ends."""
+    scores = source + destination
     if edge_attr is not None and layer.lin_edge is not None:
-        scores = scores + (_edge_part(layer, edge_attr) * layer.att_edge).sum(dim=-1)
+        scores = scores + (_edge_terms(layer, edge_attr) * layer.att_edge).sum(dim=-1)
     return leaky_relu(scores, float(layer.negative_slope))
 
 
-def _dynamic_scores(layer: Any, far: Tensor, near: Tensor, edge_attr: Tensor | None) -> Tensor:
-    """Scores [E, H] of GATv2Conv from the sides of both ends [E, H, C]."""
-    joined = near + far
+def _dynamic_scores(layer: Any, source: Tensor, destination: Tensor, edge_attr: Tensor | None) -> Tensor:
+    """Scores [E, H] of GATv2Conv from the terms [E, H, C] of both ends."""
+    terms = destination + source
     if edge_attr is not None:
-        joined = joined + _edge_part(layer, edge_attr)
-    scores: Tensor = (leaky_relu(joined, float(layer.negative_slope)) * layer.att).sum(dim=-1)
+        terms = terms + _edge_terms(layer, edge_attr)
+    scores: Tensor = (leaky_relu(terms, float(layer.negative_slope)) * layer.att).sum(dim=-1)
     return scores
 
 
-def _edge_part(layer: Any, edge_attr: Tensor) -> Tensor:
+def _edge_terms(layer: Any, edge_attr: Tensor) -> Tensor:
+    """Project edge features [E] or [E, D] to [E, H, C]."""
     wide = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
     mapped: Tensor = layer.lin_edge(wide)
     return mapped.view(-1, layer.heads, layer.out_channels)
@@ -141,8 +142,8 @@ def _edge_updater_adapter(
 ) -> Adapter:
     """Adapter for layers whose `edge_updater` returns the dropped-out attention.
 
-    `nodes` is its keyword for the (source, destination) pair of node tensors, and `score` maps (layer, sides
-    of the sources, of the destinations, edge features) to scores [E, H].
+    `nodes` is its keyword for the pair of tensors of source and destination nodes, and `score` maps (layer,
+    rows of the sources [E, ...], of the destinations, edge features) to scores [E, H].
     """
 
     @contextmanager
@@ -157,8 +158,8 @@ def _edge_updater_adapter(
                 attention = original(edge_index, **kwargs)
 
             def scores() -> Tensor:
-                far, near = kwargs[nodes]
-                return score(layer, far[source], near[destination], kwargs.get("edge_attr"))
+                sources, destinations = kwargs[nodes]
+                return score(layer, sources[source], destinations[destination], kwargs.get("edge_attr"))
 
             attention = tap(attention, source, destination, num_nodes, scores=scores)
             return dropout(attention, p=layer.dropout, training=layer.training)
@@ -173,27 +174,27 @@ def _edge_updater_adapter(
 def _propagating(
     layer: Any, message: Callable[..., Tensor], nodes: tuple[str, str]
 ) -> Iterator[list[tuple[Tensor, Tensor, NodeCount]]]:
-    """Replace `message`; yields a list that is [(source, destination, node count)] during `propagate`.
+    """Replace `message`; yield a list that holds (source, destination, node count) during `propagate`.
 
     `nodes` are the keywords of `propagate` for the tensors of source and destination nodes.
     """
     original: Callable[..., Tensor] = layer.propagate
-    under_way: list[tuple[Tensor, Tensor, NodeCount]] = []
+    run: list[tuple[Tensor, Tensor, NodeCount]] = []
 
     def propagate(edge_index: Any, **kwargs: Any) -> Tensor:
         num_nodes = count(kwargs[nodes[0]], kwargs[nodes[1]])
-        under_way[:] = [(*message_edges(layer, edge_index), num_nodes)]
+        run[:] = [(*message_edges(layer, edge_index), num_nodes)]
         try:
             return original(edge_index, **kwargs)
         finally:
-            under_way.clear()
+            run.clear()
 
     with (
         _counting_nodes(layer) as count,
         override(layer, "propagate", propagate),
         override(layer, "message", message),
     ):
-        yield under_way
+        yield run
 
 
 @contextmanager
@@ -232,7 +233,7 @@ def _transformer(layer: Any, tap: Tap) -> Iterator[None]:
 
 @contextmanager
 def _supergat(layer: Any, tap: Tap) -> Iterator[None]:
-    """Attention of SuperGATConv, by its own `get_attention`; its self-supervised loss is left alone."""
+    """Attention of SuperGATConv, by its own `get_attention`; its self-supervised loss is unchanged."""
     check_layer(layer, "message", SuperGATConv)
 
     def message(edge_index_i: Tensor, x_i: Tensor, x_j: Tensor, size_i: int | None) -> Tensor:
@@ -266,6 +267,6 @@ PYG_MAPS: dict[type[nn.Module], Callable[[Any], dict[str, nn.Module]]] = {
 }
 """The linear maps whose outputs are limited, by name.
 
-GATConv and SuperGATConv compute both sides of the score from the values inside their forward pass, where no
-hook that `torch.compile` supports can reach; the limits of the values bound them.
+GATConv and SuperGATConv compute both terms of the score from the values inside their forward pass, where
+`torch.compile` supports no hook; the limits of the values bound them.
 """

@@ -1,4 +1,4 @@
-"""Touched nodes: the rows of each layer's attention that a perturbation can move, or did move."""
+"""Touched nodes: the rows of each layer's attention that a perturbation can change, or did change."""
 
 from __future__ import annotations
 
@@ -22,16 +22,27 @@ from fgai.typed import typed
 LISTED = 8
 """Modules that a warning names."""
 SMALL = 64
-"""Relative move that counts where nodes out of reach moved, in units of the floating-point precision."""
+"""Relative change, in units of the floating-point precision, above which a node counts as changed where nodes
+out of reach have changed clearly."""
 
 
 @typed
 def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
-    """The nodes whose attention a perturbation can reach, layer by layer, bool [N] each.
+    """Return the nodes whose attention a perturbation can change or did change, bool [N] per layer.
 
-    These are the rows of `hop_rows`, and the rows whose attention moved by more than rounding: other layers
-    (a normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes.
-    The first N nodes of `after` are the original ones; `changed` [R] are those whose features changed.
+    With S_0 the injected nodes and those whose features changed, the row of node i is in reach at layer l if
+
+        i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
+
+    and S_l is S_{l-1} with the rows in reach at layer l. Entries of one layer, for its types of edges, read
+    the same states. If nodes interact in these layers alone, no other row can change. Other layers (a
+    normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes, so
+    the rows whose attention changed by more than rounding count, too.
+
+    Args:
+        before: on the original graph.
+        after: on the perturbed one, whose first N nodes are the original ones.
+        changed: [R] the nodes whose features changed.
 
     Example:
         >>> a = LayerAttention.from_edges(torch.ones(2, 1), [0, 1], [1, 2], num_nodes=3)
@@ -39,22 +50,7 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
         >>> [rows.tolist() for rows in touched_rows(AttentionMap((a, a)), AttentionMap((b, b)))]
         [[True, False, False], [True, True, False]]
     """
-    return [near | moved for near, moved in zip(*_rows(before, after, changed), strict=True)]
-
-
-@typed
-def hop_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | None = None) -> list[Tensor]:
-    """The nodes whose attention a perturbation can move along recorded edges, layer by layer, bool [N] each.
-
-    With S_0 the injected nodes and those whose features changed, the row of node i is in reach at layer l if
-
-        i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
-
-    and S_l is S_{l-1} with the rows in reach at layer l. Where nodes meet in these layers alone, a row
-    outside cannot have moved. Entries of one layer, for its types of edges, read the same states. Arguments
-    as in `touched_rows`.
-    """
-    return _rows(before, after, changed)[0]
+    return [reach | moved for reach, moved in zip(*_reach_and_moved(before, after, changed), strict=True)]
 
 
 @typed
@@ -76,17 +72,19 @@ def warn_unread(model: nn.Module) -> None:
 def warn_coupled(
     model: nn.Module, before: Observation, after: Observation, changed: Tensor | None = None
 ) -> None:
-    """Warn if a perturbation moved nodes out of reach of the recorded attention (`global-coupling`).
+    """Warn if a perturbation changed nodes out of reach of the recorded attention (`global-coupling`).
 
-    Compares attention and logits on the original graph and on the perturbed one, see `hop_rows`. A model
-    whose outputs differ from call to call cannot be judged.
+    Compares attention and logits on the original graph and on the perturbed one, see `touched_rows`. A model
+    whose outputs differ from call to call is not checked.
     """
-    near, moved = _rows(before.attention, after.attention, changed)
-    rows = task_of(before.graph).rows_predicted_from(before.graph, near[-1])
+    reach, moved = _reach_and_moved(before.attention, after.attention, changed)
+    rows = task_of(before.graph).rows_predicted_from(before.graph, reach[-1])
     old, new = before.logits.detach(), after.logits.detach()[: len(before.logits)]
     moves = (old - new).abs().amax(1) / old.abs().max().clamp(min=torch.finfo(old.dtype).tiny)
     outputs = _moved(moves, rows)
-    beyond = torch.stack([(there & ~here).sum() for here, there in zip(near, moved, strict=True)]).max()
+    beyond = torch.stack(
+        [(outside & ~inside).sum() for inside, outside in zip(reach, moved, strict=True)]
+    ).max()
     if not bool((outputs & ~rows).any()) and not int(beyond):
         return
     with evaluating(model), torch.no_grad():
@@ -103,21 +101,21 @@ def warn_coupled(
     )
 
 
-def _rows(
+def _reach_and_moved(
     before: AttentionMap, after: AttentionMap, changed: Tensor | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Per layer bool [N]: the rows in reach by hops, and those that moved by more than rounding."""
+    """Return the rows in reach by hops, and those that changed by more than rounding; bool [N] per layer."""
     first = before.layers[0]
     num_nodes, device = first.num_nodes, first.values.device
     state = torch.zeros(after.layers[0].num_nodes, dtype=torch.bool, device=device)
     state[num_nodes:] = True
     if changed is not None:
         state[:num_nodes][checks.positions(changed, num_nodes, "changed")] = True
-    near: list[Tensor] = []
+    reach: list[Tensor] = []
     moved: list[Tensor] = []
     entries = zip(after.depths, before.layers, after.layers, strict=True)
-    for _, side_by_side in groupby(entries, key=itemgetter(0)):
-        pairs = [(old, new) for _, old, new in side_by_side]
+    for _, of_layer in groupby(entries, key=itemgetter(0)):
+        pairs = [(old, new) for _, old, new in of_layer]
         rows, moves = state, first.values.new_zeros(len(state))
         for old, new in pairs:
             reached = torch.zeros_like(state, dtype=torch.int32)
@@ -125,34 +123,34 @@ def _rows(
             edited, shift = _compared(old, new)
             rows, moves = rows | edited | (reached > 0), torch.maximum(moves, shift)
         state = rows
-        near += [rows[:num_nodes]] * len(pairs)
+        reach += [rows[:num_nodes]] * len(pairs)
         moved += [_moved(moves[:num_nodes], rows[:num_nodes])] * len(pairs)
-    return near, moved
+    return reach, moved
 
 
-def _moved(moves: Tensor, near: Tensor) -> Tensor:
-    """Bool [N]: the nodes that moved, from how far they did, relative to their largest attention.
+def _moved(moves: Tensor, reach: Tensor) -> Tensor:
+    """Return the nodes that changed, bool [N], from their relative change.
 
-    Only a clear move out of reach proves that other layers join nodes; then smaller moves count, too.
+    Only a clear change out of reach proves that other layers join nodes; then smaller changes count, too.
     """
     eps = torch.finfo(moves.dtype).eps
-    coupled = ((moves > eps**0.5) & ~near).any()
+    coupled = ((moves > eps**0.5) & ~reach).any()
     return torch.where(coupled, moves > SMALL * eps, False)
 
 
 def _compared(old: LayerAttention, new: LayerAttention) -> tuple[Tensor, Tensor]:
-    """[N']: the nodes whose incoming edges are others, and how far attention moved on those of both."""
+    """Return the nodes [N'] whose incoming edges differ, and the relative change on common edges [N']."""
     edited = torch.zeros(new.num_nodes, dtype=torch.bool, device=new.values.device)
     ours, theirs = match_edges(old.keys, new.keys)
-    for layer, kept in ((old, ours), (new, theirs)):
-        if kept.numel() == layer.num_edges:
+    for layer, common in ((old, ours), (new, theirs)):
+        if common.numel() == layer.num_edges:
             continue
-        fresh = torch.ones(layer.num_edges, dtype=torch.bool, device=edited.device)
-        fresh[kept] = False
-        edited[layer.destination[fresh]] = True
-    values, ends = old.heads().detach(), old.destination
-    none = values.new_zeros(new.num_nodes)
-    largest = none.scatter_reduce(0, ends, values.abs(), "amax")
-    apart = (values[ours] - new.heads().detach()[theirs]).abs()
-    shift = none.scatter_reduce(0, ends[ours], apart, "amax")
+        unmatched = torch.ones(layer.num_edges, dtype=torch.bool, device=edited.device)
+        unmatched[common] = False
+        edited[layer.destination[unmatched]] = True
+    values, rows = old.heads().detach(), old.destination
+    zeros = values.new_zeros(new.num_nodes)
+    largest = zeros.scatter_reduce(0, rows, values.abs(), "amax")
+    difference = (values[ours] - new.heads().detach()[theirs]).abs()
+    shift = zeros.scatter_reduce(0, rows[ours], difference, "amax")
     return edited, torch.where(largest > 0, shift / largest, 0.0)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import with_gradients
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.attention.interface import originals
 from fgai.certificates.base import record_fields
@@ -29,6 +28,7 @@ from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import as_graph
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.typed import typed
 

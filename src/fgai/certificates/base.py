@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fgai.attention import model_name
 from fgai.errors import CheckpointError
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.records import PackedArray, TabledDocument, pack_array, plain, provenance, unpack_array
 from fgai.version import versions
 
@@ -121,7 +121,7 @@ def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str)
         "model": {"class": model_name(model), "config": getattr(model, "config", None)},
         "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},
         "version": versions(),
-        "provenance": provenance(model, fingerprint_of(original), command=command),
+        "provenance": provenance(model, fingerprint(original), command=command),
     }
 
 

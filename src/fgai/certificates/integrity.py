@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from fgai.alone import alone
 from fgai.attention import LayerAttention, LayerRun, Limits, TappedLayer, find_layers
 from fgai.errors import AttentionError
 from fgai.graph import Graph
 from fgai.models import AttentionLayer, body_of, capabilities_of
 from fgai.models.layer import InputNorm, Projection
+from fgai.ops import aggregate
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 _LAYERS = (AttentionLayer, Projection, InputNorm, Limits)
@@ -44,7 +45,7 @@ def find_alteration(model: nn.Module) -> str | None:
     fgai's or PyTorch's own, without hooks on the forward pass, taps, methods replaced on an instance or a
     class, parametrisations or compiled calls. Waits until fgai's hooks of another thread are removed.
     """
-    with alone():
+    with exclusive():
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             return "a hook on all modules may change what they return"
         kinds = {type(module) for module in model.modules()}
@@ -69,7 +70,7 @@ def _module_alteration(
         for name in ("tap", "watch"):
             if getattr(module, name) is not None:
                 return f"has a `{name}`, which may change its attention"
-    if isinstance(module, Limits) and (module._reader is not None or module._points is not None):
+    if isinstance(module, Limits) and (module._override is not None):
         return "are limits that are being measured or overridden"
     replaced = next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
     if replaced is not None:
@@ -149,7 +150,7 @@ def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
     assert isinstance(layer, AttentionLayer) and output is not None and recorded.adjacency is not None
     with torch.no_grad():
         values = layer.sides(run.inputs[0])[2]
-        again = layer.combine(recorded.values, values, recorded.adjacency)
+        again = layer.join(aggregate(recorded.values, values, recorded.adjacency))
     if not bool(values.isfinite().all() and output.isfinite().all()):
         return f"layer {recorded.name!r} computes numbers that are not finite"
     scale = torch.maximum(output.abs(), again.abs()).amax(1, keepdim=True)

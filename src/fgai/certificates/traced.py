@@ -24,7 +24,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GATv2Conv, Linear, MessagePassing
 from torch_geometric.nn.aggr import SumAggregation
 
-from fgai.alone import alone, seeded
 from fgai.attention import Limits, duplicate
 from fgai.attention.interface import Wrapped, uncompiled
 from fgai.attention.limits import _ClipOutput
@@ -35,6 +34,7 @@ from fgai.certificates.integrity import _module_alteration
 from fgai.certificates.linearity import _changed_constant, _track_linearity
 from fgai.graph import Graph
 from fgai.models import AttentionLayer
+from fgai.threads import exclusive, seeded
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -144,7 +144,7 @@ class _ChainBuilder:
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
             raise _NotAChainError("a hook on all modules may change what they return")
         try:
-            with alone():  # FX replaces `nn.Module.__call__` meanwhile
+            with exclusive():  # FX replaces `nn.Module.__call__` meanwhile
                 return _Tracer().trace(self.root)
         except Exception as error:  # whatever the user's code raises when it meets a symbol
             first = (str(error).splitlines() or [type(error).__name__])[0]

@@ -28,7 +28,7 @@ from fgai.cli.app import App
 from fgai.cli.output import FAILURE, Output, command
 from fgai.compiled import REBUILT
 from fgai.datasets.download import find, search_path, user_cache
-from fgai.errors import EXTRAS, collected
+from fgai.errors import EXTRAS, collect_warnings
 from fgai.large import convert as convert_graph
 from fgai.ops import use_backend
 from fgai.training import train, untrained_model
@@ -242,7 +242,7 @@ CHECKS = {
 def _attempt(check: Callable[[], str]) -> dict[str, Any]:
     began, good = perf_counter(), True
     try:
-        with collected():
+        with collect_warnings():
             message = check()
     except Exception as error:
         message, good = f"{type(error).__name__}: {error}", False

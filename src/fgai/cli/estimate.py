@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fgai.attacks import Attack, Threat, make_attack
 from fgai.attention import call_model, evaluating, prepared
 from fgai.cli.output import Output
-from fgai.errors import collected
+from fgai.errors import collect_warnings
 from fgai.graph import Graph
 from fgai.records import Meter
 from fgai.tasks import task_of
@@ -41,7 +41,7 @@ def announce(out: Output, text: str, models: Iterable[nn.Module], graph: Any, pa
     out.say(text)
     if not passes or out.quiet or not isinstance(graph, Graph):
         return
-    with suppress(Exception), collected():  # the command itself raises what is wrong
+    with suppress(Exception), collect_warnings():  # the command itself raises what is wrong
         meter = Meter(graph.device)
         seconds, memory = zip(*(_pass_of(model, graph, meter) for model in models), strict=True)
         total = passes * sum(seconds) * (CAPTURED if graph.device.type == "cuda" else 1)

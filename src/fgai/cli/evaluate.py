@@ -64,7 +64,7 @@ def evaluate(
     - `fgai evaluate large.safetensors --stored --vanilla gat.safetensors`
     - `fgai evaluate --model mine:Model --weights w.pt --data folder --stored`
     """
-    if current().several and not stored:
+    if current().is_distributed and not stored:
         raise InputError("an attack runs in one process: leave torchrun out, or give `--stored`")
     if change is not None and (stored or vanilla is not None or attacker.is_sized or attacker.per_node):
         raise InputError(
@@ -88,7 +88,7 @@ def evaluate(
         exact = evaluate_store(
             opened.model, opened.graph, vanilla=reference, k=attacker.k, seed=split, group=current()
         )
-        if current().leads:
+        if current().is_main:
             out.result({"command": "evaluate", **exact.to_dict()}, exact.show)
         return
     name = opened.kind if opened.untrained else opened.path

@@ -19,7 +19,7 @@ from fgai.checks import device as checked_device
 from fgai.cli import options
 from fgai.cli.output import Output
 from fgai.datasets import load_graph
-from fgai.errors import CheckpointError, FgaiWarning, InputError, collected, warn
+from fgai.errors import CheckpointError, FgaiWarning, InputError, collect_warnings, warn
 from fgai.files import check
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
@@ -148,7 +148,7 @@ def _fingerprint(graph: Graph | StoredGraph) -> str:
 
 def _open_log(text: str | None) -> Tracker | None:
     """Open the file that `--log` names, on the first rank."""
-    return None if text is None or not current().leads else LogFile(text)
+    return None if text is None or not current().is_main else LogFile(text)
 
 
 def _write_model(
@@ -159,7 +159,7 @@ def _write_model(
     factory: str | None = None,
 ) -> Path:
     """Write a model with what `_open_model` needs to find its data again; of several ranks the first does."""
-    if not current().leads:
+    if not current().is_main:
         return path
     return save_model(model, path, data_fingerprint=_fingerprint(graph), about=about, factory=factory)
 
@@ -168,7 +168,7 @@ def _write_model(
 def _resumable(output: Output, path: Path) -> Iterator[Path]:
     """Give a folder for the state of a training, which stays if the training is interrupted."""
     folder = path.with_name(f"{path.name}.partial")
-    if not current().leads:
+    if not current().is_main:
         yield folder
         return
     if folder.exists():
@@ -187,7 +187,7 @@ def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict
     if isinstance(graph, StoredGraph):
         from fgai.large import evaluate_store
 
-        with collected():  # of the attention, which `fgai evaluate` measures
+        with collect_warnings():  # of the attention, which `fgai evaluate` measures
             return evaluate_store(model, graph, seed=seed).f1
     from fgai.evaluation.run import eval_logits
 
@@ -211,7 +211,7 @@ def _on_all_ranks(work: Callable[..., None]) -> Callable[..., None]:
     def together(*, source: options.Location, out: Output, **groups: Any) -> None:
         device = checked_device(source.device)
         with process_group(device) as ranks:
-            source = replace(source, device=str(ranks.place(device)))
-            work(source=source, out=replace(out, quiet=out.quiet or not ranks.leads), **groups)
+            source = replace(source, device=str(ranks.local_device(device)))
+            work(source=source, out=replace(out, quiet=out.quiet or not ranks.is_main), **groups)
 
     return together

@@ -116,7 +116,7 @@ def check_output(path: P, force: bool = False) -> P:
 
     An existing file is only replaced with `force`.
     """
-    if path is None or not current().leads:  # nothing is written
+    if path is None or not current().is_main:  # nothing is written
         return path
     if path.is_dir():
         raise FgaiError(f"cannot write {path}: it is a folder; name a file in it")

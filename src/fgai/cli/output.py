@@ -21,8 +21,8 @@ from rich.console import Console
 from typer.models import ArgumentInfo
 
 from fgai.errors import CheckpointError, DataError, DivergenceError, FgaiError, FgaiWarning
-from fgai.progress import shown
-from fgai.version import stating
+from fgai.progress import show_progress
+from fgai.version import adding_facts
 
 _notes: ContextVar[Console | None] = ContextVar("notes", default=None)
 """The console for remarks of the running command and its progress bar."""
@@ -109,7 +109,11 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         token, words = _notes.set(output.notes), command_words.get()
         facts = {} if words is None else {"command": shlex.join(["fgai", *words])}
         try:
-            with warnings.catch_warnings(), shown(output.progress, output.notes), stating(**facts):
+            with (
+                warnings.catch_warnings(),
+                show_progress(output.progress, output.notes),
+                adding_facts(**facts),
+            ):
                 _show_warnings(output)
                 work(**values)
         except typer.Exit:

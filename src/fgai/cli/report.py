@@ -22,7 +22,7 @@ from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
 from fgai.explanations.node import check_counterfactual
 from fgai.files import regular
-from fgai.version import stating
+from fgai.version import adding_facts
 
 if TYPE_CHECKING:
     from fgai.attacks import AttackResult
@@ -246,7 +246,7 @@ def audit(
     flags |= {**vars(attacker), "node": node, "counterfactual": counterfactual, "output": page}
     file_of = [] if source.model is None else [str(source.model)]
     attacks: dict[str, AttackResult] = {}
-    with stating(**({"note": UNTRAINED} if opened.untrained else {})):
+    with adding_facts(**({"note": UNTRAINED} if opened.untrained else {})):
         record = evaluate(
             opened.model,
             graph,

@@ -144,7 +144,7 @@ def _run(
     with _resumable(out, path) as folder:
         model: Any = work(checkpoint=folder)
         path = _write_model(model, path, graph, about, factory)
-    if not current().leads:
+    if not current().is_main:
         return
     history, scores = model.history, _scores(model, graph, training.seed)
     measure = get_task(about.get("task", "node")).headline

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from fgai.errors import DataError, FgaiError, InputError
 from fgai.files import load_torch, read_arrays, regular, require_whole
 from fgai.graph import Graph
 from fgai.graph.fields import arguments_from_data
-from fgai.graph.on_disk import is_store, open_on_disk
+from fgai.graph.on_disk import GraphOnDisk, is_store
 from fgai.typed import typed
 
 MASKS = ("train_mask", "val_mask", "test_mask")
@@ -60,7 +61,8 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     """
     path, table = Path(path), None if node_table is None else Path(node_table)
     if is_store(path) and table is None:
-        return open_on_disk(path).load()
+        stored: GraphOnDisk = import_module("fgai.large").StoredGraph(path)  # which imports this package
+        return stored.load()
     name = path.stem
     if path.is_dir() and table is None:
         name, (path, table) = path.resolve().name, (path / file for file in TABLES)

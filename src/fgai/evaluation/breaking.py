@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from fgai.alone import with_gradients
 from fgai.attacks import Threat, threat_of
 from fgai.attacks.budget import LARGEST
 from fgai.attention import observe, prepared, touched_rows, warn_coupled, warn_unread
@@ -21,6 +20,7 @@ from fgai.metrics.ranking import overlap_layers
 from fgai.models import as_graph
 from fgai.records import Column, Table
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.topk import check_k
 from fgai.typed import typed
 

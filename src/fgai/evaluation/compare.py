@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from rich.console import Console
 from torch import nn
 
-from fgai.alone import with_gradients
 from fgai.attacks import DEFAULT, Threat
 from fgai.attention.interface import originals
 from fgai.errors import InputError
@@ -21,11 +20,12 @@ from fgai.evaluation.record import (
     _prediction_table,
     show_summary,
 )
-from fgai.progress import shown, stage
+from fgai.progress import show_progress, stage
 from fgai.records import Table, TabledDocument, data_frame
 from fgai.records.table import csv_text
+from fgai.threads import with_gradients
 from fgai.typed import typed
-from fgai.version import stating
+from fgai.version import adding_facts
 
 if TYPE_CHECKING:
     import pandas
@@ -96,7 +96,7 @@ class Comparison(TabledDocument):
         return data_frame({record.name: record.flat() for record in self.records})
 
 
-@shown()
+@show_progress()
 @with_gradients
 def compare(
     models: Mapping[str, nn.Module],
@@ -129,7 +129,7 @@ def compare(
         raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")
     records = []
     for number, (name, model) in enumerate(models.items(), start=1):
-        with stage(f"{name} {number}/{len(models)}"), stating(command="fgai.compare"):
+        with stage(f"{name} {number}/{len(models)}"), adding_facts(command="fgai.compare"):
             records.append(
                 evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
             )

@@ -9,28 +9,28 @@ import torch
 from torch import nn
 
 from fgai import checks
-from fgai.alone import with_gradients
 from fgai.attacks import DEFAULT, AttackResult, Threat, threat_of
 from fgai.attention import model_name, prepared
 from fgai.attention.calls import device_of
 from fgai.attention.interface import originals
 from fgai.checks import one_of
-from fgai.errors import InputError, collected, warn
+from fgai.errors import InputError, collect_warnings, warn
 from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
 from fgai.evaluation.run import _Run
 from fgai.graph import Graph
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.models import as_graph
-from fgai.progress import shown
+from fgai.progress import show_progress
 from fgai.records import Meter, plain, provenance
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.typed import typed
 from fgai.version import versions
 
 
 @typed
-@shown()
+@show_progress()
 @with_gradients
 def evaluate(
     model: nn.Module,
@@ -101,7 +101,7 @@ def evaluate(
     original = task.view(data.to(device_of(model, data)), targets)
     graph = prepared(model, original)
     meter = Meter(graph.device)
-    with collected() as notes:
+    with collect_warnings() as notes:
         run = _Run(model, original, graph, vanilla, k, seed, targets, on_step)
         options = {"explanation_attack": explanation_attack, "curves": curves, "nulls": nulls}
         measured = run.measure(threat, meter, per_node=per_node, **options)
@@ -144,7 +144,7 @@ def describe(graph: Graph) -> dict[str, Any]:
     names = {} if graph.class_names is None else {"class_names": list(graph.class_names)}
     return {
         "name": graph.name,
-        "fingerprint": fingerprint_of(graph),
+        "fingerprint": fingerprint(graph),
         "nodes": graph.num_nodes,
         "edges": graph.num_edges,
         "features": graph.num_features,

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 
-from fgai.alone import seeded
 from fgai.attention import duplicate, limits_of, record
 from fgai.errors import InputError
 from fgai.explanations.pyg import _positions
@@ -18,6 +17,7 @@ from fgai.graph import Graph
 from fgai.models import AttentionLayer, AttentionModel, body_of
 from fgai.sparse import edge_keys
 from fgai.tasks import get_task
+from fgai.threads import seeded
 from fgai.typed import typed
 
 

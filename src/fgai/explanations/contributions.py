@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone
 from fgai.attention import Observation, find_layers
 from fgai.certificates.linear import linear_read_out
 from fgai.tasks import task_of
+from fgai.threads import exclusive
 
 ROUNDING = 1e-5  # of float32 arithmetic, relative to the values: smaller differences have no sign
 
@@ -117,7 +117,7 @@ def _edge_values(model: nn.Module, observation: Observation, values: Tensor) -> 
     encode = getattr(layers.get(observation.attention.last.name), "lin_edge", None)
     if observation.graph.edge_attr is None or encode is None or len(layers) != len(observation.attention):
         return None
-    with alone():
+    with exclusive():
         hook = encode.register_forward_hook(lambda layer, inputs, output: torch.zeros_like(output))
         try:
             rest = linear_read_out(model, observation)

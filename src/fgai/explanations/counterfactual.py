@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fgai.attacks import MARGIN, Budget, PGDInjection
 from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
-from fgai.errors import CheckpointError, collected
+from fgai.errors import CheckpointError, collect_warnings
 from fgai.evaluation.breaking import smallest_below
 from fgai.evaluation.run import eval_logits
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
@@ -118,7 +118,7 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
         if count < sizes.start:
             return 1.0
         budget = Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS)
-        with collected():  # the size that is returned shows a weak search
+        with collect_warnings():  # the size that is returned shows a weak search
             result = PGDInjection(budget, MARGIN).run(model, one, seed=seed)
         assert result.change.features is not None
         features[count] = result.change.features

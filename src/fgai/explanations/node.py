@@ -12,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import (
     LayerAttention,
@@ -42,6 +41,7 @@ from fgai.graph import Graph
 from fgai.metrics.removal import combined
 from fgai.models import as_graph
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.typed import typed
 
 Names = Sequence[str] | Mapping[int, str]
@@ -124,7 +124,7 @@ class GraphView:
         elif isinstance(layer, str):
             attention = explanations.over_layers(layer)
         else:
-            attention = explanations.layer(layer)
+            attention = explanations[layer]
         confidence, predicted = observation.logits.double().softmax(1).max(1)
         row = task_of(graph).row_of(graph)
         return cls(

@@ -21,7 +21,6 @@ from torch_geometric.explain import (
 )
 
 from fgai import checks
-from fgai.alone import seeded, with_gradients
 from fgai.attention import call_model, duplicate, evaluating, observe, prepared
 from fgai.errors import FgaiError, InputError, extra
 from fgai.explanations.as_pyg import _as_pyg
@@ -32,6 +31,7 @@ from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.sparse import edge_keys
 from fgai.tasks import task_of
+from fgai.threads import seeded, with_gradients
 from fgai.typed import typed
 
 TRAINING_NODES = 30  # that PGExplainer learns from

@@ -115,7 +115,7 @@ def _on_edges(
 ) -> Tensor:
     """[E]: heads and layers reduced, in the order of `keys`; see `FaithfulAttention`."""
     if isinstance(layer, int):
-        return _at_edges(attention.layer(layer), keys, heads)
+        return _at_edges(attention[layer], keys, heads)
     chosen = [attention.last] if layer == "last" else list(attention)
     stacked = torch.stack([_at_edges(one, keys, heads) for one in chosen])
     return stacked.amax(0) if layer == "max" else stacked.mean(0)

@@ -1,4 +1,4 @@
-"""Graphs whose edges keep their identity, links to predict, and what an edit changes."""
+"""Graphs whose edges are identified by their ends, links to predict, and changes of a graph."""
 
 from fgai.graph.change import GraphChange
 from fgai.graph.fields import Links

@@ -1,4 +1,4 @@
-"""`GraphChange`: an edit of a graph as an object of its own."""
+"""`GraphChange`: new nodes, added or removed edges, and changed features of a graph."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, eq=False)
 class GraphChange:
-    """A change of a graph, apart from the graph: new nodes, edges that come or go, or changed features.
+    """New nodes, or edges to add and remove, and changes of features; None for what does not change.
 
     Attributes:
-        endpoints: [M, e] neighbours of the new nodes, or None.
-        features: [M, F] of the new nodes, or None.
-        edges: [2, K] undirected edges between existing nodes, or None.
-        rows: [R] existing nodes whose features change, or None.
-        delta: [R, F] by how much.
-        removed: [2, K] undirected edges between existing nodes that go, or None.
-        entry_values: [M, D] of the new nodes, in place of their features, see `Graph`, or None.
+        endpoints: [M, e] neighbours of the new nodes; with them, `edges` and `removed` are ignored.
+        features: [M, F] of the new nodes; zeros if None.
+        edges: [2, K] undirected edges to add between existing nodes.
+        rows: [R] existing nodes whose features change.
+        delta: [R, F] added to their features.
+        removed: [2, K] undirected edges to remove.
+        entry_values: [M, D] of the new nodes, in place of their features, see `Graph`.
     """
 
     endpoints: Tensor | None = None
@@ -36,7 +36,7 @@ class GraphChange:
     entry_values: Tensor | None = None
 
     def apply(self, graph: Graph) -> tuple[Graph, EdgeMap]:
-        """Return the perturbed graph and the map of the edges that stayed."""
+        """Return the changed graph and the `EdgeMap` of the edges that are in both."""
         steps = torch.arange(graph.num_edges, device=graph.device)
         edge_map = EdgeMap(steps, steps, graph.num_edges, graph.num_edges)
         if self.rows is not None and self.delta is not None and graph.features is not None:
@@ -56,7 +56,7 @@ class GraphChange:
         return graph, edge_map
 
     def features_on(self, graph: Graph) -> Features | None:
-        """Return the features of the perturbed graph, without its edges; gradients flow to those changed."""
+        """Return the features of the changed graph; gradients flow to `features` and `delta`."""
         features = graph.features
         if features is not None and self.rows is not None and self.delta is not None:
             features = features.perturb(self.rows, self.delta)
@@ -68,23 +68,23 @@ class GraphChange:
         return features
 
     def detach(self) -> GraphChange:
-        """Return a copy that carries no gradient history."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        return GraphChange(*(None if p is None else p.detach().clone() for p in parts))
+        """Return a copy without gradient history."""
+        tensors = (getattr(self, field.name) for field in fields(self))
+        return GraphChange(*(None if one is None else one.detach().clone() for one in tensors))
 
 
-class SeenEdges:
-    """A copy of the edges and rows of a change, to tell whether later changes have the same.
+class ChangedEdges:
+    """A copy of the edges and rows of a change, to compare later changes with.
 
-    The tensors compared last are recognised without being read, which would wait for the device.
+    The tensors of the last comparison are recognised without reading them, which would wait for the device.
     """
 
     def __init__(self, change: GraphChange) -> None:
         self._copy = replace(change, features=None, delta=None, entry_values=None).detach()
         self._remember(change)
 
-    def same(self, change: GraphChange) -> bool:
-        """Whether `change` has these edges and rows."""
+    def match(self, change: GraphChange) -> bool:
+        """Whether `change` has the same edges and rows."""
         tensors = [getattr(change, name) for name in _EDGES]
         identical = all(one is two for one, two in zip(tensors, self._tensors, strict=True))
         if identical and self._versions == [_version(tensor) for tensor in tensors]:
@@ -105,7 +105,7 @@ _EDGES = ("endpoints", "edges", "removed", "rows")
 
 
 def _version(tensor: Tensor | None) -> float:
-    """A number that grows when a tensor is written to; unlike itself where nobody counts."""
+    """Return a number that increases when a tensor is written to; NaN if it counts no writes."""
     if tensor is None:
         return 0
     return float("nan") if tensor.is_inference() else tensor._version

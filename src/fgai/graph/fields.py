@@ -1,7 +1,7 @@
-"""Fields of a graph beside its edges: values on edges, links, and the fields read from a PyG `Data`.
+"""Fields of a graph: values on edges, links, and the fields of a PyG `Data`.
 
-An edge keeps its values through every edit. Edges that an edit adds get the values of `FILL`. A layer that
-adds self-loops itself (PyG's `fill_value`) fills them itself.
+Edges keep their values through every edit. Edges that an edit adds get those of `FILL`. A layer that adds
+self-loops chooses their values itself (PyG's `fill_value`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.errors import InputError
-from fgai.sparse import EdgeMap
 from fgai.typed import typed
 
 FILL = {"edge_truth": 0, "edge_attr": 0, "edge_weight": 1}
 """Fields per edge, and the value of edges that edits add: no explanation, attributes 0, weight 1."""
-VALUES = ("edge_attr", "edge_weight")  # what models may read of an edge beside its ends
+VALUES = ("edge_attr", "edge_weight")  # values on edges that models may read
 
 
 def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
-    """Return `edge_attr` [E] or [E, D], or `edge_weight` [E], after checking its shape and numbers."""
+    """Return `edge_attr` [E] or [E, D], or `edge_weight` [E]; raise `InputError` for other shapes and NaN."""
     if not isinstance(values, Tensor) or values.is_sparse:
         raise InputError(f"`{name}` must be a dense tensor, got {type(values).__name__}")
-    most = 2 if name == "edge_attr" else 1
-    if not 1 <= values.dim() <= most or values.shape[0] != num_edges:
-        expected = f"[{num_edges}]" + (f" or [{num_edges}, D]" if most == 2 else "")
+    dims = 2 if name == "edge_attr" else 1
+    if not 1 <= values.dim() <= dims or values.shape[0] != num_edges:
+        expected = f"[{num_edges}]" + (f" or [{num_edges}, D]" if dims == 2 else "")
         raise InputError(
             f"`{name}` must have one entry per column of `edge_index`, shape {expected},"
             f" got {tuple(values.shape)}"
@@ -38,7 +37,10 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
 
 
 def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) -> Tensor:
-    """Return one value for each distinct edge, in the order of their keys."""
+    """Return one value for each distinct edge, by key; raise `InputError` if duplicates differ.
+
+    `inverse` [E] maps edges to the `num_edges` distinct ones.
+    """
     positions = torch.arange(len(inverse), device=inverse.device)
     first = positions.new_zeros(num_edges).scatter_reduce(0, inverse, positions, "amin", include_self=False)
     merged = values[first]
@@ -53,14 +55,6 @@ def _merge_values(values: Tensor, name: str, inverse: Tensor, num_edges: int) ->
     return merged
 
 
-def _carry_values(values: Tensor | None, edge_map: EdgeMap, fill: float) -> Tensor | None:
-    """Return values [E, ...] on the edges after an edit: old edges keep theirs, new ones get `fill`."""
-    if values is None:
-        return None
-    empty = values.new_full((edge_map.num_after, *values.shape[1:]), fill)
-    return empty.index_copy(0, edge_map.after, values[edge_map.before])
-
-
 _NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
 
 
@@ -71,7 +65,7 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         InputError: a dataset, heterogeneous data, no edges, or edges of several types.
     """
     kind = type(data).__name__
-    # Importing PyG takes seconds; where nobody has, nobody can have one of its datasets.
+    # Importing PyG takes seconds; while it is not imported, `data` cannot be one of its datasets.
     pyg = sys.modules.get("torch_geometric.data")
     if pyg is not None and isinstance(data, pyg.Dataset):
         raise InputError(f"`data` must be one graph, got the dataset {kind}; give its graph: `dataset[0]`")
@@ -82,8 +76,8 @@ def arguments_from_data(data: Any) -> dict[str, Any]:
         raise InputError("`data.edge_index` is missing; transposed `adj_t` is not read, convert it first")
     if getattr(data, "edge_type", None) is not None:
         raise InputError(
-            "`data.edge_type` would be lost: of edges fgai reads `edge_attr` and `edge_weight`. Put the types"
-            " into `data.edge_attr`, see `fgai.wrap`, and set `data.edge_type = None`"
+            "`data.edge_type` would be lost: fgai reads only `edge_attr` and `edge_weight` of edges. Put the"
+            " types into `data.edge_attr`, see `fgai.wrap`, and set `data.edge_type = None`"
         )
     fields = {name: getattr(data, name, None) for name in (*_NODE_FIELDS, *FILL)}
     labels = fields["y"]
@@ -107,7 +101,7 @@ class Links:
 
     Attributes:
         pairs: [2, L] int64, each pair once, in either order.
-        y: [L] int64, 1 for a link, 0 for a pair that is none, -1 where nobody says.
+        y: [L] int64, 1 for a link, 0 for none, -1 for unknown.
         part: [L] int64, 0 for training, 1 for validation, 2 for test.
 
     Example:
@@ -136,21 +130,21 @@ class Links:
         return int(self.pairs.shape[1])
 
     def rows(self, targets: str) -> Tensor:
-        """Positions of the pairs of a part: `train`, `val`, `test`, or `fit` for training and validation."""
-        chosen = self.part < 2 if targets == "fit" else self.part == PARTS.index(targets)
-        return chosen.nonzero().flatten()
+        """Return the positions of the pairs of `train`, `val`, `test`, or `fit` (training and validation)."""
+        in_part = self.part < 2 if targets == "fit" else self.part == PARTS.index(targets)
+        return in_part.nonzero().flatten()
 
     def ends(self, targets: str) -> Tensor:
-        """The nodes at the ends of the pairs of a part, each once."""
+        """Return the nodes of the pairs of a part, each once; parts as in `rows`."""
         ends: Tensor = torch.unique(self.pairs[:, self.rows(targets)])
         return ends
 
     def take(self, rows: Tensor) -> Links:
-        """Return some of the pairs."""
+        """Return the pairs at positions `rows` [R]."""
         return Links(self.pairs[:, rows], self.y[rows], self.part[rows])
 
     def join(self, other: Links) -> Links:
-        """Return these pairs and then those of `other`."""
+        """Return these pairs followed by those of `other`."""
         return Links(
             torch.cat([self.pairs, other.pairs], dim=1),
             torch.cat([self.y, other.y]),
@@ -159,7 +153,7 @@ class Links:
 
     @property
     def device(self) -> torch.device:
-        """Where the pairs live."""
+        """Device of the pairs."""
         return self.pairs.device
 
     def to(self, device: torch.device | str) -> Links:

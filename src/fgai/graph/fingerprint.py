@@ -1,4 +1,4 @@
-"""A short name for the content of a graph, the same on every machine."""
+"""Hashes of the content of a graph, the same on every machine."""
 
 from __future__ import annotations
 
@@ -27,17 +27,13 @@ class Piece(NamedTuple):
     blocks: Iterable[Numbers]
 
 
-def _bytes(values: Numbers, kind: str) -> bytes:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
-    return np.ascontiguousarray(array, dtype=np.dtype(kind)).tobytes()
-
-
 def _digest(heading: str, pieces: Iterable[Piece]) -> str:
     digest = hashlib.sha256(heading.encode())
     for piece in pieces:
         digest.update(piece.heading.encode())
         for block in piece.blocks:
-            digest.update(_bytes(block, piece.kind))
+            array = block.detach().cpu().numpy() if isinstance(block, Tensor) else block
+            digest.update(np.ascontiguousarray(array, dtype=np.dtype(piece.kind)).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -45,21 +41,24 @@ def _entries(features: Features) -> tuple[NDArray[Any], NDArray[Any]]:
     """Position `row · F + column` and value of every entry that is not zero, in order."""
     base = features.base
     if isinstance(base, SparseRows) and features.appended is None and features.delta is None:
-        spot = (base.rows * base.num_columns + base.indices).detach().cpu().numpy()
-        spot, inverse = np.unique(spot, return_inverse=True)
+        position = (base.rows * base.num_columns + base.indices).detach().cpu().numpy()
+        position, inverse = np.unique(position, return_inverse=True)
         stored = base.values.detach().cpu().numpy().astype(np.float64)
-        value = np.bincount(inverse, weights=stored, minlength=spot.size)
+        value = np.bincount(inverse, weights=stored, minlength=position.size)
         keep = value != 0
-        return spot[keep], value[keep]
+        return position[keep], value[keep]
     flat = features.to_dense().detach().cpu().numpy().reshape(-1)
-    spot = np.flatnonzero(flat)
-    return spot, flat[spot]
+    position = np.flatnonzero(flat)
+    return position, flat[position]
 
 
 def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[Piece, Piece]:
-    """Places and values of features as two pieces; `read` gives (first row, features) in order, twice."""
+    """Return the positions and values of features as two pieces.
 
-    def spots() -> Iterator[Numbers]:
+    `read` returns the features as blocks (first row, features), in order; it is called twice.
+    """
+
+    def positions() -> Iterator[Numbers]:
         for first, features in read():
             yield _entries(features)[0] + first * features.num_columns
 
@@ -67,7 +66,7 @@ def feature_pieces(read: Callable[[], Iterable[tuple[int, Features]]]) -> tuple[
         for _, features in read():
             yield _entries(features)[1]
 
-    return Piece("\nfeatures", "<i8", spots()), Piece("", "<f8", values())
+    return Piece("\nfeatures", "<i8", positions()), Piece("", "<f8", values())
 
 
 def edge_fingerprint(keys: Numbers, num_nodes: int) -> str:
@@ -80,14 +79,9 @@ def content_fingerprint(num_nodes: int, num_features: int, pieces: Iterable[Piec
     return _digest(f"fgai graph 1 {num_nodes} {num_features}\n", pieces)
 
 
-def fingerprint_of(graph: Graph) -> str:
-    """Return the fingerprint of a graph, computed once per graph object."""
-    return cached_on(graph, "fingerprint", lambda: fingerprint(graph))
-
-
 @typed
 def fingerprint(graph: Graph) -> str:
-    """Return a hash of the edges with their values, the features and the labels of a graph.
+    """Return a hash of the edges with their values, the features and the labels of a graph, computed once.
 
     The same content gives the same 32 hexadecimal digits on every platform and device, whether features are
     dense or sparse, float32 or float64. Masks, encodings and the name do not enter.
@@ -98,10 +92,14 @@ def fingerprint(graph: Graph) -> str:
         >>> len(fingerprint(pair)), fingerprint(pair) == fingerprint(pair.replace(name="other"))
         (32, True)
     """
+    return cached_on(graph, "fingerprint", lambda: _fingerprint(graph))
+
+
+def _fingerprint(graph: Graph) -> str:
     pieces = [Piece("", "<i8", [graph.keys])]
     if graph.features is not None:
-        spot, value = _entries(graph.features)
-        pieces += [Piece("\nfeatures", "<i8", [spot]), Piece("", "<f8", [value])]
+        position, value = _entries(graph.features)
+        pieces += [Piece("\nfeatures", "<i8", [position]), Piece("", "<f8", [value])]
     for name in VALUES:
         values = getattr(graph, name)
         pieces += [] if values is None else [Piece(f"\n{name} {list(values.shape)}", "<f8", [values])]

@@ -1,4 +1,4 @@
-"""`Graph`: edges that keep their identity through every edit."""
+"""`Graph`: an immutable graph, and edits of it that say which edge became which."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from torch import Tensor
 from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError, warn
-from fgai.graph.fields import FILL, Links, _carry_values, _check_values, _merge_values, arguments_from_data
+from fgai.graph.fields import (
+    _NODE_FIELDS,
+    FILL,
+    Links,
+    _check_values,
+    _merge_values,
+    arguments_from_data,
+)
 from fgai.ops.attach import attach, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
@@ -26,10 +33,11 @@ if TYPE_CHECKING:
 
 
 FLOOR = 0.1
+"""Size of an eigenvalue below which its inverse is damped."""
 
 
 def extend_encoding(
-    vectors: Tensor, values: Tensor, degree: Tensor, targets: Tensor, floor: float = FLOOR
+    vectors: Tensor, values: Tensor, degree: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Extend Laplacian encodings to new nodes (Nyström).
 
@@ -37,21 +45,20 @@ def extend_encoding(
 
         v_u = 1/μ · Σ_{j ∈ N(u)} v_j / √(d_u d_j).
 
-    Read as a definition for a new node it gives
+    For a new node this becomes the definition
 
-        v_u = Σ_{j ∈ N(u)} g(μ_j) · v_j / √(d_u d_j),      g(μ) = μ / max(μ², floor²),
+        v_u = Σ_{j ∈ N(u)} g(μ_j) · v_j / √(d_u d_j),      g(μ) = μ / max(μ², FLOOR²),
 
-    with the eigenvalue kept per node, because components have different spectra and a new node may join
-    several. `g` is 1/μ for `|μ| ≥ floor`, so that the rule repeats the encoding of a node that was there all
-    along, and falls to 0 at μ = 0, so that nothing is amplified more than 1/floor times. The eigenvalue of a
-    new node is the mean of its neighbours'. Without neighbours all is 0; padding (eigenvalue 0) stays 0.
+    with an eigenvalue per node, because components have different spectra and a new node may join several.
+    `g` is 1/μ for `|μ| ≥ FLOOR`, so that an existing node would get its own encoding, and falls to 0 at
+    μ = 0, so that nothing is amplified more than 1/FLOOR times. The eigenvalue of a new node is the mean of
+    its neighbours'. Without neighbours both are 0; padding (eigenvalue 0) stays 0.
 
     Args:
         vectors: [N, P] encodings.
         values: [N, P] eigenvalue μ of each entry.
         degree: [N] neighbours of each node before the new ones came, self-loops not counted.
         targets: [M, e] distinct neighbours of each new node.
-        floor: size of μ below which its inverse is damped.
 
     Returns:
         [M, P] encodings and [M, P] eigenvalues of the new nodes.
@@ -66,13 +73,13 @@ def extend_encoding(
     if width == 0:
         zeros = vectors.new_zeros(new, vectors.shape[1])
         return zeros, values.new_zeros(zeros.shape)
-    gain = values / (values * values).clamp(min=floor * floor)
+    gain = values / (values * values).clamp(min=FLOOR * FLOOR)
     scale = degree.clamp(min=1).to(vectors.dtype).rsqrt()
     flow = vectors * gain * scale[:, None]
     return flow[targets].sum(dim=1) / float(width) ** 0.5, values[targets].mean(dim=1)
 
 
-_NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask", "positional", "positional_values", "batch")
+_PER_NODE = (*_NODE_FIELDS, "positional", "positional_values", "batch")
 
 
 @typed
@@ -81,8 +88,8 @@ class Graph:
     """An immutable graph: edges sorted by (destination, source), features, labels and masks.
 
     Edits (`inject`, `inject_edges`, `remove`, `add_self_loops`) return a new graph and the `EdgeMap` of
-    the edges that stayed. Values on edges of two graphs can only be compared through that map or the edges'
-    keys; a mismatch raises. Isolated nodes are kept: they attend to nothing, or to themselves with loops.
+    the edges that are in both. Values on edges of two graphs can only be compared through that map or the
+    keys of the edges. Isolated nodes are kept: they attend to nothing, or to themselves with self-loops.
 
     Attributes:
         adjacency: the edges, without duplicates.
@@ -97,15 +104,14 @@ class Graph:
         edge_attr: [E] or [E, D] or None, what models with edge features read. Edges that edits add have 0.
         batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
         graph_y: [G] int64 or None, one label per small graph.
-        links: pairs of nodes to predict links for, or None; the edges are then those messages pass along.
-        merged: [2, D] or None: edges that were given more than once, each as often as it was left out.
+        links: pairs of nodes to predict links for, or None; the edges are then for message passing alone.
+        merged: [2, D] or None: the duplicate edges that were dropped.
         entry_values: [M, D] in [0, 1] or None: values of the last M nodes in the first layer of a model with
-            limits, between the ends of these, in place of their features. Injecting further nodes drops it.
-        peers: range (first, behind the last) of the nodes from whose features those of injected nodes are
-            bounded, e.g. those of one type; None for all.
-        node_names: what the nodes are called in the file they come from, by number, or None; injected nodes
-            have none.
-        class_names: likewise the classes.
+            limits, 0 and 1 being the ends of its ranges, in place of features. Dropped by further injections.
+        peers: (first, one past the last) of the nodes whose features bound those of injected nodes, e.g. the
+            nodes of one type; None for all nodes.
+        node_names: names of the nodes in their file, by number, or None; injected nodes have none.
+        class_names: likewise of the classes.
         name: for messages and records.
     """
 
@@ -157,7 +163,7 @@ class Graph:
             edge_index: [2, E] sources and destinations. Duplicates are merged with a warning.
             num_nodes: N, at least 1.
             features: [N, F] tensor, `Features`, scipy sparse matrix, or None.
-            undirected: also add every edge's reverse, with its values (no warning where it is there already).
+            undirected: also add the reverse of every edge, with its values; without warning about duplicates.
             edge_truth: [E] bool for `edge_index`; an edge is true if any of its duplicates is.
             edge_attr: [E] or [E, D] for `edge_index`; duplicates must agree.
             edge_weight: [E] for `edge_index`; duplicates must agree.
@@ -235,7 +241,7 @@ class Graph:
                 raise InputError(f"`features` must have {n} rows, one per node, got {self.features.num_rows}")
             self.features.check()
             checks.finite(self.features.stored, "features")
-        for name in _NODE_FIELDS:
+        for name in _PER_NODE:
             value = getattr(self, name)
             if value is not None and value.shape[0] != n:
                 hint = _mask_remedy(name, value) if name.endswith("_mask") else ""
@@ -262,22 +268,22 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        """N."""
+        """Number of nodes, N."""
         return self.adjacency.num_nodes
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """Number of edges, E."""
         return self.adjacency.num_edges
 
     @property
     def num_features(self) -> int:
-        """F, or 0 without features."""
+        """Number of features per node, F; 0 without features."""
         return 0 if self.features is None else self.features.num_columns
 
     @cached_property
     def num_classes(self) -> int:
-        """Classes of the nodes, of the small graphs where those carry the labels, or 2 for links."""
+        """Number of classes of nodes or small graphs; 2 for links."""
         if self.links is not None:
             return 2
         labels = self.y if self.graph_y is None else self.graph_y
@@ -285,12 +291,12 @@ class Graph:
 
     @cached_property
     def num_graphs(self) -> int:
-        """Small graphs in the batch, 1 for a single graph."""
+        """Number of small graphs in the batch; 1 for a single graph."""
         return 1 if self.batch is None else int(self.batch.max()) + 1
 
     @property
     def device(self) -> torch.device:
-        """Where the graph lives."""
+        """Device of the graph."""
         return self.adjacency.device
 
     @property
@@ -300,7 +306,7 @@ class Graph:
 
     @property
     def keys(self) -> Tensor:
-        """[E] sorted identities of the edges."""
+        """[E] int64, sorted: `destination · 2³² + source` of each edge."""
         return self.adjacency.keys
 
     @cached_property
@@ -309,7 +315,7 @@ class Graph:
         return int((self.adjacency.source == self.adjacency.destination).sum()) == self.num_nodes
 
     def number_of(self, node: str) -> int:
-        """Return the number of a node from its name, or from the number as text.
+        """Return the number of a node from its name, or from its number as text.
 
         Raises:
             InputError: there is no such node.
@@ -324,7 +330,7 @@ class Graph:
         raise InputError(f"{self.name!r} has no node {node!r}{numbers}")
 
     def replace(self, **fields: Any) -> Graph:
-        """Return a copy with some fields replaced; the edge structure is shared."""
+        """Return a copy with some fields replaced; tensors are shared."""
         other = dataclasses.replace(self, **fields)
         for name, field in (("has_loops", "adjacency"), ("num_graphs", "batch")):
             if field not in fields and name in self.__dict__:
@@ -332,7 +338,7 @@ class Graph:
         return other
 
     def to(self, device: torch.device | str) -> Graph:
-        """Return the graph on `device`; itself where it is there already."""
+        """Return the graph on `device`; the same object if it is there."""
         parts: dict[str, Any] = {
             f.name: value
             for f in dataclasses.fields(self)
@@ -344,10 +350,10 @@ class Graph:
         return dataclasses.replace(self, **{name: part.to(target) for name, part in parts.items()})
 
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
-        """Return `make(self)`, made once under this name and kept as long as the graph.
+        """Return `make(self)`, computed once for this name and kept with the graph.
 
         `make` must depend on nothing but the graph and the name. With edge weights, and with edge attributes
-        that carry gradients, it is made every time.
+        that need gradients, it is computed every time.
         """
         attributes = self.edge_attr
         if self.edge_weight is not None or (attributes is not None and attributes.requires_grad):
@@ -375,10 +381,10 @@ class Graph:
         return self._inject(targets, features)
 
     def _inject(self, targets: Tensor, features: Tensor | None) -> tuple[Graph, EdgeMap]:
-        """`inject` for targets on the device that are known to be right: nothing is read or waited for."""
+        """Do `inject` for valid targets on the device, without waiting for it."""
         m = len(targets)
-        adjacency, ours = attach(self.adjacency, targets, self.has_loops)
-        edge_map = EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
+        adjacency, positions = attach(self.adjacency, targets, self.has_loops)
+        edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
         extra = features
         if self.features is not None and extra is None:
             extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
@@ -401,7 +407,7 @@ class Graph:
         return graph, edge_map
 
     def _padded(self, count: int) -> dict[str, Tensor | None]:
-        """Masks and labels with `count` new nodes, made once: adversaries inject as many every epoch."""
+        """Return masks and labels with `count` new nodes; cached for adversarial training."""
 
         def make() -> dict[str, Tensor | None]:
             fills = {"train_mask": 0, "val_mask": 0, "test_mask": 0, "y": -1}
@@ -418,15 +424,15 @@ class Graph:
         return torch.arange(self.num_edges, device=self.device)
 
     def inject_edges(self, edge_index: Tensor) -> tuple[Graph, EdgeMap]:
-        """Add edges between existing nodes; those that are there already are left alone."""
+        """Add edges [2, K] between existing nodes; existing edges stay as they are."""
         edges = checks.edge_index(edge_index.to(self.device), self.num_nodes)
         fresh = torch.unique(edge_keys(edges[0], edges[1]))
         present, _ = match_edges(fresh, self.keys)
         keep = torch.ones(fresh.numel(), dtype=torch.bool, device=self.device)
         keep[present] = False
         fresh = fresh[keep]
-        adjacency, ours = self.adjacency.merge(torch.stack(key_ends(fresh)), self.num_nodes)
-        edge_map = EdgeMap(self._positions, ours, self.num_edges, adjacency.num_edges)
+        adjacency, positions = self.adjacency.merge(torch.stack(key_ends(fresh)), self.num_nodes)
+        edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
         return self.replace(adjacency=adjacency, **self._carried(edge_map)), edge_map
 
     def add_self_loops(self) -> tuple[Graph, EdgeMap]:
@@ -448,11 +454,18 @@ class Graph:
         return dataclasses.replace(self, adjacency=adjacency, merged=None, **fields), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
-        return {name: _carry_values(getattr(self, name), edge_map, fill) for name, fill in FILL.items()}
+        """Return the values on edges after an edit: old edges keep theirs, new ones get those of `FILL`."""
+        carried = {}
+        for name, fill in FILL.items():
+            values = getattr(self, name)
+            if values is not None:
+                empty = values.new_full((edge_map.num_after, *values.shape[1:]), fill)
+                carried[name] = empty.index_copy(0, edge_map.after, values[edge_map.before])
+        return carried
 
 
 def _mask_remedy(name: str, mask: Tensor) -> str:
-    """What to do with masks of several splits, and with indices in place of a mask."""
+    """Return the remedy for masks of several splits, and for indices in place of a mask."""
     if mask.dim() == 2:
         return f"; choose one split, `{name}[:, 0]`"
     if mask.dtype != torch.bool:

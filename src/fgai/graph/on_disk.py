@@ -1,9 +1,8 @@
-"""Graphs on disk as the core knows them; `fgai.large` writes and reads them."""
+"""Interface of graphs on disk; `fgai.large` writes and reads them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from importlib import import_module
 from pathlib import Path
 
 from fgai.graph.graph import Graph
@@ -31,9 +30,3 @@ def is_store(path: Path | str) -> bool:
         return (Path(path) / MANIFEST).is_file()
     except (OSError, ValueError):  # a name that no file can have
         return False
-
-
-def open_on_disk(path: Path | str) -> GraphOnDisk:
-    """Open a stored graph; only its manifest is read. `DataError` if there is none, or a damaged one."""
-    graph: GraphOnDisk = import_module("fgai.large").StoredGraph(path)
-    return graph

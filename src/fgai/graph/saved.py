@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fgai.errors import CheckpointError
 from fgai.graph.change import GraphChange, both_ways
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.graph.graph import Graph
 from fgai.records import Document, weights_hash
 from fgai.typed import typed
@@ -85,7 +85,7 @@ class ChangeRecord(Document):
         """Return the record of a change for this model and this graph."""
         return cls(
             model=weights_hash(model),
-            graph=fingerprint_of(graph),
+            graph=fingerprint(graph),
             node=node,
             removed_edges=[list(pair) for pair in removed_edges],
             added_edges=[list(pair) for pair in added_edges],
@@ -103,13 +103,13 @@ class ChangeRecord(Document):
             CheckpointError: another model or graph, an unknown node, an edge that cannot go or come, or
                 features that do not fit.
         """
-        for kind, ours, theirs in (
+        for kind, own, recorded in (
             ("model", weights_hash(model), self.model),
-            ("graph", fingerprint_of(graph), self.graph),
+            ("graph", fingerprint(graph), self.graph),
         ):
-            if ours != theirs:
+            if own != recorded:
                 raise CheckpointError(
-                    f"the change was made with another {kind} ({theirs[:8]}…, this one is {ours[:8]}…);"
+                    f"the change was made with another {kind} ({recorded[:8]}…, this one is {own[:8]}…);"
                     " nothing was replayed"
                 )
         self._check(graph)
@@ -154,12 +154,12 @@ def typical_features(graph: Graph, label: int) -> Tensor:
     Raises:
         CheckpointError: the graph has no such nodes, or no features.
     """
-    chosen = None if graph.y is None or not 0 <= label < graph.num_classes else graph.y == label
-    if chosen is not None and graph.train_mask is not None:
-        chosen = chosen & graph.train_mask
-    if chosen is None or graph.features is None or not bool(chosen.any()):
+    of_class = None if graph.y is None or not 0 <= label < graph.num_classes else graph.y == label
+    if of_class is not None and graph.train_mask is not None:
+        of_class = of_class & graph.train_mask
+    if of_class is None or graph.features is None or not bool(of_class.any()):
         raise CheckpointError(f"{graph.name!r} has no training nodes of class {label} with features")
-    return graph.features.select(chosen.nonzero().flatten()).mean(0, keepdim=True)
+    return graph.features.select(of_class.nonzero().flatten()).mean(0, keepdim=True)
 
 
 def _features(new: InjectedNode, graph: Graph) -> Tensor:

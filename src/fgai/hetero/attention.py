@@ -238,7 +238,7 @@ def _neighbours(
     if not any(w.edge_type == kind for w in attention):
         return []
     entries = attention.of_type(kind)
-    chosen = AttentionMap((entries.layer(layer),)) if isinstance(layer, int) else entries
+    chosen = AttentionMap((entries[layer],)) if isinstance(layer, int) else entries
     for other in chosen:
         chosen.last.require_same_edges(other)
     stacked = torch.stack([w.explanation() for w in chosen])

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 
 from fgai import checks, metrics, training
-from fgai.alone import with_gradients
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
 from fgai.attention import (
     LayerAttention,
@@ -31,6 +30,7 @@ from fgai.metrics.ranking import chance_layers, overlap_layers
 from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled, plain
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.training import FaithfulSettings, history_of
 from fgai.training.resume import set_history
 from fgai.typed import typed

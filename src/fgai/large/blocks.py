@@ -52,9 +52,9 @@ class _ExactPass(ABC):
     def run(self, folder: Path, options: _PassOptions) -> None:
         """Write the results to a folder; processes share the blocks."""
         self._folder, self._options, self._group = folder, options, options.group
-        if self._group.leads:
+        if self._group.is_main:
             _write_rows(folder, self._stored, self.loops, options.block_edges, weighted=self.weighted)
-        self._group.wait()
+        self._group.barrier()
         self._edges = _Rows(map_array(folder / "rowptr.npy"), map_array(folder / "source.npy"))
         self._run()
 
@@ -64,7 +64,7 @@ class _ExactPass(ABC):
 
     def _share(self, first: int, rows: int) -> tuple[int, int] | None:
         """See `_ArrayFile`; None if this process writes all rows."""
-        return (first, rows) if self._group.several else None
+        return (first, rows) if self._group.is_distributed else None
 
 
 class _Sides(NamedTuple):

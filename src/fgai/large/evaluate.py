@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fgai import checks, metrics
 from fgai.attention import model_name
 from fgai.divergence import tvd
-from fgai.errors import InputError, collected, warn
+from fgai.errors import InputError, collect_warnings, warn
 from fgai.evaluation.reliability import check_sharpness, warning_entries
 from fgai.graph import Graph
 from fgai.large.observation import StoredObservation, _NodeBlock
@@ -117,11 +117,11 @@ def evaluate_store(
         [1.0, 1.0]
     """
     checks.whole(k, "k", 1)
-    with stored_source(stored, seed) as source, collected() as notes:
+    with stored_source(stored, seed) as source, collect_warnings() as notes:
         for each in (model, vanilla):
             if each is not None:
                 _exact_pass(each, source.stored)
-                if group.several:
+                if group.is_distributed:
                     source.check_processes(each, "evaluation", k, seed)
         own = source.observe(model, ranked=True, group=group)
         source.check_classes(own.logits.shape[1])
@@ -144,8 +144,8 @@ def evaluate_store(
         tops = [means.get(f"top {layer}", nan) for layer in layers]
         check_sharpness(sharpness, tops, [means.get("uniform", nan)] * len(layers))
         name = source.stored.name
-        group.wait()  # the files are removed after this block
-    for note in notes if group.leads else ():
+        group.barrier()  # the files are removed after this block
+    for note in notes if group.is_main else ():
         warn(note)
     results |= {"name": name, "sharpness": sharpness, "warnings": warning_entries(notes)}
     return StoredEvaluation(own.model, own.graph, k, **results)

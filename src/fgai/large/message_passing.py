@@ -239,8 +239,8 @@ class _MessagePassingPass(_ExactPass):
                     return
             with progress(f"layer {number + 1} of {last + 1}", self._stored.num_nodes):
                 self._write_layer(number)
-            self._group.wait()
-        if not self._group.leads:
+            self._group.barrier()
+        if not self._group.is_main:
             return
         layers = iter(range(len(self.layers)))
         for number, run in enumerate(self._runs):

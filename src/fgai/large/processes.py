@@ -46,13 +46,13 @@ class _TorchrunGroup(ProcessGroup):
             dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]
 
-    def first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         values = [value]
         with self._translate_errors():
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         with self._translate_errors():
             dist.all_reduce(flat)
@@ -65,7 +65,7 @@ class _TorchrunGroup(ProcessGroup):
         counts = parameters[0].new_tensor([float(p.grad is not None) for p in parameters])
         total = parameters[0].new_tensor([float(weight)])
         sums = [torch.zeros_like(p) if p.grad is None else p.grad * weight for p in parameters]
-        self.add_up([*sums, counts, total])
+        self.all_reduce([*sums, counts, total])
         for parameter, value, count in zip(parameters, sums, counts.tolist(), strict=True):
             parameter.grad = value / total if count else None
 
@@ -176,7 +176,7 @@ def _new_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 
 def _take_own_gpu(group: ProcessGroup, device: torch.device) -> None:
     """Make the GPU of this process the current one; raise if several share one, which NCCL refuses."""
-    own, count = group.place(device), torch.cuda.device_count()
+    own, count = group.local_device(device), torch.cuda.device_count()
     index = torch.cuda.current_device() if own.index is None else own.index
     uuid = str(torch.cuda.get_device_properties(index).uuid) if index < count else None
     uuids = group.gather(uuid)

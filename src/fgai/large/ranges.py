@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import Limits, collecting, limits_of
+from fgai.attention import Limits, limits_of, overriding
 from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError
 from fgai.large.arrays import Array, _ArrayFiles, _blocks, map_array
@@ -62,11 +62,12 @@ def _write_inputs(run: Callable[[], Iterator[slice]], group: list[Limits], folde
     own = slice(None)
     with _ArrayFiles(folder) as files:
 
-        def write(limits: Limits, rows: Tensor) -> None:
-            block = rows.reshape(-1, *limits.low.shape)[own].cpu().numpy()
+        def write(limits: Limits, _: Any, rows: Tensor) -> Tensor:
+            block = rows.detach().reshape(-1, *limits.low.shape)[own].cpu().numpy()
             files.append(f"input.{numbers[limits]}", block)
+            return rows
 
-        with collecting(group, write):
+        with overriding(group, write):
             for own in run():  # noqa: B007 (read by `write`)
                 pass
 

@@ -23,13 +23,13 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from fgai import checks
-from fgai.alone import seeded
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.fields import arguments_from_data
 from fgai.large import sampling_kernels as kernels
 from fgai.large.stored import EDGE_ARRAYS, NODE_ARRAYS, StoredGraph, _gather_rows, _Rows
 from fgai.sparse import Adjacency, Features, SparseRows, match_edges
+from fgai.threads import seeded
 from fgai.typed import typed
 
 Ints = NDArray[np.int64]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention import adapter_of, evaluating, model_name
+from fgai.attention import evaluating, model_name, stages_of
 from fgai.attention.calls import HEADS
 from fgai.errors import InputError
 from fgai.large.stored import DTYPES
@@ -100,7 +100,7 @@ def pass_size(
     nodes, edges = checks.whole(num_nodes, "num_nodes", 1), checks.whole(num_edges, "num_edges", 0)
     checks.memory(checks.whole(num_features, "num_features", 0), 4, "num_features")
     with evaluating(model), torch.no_grad():
-        plan = adapter_of(model).layerwise()
+        plan = stages_of(model)
         if plan is None:
             raise InputError(f"`model` must be one that `observe_store` takes, got {model_name(model)}")
         device = next(model.parameters()).device

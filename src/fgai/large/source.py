@@ -114,8 +114,8 @@ class _StoredSource:
         self, model: nn.Module, *, ranked: bool = False, group: ProcessGroup = SINGLE
     ) -> StoredObservation:
         """Return logits and attention of all nodes, heads averaged, see `observe_store`."""
-        path = Path(group.first(tempfile.mkdtemp(dir=self.folder))) / "observation"
-        if not group.several and self._run_on_gpu(
+        path = Path(group.broadcast(tempfile.mkdtemp(dir=self.folder))) / "observation"
+        if not group.is_distributed and self._run_on_gpu(
             model, lambda graph: graph.observe(model, path, ranked=ranked)
         ):
             return StoredObservation(path)
@@ -151,8 +151,8 @@ class _StoredSource:
 
     def check_processes(self, model: nn.Module, *identity: object) -> None:
         """Check that all processes train the same model on the same graph in the same way."""
-        if self.group.several:
-            self.group.agree({
+        if self.group.is_distributed:
+            self.group.require_equal({
                 **{f"version of {name}": version for name, version in versions().items()},
                 "graph": self.stored.fingerprint,
                 "settings": repr((*identity, *self._sizes)),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention import Stage, adapter_of, evaluating, find_layers, model_name, unwrapped
+from fgai.attention import Stage, evaluating, find_layers, model_name, stages_of, unwrapped
 from fgai.attention.calls import HEADS
 from fgai.errors import InputError, RanksError
 from fgai.graph import Graph
@@ -85,15 +85,15 @@ def observe_store(
     stored.verify()
     options = _PassOptions(heads == "mean", bool(ranked), block_edges, None, group)
     with ExitStack() as stack:
-        own = str(stack.enter_context(_new_folder(Path(path))).folder) if group.leads else ""
-        folder = Path(group.first(own))
+        own = str(stack.enter_context(_new_folder(Path(path))).folder) if group.is_main else ""
+        folder = Path(group.broadcast(own))
         if not min(group.gather(folder.is_dir())):
             raise RanksError(f"all processes must see {folder}; set TMPDIR to a shared disk")
         with evaluating(model), torch.no_grad():
             exact.run(folder, options)
-        if group.leads:
+        if group.is_main:
             _write_manifest(folder, model_name(model), stored.fingerprint, exact.layers)
-    group.wait()
+    group.barrier()
     return StoredObservation(path)
 
 
@@ -177,7 +177,7 @@ class _LayerPass(_ExactPass):
         one = Adjacency.from_sorted(none, none, 1)
         bare.check_graph(Graph(one, stored.features(slice(0, 1)), name=stored.name, **fields))
         with evaluating(model):
-            layerwise = adapter_of(model).layerwise()
+            layerwise = stages_of(model)
         if layerwise is None:
             raise InputError(
                 f"{model_name(model)} cannot be computed row by row: it has hooks, is not for nodes, or mixes"
@@ -201,16 +201,16 @@ class _LayerPass(_ExactPass):
                 next_sides = self._new_sides(number + 1)
             with progress(f"layer {number + 1} of {len(self.stages)}", self._stored.num_nodes):
                 self._layer(number, stage, sides, next_sides)
-            self._group.wait()
-            if self._group.leads:
+            self._group.barrier()
+            if self._group.is_main:
                 sides.remove()
             if not is_last:
                 sides = next_sides or self._sides(number + 1)
-        for name in ("entry", "edge_weight") if self._group.leads else ():
+        for name in ("entry", "edge_weight") if self._group.is_main else ():
             (self._folder / f"{name}.npy").unlink(missing_ok=True)
 
     def _new_sides(self, number: int) -> _SidesFile:
-        rows = self._stored.num_nodes if self._group.several else None
+        rows = self._stored.num_nodes if self._group.is_distributed else None
         return _SidesFile(self._folder, f"sides.{number}", self.stages[number].layer, rows)
 
     def _sides(self, number: int) -> _SidesFile:
@@ -231,7 +231,7 @@ class _LayerPass(_ExactPass):
                 if number == 0 and self.layerwise.keeps_state and isinstance(state, Tensor):
                     files.append("entry", state.numpy(), self._share(first, self._stored.num_nodes))
         sides.close()
-        self._group.wait()
+        self._group.barrier()
         return sides
 
     def _inputs(self, number: int) -> Iterator[tuple[int, Tensor | Features]]:

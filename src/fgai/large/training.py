@@ -150,7 +150,7 @@ class _VanillaBatches(_BatchRecipe):
     def start(self, model: nn.Module, seed: int) -> None:
         """Check the model; there are no targets."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-        if norms and self.source.group.several:
+        if norms and self.source.group.is_distributed:
             raise InputError(
                 'BatchNorm is not supported with several processes; use `norm="layer"` or one process'
             )

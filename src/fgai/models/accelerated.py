@@ -33,16 +33,16 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(eq=False)
 class _Edges:
-    """The edges of one call, in place of PyG's `edge_index`: its layers hand them on without a look.
+    """The edges of one call, in place of PyG's `edge_index`, which its layers only pass on.
 
     `edge_index` [2, E] has the self-loops that the layer adds, `order` [E] maps sorted positions to its
-    columns. `attention` is filled in its order where it is `wanted`.
+    columns. `attention` is set, in its order, if `returned`.
     """
 
     edge_index: Tensor
     adjacency: Adjacency
     order: Tensor
-    wanted: bool = False
+    returned: bool = False
     attention: Tensor | None = None
 
 
@@ -57,25 +57,25 @@ def _sorted_edges(edge_index: Tensor, num_nodes: int, loops: bool) -> tuple[Tens
 class _Accelerated:
     """A PyG layer whose edges are scored, normalised and summed by fgai's kernels.
 
-    What the kernels do not cover in a call (sparse matrices, bipartite graphs, edge features, recorded
-    attention, hooks on messages, `torch.compile`) runs PyG's own code.
+    Calls that the kernels do not cover (sparse matrices, bipartite graphs, edge features, recorded attention,
+    hooks on messages, `torch.compile`) run PyG's own code.
     """
 
     def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **options: Any) -> Any:
         size = args[0] if isinstance(self, GATConv) and args else options.get("size")
-        wanted = bool(options.get("return_attention_weights"))
+        returned = bool(options.get("return_attention_weights"))
         if len(args) > isinstance(self, GATConv):
-            wanted = bool(args[-1])
-        usual = super().forward  # type: ignore[misc]
+            returned = bool(args[-1])
+        forward = super().forward  # type: ignore[misc]
         if not self._fits(x, edge_index, edge_attr, size):
-            return usual(x, edge_index, edge_attr, *args, **options)
+            return forward(x, edge_index, edge_attr, *args, **options)
         num_nodes = (x if isinstance(x, Tensor) else x[0]).shape[0]
         loops = bool(getattr(self, "add_self_loops", False))
         key = "fgai.accelerate", edge_index._version, num_nodes, loops
         parts = cached_on(edge_index, key, lambda: _sorted_edges(edge_index, num_nodes, loops))
-        edges = _Edges(*parts, wanted)
-        out = usual(x, edges, None)
-        return (out, (edges.edge_index, edges.attention)) if wanted else out
+        edges = _Edges(*parts, returned)
+        out = forward(x, edges, None)
+        return (out, (edges.edge_index, edges.attention)) if returned else out
 
     def _fits(self: Any, x: Any, edge_index: Any, edge_attr: Any, size: Any) -> bool:
         if not isinstance(x, Tensor):
@@ -114,23 +114,23 @@ class _Accelerated:
             return self._attend(edge_index, kwargs)
 
     def _attend(self: Any, edges: _Edges, tensors: dict[str, Any]) -> Tensor:
-        """Return the weighted sums [N, H, C]; scores in single precision at least, as PyG's softmax is."""
+        """Return the weighted sums [N, H, C]; scores at least in single precision, like PyG's softmax."""
         values, *sides = self._parts(tensors)
-        kind = values.dtype
-        precise = torch.promote_types(kind, torch.float32)
-        if edges.wanted or not values.is_cuda:  # the fused kernels of the GPU read 16 bits themselves
+        dtype = values.dtype
+        precise = torch.promote_types(dtype, torch.float32)
+        if edges.returned or not values.is_cuda:  # the fused kernels of the GPU read 16 bits themselves
             values, *sides = (part.to(precise) for part in (values, *sides))
         slope = (float(self.negative_slope),) if hasattr(self, "negative_slope") else ()
         p = float(self.dropout) if self.training else 0.0
-        if not edges.wanted:
+        if not edges.returned:
             out, _ = self._fused(*sides, values, edges.adjacency, *slope, dropout=p, written=False)
         else:  # a loss on the attention needs its gradient
             attention = edge_softmax(self._scores(*sides, edges.adjacency, *slope), edges.adjacency)
             attention = dropout(attention, p)
             out = aggregate(attention, values, edges.adjacency)
             edges.attention = torch.empty_like(attention).index_copy(0, edges.order, attention)
-        narrowed: Tensor = out.to(kind)
-        return narrowed
+        rounded: Tensor = out.to(dtype)
+        return rounded
 
 
 _HOOKS = tuple(
@@ -146,7 +146,7 @@ class AcceleratedGATConv(_Accelerated, GATConv):  # type: ignore[misc]
     _scores, _fused = staticmethod(score_additive), staticmethod(attend_additive)
 
     def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-        """The values, and both sides of the score."""
+        """Return the values and both sides of the score."""
         return tensors["x"][0], *tensors["alpha"]
 
 
@@ -156,7 +156,7 @@ class AcceleratedGATv2Conv(_Accelerated, GATv2Conv):  # type: ignore[misc]
     _scores, _fused = staticmethod(score_dynamic), staticmethod(attend_dynamic)
 
     def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-        """The values, both sides of the score and its weight."""
+        """Return the values, both sides of the score and its weight."""
         return tensors["x"][0], *tensors["x"], self.att[0]
 
 
@@ -166,7 +166,7 @@ class AcceleratedTransformerConv(_Accelerated, TransformerConv):  # type: ignore
     _scores, _fused = staticmethod(score_dot), staticmethod(attend_dot)
 
     def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-        """The values, and both sides of the score."""
+        """Return the values and both sides of the score."""
         return tensors["value"], tensors["query"], tensors["key"]
 
 
@@ -178,7 +178,7 @@ _FAST: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def _unsupported(layer: Any) -> str:
-    """Why the kernels cannot compute this layer; empty if they can."""
+    """Return the reason why the kernels cannot compute this layer; empty if they can."""
     if type(layer) not in _FAST:
         return "is a subclass"
     if getattr(layer, "lin_edge", None) is not None:
@@ -207,10 +207,10 @@ def accelerate(model: Model) -> Model:
     than PyG's.
 
     Args:
-        model: with at least one of the three layers; left as it was.
+        model: with at least one of the three layers; unchanged.
 
     Warns:
-        FgaiWarning: once, naming the layers that stay as they were: subclasses, layers with edge features,
+        FgaiWarning: once, with the layers that cannot be accelerated: subclasses, layers with edge features,
             another aggregation or direction.
 
     Raises:
@@ -223,22 +223,22 @@ def accelerate(model: Model) -> Model:
         'AcceleratedGATConv'
     """
     fast: Model = copy.deepcopy(originals(model)[0])
-    left, count = {}, 0
+    unchanged, count = {}, 0
     for name, layer in fast.named_modules():
         if not isinstance(layer, tuple(_FAST)) or isinstance(layer, _Accelerated):
             continue
         reason = _unsupported(layer)
         if reason:
-            left[f"{name or 'the model'} ({type(layer).__name__})"] = reason
+            unchanged[f"{name or 'the model'} ({type(layer).__name__})"] = reason
         else:
             layer.__class__ = _FAST[cast(type[nn.Module], type(layer))]
             count += 1
-    reasons = "; ".join(f"{name} {reason}" for name, reason in left.items())
+    reasons = "; ".join(f"{name} {reason}" for name, reason in unchanged.items())
     if not count:
         raise InputError(
             f"no layer of {type(model).__name__} can be accelerated"
-            + (f": {reasons}" if left else "; it needs PyG's GATConv, GATv2Conv or TransformerConv")
+            + (f": {reasons}" if unchanged else "; it needs PyG's GATConv, GATv2Conv or TransformerConv")
         )
-    if left:
+    if unchanged:
         warn(FgaiWarning(f"these layers stay as they are: {reasons}"))
     return fast

@@ -30,18 +30,18 @@ Guard = Callable[[Tensor | Features, Graph], Tensor | None]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What proofs and conversions may take for granted about the models of one class.
+    """What certificates and conversions may assume about the models of one class.
 
-    A class declares it in its own body, as `capabilities`, and it holds for that class alone, not for its
-    subclasses. To declare it, even empty, is to say that the forward pass in evaluation mode depends on
-    weights and graph only, and is made of fgai's and PyTorch's layers and of `parts`.
+    A class declares it in its own body, as `capabilities`; subclasses do not inherit it. A class with one,
+    even empty, promises that its forward pass in evaluation mode depends on weights and graph only, and
+    consists of fgai's and PyTorch's layers and of `parts`.
 
     Attributes:
         body: `"layers"`, as in `GAT`: `convs` are `AttentionLayer`s with ELU between them and nothing else,
             so hidden layers and injections are bounded, and PyG's layers can express it. `"blocks"`, as in
             `GT`: `enter` reads inputs row by row, `blocks` are `TransformerBlock`s, and `head` is a linear
             map, ReLU and a linear map, so the last layer is bounded. Empty: neither.
-        parts: classes of modules of its own that the model is made of.
+        parts: the model's own classes of modules.
     """
 
     body: str = ""
@@ -50,7 +50,7 @@ class Capabilities:
 
 @typed
 def capabilities_of(kind: type[nn.Module]) -> Capabilities | None:
-    """Return what a class of models declares about itself; None where it declares nothing."""
+    """Return what a class of models declares, or None."""
     capabilities = vars(kind).get("capabilities")
     return capabilities if isinstance(capabilities, Capabilities) else None
 
@@ -62,7 +62,7 @@ def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
 
 @typed
 def body_of(model: nn.Module) -> str:
-    """Return the `body` that the class of a model declares; empty where there is none."""
+    """Return the `body` that the class of a model declares; empty if it declares none."""
     capabilities = capabilities_of(type(model))
     return "" if capabilities is None else capabilities.body
 
@@ -78,7 +78,7 @@ class AttentionModel(GraphModel, ABC):
     Attributes:
         config: the constructor's arguments, enough to build the model again.
         task: see above.
-        guard: chooses the edge weights of each layer instead of the graph's own.
+        guard: computes the edge weights of each layer; None for those of the graph.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset(
@@ -112,19 +112,19 @@ class AttentionModel(GraphModel, ABC):
 
     @classmethod
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
-        """Return the constructor's arguments that depend on the data; `for_data` reads them."""
+        """Return the constructor's arguments that depend on the data, for `for_data`."""
         out = get_task(task).out_channels(graph)
         return {"in_channels": graph.num_features, "out_channels": out, "task": task}
 
     def prepare(self, graph: Graph) -> Graph:
-        """Return `graph` as this model reads it: with self-loops where the model wants them."""
+        """Return `graph` with self-loops, if the model needs them."""
         if self.self_loops and not graph.has_loops:
             return graph.derived("self-loops", lambda clean: clean.add_self_loops()[0])
         return graph
 
     @property
     def can_capture(self) -> bool:
-        """Whether no guard chooses edge weights in between."""
+        """Whether there is no guard, which may wait for the device."""
         return self.guard is None
 
     @property
@@ -134,7 +134,7 @@ class AttentionModel(GraphModel, ABC):
 
     @property
     def is_rowwise(self) -> bool:
-        """Whether nothing but attention joins rows: logits of nodes, and edge weights nobody chooses."""
+        """Whether nodes interact in attention alone: logits per node, and no guard."""
         return get_task(self.task).row_per_node and self.guard is None
 
     def edge_weight(self, x: Tensor | Features, graph: Graph) -> Tensor | None:
@@ -163,7 +163,7 @@ class AttentionModel(GraphModel, ABC):
         """Return the node embeddings [N, out] of a prepared graph."""
 
     def check_graph(self, graph: Graph) -> None:
-        """Raise if the model does not read what the graph has: features, attributes or weights of edges."""
+        """Raise `InputError` if the model cannot read the features, or attributes or weights of edges."""
         self._check_width(graph)
         super().check_graph(graph)
         weight = graph.edge_weight
@@ -197,7 +197,7 @@ class AttentionModel(GraphModel, ABC):
             edges = edge_index if links is None else links
             graph, links = _graph_of(graph, edges, batch), None
             self.check_graph(graph)
-        self._check_width(graph)  # types and weights are looked up once, by `prepared`
+        self._check_width(graph)  # dtypes and weights are checked once, by `prepared`
         self.check_edges(graph)
         return self.read_out(self.embed(self.prepare(graph)), graph, links)
 
@@ -210,7 +210,7 @@ class AttentionModel(GraphModel, ABC):
 
 @typed
 def as_graph(data: Any) -> Graph:
-    """Return `data` as a `Graph`; PyG `Data` is converted, everything else refused."""
+    """Return `data`, a `Graph` or a PyG `Data`, as a `Graph`; raise `InputError` for anything else."""
     if isinstance(data, Graph):
         return data
     if hasattr(data, "edge_index"):
@@ -253,14 +253,14 @@ MODELS: dict[str, type[AttentionModel]] = {}
 
 @typed
 def register_model(kind: K) -> K:
-    """Make a network known by the name of its class; a decorator.
+    """Register a network under the name of its class; a decorator.
 
-    From then on it is built, trained, saved and loaded by name, like fgai's own. Its constructor takes
-    `in_channels`, `out_channels` and keyword arguments and keeps them in `config`; `sizes` chooses
-    those that depend on the data. The same class defined once more replaces the earlier one.
+    It can then be built, trained, saved and loaded by name, like fgai's own. Its constructor takes
+    `in_channels`, `out_channels` and keyword arguments and stores them in `config`; `sizes` returns those
+    that depend on the data. A class of the same module and name replaces the earlier one.
 
     Raises:
-        InputError: not a subclass of `AttentionModel`, or another one has its name.
+        InputError: not a subclass of `AttentionModel`, or another class has its name.
 
     Example:
         >>> from fgai.models import GAT

@@ -90,8 +90,8 @@ class GAT(AttentionModel):
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
         """Return the sizes of the paper; those for large graphs from `LARGE` nodes on."""
         large = graph.num_nodes >= LARGE
-        chosen = {"hidden_channels": 16 if large else 8, "heads": 8, "num_layers": 3 if large else 2}
-        return {**super().sizes(graph, task), **chosen}
+        sizes = {"hidden_channels": 16 if large else 8, "heads": 8, "num_layers": 3 if large else 2}
+        return {**super().sizes(graph, task), **sizes}
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""

@@ -21,16 +21,6 @@ from fgai.sparse import Adjacency, Features
 from fgai.typed import typed
 
 
-def _normalised_weights(adjacency: Adjacency, edge_weight: Tensor | None = None) -> Tensor:
-    """Symmetric normalisation `w_ji / √(d_j d_i)` of every edge j → i, [E]; 0 where `d_i = Σ_j w_ji` is 0."""
-    weight = edge_weight
-    if weight is None:
-        weight = torch.ones(adjacency.num_edges, device=adjacency.device)
-    degree = row_sum(weight, adjacency.rowptr)
-    scale = torch.where(degree > 0, degree.clamp(min=1e-12).rsqrt(), 0.0)
-    return weight * scale[adjacency.source] * scale[adjacency.destination]
-
-
 @typed
 class GCNLayer(TappedLayer):
     """Graph convolution `Σ_{j→i} n_ji z_j + b` with symmetric normalised weights n and values z.
@@ -66,7 +56,7 @@ class GCNLayer(TappedLayer):
             self.destination_weight = nn.Parameter(torch.zeros(1, channels))
 
     def new_limits(self) -> dict[str, Limits]:
-        """Values and, with gates, both sides of the score."""
+        """Return limits of the values and, with gates, of both sides of the score."""
         limits = {"value": Limits(1, self.channels)}
         if self.gated:
             limits |= {name: Limits(1, derived=True) for name in ("source", "destination")}
@@ -81,14 +71,17 @@ class GCNLayer(TappedLayer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the shares [E, 1], the values [N, 1, C] and the sizes s [N]."""
         values = self.value(x) if self.input_norm is None else self.input_norm(x, self.value)
-        values = self.limited("value", values).view(-1, 1, self.channels)
+        values = self.apply_limits("value", values).view(-1, 1, self.channels)
         if edge_weight is None and values.dtype == torch.float32:
             shares, sizes = cached_on(adjacency, "gcn shares", lambda: _shares(adjacency, None))
         else:
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
-            source, destination = self.limited("source", source), self.limited("destination", destination)
+            source, destination = (
+                self.apply_limits("source", source),
+                self.apply_limits("destination", destination),
+            )
             scores = score_additive(source, destination, adjacency)
             shares = weighted_softmax(scores, shares.squeeze(1), adjacency)
         return shares, values, sizes
@@ -96,21 +89,27 @@ class GCNLayer(TappedLayer):
     def forward(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
     ) -> Tensor:
-        """Return [N, C]; `edge_weight` [E] is how much of each edge there is."""
+        """Return [N, C]; `edge_weight` [E] weights the edges, 1 by default."""
         shares, values, sizes = self.attend(x, adjacency, edge_weight)
-        if self.tap is not None:
-            shares = self.tap(shares, adjacency, None)
-        if self.watch is not None:
-            self.watch(shares, adjacency, None)
+        shares = self.show_attention(shares, adjacency)
         return sizes[:, None] * aggregate(shares, values, adjacency).squeeze(1) + self.bias
 
 
 def _shares(
     adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    weights = _normalised_weights(adjacency, edge_weight).to(dtype)
-    sizes = row_sum(weights, adjacency.rowptr)
-    return (weights / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
+    """Return the shares [E, 1] of the symmetric weights `w_ji / √(d_j d_i)` with `d_i = Σ_j w_ji`, and s [N].
+
+    Weights are 0 where d_i is 0.
+    """
+    weight = edge_weight
+    if weight is None:
+        weight = torch.ones(adjacency.num_edges, device=adjacency.device)
+    degree = row_sum(weight, adjacency.rowptr)
+    scale = torch.where(degree > 0, degree.clamp(min=1e-12).rsqrt(), 0.0)
+    normalised = (weight * scale[adjacency.source] * scale[adjacency.destination]).to(dtype)
+    sizes = row_sum(normalised, adjacency.rowptr)
+    return (normalised / sizes.clamp(min=1e-12)[adjacency.destination])[:, None], sizes
 
 
 @typed
@@ -166,8 +165,8 @@ class GCN(AttentionModel):
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:
         """Return the usual sizes; those for large graphs from `LARGE` nodes on."""
         large = graph.num_nodes >= LARGE
-        chosen = {"hidden_channels": 128 if large else 64, "num_layers": 3 if large else 2}
-        return {**super().sizes(graph, task), **chosen}
+        sizes = {"hidden_channels": 128 if large else 64, "num_layers": 3 if large else 2}
+        return {**super().sizes(graph, task), **sizes}
 
     def embed(self, graph: Graph) -> Tensor:
         """Return [N, out]."""

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import alone
 from fgai.attention import Limits, TappedLayer
-from fgai.attention.layer import mean_heads
 from fgai.checks import at_least, fraction, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.ops import (
@@ -29,15 +27,16 @@ from fgai.ops import (
 )
 from fgai.ops.capture import add_columns
 from fgai.sparse import Adjacency, Features
+from fgai.threads import exclusive
 from fgai.typed import typed
 
 SCORES = ("additive", "dynamic", "dot")
 LARGEST = 2**31 - 1
-"""Weights of a layer at most."""
+"""Largest number of weights of a layer."""
 AT_ONCE = 2**25
-"""Scores of edges in memory at most that are only averaged over the heads."""
+"""Largest number of scores in memory while they are averaged over the heads."""
 SHORTEST = 1e-18
-"""Squared length of a vector that can be divided by."""
+"""Smallest squared length of a vector to divide by."""
 
 
 class Projection(nn.Module):
@@ -87,8 +86,8 @@ class AttentionLayer(TappedLayer):
     - `dynamic` (GATv2): `⟨a, leaky_relu(l_j + r_i)⟩`, values l.
     - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
 
-    A node without incoming edges gets the bias alone. Untapped and without edge weights the fused kernels
-    run.
+    A node without incoming edges gets the bias alone. Without a tap and without edge weights the fused
+    kernels run.
 
     Args:
         in_channels: width of the input.
@@ -145,10 +144,10 @@ class AttentionLayer(TappedLayer):
         self.bias = nn.Parameter(torch.zeros(inner if concat else channels)) if bias else None
 
     def new_limits(self) -> dict[str, Limits]:
-        """Values and both sides of the score."""
+        """Return limits of the values and of both sides of the score."""
         size = self.heads, self.channels
         limits = {"value": Limits(*size)}
-        if self.score == "additive":  # both sides are read off the value
+        if self.score == "additive":  # both sides are computed from the value
             return limits | {name: Limits(self.heads, derived=True) for name in ("source", "destination")}
         names = ("right",) if self.score == "dynamic" else ("query", "key")
         return limits | {name: Limits(*size) for name in names}
@@ -159,14 +158,14 @@ class AttentionLayer(TappedLayer):
 
     def _project(self, x: Tensor | Features, projection: Projection, name: str) -> Tensor:
         out = projection(x) if self.input_norm is None else self.input_norm(x, projection)
-        return self.limited(name, out).view(-1, self.heads, self.channels)
+        return self.apply_limits(name, out).view(-1, self.heads, self.channels)
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the source's and the destination's side of the score (key, query) and the values, by row.
+        """Return the source's and the destination's side of the score (key, query) and the values, per node.
 
-        Waits for blocks of other threads that set switches of the limits.
+        Waits for blocks of other threads that override limits.
         """
-        with alone():
+        with exclusive():
             return self._sides(x)
 
     def _sides(self, x: Tensor | Features, num_nodes: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,7 +174,7 @@ class AttentionLayer(TappedLayer):
         values = self._project(x, self.value, "value")
         if self.score == "additive":
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
-            return self.limited("source", source), self.limited("destination", destination), values
+            return self.apply_limits("source", source), self.apply_limits("destination", destination), values
         if self.score == "dynamic":
             return values, self._project(x, self.right, "right"), values
         return self._project(x, self.key, "key"), self._project(x, self.query, "query"), values
@@ -211,15 +210,16 @@ class AttentionLayer(TappedLayer):
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
         """Return the mean over the heads of `score_edges` [E], added up head by head.
 
-        An edge's mean is the same to the bit whatever other edges there are: additive scores of many heads at
-        once are the same, but others sum over channels, in an order that may change.
+        The mean of an edge does not depend on other edges. Additive scores are computed for many heads at
+        once; others sum over channels, in an order that the number of heads may change.
         """
         size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
-        total, pairs = None, zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
-        for h, (far, near) in enumerate(pairs):
-            heads = slice(h * size, (h + 1) * size)
-            total = add_columns(self.score_edges(far, near, adjacency, heads), total)
+        parts = zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)
+        total = None
+        for index, sides in enumerate(parts):
+            heads = slice(index * size, (index + 1) * size)
+            total = add_columns(self.score_edges(*sides, adjacency, heads), total)
         assert total is not None
         return total / self.heads
 
@@ -264,10 +264,6 @@ class AttentionLayer(TappedLayer):
         weight = self.score_weight
         return attend_dynamic(source, destination, weight, values, adjacency, self.slope, **options)
 
-    def combine(self, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
-        """Aggregate `values` [N, H, C] with `attention` [E, H], join the heads and add the bias."""
-        return self.join(aggregate(attention, values, adjacency))
-
     def join(self, out: Tensor) -> Tensor:
         """Join the heads of [N, H, C], or average them, and add the bias."""
         out = out.flatten(1) if self.concat else out.mean(1)
@@ -283,15 +279,10 @@ class AttentionLayer(TappedLayer):
             bias = self.bias.view(self.heads, -1) if joined else None  # type: ignore[union-attr]
             out, attention = self.fused(*sides, adjacency, written=watched, averaged=watched, bias=bias)
             if self.watch is not None:
-                self.watch(
-                    attention, adjacency, self.mean_scores(*sides[:2], adjacency) if self.ranked else None
-                )
+                ranks = self.mean_scores(*sides[:2], adjacency) if self.ranked else None
+                self.watch(attention, adjacency, ranks)
             return out.flatten(1) if joined else self.join(out)
         attention, values, scores = self.attend(x, adjacency, edge_weight)
-        if self.tap is not None:
-            attention = self.tap(attention, adjacency, scores)
-        if self.watch is not None:
-            ranks = mean_heads(scores) if self.ranked else None
-            self.watch(attention if self.heads == 1 else attention.mean(1, keepdim=True), adjacency, ranks)
+        attention = self.show_attention(attention, adjacency, scores)
         attention = dropout(attention, self.attention_dropout, self.training)
-        return self.combine(attention, values, adjacency)
+        return self.join(aggregate(attention, values, adjacency))

@@ -27,11 +27,11 @@ from fgai.sparse import edge_keys
 GAP = 1e-7  # eigenvalues closer than this count as equal
 TIE = 1e-4  # rows whose squared length is this close to the longest (relatively) count as equally long
 DENSE = 512  # components up to this size are solved densely
-LARGEST = 64  # dimensions looked for beyond the wanted ones to complete an eigenspace
+LARGEST = 64  # eigenvectors computed beyond the requested ones to complete an eigenspace
 TOLERANCE = 1e-11
 RESTARTS = 500  # the arXiv graph needs about 40
-ROUNDS = 8  # at most this many searches for eigenvectors that Lanczos missed
-_AWAY = 3.0  # eigenvalues lie in [-1, 1]; a known vector is moved below them
+ROUNDS = 8  # largest number of searches for eigenvectors that Lanczos missed
+_SHIFT = 3.0  # eigenvalues lie in [-1, 1]; those of known vectors are shifted below them
 VERSION = 1  # part of every key: raise it when the encodings change
 ON_DISK = 4096  # graphs of at least this many nodes are also kept on disk
 IN_MEMORY = 16
@@ -72,11 +72,11 @@ def _canonical_basis(space: Floats) -> Floats:
 def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Floats]:
     """Return the encodings [n, size] of one connected component and their eigenvalues [size].
 
-    Of `Â = D^{-1/2} A D^{-1/2}` the trivial eigenvector √d is left out; the others come by decreasing
-    eigenvalue μ. Equal eigenvalues (closer than 1e-7) form one space, which is found completely and given its
-    canonical basis, also when only part of it is returned. A space that still continues 64 dimensions after
-    the wanted ones (the leaves of a large star) has no basis worth showing: zeros stand for it and for what
-    follows, and for what a small component does not have.
+    These are the eigenvectors of `Â = D^{-1/2} A D^{-1/2}` by decreasing eigenvalue μ, without the trivial
+    one, √d. Equal eigenvalues (closer than 1e-7) form one space, which is computed completely and gets its
+    canonical basis, also when only part of it is returned. A space that is not complete 64 dimensions after
+    the requested ones (the leaves of a large star) is replaced by zeros, and so are those that follow and
+    those that a small component does not have.
 
     `adjacency` is a symmetric 0/1 matrix of at least two nodes without loops.
     """
@@ -109,17 +109,17 @@ def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Fl
 
 
 def _dense(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
-    """All eigenvectors at once; the trivial one comes last and is never counted."""
-    values, vectors = np.linalg.eigh(matrix.toarray() - _AWAY * np.outer(trivial, trivial))
+    """Return the `count` largest eigenvalues and their vectors by a dense solver, without the trivial one."""
+    values, vectors = np.linalg.eigh(matrix.toarray() - _SHIFT * np.outer(trivial, trivial))
     return values[::-1][:count], vectors[:, ::-1][:, :count]
 
 
 def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
-    """Lanczos with implicit restarts, then a search for what it may have missed.
+    """Lanczos with implicit restarts, repeated for eigenvectors it may have missed.
 
-    One start vector meets a repeated eigenvalue in one direction only; the others appear through rounding,
-    or not at all (regular trees). So the operator is searched again with the known vectors moved away,
-    until it has nothing left above the last of them.
+    From one start vector Lanczos finds one vector of a repeated eigenvalue; the others appear through
+    rounding, or not at all (regular trees). So it runs again with the eigenvalues of known vectors shifted
+    away, until none is left above the last of them.
     """
     draw = np.random.Generator(np.random.PCG64(seed))
     null_space = trivial[:, None]
@@ -136,17 +136,17 @@ def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> t
 
 
 def _search(
-    matrix: sp.csr_matrix, away: Floats, count: int, tolerance: float, draw: np.random.Generator
+    matrix: sp.csr_matrix, known: Floats, count: int, tolerance: float, draw: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """The `count` largest eigenvalues, decreasing, and their vectors, orthogonal to the columns of `away`."""
+    """Return the `count` largest eigenvalues and their vectors, orthogonal to the columns of `known`."""
     n = matrix.shape[0]
 
     def apply(x: Floats) -> Floats:
         x = x.ravel()
-        return np.asarray(matrix @ x - _AWAY * (away @ (away.T @ x)))
+        return np.asarray(matrix @ x - _SHIFT * (known @ (known.T @ x)))
 
     start = draw.random(n) - 0.5
-    start -= away @ (away.T @ start)
+    start -= known @ (known.T @ start)
     operator = LinearOperator((n, n), matvec=apply, dtype=np.float64)
     width = min(n - 1, max(40, 2 * count + 20))
     try:
@@ -199,7 +199,7 @@ def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
             np.savez(buffer, vectors=encoding.vectors.numpy(), values=encoding.values.numpy())
             with suppress(FgaiError):  # a cache that cannot be written costs time, nothing else
                 write_atomic(path, buffer.getvalue())
-    _memory[name] = encoding  # the last one used is the last one dropped
+    _memory[name] = encoding  # at the end of the dict, whose first entry is dropped
     if len(_memory) > IN_MEMORY:
         del _memory[next(iter(_memory))]
     return encoding
@@ -209,7 +209,7 @@ def _with_encoding(graph: Graph, size: int) -> Graph:
     """Return the graph with `size` Laplacian encodings per node.
 
     A graph that has that many is returned as it is: after an injection its encodings were extended from the
-    neighbours, and must not be solved for again.
+    neighbours, and must not be computed again.
     """
     if size == 0 or (graph.positional is not None and graph.positional.shape[1] == size):
         return graph
@@ -222,7 +222,7 @@ def _with_encoding(graph: Graph, size: int) -> Graph:
 
 
 def _symmetric(index: Tensor) -> NDArray[np.int64]:
-    """Sorted keys of both directions of every edge, each once, without loops."""
+    """Return the sorted keys of both directions of every edge, each once, without self-loops."""
     index = index[:, index[0] != index[1]]
     both = torch.cat([edge_keys(index[0], index[1]), edge_keys(index[1], index[0])])
     return np.asarray(torch.unique(both).numpy(), dtype=np.int64)
@@ -247,7 +247,7 @@ def _solve(keys: NDArray[np.int64], num_nodes: int, size: int, seed: int = 0) ->
 
 def _read(path: Path, shape: tuple[int, int]) -> _Encoding | None:
     """Return the cached encodings, or None if the file is missing, damaged or something else."""
-    with suppress(Exception):  # whatever is wrong with it, it can be made again
+    with suppress(Exception):  # whatever is wrong, it is computed again
         parts = read_arrays(path, ("vectors", "values")).values()
         if all(
             part.shape == shape and part.dtype == np.float32 and np.isfinite(part).all() for part in parts

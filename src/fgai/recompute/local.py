@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import AttentionMap, LayerAttention, Layerwise, adapter_of, find_layers
+from fgai.attention import AttentionMap, LayerAttention, Layerwise, find_layers, prepared, stages_of
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.graph.graph import extend_encoding
@@ -115,7 +115,7 @@ class Recompute:
                 f"{type(model).__name__} cannot be recomputed in part: it must be one of fgai's attention"
                 " models for nodes, in eval mode and without taps, on a graph with plain features"
             )
-        if adapter_of(model).prepare(graph) is not graph:
+        if prepared(model, graph) is not graph:
             raise InputError(f"{graph.name!r} must be prepared for the model; use `fgai.attention.prepared`")
         self.stages: Layerwise = stages
         self.graph = graph
@@ -272,7 +272,7 @@ def _layerwise(model: nn.Module, graph: Graph) -> Layerwise | None:
     features = graph.features
     if features is None or features.appended is not None or features.rows is not None:
         return None
-    return adapter_of(model).layerwise() if graph.edge_weight is None and graph.edge_attr is None else None
+    return stages_of(model) if graph.edge_weight is None and graph.edge_attr is None else None
 
 
 def _copy_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:

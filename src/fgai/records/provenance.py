@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fgai.files import tensors_digest
 from fgai.typed import typed
-from fgai.version import __version__, stated
+from fgai.version import __version__, current_facts
 
 try:
     import resource
@@ -44,7 +44,7 @@ def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = 
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
         "seed": seed,
-        **stated(),
+        **current_facts(),
     }
 
 

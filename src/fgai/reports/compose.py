@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from fgai.alone import with_gradients
 from fgai.attacks import DEFAULT, AttackResult, Threat, threat_of
 from fgai.attention import model_name
 from fgai.attention.interface import originals
@@ -20,11 +19,12 @@ from fgai.models import as_graph
 from fgai.reports.build import Report, make_report
 from fgai.reports.page import check_page, write_report
 from fgai.reports.results import certify_injections
-from fgai.version import stating
+from fgai.threads import with_gradients
+from fgai.version import adding_facts
 
 
 @with_gradients
-@stating(command="fgai.report")
+@adding_facts(command="fgai.report")
 def report(
     models: Mapping[str, nn.Module] | nn.Module,
     data: Any,

@@ -139,13 +139,13 @@ class InjectionAdversary:
     def sum_gradients(self) -> None:
         """Add the gradients of all processes; all of them call this before they ascend."""
         ranks = current()
-        if not ranks.several:
+        if not ranks.is_distributed:
             return
         gradients = []
         for values in self._variables:
             values.grad = torch.zeros_like(values) if values.grad is None else values.grad
             gradients.append(values.grad)
-        ranks.add_up(gradients)
+        ranks.all_reduce(gradients)
 
     def validation_attack(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
         """Return a copy of the adversary and fixed endpoints [M, e] among the validation nodes."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from fgai.attention import adapter_of
+from fgai.attention.interface import graph_model
 from fgai.errors import FgaiWarning, warn
 from fgai.ops.capture import Replay
 from fgai.training.recipes import Draws, Recipe
@@ -36,8 +36,9 @@ class _EpochTerms(NamedTuple):
 
 def can_capture(recipe: Recipe, model: nn.Module) -> bool:
     """Whether the steps can be captured: on a GPU, where both recipe and model declare it."""
-    first, declared = next(model.parameters(), None), vars(type(recipe)).get("capturable", False)
-    return first is not None and first.is_cuda and bool(declared) and adapter_of(model).can_capture
+    first, own = next(model.parameters(), None), graph_model(model)
+    declared = vars(type(recipe)).get("capturable", False) and own is not None and own.can_capture
+    return first is not None and first.is_cuda and bool(declared)
 
 
 def _sum_by_name(names: list[str], numbers: list[float]) -> dict[str, float]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import with_gradients
 from fgai.attention import (
     AttentionMap,
     LayerAttention,
@@ -27,9 +26,10 @@ from fgai.attention.interface import originals
 from fgai.bounds.scores import check_two_layers
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
-from fgai.progress import shown
+from fgai.progress import show_progress
 from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.fine_tuning import _fine_tune
@@ -112,7 +112,7 @@ def make_faithful(
         AttentionError: the model has no attention that can be recorded.
     """
     (model,) = originals(model)
-    with shown(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
+    with show_progress(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
         settings = _settings(model, source.nodes, settings, overrides)
         source.prepare(model, batch_size, fan_out, epoch_size)
         if batch_size is None:

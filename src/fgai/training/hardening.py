@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fgai.alone import with_gradients
 from fgai.attention import call_model, entry_limits, evaluating, limits_of, straight_through
 from fgai.attention.interface import originals
 from fgai.graph import Graph
-from fgai.progress import shown
+from fgai.progress import show_progress
+from fgai.threads import with_gradients
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
 from fgai.training.fine_tuning import _fine_tune
@@ -174,7 +174,7 @@ def harden(
         2
     """
     (model,) = originals(model)
-    with shown(progress), _open_source(data, seed, batch_size, fan_out) as source:
+    with show_progress(progress), _open_source(data, seed, batch_size, fan_out) as source:
         settings = _resolve(HardenSettings, settings, overrides, model, source.nodes)
         source.prepare(model, batch_size, fan_out)
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import with_gradients
 from fgai.attention import (
     add_limits,
     call_model,
@@ -27,6 +26,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import as_graph
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.training.recipes import labelled_rows
 from fgai.training.resume import copy_model
 from fgai.training.settings import _check_shares

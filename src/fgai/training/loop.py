@@ -14,11 +14,11 @@ from types import FrameType
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import seeded, with_gradients
 from fgai.checks import whole
 from fgai.errors import DivergenceError, InputError
 from fgai.processes import current
-from fgai.progress import Bar, shown, stage
+from fgai.progress import Bar, show_progress, stage
+from fgai.threads import seeded, with_gradients
 from fgai.trackers import Tracker
 from fgai.training.capture import (
     _backward,
@@ -78,24 +78,26 @@ def fit(
     whole(checkpoint_every, "checkpoint_every", 1)
     ranks, run = current(), run or recipe.name
     device = _device(model, recipe)
-    tracker = tracker if tracker is not None and ranks.leads else Tracker()
+    tracker = tracker if tracker is not None and ranks.is_main else Tracker()
     folder = None if checkpoint is None else Path(checkpoint)
     state = _TrainingState(model, _optimizer(model, config, device), recipe)
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
-    saved = ranks.first(_read_checkpoint(folder, fingerprint) if folder is not None and ranks.leads else None)
+    saved = ranks.broadcast(
+        _read_checkpoint(folder, fingerprint) if folder is not None and ranks.is_main else None
+    )
     if saved is not None:
         state.restore(*saved)
     history = state.history
     first, start = len(history.terms), perf_counter() - history.seconds
 
     def save() -> None:
-        if folder is not None and ranks.leads:
+        if folder is not None and ranks.is_main:
             state.save(folder, fingerprint)
 
     tracker.on_start(run, _rows(history, range(first)))
     with (
-        shown(progress if ranks.leads else False),
+        show_progress(progress if ranks.is_main else False),
         stage(recipe.name, config.epochs, done=first) as bar,
         _delayed_interrupt(folder is not None) as interrupted,
         _Steps(state, config, seed) as steps,
@@ -116,7 +118,7 @@ def fit(
                 _check_finite(terms, state)
                 history.add(terms.values, terms.seconds)
             if validates:
-                state.add_score(ranks.first(steps.score()), epoch, config.patience)
+                state.add_score(ranks.broadcast(steps.score()), epoch, config.patience)
             history.seconds = perf_counter() - start
             if saves:
                 save()
@@ -140,7 +142,7 @@ def _device(model: nn.Module, recipe: Recipe) -> torch.device:
         raise InputError(
             f"`model` must have parameters with `requires_grad=True`, {type(model).__name__} has none"
         )
-    if current().several and not recipe.mini_batches:
+    if current().is_distributed and not recipe.mini_batches:
         raise InputError("several processes train in mini-batches; give `batch_size`, or start one process")
     return parameter.device
 
@@ -277,8 +279,8 @@ class _Steps:
                 if step.weight:
                     steps.append((step.weight, _sum_by_name(names, terms.tolist())))
                 bar.advance()
-        if self.ranks.several:
-            self.ranks.agree({f"weights after epoch {epoch + 1}": self.state.digest()})
+        if self.ranks.is_distributed:
+            self.ranks.require_equal({f"weights after epoch {epoch + 1}": self.state.digest()})
             steps = [one for theirs in self.ranks.gather(steps) for one in theirs]
         return steps
 

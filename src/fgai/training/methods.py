@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from fgai import checks
-from fgai.alone import seeded, with_gradients
 from fgai.attention import call_model, evaluating, prepared, unwrapped
 from fgai.checks import one_of
 from fgai.errors import InputError
@@ -19,6 +18,7 @@ from fgai.graph import Graph
 from fgai.graph.on_disk import GraphOnDisk
 from fgai.models import MODELS, AttentionModel, as_graph
 from fgai.tasks import task_of
+from fgai.threads import seeded, with_gradients
 from fgai.trackers import Tracker
 from fgai.training.faithful import make_faithful
 from fgai.training.hardening import harden

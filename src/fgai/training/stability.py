@@ -13,7 +13,7 @@ from fgai.attacks import EnsembleInjection, make_attack
 from fgai.attacks.search.members import Member
 from fgai.attention import call_model, evaluating, observe
 from fgai.divergence import tvd
-from fgai.errors import BudgetError, ReliabilityWarning, collected, warn
+from fgai.errors import BudgetError, ReliabilityWarning, collect_warnings, warn
 from fgai.graph import Graph
 from fgai.metrics import UNIFORM_SHARPNESS, overlap, sharpness
 from fgai.progress import stage
@@ -186,7 +186,7 @@ def _prediction_shift(
     )
     unlabelled = graph.replace(y=None)
     try:
-        with collected(), stage("checking"):  # warnings of the search are not about the training
+        with collect_warnings(), stage("checking"):  # warnings of the search are not about the training
             attacked = attack.run(model, unlabelled, seed=seed).graph
     except BudgetError:
         return None

@@ -17,7 +17,7 @@ from torch.nn.functional import one_hot, pad
 from fgai.attacks.search.site import _InjectionSite, _SiteOutput
 from fgai.attention import AttentionMap, touched_rows
 from fgai.metrics import error_weights
-from fgai.objectives import Clean, Explanation, Objective
+from fgai.objectives import Clean, Objective, TopKMargin
 from fgai.recompute import PartialOutput, Plan, PlanCopies, Recompute
 from fgai.recompute.patch import PatchScores, incoming
 from fgai.tasks import task_of
@@ -43,16 +43,16 @@ def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | Non
 def _damage_at(site: _InjectionSite, objective: Objective, losses: Sequence[str]) -> Score:
     """Climb the loss of an objective, for wrong classes one of `ROW_LOSSES` each, and judge by its damage."""
     clean = site.clean
-    if objective.explanation is not None:
-        return _explanation_at(site, objective.explanation, len(losses))
-    if objective.classes:
+    if objective.top_k_margin is not None:
+        return _explanation_at(site, objective.top_k_margin, len(losses))
+    if objective.row_losses:
         name = task_of(site.graph).scores[clean.score]
         kind = _LinkScore if name == "link_auc" else _ClassScore
         return kind(site, losses, error_weights(name, clean.labels[clean.nodes]))
 
     def score(view: _SiteOutput) -> tuple[Tensor, Tensor]:
         assert view.outputs is not None
-        damage = [objective.judged(logits, attention, clean) for logits, attention in view.outputs]
+        damage = [objective.value(logits, attention, clean) for logits, attention in view.outputs]
         return _values(site, objective)(view), torch.stack(damage)
 
     return score
@@ -60,15 +60,15 @@ def _damage_at(site: _InjectionSite, objective: Objective, losses: Sequence[str]
 
 def _sums_rows(objective: Objective) -> bool:
     """Whether the objective's value can be computed from the rows in reach."""
-    return objective.node_mean or objective.explanation is not None
+    return objective.node_mean or objective.top_k_margin is not None
 
 
 def _values(site: _InjectionSite, objective: Objective) -> Callable[[_SiteOutput], Tensor]:
     """The objective of each set of values, [B]."""
     if site.plan is None:
         return lambda view: torch.stack([objective(*output, site.clean) for output in view.outputs or ()])
-    if objective.explanation is not None:
-        score = _explanation_at(site, objective.explanation, 1)
+    if objective.top_k_margin is not None:
+        score = _explanation_at(site, objective.top_k_margin, 1)
         return lambda view: score(view)[0]
     return _mean_at(site, objective)
 
@@ -160,7 +160,7 @@ class _LinkScore(_ClassScore):
         return torch.where(positives * negatives > 0, 1 - below / (positives * negatives).clamp(min=1), 0.0)
 
 
-def _explanation_at(site: _InjectionSite, explanation: Explanation, count: int) -> Score:
+def _explanation_at(site: _InjectionSite, explanation: TopKMargin, count: int) -> Score:
     """Another top-k; the site reads attention. `count` sets of values at once."""
     if site.plan is not None:
         assert site.recompute is not None
@@ -227,7 +227,7 @@ def _contenders(
 class _PartialExplanation:
     """The explanation objective from the rows in reach, of a plan made with `all_rows=True`."""
 
-    def __init__(self, objective: Explanation, recompute: Recompute, clean: Clean, plan: Plan) -> None:
+    def __init__(self, objective: TopKMargin, recompute: Recompute, clean: Clean, plan: Plan) -> None:
         self._k, self._copies, self._layers = objective.k, 1, []
         adjacency, touched = recompute.graph.adjacency, plan.start
         layers, members_of = clean.attention.layers, clean.members(objective.k)
@@ -253,7 +253,7 @@ class _PartialExplanation:
             self._layers.append(_Layer(*edge_parts, rowptr, every, lost.detach(), terms))
 
     def shares(self, touched: PartialOutput) -> tuple[Tensor, Tensor]:
-        """Return the loss and the share of the top-k the touched rows lost, [copies]; see `Explanation`."""
+        """Return the loss and the share of the top-k the touched rows lost, [copies]; see `TopKMargin`."""
         total, gone = (touched.logits.new_zeros(self._copies) for _ in range(2))
         for layer, ranks in zip(self._layers, touched.ranks, strict=True):
             lost, terms = layer.lost.expand(self._copies), layer.terms.expand(self._copies)

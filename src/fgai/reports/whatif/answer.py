@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fgai.alone import with_gradients
 from fgai.attacks import Budget, Objective, PGDInjection
-from fgai.attention import AttentionMap, Layerwise, adapter_of, limits_of, model_name, observe, prepared
+from fgai.attention import AttentionMap, Layerwise, limits_of, model_name, observe, prepared, stages_of
 from fgai.attention.interface import originals
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.checks import whole
-from fgai.errors import InputError, collected
+from fgai.errors import InputError, collect_warnings
 from fgai.explanations.node import check_node
 from fgai.graph import ChangeRecord, Graph
-from fgai.graph.fingerprint import fingerprint_of
+from fgai.graph.fingerprint import fingerprint
 from fgai.models import as_graph
 from fgai.models.base import body_of
 from fgai.objectives import Clean
@@ -26,6 +25,7 @@ from fgai.records import weights_hash
 from fgai.reports.whatif.payload import LARGEST, graph_values, in_browser, model_values, typical_classes
 from fgai.sparse import Adjacency
 from fgai.tasks import task_of
+from fgai.threads import with_gradients
 from fgai.typed import typed
 
 NEIGHBOURS = (1, 2, 5)
@@ -120,7 +120,7 @@ class WhatIf:
             "classes": None if graph.class_names is None else list(graph.class_names),
             "labels": None if graph.y is None else graph.y.tolist(),
             "typical": typical_classes(graph),
-            "hash": fingerprint_of(graph),
+            "hash": fingerprint(graph),
             "graph": values,
             "models": [
                 {
@@ -152,7 +152,7 @@ class WhatIf:
 
     def change(self, name: str, values: Mapping[str, Any]) -> ChangeRecord:
         """Return the record of a change that a page sent, for one of the models."""
-        own = {"model": weights_hash(self.models[name]), "graph": fingerprint_of(self.graph)}
+        own = {"model": weights_hash(self.models[name]), "graph": fingerprint(self.graph)}
         return ChangeRecord.from_dict({**values, "kind": ChangeRecord.KIND, "schema": 1, **own})
 
     def view(self, name: str, change: ChangeRecord) -> tuple[NodeAnswer, NodeAnswer]:
@@ -189,7 +189,7 @@ class WhatIf:
         stored = self.graph.features.stored
         box = (min(0.0, float(stored.min())), float(stored.max()))
         budget = Budget(nodes=1, edges=1, box=box, steps=STEPS, step_size=0.1)
-        with collected():  # that the search found little is seen on the page
+        with collect_warnings():  # that the search found little is seen on the page
             objective = Objective("class before", away, reads="logits", node_mean=True)
             result = PGDInjection(budget, objective).run(
                 network, graph.replace(test_mask=members == change.node)
@@ -227,7 +227,7 @@ def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[i
 def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
     """The receptive field of a node, prepared, and the nodes in it; the whole graph if it is not known."""
     ready = prepared(model, graph)
-    stages = adapter_of(model).layerwise() if body_of(model) and ready.edge_weight is None else None
+    stages = stages_of(model) if body_of(model) and ready.edge_weight is None else None
     if not isinstance(stages, Layerwise):
         return ready, torch.arange(ready.num_nodes, device=ready.device)
     inside = torch.zeros(ready.num_nodes, dtype=torch.bool, device=ready.device)

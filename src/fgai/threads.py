@@ -1,4 +1,4 @@
-"""State that torch shares between threads: random generators, and a model's mode and hooks.
+"""Locks on what threads share: torch's random generators, and a model's mode and hooks.
 
 Blocks that seed the generators, put a model into evaluation mode or set hooks run one after the other.
 """
@@ -19,17 +19,17 @@ _LOCK = threading.RLock()
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Run a block while no other thread runs one; blocks of one thread may be nested."""
+def exclusive() -> Iterator[None]:
+    """Run the block while no other thread runs such a block; blocks of one thread may be nested."""
     with _LOCK:
         yield
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from `seed` inside the block, alone, and leave the global generators as they were."""
+    """Seed the global generators for the block, exclusively, and restore them afterwards."""
     cuda = device.type == "cuda"
-    with alone(), torch.random.fork_rng([device] if cuda else []):
+    with exclusive(), torch.random.fork_rng([device] if cuda else []):
         torch.default_generator.manual_seed(seed)
         if cuda:
             with torch.cuda.device(device):
@@ -38,7 +38,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def with_gradients(function: Callable[P, T]) -> Callable[P, T]:
-    """Give a function the gradients it needs, also under `torch.no_grad` and `torch.inference_mode`."""
+    """Enable gradients in a function, also under `torch.no_grad` and `torch.inference_mode`."""
 
     @wraps(function)
     def enabled(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""What adapters say of models: fgai's own, users' PyG models, subclasses, tapped and hooked ones."""
+"""How models are prepared and called, and their stages: fgai's own, PyG models, tapped and hooked ones."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import fgai
 from experiments.defences import GNNGuard, ProGNN
 from fgai.attacks import PGDInjection
-from fgai.attention import GraphModel, adapter_of, observe, prepared, record
-from fgai.attention.calls import _GraphModelAdapter, _PyGAdapter
+from fgai.attention import GraphModel, call_model, observe, prepared, record, stages_of
+from fgai.attention.interface import graph_model
 from fgai.certificates import certify_attention
 from fgai.errors import InputError
 from fgai.explanations import explain
@@ -41,51 +41,29 @@ def own(name: str = "gat") -> AttentionModel:
     return model
 
 
-class TestContract:
-    """Both adapters do the same for their models."""
-
+class TestCalls:
     @pytest.mark.parametrize("name", [*OWN, "pyg"])
     def test_prepare_is_idempotent_and_call_gives_logits(self, name: str) -> None:
         model, graph = cases.untrained(name).eval(), cases.tiny_graph()
-        adapter = adapter_of(model)
-        ready = adapter.prepare(graph)
-        assert adapter.prepare(ready) is ready and prepared(model, ready) is ready
+        ready = prepared(model, graph)
+        assert prepared(model, ready) is ready
         assert ready.device == next(model.parameters()).device
-        logits = adapter.call(ready)
+        logits = call_model(model, ready)
         assert logits.shape == (graph.num_nodes, graph.num_classes) and logits.requires_grad
         expected = model(ready) if name != "pyg" else model(ready.features.to_dense(), ready.edge_index)  # type: ignore[union-attr]
         assert torch.equal(logits, expected)
-
-    @pytest.mark.parametrize(
-        ("name", "kind", "weights", "capture", "stages"),
-        [
-            ("gat", _GraphModelAdapter, True, True, 2),
-            ("gatv2", _GraphModelAdapter, True, True, 2),
-            ("gt", _GraphModelAdapter, True, True, 2),
-            ("gcn", _GraphModelAdapter, True, True, None),
-            ("pyg", _PyGAdapter, False, False, None),
-        ],
-    )
-    def test_what_is_declared(
-        self, name: str, kind: type, weights: bool, capture: bool, stages: int | None
-    ) -> None:
-        adapter = adapter_of(cases.untrained(name).eval())
-        assert type(adapter) is kind
-        assert (adapter.reads_weights, adapter.can_capture) == (weights, capture)
-        found = adapter.layerwise()
-        assert (None if found is None else len(found.stages)) == stages
 
     def test_only_models_that_read_weights_take_them(self) -> None:
         graph = cases.tiny_graph()
         for name in (*OWN, "pyg"):
             model = cases.untrained(name).eval()
-            adapter, ready = adapter_of(model), prepared(model, graph)
+            ready = prepared(model, graph)
             weighted = ready.replace(edge_weight=torch.full((ready.num_edges,), 0.5))
-            if adapter.reads_weights:
-                assert adapter.call(weighted).isfinite().all()
+            if name != "pyg":
+                assert call_model(model, weighted).isfinite().all()
             else:
                 with pytest.raises(InputError, match="`edge_weight` of the graph is no argument of"):
-                    adapter.call(weighted)
+                    call_model(model, weighted)
 
     def test_an_output_that_is_no_tensor_is_refused(self) -> None:
         class Pair(nn.Module):
@@ -97,58 +75,64 @@ class TestContract:
                 return self.inner(x, edge_index), x
 
         with pytest.raises(InputError, match="Pair must return one tensor"):
-            adapter_of(Pair()).call(cases.tiny_graph())
+            call_model(Pair(), cases.tiny_graph())
 
-    def test_compiled_models_keep_their_adapter(self) -> None:
+    def test_compiled_models_are_called_as_their_originals(self) -> None:
         model = own()
         compiled: Any = torch.compile(model, backend="eager")
-        adapter, graph = adapter_of(compiled), model.prepare(cases.tiny_graph())
-        assert isinstance(adapter, _GraphModelAdapter) and adapter.bare is model
-        assert adapter.prepare(cases.tiny_graph()) is graph
-        assert adapter.layerwise() is not None
+        graph = model.prepare(cases.tiny_graph())
+        assert graph_model(compiled) is model and prepared(compiled, cases.tiny_graph()) is graph
+        assert stages_of(compiled) is not None
         torch.testing.assert_close(observe(compiled, graph).logits, model(graph))
         torch.compiler.reset()
 
 
 class TestStages:
-    """`layerwise` holds only while it describes what the model does."""
+    """`stages_of` returns stages only while they describe what the model does."""
+
+    @pytest.mark.parametrize(
+        ("name", "count"), [("gat", 2), ("gatv2", 2), ("gt", 2), ("gcn", None), ("pyg", None)]
+    )
+    def test_which_models_have_some(self, name: str, count: int | None) -> None:
+        stages = stages_of(cases.untrained(name).eval())
+        assert (None if stages is None else len(stages.stages)) == count
 
     def test_not_in_training_mode(self) -> None:
         model = own()
-        assert adapter_of(model.train()).layerwise() is None
-        assert adapter_of(model.eval()).layerwise() is not None
+        assert stages_of(model.train()) is None
+        assert stages_of(model.eval()) is not None
 
     def test_not_while_tapped(self) -> None:
         model = own()
         with record(model):
-            assert adapter_of(model).layerwise() is None
-        assert adapter_of(model).layerwise() is not None
+            assert stages_of(model) is None
+        assert stages_of(model) is not None
 
     @pytest.mark.parametrize("register", ["forward_hook", "forward_pre_hook", "full_backward_hook"])
     def test_not_while_hooked(self, register: str) -> None:
         model: Any = own()
         handle = getattr(model.convs[1], f"register_{register}")(lambda *_: None)
-        assert adapter_of(model).layerwise() is None
+        assert stages_of(model) is None
         handle.remove()
-        assert adapter_of(model).layerwise() is not None
+        assert stages_of(model) is not None
 
     def test_not_while_guarded(self) -> None:
         model = own()
         model.guard = lambda x, graph: torch.ones(graph.num_edges)
-        assert adapter_of(model).layerwise() is None and not adapter_of(model).can_capture
+        assert stages_of(model) is None and not model.can_capture
         model.guard = None
-        assert adapter_of(model).layerwise() is not None and adapter_of(model).can_capture
+        assert stages_of(model) is not None and model.can_capture
 
     def test_not_behind_a_defence(self) -> None:
         graph = cases.tiny_graph()
         guarded, learned = (kind.for_data(graph, base="GAT").eval() for kind in (GNNGuard, ProGNN))
-        assert adapter_of(guarded).layerwise() is None and adapter_of(learned).layerwise() is None
-        assert adapter_of(guarded).can_capture and not adapter_of(learned).can_capture
+        assert stages_of(guarded) is None and stages_of(learned) is None
+        assert guarded.can_capture and not learned.can_capture
 
     def test_not_for_other_tasks(self) -> None:
         graph = batch_of_graphs()
         for kind in (GAT, GT):
-            assert adapter_of(kind.for_data(graph).eval()).layerwise() is None
+            assert stages_of(kind.for_data(graph).eval()) is None
 
     @pytest.mark.parametrize("part", sorted(AttentionModel.forward_parts))
     @pytest.mark.parametrize("kind", [GAT, GT])
@@ -163,10 +147,10 @@ class TestStages:
         bent: Any = type("Bent", (same,), {part: changed})
         mixed: Any = type("Mixed", (type("Part", (), {part: changed}), kind), {})
         below: Any = type("Below", (bent,), {})
-        assert adapter_of(same.for_data(graph).eval()).layerwise() is not None
+        assert stages_of(same.for_data(graph).eval()) is not None
         for other in (bent, mixed, below):
             model = other.for_data(graph).eval()
-            assert adapter_of(model).layerwise() is None
+            assert stages_of(model) is None
             assert not Recompute.fits(model, model.prepare(graph))
 
     def test_a_subclass_may_declare_its_own(self) -> None:
@@ -194,10 +178,9 @@ class TestStages:
             def forward(self, graph: Graph) -> Tensor:
                 return self.model(graph)  # type: ignore[no-any-return]
 
-        adapter = adapter_of(Plain(own()).eval())
-        assert adapter.layerwise() is None and not adapter.can_capture and adapter.reads_weights
-        graph = cases.tiny_graph()
-        assert adapter.prepare(graph) is graph
+        model, graph = Plain(own()).eval(), cases.tiny_graph()
+        assert stages_of(model) is None and not model.can_capture and graph_model(model) is model
+        assert prepared(model, graph) is graph
 
 
 class Count:
