@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Any, NamedTuple
 
-from experiments.build import name_of
 from experiments.cells import Cell as GridCell
-from experiments.results import Results
 from experiments.sheet import Sheet
 from experiments.store import Store
-from fgai.metrics import quantity
+from experiments.store import reached as by_rule
 from fgai.records import Cell, Column, Table
 
 RANDOM = "random"
@@ -33,73 +30,6 @@ class Reached(NamedTuple):
     where: tuple[str, str, str, int]
     rule: str
     damages: dict[str, float]
-
-
-def before(store: Store) -> list[Sheet | Table]:
-    """F1 of the models of before limits, by the paper's attack and by the ensemble of then: history."""
-    older = (
-        record for record in store.records("attack") if record["schema"] == 1 and not record["cell"]["label"]
-    )
-    results = Results(older)
-    columns = [Column(name) for name in ("model", "dataset", "method")]
-    columns += [quantity("f1.clean", "clean").column]
-    for title in ("`standard`", "random", "chosen", "`strong`", "random", "chosen"):
-        columns.append(quantity("f1.attacked", title).column)
-    columns += [Column("top 5 lost"), Column("chosen"), Column("seeds")]
-    rows = [
-        _row(results, model, dataset, row)
-        for model in results.models()
-        for dataset in results.datasets(model)
-        for row in results.rows(model, dataset)
-    ] or [[None] * len(columns)]
-    notes = [
-        "Means over seeds. Three columns at a time have the same number of new nodes and edges and the same"
-        " box: `standard` and `strong` climb by signs, “random” is the worst of every search at the same"
-        " random endpoints, “chosen” the worst at endpoints chosen by rules that read the graph and the"
-        " vanilla model. “top 5 lost”: under the explanation objective of `ensemble`,"
-        " nodes in reach, mean over layers (seeds 0 and 1). Records of older code: the models were trained"
-        " without limits.",
-    ]
-    return [Table("Models without limits: what a better search showed", columns, rows, notes)]
-
-
-def _row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
-    def mean(path: str, threat: str) -> float | None:
-        found = results.estimate(model, dataset, row, path, threat)
-        return None if found is None else found.mean
-
-    def worst(objective: str, threat: str, random: bool) -> list[float]:
-        return [
-            max(max(one.damages.values()) for one in group)
-            for record in results.held(model, dataset, row)
-            if (group := [
-                one for one in reached(record, threat, objective) if (one.rule == RANDOM) == random
-            ])
-        ]  # fmt: skip
-
-    def score(threat: str, random: bool) -> float | None:
-        found = worst("prediction", threat, random)
-        return 1 - fmean(found) if found else None
-
-    def lost(random: bool) -> str | None:
-        found = worst("explanation", "ensemble", random)
-        return f"{fmean(found):.3f}" if found else None
-
-    return [
-        model,
-        dataset,
-        name_of(row),
-        mean("f1.clean", "standard"),
-        mean("f1.attacked", "standard"),
-        score("ensemble", True),
-        score("ensemble", False),
-        mean("f1.attacked", "strong"),
-        score("ensemble-strong", True),
-        score("ensemble-strong", False),
-        lost(True),
-        lost(False),
-        str(len(results.held(model, dataset, row))),
-    ]
 
 
 def members(store: Store) -> list[Sheet | Table]:
@@ -171,15 +101,10 @@ def _where(one: Reached) -> str:
 
 def reached(record: Mapping[str, Any], threat: str, objective: str) -> Iterator[Reached]:
     """What members did to a record's model under one threat and objective, by the rule of the endpoints."""
-    ledgers = record["evaluations"].get(threat, {}).get("ledgers", {})
-    ledger = ledgers.get(objective)
-    if not ledger or not ledger.get("members"):
-        return
+    evaluation = record["evaluations"].get(threat, {})
+    ledger = evaluation.get("ledgers", {}).get(objective, {})
+    packed = evaluation.get("reached", {}).get(objective, {})
     cell = GridCell.from_dict(record["cell"])
     where = (cell.model, cell.dataset, cell.row, cell.seed)
-    places: dict[str, dict[str, float]] = {}
-    for row, damage in zip(ledger["members"], ledger["damages"][1:], strict=True):
-        held = places.setdefault(row["endpoints"], {})
-        held[row["member"]] = max(damage, held.get(row["member"], 0.0))
-    for rule, damages in places.items():
+    for rule, damages in (by_rule(ledger) if ledger.get("members") else packed).items():
         yield Reached(objective, threat, where, rule, damages)

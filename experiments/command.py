@@ -16,7 +16,7 @@ from experiments import sample as sample_of
 from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results
-from experiments.fingerprint import change_of
+from experiments.fingerprint import EARLIER, change_of
 from experiments.progress import GridProgress
 from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
@@ -142,14 +142,15 @@ class Overview(NamedTuple):
 
 
 def _every_grid(store: Store) -> Overview:
-    names = ("grid", "cells", "done", "outdated", "failed", "open", "other code")
+    names = ("grid", "cells", "done", "earlier", "outdated", "failed", "open", "other code")
     rows: list[list[str | float | None]] = []
     notes = []
     for name in grid_names():
         cells = read_grid(name)
-        count, stale = status_of(cells, store), len(_changes(cells, store))
-        other = _of_other_code(cells, store)
-        rows.append([name, len(cells), count.done - stale, stale, count.failed, count.open, other])
+        count, stale = status_of(cells, store), _changes(cells, store)
+        earlier, other = sum(change == EARLIER for change in stale.values()), _of_other_code(cells, store)
+        states = (count.done - len(stale), earlier, len(stale) - earlier, count.failed, count.open)
+        rows.append([name, len(cells), *states, other])
         if count.failed:
             notes.append(f"what failed, and why: `fgai bench status {name}`")
     notes.append(OTHER_CODE)
@@ -187,14 +188,15 @@ def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
     rows.append(["", "all", whole.done, whole.failed, whole.open])
     columns = [Column(name, "d") for name in ("dataset", "model", "done", "failed", "open")]
     notes = [f"{entry['cell']}: {entry['error']}" for entry in errors]
-    if stale:
-        which, change = next(iter(stale.items()))
-        notes.append(f"{len(stale)} outdated, left out of tables, e.g. {which}: {change}")
+    if earlier := sum(change == EARLIER for change in stale.values()):
+        notes.append(f"{earlier} done with {EARLIER}")
+    for which, change in [item for item in stale.items() if item[1] != EARLIER][:1]:
+        notes.append(f"{len(stale) - earlier} outdated, left out of tables, e.g. {which}: {change}")
     return Overview(values, Table(f"{grid} in {store.root}", columns, rows, notes))
 
 
 OTHER_CODE = (
-    "other code: records made before a line of what trains was changed, or by code they do not name. Records"
+    f"earlier: trained with {EARLIER} (claims.jsonl). other code: records made before a line of what trains was changed, or by code they do not name. Records"
     " whose settings or searches are other ones now are outdated; what else changes numbers stands in"
     " CHANGELOG.md."
 )

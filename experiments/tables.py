@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from experiments import claim_tables as claims
 from experiments import one_setting
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
-from experiments.attack_tables import before, members
+from experiments.attack_tables import members
 from experiments.batch_tables import batches
 from experiments.build import RATIO, sheet
-from experiments.cells import read_grid
 from experiments.certificate_tables import certificates, collective, injection, voting
 from experiments.defence_tables import defences
 from experiments.explainer_tables import explainers
-from experiments.repeated import repeated
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
 from experiments.store import Store
@@ -60,9 +57,7 @@ def f1(store: Store) -> list[Sheet | Table]:
 
 def paper_methods(store: Store) -> list[Sheet | Table]:
     """What is printed and what is released, beside the vanilla model, on two small graphs."""
-    cells = read_grid("paper-methods")
-    keys = {cell.key for cell in cells}
-    results = Results.newest((record for record in store.records() if record["key"] in keys), cells)
+    results = Results.of_grid(store, "paper-methods", "evaluate")
     metrics = [
         estimated("f1.clean", "clean F1"),
         estimated("f1.attacked", "attacked F1"),
@@ -106,19 +101,11 @@ _NULLS = "Null rows: FGAI's predictions, edges removed by 1/degree or at random.
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "methods": one_setting.methods,
     "overview": one_setting.overview,
+    "pairs": one_setting.pairs,
     "whole": one_setting.whole_calls,
     "definition": one_setting.definition,
     "terms": one_setting.terms,
-    "headline": claims.headline,
-    "attack": claims.attack,
-    "worst": claims.worst,
-    "shifts": claims.shifts,
-    "explanations": claims.explanations,
-    "endpoints": claims.by_rule,
-    "shared-preset": claims.shared,
-    "seeds": claims.seeds,
-    "warnings": claims.warnings,
-    "before": before,
+    "seeds": trained.seeds,
     "members": members,
     "batches": batches,
     "stability": stability,
@@ -127,7 +114,6 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "f-slope-node": f_slope_node,
     "paper-methods": paper_methods,
     "ablation": trained.ablation,
-    "ablation-ensemble": trained.ablation_ensemble,
     "cost": trained.cost,
     "defences": defences,
     "certificates": certificates,
@@ -139,7 +125,6 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "graphs": tasks.graphs,
     "truth": tasks.truth,
     "search": trained.search,
-    "repeated": repeated,
 }
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from experiments.again import ANOTHER
 from experiments.build import about, label, name_of, sheet
 from experiments.cells import read_grid
 from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
-from experiments.claim_tables import CLAIM
 from experiments.paper import Published, published
 from experiments.results import NODE_KINDS, ROWS, Results
 from experiments.sheet import Sheet, estimated
@@ -55,19 +54,20 @@ def ablation(store: Store) -> list[Sheet | Table]:
     return [sheet(_ablated(store), "Ablation", metrics, notes, order=ABLATION_ROWS)]
 
 
-def ablation_ensemble(store: Store) -> list[Sheet | Table]:
-    """The same models under every search."""
+def seeds(store: Store) -> list[Sheet | Table]:
+    """How far two trainings that differ in their seed alone explain alike, vanilla and FGAI."""
+    results = Results.read(store, "again", "seeds")
     metrics = [
-        estimated("f1.clean"),
-        estimated("f1.attacked_random", "random endpoints"),
-        estimated("f1.attacked", "every search"),
-        estimated("g_tvd.rel"),
-        estimated("lost.explanation.cover", "top 5 lost, `cover`"),
-        estimated("similarity.overlap.all", "as vanilla", own=False),
-        estimated("sharpness.clean.all"),
+        estimated("similarity.overlap.all", "top 5 shared", threat=ANOTHER),
+        estimated("similarity.overlap.sharpest", "sharpest layer", threat=ANOTHER),
+        estimated("overlap.chance.all", "by chance", threat=ANOTHER),
+        estimated("similarity.rank_correlation.all", "rank correlation", threat=ANOTHER),
     ]
-    columns = [replace(column, threat=CLAIM) for column in metrics]
-    return [sheet(_ablated(store), "Ablation under `ensemble`", columns, order=ABLATION_ROWS)]
+    note = (
+        "Attention on the clean graph of two models trained alike with one seed and the next: another split,"
+        " other weights, other draws. Mean over layers and nodes with more than 5 neighbours."
+    )
+    return [sheet(results, "Explanations of two seeds", metrics, (note,))]
 
 
 def cost(store: Store) -> list[Sheet | Table]:
