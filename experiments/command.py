@@ -18,6 +18,7 @@ from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results
 from experiments.fingerprint import EARLIER, change_of
 from experiments.progress import GridProgress
+from experiments.rerun import find, rerun
 from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
 from fgai.cli.options import check_folder, choices
@@ -196,9 +197,9 @@ def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
 
 
 OTHER_CODE = (
-    f"earlier: trained with {EARLIER} (claims.jsonl). other code: records made before a line of what trains was changed, or by code they do not name. Records"
-    " whose settings or searches are other ones now are outdated; what else changes numbers stands in"
-    " CHANGELOG.md."
+    f"earlier: trained with {EARLIER} (claims.jsonl). other code: records made before a line of what trains"
+    " was changed, or by code they do not name. Records whose settings or searches are other ones now are"
+    " outdated; what else changes numbers stands in CHANGELOG.md."
 )
 
 
@@ -224,6 +225,50 @@ def _failure(cell: Cell, store: Store) -> dict[str, str] | None:
     if record is None or record["status"] == "done":
         return None
     return {"cell": cell.path.stem, "error": str(record.get("error", "unknown"))}
+
+
+@app.command("again", epilog="Example: fgai bench again 4b662cbde8c2")
+@command
+def again(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Its key, or the name of its record.")],
+    *,
+    results: Results = Here,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", min=0, help="By which numbers may differ, absolutely or relatively."),
+    ] = 0.01,
+    device: Device = "cpu",
+    data: Data = None,
+    cache: Cache = None,
+    out: Output,
+) -> None:
+    """Run one cell again and compare its numbers with its record, which stays as it is.
+
+    Exits with 1 if a number differs by more than the tolerance.
+    """
+    asked, store = find(cell), records.opened_store(results)
+    made, numbers = rerun(asked, store, tolerance=tolerance, device=device, root=data, cache=cache)
+    numbers.sort(key=lambda number: not number.agrees)
+    agree, stored = sum(number.agrees for number in numbers), store.read(asked) or {}
+    about = [", ".join(map(str, one["about"].values())) for one in (stored, made)]
+    columns = [
+        Column("number"),
+        *(Column(name, ".6g") for name in ("record", "now", "difference")),
+        Column(""),
+    ]
+    rows: list[list[str | float | None]] = [
+        [path, then, now, None if now is None else now - then, "" if same else "differs"]
+        for path, then, now, same in numbers
+    ]
+    notes = [
+        f"record: {about[0]}; now: {about[1]}",
+        f"{agree} of {len(numbers)} numbers agree within {tolerance:g}",
+    ]
+    values = {"command": "bench again", "cell": asked.path.stem, "tolerance": tolerance, "agree": agree}
+    values["numbers"] = [number._asdict() for number in numbers]
+    out.result(values, Table(asked.path.stem, columns, rows, notes).show)
+    if agree < len(numbers):
+        raise typer.Exit(FAILURE)
 
 
 app.command("table", epilog="Example: fgai bench table f1 --format markdown")(records.table)

@@ -215,7 +215,10 @@ def _evaluation(evaluation: dict[str, Any]) -> dict[str, Any]:
         metrics["lost"] = {"explanation": lost(ledgers["explanation"])}
     return {
         "metrics": _chosen(metrics, METRICS),
-        "reached": {objective: reached(ledger) for objective, ledger in ledgers.items()},
+        "reached": {
+            **evaluation.get("reached", {}),
+            **{objective: reached(ledger) for objective, ledger in ledgers.items()},
+        },
         "seconds": _chosen(evaluation.get("seconds", {}), ("total",)),
     }
 
