@@ -12,13 +12,12 @@ from rich.console import Console
 from experiments import Cell, Store, grid_names, read_grid, run_grid
 from experiments import command_records as records
 from experiments import only as only_of
-from experiments import sample as sample_of
 from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results
 from experiments.fingerprint import EARLIER, change_of
 from experiments.progress import GridProgress
-from experiments.rerun import find, rerun
+from experiments.rerun import TOLERANCE, find, rerun
 from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
 from fgai.cli.options import check_folder, choices
@@ -54,15 +53,6 @@ def run(
     only: Only = None,
     device: Device = "cpu",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample",
-            min=1,
-            help="Of these only so many, always the same draw; in results/repeat they check the records, see"
-            " `fgai bench table repeated`.",
-        ),
-    ] = None,
     shard: Annotated[
         str | None, typer.Option("--shard", help="Run part i/n only, e.g. 2/5; parts may share a folder.")
     ] = None,
@@ -85,7 +75,6 @@ def run(
     """
     store = Store(results)
     cells = only_of(read_grid(grid), only or ())
-    cells = cells if sample is None else sample_of(cells, sample)
     part = cells if shard is None else shard_of(cells, shard)
     check_folder(results)
     stale = len(_changes(part, store))
@@ -236,7 +225,7 @@ def again(
     tolerance: Annotated[
         float,
         typer.Option("--tolerance", min=0, help="By which numbers may differ, absolutely or relatively."),
-    ] = 0.01,
+    ] = TOLERANCE,
     device: Device = "cpu",
     data: Data = None,
     cache: Cache = None,
@@ -250,18 +239,20 @@ def again(
     made, numbers = rerun(asked, store, tolerance=tolerance, device=device, root=data, cache=cache)
     numbers.sort(key=lambda number: not number.agrees)
     agree, stored = sum(number.agrees for number in numbers), store.read(asked) or {}
-    about = [", ".join(map(str, one["about"].values())) for one in (stored, made)]
+    parts = ("device", "torch", "python", "fgai")
+    about = [", ".join(f"{name} {one['about'][name]}" for name in parts) for one in (stored, made)]
     columns = [
         Column("number"),
         *(Column(name, ".6g") for name in ("record", "now", "difference")),
         Column(""),
     ]
     rows: list[list[str | float | None]] = [
-        [path, then, now, None if now is None else now - then, "" if same else "differs"]
+        [path, then, now, None if now is None else now - then, "agrees" if same else "differs"]
         for path, then, now, same in numbers
     ]
     notes = [
-        f"record: {about[0]}; now: {about[1]}",
+        f"record: {about[0]}",
+        f"now: {about[1]}",
         f"{agree} of {len(numbers)} numbers agree within {tolerance:g}",
     ]
     values = {"command": "bench again", "cell": asked.path.stem, "tolerance": tolerance, "agree": agree}

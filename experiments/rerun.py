@@ -19,6 +19,10 @@ ABOUT = (
     "warnings", "whole_seconds",
 )  # fmt: skip
 """What a record says of itself; all else is measured."""
+PASSED_OVER = ("seconds", "null", "chance", "curve", "curve_plus", "curve_minus")
+"""What depends on the machine or on no model, and what others sum up; layers too, where there is `all`."""
+TOLERANCE = 0.02
+"""By which numbers may differ, two points of F1."""
 
 
 class Number(NamedTuple):
@@ -48,12 +52,12 @@ def rerun(
     cell: Cell,
     store: Store,
     *,
-    tolerance: float = 0.01,
+    tolerance: float = TOLERANCE,
     device: str = "cpu",
     root: Path | str | None = None,
     cache: Path | None = None,
 ) -> tuple[dict[str, Any], list[Number]]:
-    """Run a cell again and compare; return the new record and every number of the stored one.
+    """Run a cell again and compare; return the new record and the numbers of both.
 
     Args:
         cell: that has a record.
@@ -93,7 +97,7 @@ def rerun(
 
 
 def measured(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield every number that a packed record measures, with its dotted path; seconds are left out."""
+    """Yield the numbers that a packed record measures, with their dotted paths; see `PASSED_OVER`."""
     for name, value in record.items():
         if name == "evaluations":
             yield from _numbers({threat: one["metrics"] for threat, one in value.items()}, "")
@@ -105,8 +109,8 @@ def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
     if isinstance(value, list):
         value = dict(enumerate(value))
     if isinstance(value, Mapping):
-        for name, part in value.items():
-            if name != "seconds":
+        for name, part in value.items() if "all" not in value else [("all", value["all"])]:
+            if name not in PASSED_OVER:
                 yield from _numbers(part, f"{path}.{name}".lstrip("."))
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield path, float(value)

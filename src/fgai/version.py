@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _STATED: ContextVar[Mapping[str, str] | None] = ContextVar("stated", default=None)
 
 
