@@ -137,9 +137,9 @@ def _certified(store: Store, source: Source, choice: Choice) -> Named:
         for dataset in results.datasets(model):
             named: dict[str, _Certificates] = {}
             for row in results.rows(model, dataset):
-                held = [record["certificate"] for record in results.held(model, dataset, row)]
-                named[name_of(row)] = _Certificates(held)
-            if choice.holds(model, dataset):
+                if held := [record["certificate"] for record in results.held(model, dataset, row)]:
+                    named[name_of(row)] = _Certificates(held)
+            if named and choice.holds(model, dataset):
                 drawn = True
                 title = f"{model} on {dataset}, output layer, mean over seeds"
                 yield f"certified-{dataset}-{model}", titled(draw.certified_curves(named), title)

@@ -141,11 +141,11 @@ def overview(store: Store) -> list[Sheet | Table]:
 def pairs(store: Store) -> list[Sheet | Table]:
     """What `methods` averages, for each pair of model and graph."""
     read = Methods(store)
+    columns = [Column("model"), Column("graph"), *_COLUMNS]
     rows = [[*pair, *_row(row, [pair], read)] for pair in read.asked for row in ROWS]
-    known = [row for row in rows if row[3] is not None]
-    note = "Means over two or three seeds; columns as in the table `methods`."
+    known = [row for row in rows if row[3] is not None] or [[None] * len(columns)]
     return [
-        Table("Pair by pair", [Column("model"), Column("graph"), *_COLUMNS], known or [["–"] * 9], (note,))
+        Table("Pair by pair", columns, known, ("Two or three seeds; columns as in the table `methods`.",))
     ]
 
 

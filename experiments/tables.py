@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from experiments import one_setting
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
-from experiments.attack_tables import members
 from experiments.batch_tables import batches
 from experiments.build import RATIO, sheet
 from experiments.certificate_tables import certificates, collective, injection, voting
 from experiments.defence_tables import defences
 from experiments.explainer_tables import explainers
+from experiments.member_tables import members
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
 from experiments.store import Store

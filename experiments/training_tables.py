@@ -73,7 +73,7 @@ def seeds(store: Store) -> list[Sheet | Table]:
 def cost(store: Store) -> list[Sheet | Table]:
     """Median seconds per epoch and peak memory of the training, as multiples of vanilla's."""
     results = Results.read(store, "cost", "cost", defences=True)
-    note = "Trainings alone, one at a time."
+    note = "Trainings alone, one at a time: the attempt that is returned, without the check (table `whole`)."
     shared = Results.read(store, "evaluate")
     if not results.records and shared.records:
         results = shared
@@ -183,7 +183,7 @@ def search(store: Store) -> list[Sheet | Table]:
         f"{TRIALS} trials each on {SEEDS} seeds; criterion: mean of"
         " accuracy on validation nodes, clean and under a short ensemble whose endpoints are"
         " validation nodes. Chosen is the best setting that holds"
-        f" on both seeds, or the preset in use within {NOISE:g} of it. Test nodes were not looked at.",
+        f" on both seeds, or the preset in use within {NOISE:g} of it. Trials see no test nodes.",
         *([f"{few} searches do not have all of their {TRIALS} trials yet."] if few else []),
         *([f"{waiting} of these settings are not in use yet: no other record has them."] if waiting else []),
     )

@@ -1,4 +1,4 @@
-"""What a better search shows: the node tables under the ensemble, and what each of its members is for."""
+"""What each member of the ensemble is for: the cases that would be worse without it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from experiments.sheet import Sheet
 from experiments.store import Store
 from experiments.store import reached as by_rule
 from fgai.records import Cell, Column, Table
-
-RANDOM = "random"
 
 
 class Reached(NamedTuple):
