@@ -58,7 +58,7 @@ GOOD: dict[str, Words | None] = {
     "data convert": ("planted", "stored", "--force"),
     "doctor": None,
 }
-SLOW = ("demo", "explore", "audit", "doctor", "train", "faithful", "harden", "bench run")
+SLOW = ("demo", "explore", "audit", "doctor", "train", "faithful", "harden", "bench run", "bench again")
 # Command → words with one bad value, and a part of what is said.
 BAD: dict[str, tuple[Words, str]] = {
     "demo": (("--model", "GCM"), "`--model` must be one of"),
