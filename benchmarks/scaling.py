@@ -1,4 +1,4 @@
-"""How the cost of an epoch grows with the graph: vanilla and faithful training on synthetic graphs.
+"""How cost grows with the graph: a layer, an epoch vanilla and faithful, an attack, an evaluation.
 
 Every node has 16 neighbours on average, drawn with skewed degrees (a few nodes get thousands), and 64 dense
 features; the model is a GAT of two layers, eight heads of eight. The slope of log time over log edges is
@@ -15,21 +15,25 @@ import gc
 import json
 import math
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
-from common import PeakMemory, show
+from common import PeakMemory, median_seconds, show
 
+from fgai import evaluate
+from fgai.attacks import make_attack
 from fgai.graph import Graph
 from fgai.models import GAT
+from fgai.models.layer import AttentionLayer
 from fgai.reports.figures import style
 from fgai.sparse import Adjacency, Features, edge_keys
 from fgai.trackers import Tracker
 from fgai.training import FaithfulSettings, TrainConfig, VanillaRecipe, fit
 from fgai.training.faithful import FaithfulRecipe
 
-WAYS = ("vanilla", "fgai")
+WAYS = ("vanilla", "fgai", "layer", "attack", "evaluation")
 DEGREE, WIDTH, CLASSES = 16, 64, 8
 
 
@@ -54,9 +58,24 @@ def synthetic(edges: int, device: str) -> Graph:
     return graph
 
 
+def once(way: str, graph: Graph, model: GAT) -> Callable[[], object]:
+    """Return a layer forward and backward, the attack of the threat `standard`, or its evaluation."""
+    if way == "layer":
+        layer, x = AttentionLayer(WIDTH, 8, 8).to(graph.device), graph.features.to_dense().requires_grad_()
+        return lambda: layer(x, graph.adjacency).sum().backward()
+    if way == "attack":
+        return lambda: make_attack("standard").run(model, graph)
+    return lambda: evaluate(model, graph, "standard", curves=False, nulls=False, explanation_attack=False)
+
+
 def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float]:
     torch.manual_seed(0)
     model = GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device)
+    if way not in ("vanilla", "fgai"):
+        step = once(way, graph, model.eval())
+        with PeakMemory(device) as memory:
+            seconds = median_seconds(step, 5 if way == "layer" else 1, device, warm_up=1)
+        return {"edges": graph.num_edges, "seconds": seconds, "bytes": memory.above}
     recipe: object = VanillaRecipe(graph)
     if way == "fgai":
         recipe = FaithfulRecipe(
@@ -87,7 +106,8 @@ def draw(results: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> N
     with style.new_figure(3.4 * len(results) + 0.4, 2.9) as figure:
         panels = figure.subplots(1, len(results), squeeze=False, sharey=True)[0]
         for axes, (device, ways) in zip(panels, results.items(), strict=True):
-            for index, (way, found) in enumerate(ways.items()):
+            for index, way in enumerate(WAYS[:2]):
+                found = ways[way]
                 edges, seconds = [f["edges"] for f in found], [f["seconds"] for f in found]
                 axes.plot(
                     edges,
@@ -117,6 +137,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="read what is there, add this device's results")
     parser.add_argument("--figure", type=Path, help="draw all results of --json, or these")
@@ -126,31 +147,24 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     results = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     if not args.draw_only:
-        found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+        found: dict[str, list[dict[str, float]]] = {way: [] for way in args.ways}
         for edges in sorted(args.edges):
             graph = synthetic(int(edges), args.device)
-            for way in WAYS:
+            for way in args.ways:
                 found[way].append(measure(way, graph, args.epochs, args.device))
                 gc.collect()
+                results.setdefault(args.name or args.device, {}).update({way: found[way]})
+                if args.json:
+                    args.json.write_text(json.dumps(results, indent=1) + "\n")
             del graph
-        results[args.name or args.device] = found
-        if args.json:
-            args.json.write_text(json.dumps(results, indent=1) + "\n")
         fit_from = args.fit_from or max(args.edges) / 100
         rows = [
-            [
-                f"{one['edges']:.3g}",
-                f"{one['seconds'] * 1e3:.3f} ms",
-                f"{two['seconds'] * 1e3:.3f} ms",
-                f"{two['seconds'] / one['seconds']:.2f}×",
-                f"{one['bytes'] / 2**20:.0f} MiB",
-                f"{two['bytes'] / 2**20:.0f} MiB",
-            ]
-            for one, two in zip(found["vanilla"], found["fgai"], strict=True)
+            [f"{each[0]['edges']:.3g}"]
+            + [f"{one['seconds'] * 1e3:.2f} ms, {one['bytes'] / 2**20:.0f} MiB" for one in each]
+            for each in zip(*found.values(), strict=True)
         ]
-        columns = ["edges", "vanilla epoch", "fgai epoch", "fgai ÷ vanilla", "vanilla memory", "fgai memory"]
-        show(f"Cost growth, {args.device}", columns, rows)
-        slopes = ", ".join(f"{way} {slope(found[way], fit_from):.2f}" for way in WAYS)
+        show(f"Cost growth, {args.device}", ["edges", *args.ways], rows)
+        slopes = ", ".join(f"{way} {slope(found[way], fit_from):.2f}" for way in args.ways)
         print(f"slope of log time over log edges from {fit_from:.0e} edges on: {slopes}")
     if args.figure:
         draw(results, args.figure)

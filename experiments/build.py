@@ -27,6 +27,8 @@ NAMES = {
     "pro-gnn": "Pro-GNN",
     "gnn-svd": "GNN-SVD",
     "gnnguard": "GNNGuard",
+    "soft-median": "Soft-Median",
+    "rung": "RUNG",
 }
 NULLS = {"uniform": "uniform (null)", "random": "random (null)"}
 TOUCHED = "overlap_touched."

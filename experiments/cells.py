@@ -27,8 +27,8 @@ KINDS = ("evaluate", "attack", "search", "certify", "inject", "collective", "vot
          "cost", "alone")  # fmt: skip
 MOST_CELLS = 100_000
 _FILE_NAME = re.compile(r"(?![.])[^\x00-\x1f/\\]{0,100}")
-TASKS = ("", "link", "graph", "truth")
-"""Node classification, link prediction, graph classification, and nodes with true explanations."""
+TASKS = ("", "link", "graph", "truth", "inductive")
+"""Nodes, links, small graphs, nodes with true explanations, and nodes that are not there in training."""
 
 
 @dataclass(frozen=True, kw_only=True)

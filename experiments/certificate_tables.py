@@ -192,7 +192,7 @@ def _f1(records: Sequence[dict[str, Any]]) -> str | None:
 
 def _attacked(store: Store) -> Sheet | Table:
     """What is trained towards certificates, under attack like everything else."""
-    results = Results.of_grid(store, "injection", "attack")
+    results = Results.of_grid(store, "injection")
     columns = {
         "f1.clean": "clean",
         "f1.attacked": f"`{CLAIM}`",

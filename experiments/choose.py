@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments import methods
-from experiments.cells import Cell, current_names
+from experiments.cells import Cell, current_names, read_grid
 from experiments.fingerprint import change_of, other_searches
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
@@ -157,7 +158,7 @@ def presets(store: Store) -> str:
     """Return `experiments/presets.toml` with the best trials laid over it.
 
     Comments and general tables stay; `[method.MODEL.dataset]`, and the same under `[link]` and `[graph]`, are
-    replaced where a search was run. Methods with one setting for every graph (`UNTUNED`) are passed over.
+    replaced where a search was run. Methods with one setting for every graph, and labelled rows, are left.
 
     A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
     best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
@@ -173,7 +174,7 @@ def presets(store: Store) -> str:
     for task in TABLES:
         for case, held in trials(store, task).items():
             name = ".".join(filter(None, (task, *case)))
-            if case[0] in UNTUNED:
+            if case[0] in UNTUNED or case[0] not in methods.METHODS:
                 continue
             good = chosen(case, held, task)
             if good is not None:
@@ -218,6 +219,21 @@ def is_in_use(case: Case, trial: Trial, task: str = "") -> bool:
     now = settings_of(Cell(method=method, model=model, dataset=dataset, task=task))
     given = {**now["defaults"], **now["settings"]}
     return all(given.get(name) == value for name, value in trial.settings.items())
+
+
+def best_of_all(grid: str, store: Store) -> dict[str, dict[str, Any]]:
+    """Return for each method the settings of a search grid with the best mean criterion over all its graphs.
+
+    A method is left out until every trial is run.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+    for cell in read_grid(grid):
+        record = store.read(cell) or {}
+        score = record.get("validation", {}).get("criterion", float("nan"))
+        found.setdefault(cell.method, {}).setdefault(json.dumps(cell.settings), []).append(score)
+    means = {method: {text: fmean(held) for text, held in tried.items()} for method, tried in found.items()}
+    whole = {method: held for method, held in means.items() if all(map(isfinite, held.values()))}
+    return {method: json.loads(max(held, key=lambda text: held[text])) for method, held in whole.items()}
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:

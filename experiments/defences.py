@@ -1,13 +1,13 @@
-"""GNNGuard, GNN-SVD and Pro-GNN: models that re-weight the edges of every graph they are given."""
+"""GNNGuard, GNN-SVD, Pro-GNN, Soft-Median and RUNG: defences that are part of the forward pass."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,8 +20,8 @@ from fgai import Graph
 from fgai.attention import TappedLayer, call_model
 from fgai.checks import at_least, memory, one_of, whole
 from fgai.errors import InputError
-from fgai.models import MODELS, AttentionModel, Capabilities, as_graph
-from fgai.ops import row_sum, score_dot
+from fgai.models import MODELS, AttentionModel, Capabilities, GCNLayer, as_graph
+from fgai.ops import aggregate, row_sum, score_dot, weighted_softmax
 from fgai.sparse import Adjacency, Features, match_edges
 from fgai.training import VanillaRecipe
 
@@ -82,9 +82,9 @@ class Defended(AttentionModel):
         """Return the scalars the defence adds to the loss; none by default."""
         return {}
 
-    @abstractmethod
     def weights(self, graph: Graph) -> Tensor:
         """Return the weights [E] the defence gives the edges of a prepared graph before the first layer."""
+        raise NotImplementedError(f"{type(self).__name__} must define `weights` or `embed`")
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as the model behind reads it."""
@@ -260,10 +260,9 @@ class ProGNN(Defended):
         **arguments: of that model.
 
     Reference: Jin et al., Graph Structure Learning for Robust Graph Neural Networks, KDD 2020. We differ: the
-    original learns a dense N × N matrix and shrinks all its singular values every epoch (`dense_bytes` gives
-    the memory of that); here the structure lives on existing edges, the nuclear norm is replaced by the
-    distance to rank r, features are compared by angle, and the terms are divided by the number of nodes, like
-    the cross-entropy.
+    original learns a dense N × N matrix and shrinks all its singular values every epoch; here the structure
+    lives on existing edges, the nuclear norm is replaced by the distance to rank r, features are compared by
+    angle, and the terms are divided by the number of nodes, like the cross-entropy.
     """
 
     can_capture = False  # the decomposition is computed on the host
@@ -344,7 +343,169 @@ class ProGNN(Defended):
         return out.index_copy(0, here, self.correction[there])
 
 
-DEFENCES: dict[str, type[Defended]] = {"gnnguard": GNNGuard, "gnn-svd": GNNSVD, "pro-gnn": ProGNN}
+class SoftMedianLayer(GCNLayer):
+    """Graph convolution whose neighbours count less the farther they are from their median.
+
+    With `n` the normalised weights, z the values, C their number and m_i the dimension-wise median of the
+    neighbours of node i weighted by `n`,
+
+        output_i = Σ_j n_ji · Σ_j a_ji z_j + b,   a_ji ∝ n_ji exp(−‖z_j − m_i‖ / (T √C)).
+    """
+
+    temperature = 1.0
+
+    def attend(
+        self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the shares a [E, 1], the values [N, 1, C] and the sizes of the sums [N]."""
+        shares, values, sizes = super().attend(x, adjacency, edge_weight)
+        z, weight = values.squeeze(1), shares.squeeze(1)
+        middle = z.gather(0, weighted_median(z, weight, adjacency))
+        apart = (z[adjacency.source] - middle[adjacency.destination]).norm(dim=1, keepdim=True)
+        scores = -apart / (self.temperature * self.channels**0.5)
+        return weighted_softmax(scores, weight, adjacency), values, sizes
+
+
+@torch.no_grad()
+def weighted_median(values: Tensor, weight: Tensor, adjacency: Adjacency) -> Tensor:
+    """The node [N, C] whose value is the median of each node's neighbours, dimension by dimension.
+
+    That is the smallest of `values` [N, C] such that half of the neighbours' `weight` [E] is not above it:
+    found by bisection of the ranks, which needs no sort of edges and does not wait for the device.
+    """
+    order = values.argsort(0)
+    places = torch.arange(len(order), device=order.device)[:, None].expand_as(order)
+    held = torch.empty_like(order).scatter_(0, order, places)[adjacency.source]
+    low, high = torch.zeros_like(order), torch.full_like(order, len(order) - 1)
+    half = (0.5 - 1e-6) * row_sum(weight, adjacency.rowptr)[:, None]
+    for _ in range(len(order).bit_length()):
+        middle = (low + high) // 2
+        below = torch.where(held <= middle[adjacency.destination], weight[:, None], 0.0)
+        reached = torch.zeros_like(values).index_add_(0, adjacency.destination, below) >= half
+        low, high = torch.where(reached, low, middle + 1), torch.where(reached, middle, high)
+    return order.gather(0, low)
+
+
+class SoftMedian(Defended):
+    """A GCN with robust sums: see `SoftMedianLayer`. Gradients reach distances and medians.
+
+    Args:
+        in_channels: features per node.
+        out_channels: classes.
+        temperature: T; the larger, the closer to a GCN.
+        base: `GCN`.
+        **arguments: of that model.
+
+    Reference: Geisler et al., Robustness of Graph Neural Networks at Scale, NeurIPS 2021. We differ: without
+    its diffusion of the graph, which would have to be made anew on every attacked graph.
+    """
+
+    own: ClassVar[tuple[str, ...]] = ("temperature",)
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        temperature: float = 0.5,
+        base: str = "GCN",
+        **arguments: Any,
+    ) -> None:
+        at_least(temperature, "temperature", 1e-6)
+        super().__init__(in_channels, out_channels, base=one_of(base, "base", ("GCN",)), **arguments)
+        self.config |= {"temperature": temperature}
+        for place, conv in enumerate(self.model.convs):
+            layer = SoftMedianLayer(*conv.value.weight.shape, input_norm=conv.input_norm is not None)
+            layer.temperature = temperature
+            self.model.convs[place] = layer
+
+    def embed(self, graph: Graph) -> Tensor:
+        """Return the embeddings [N, out]."""
+        return self.model.embed(graph)
+
+
+class RUNG(Defended):
+    """A network of features alone, whose predictions are smoothed over the graph without far neighbours.
+
+    With A the adjacency (self-loops included in the degrees d only), F⁰ the outputs of the model behind on
+    the graph without edges, and y_ij = ‖f_i/√d_i − f_j/√d_j‖, each step is a quasi-Newton one on an objective
+    with the minimax concave penalty:
+
+        w_ij = max(0, 1/(2 y_ij) − 1/(2 γ)),   q_i = Σ_j w_ij A_ij / d_i,
+        f_i ← (Σ_j w_ij A_ij f_j / √(d_i d_j) + λ f⁰_i) / (q_i + λ).
+
+    While training the weights w are constants of each step, as in the original. In evaluation mode gradients
+    reach them, and pass straight through the maximum, or nothing would show how a neighbour that is left out
+    gets in.
+
+    Args:
+        in_channels: features per node.
+        out_channels: classes.
+        gamma: γ, the distance from which a neighbour is left out.
+        anchor: λ, the weight of a node's own prediction.
+        steps: of the smoothing.
+        base: the model behind.
+        **arguments: of that model.
+
+    Reference: Hou et al., Robust Graph Neural Networks via Unbiased Aggregation, NeurIPS 2024.
+    """
+
+    own: ClassVar[tuple[str, ...]] = ("gamma", "anchor", "steps")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        gamma: float = 3.0,
+        anchor: float = 1 / 9,
+        steps: int = 10,
+        base: str = "GCN",
+        **arguments: Any,
+    ) -> None:
+        for name, value in {"gamma": gamma, "anchor": anchor}.items():
+            at_least(value, name, 1e-6)
+        super().__init__(in_channels, out_channels, base=base, **arguments)
+        self.gamma, self.anchor, self.steps = gamma, anchor, whole(steps, "steps", 1)
+        self.config |= {"gamma": gamma, "anchor": anchor, "steps": steps}
+
+    def embed(self, graph: Graph) -> Tensor:
+        """Return the embeddings [N, out]."""
+        adjacency, given = graph.adjacency, graph.edge_weight
+        alone = _kept(adjacency, "loops", lambda: _loops(adjacency))
+        first = self.model.embed(graph.replace(adjacency=alone, edge_weight=None))
+        weight = first.new_ones(adjacency.num_edges) if given is None else given
+        degree = row_sum(weight, adjacency.rowptr).clamp(min=1e-12)[:, None]
+        weight = weight.masked_fill(adjacency.source == adjacency.destination, 0.0)
+        out = first
+        for _ in range(self.steps):
+            scaled = out * degree.rsqrt()
+            apart = (scaled[adjacency.source] - scaled[adjacency.destination]).norm(dim=1).clamp(min=NEAREST)
+            trust = 0.5 / (apart.detach() if self.training else apart) - 0.5 / self.gamma
+            kept = trust.clamp(min=0.0)
+            kept = weight * (kept if self.training else trust + (kept - trust).detach())
+            near = aggregate(kept[:, None], scaled[:, None], adjacency).squeeze(1) * degree.rsqrt()
+            pull = row_sum(kept, adjacency.rowptr)[:, None] / degree
+            out = (near + self.anchor * first) / (pull + self.anchor)
+        return out
+
+
+NEAREST = 1e-6
+"""Distance of two nodes below which RUNG takes them for equal."""
+
+
+def _loops(adjacency: Adjacency) -> Adjacency:
+    nodes = torch.arange(adjacency.num_nodes, device=adjacency.device)
+    return Adjacency.from_sorted(nodes, nodes, adjacency.num_nodes)
+
+
+DEFENCES: dict[str, type[Defended]] = {
+    "gnnguard": GNNGuard,
+    "gnn-svd": GNNSVD,
+    "pro-gnn": ProGNN,
+    "soft-median": SoftMedian,
+    "rung": RUNG,
+}
 """Defences by the name of the training method."""
 
 
@@ -366,11 +527,6 @@ class Regularised(VanillaRecipe):
         yield {**terms, "total": torch.stack(list(terms.values())).sum()}
 
 
-def dense_bytes(num_nodes: int) -> int:
-    """Bytes that Pro-GNN as published needs: the matrix, its gradient, its momentum, its decomposition."""
-    return 6 * 4 * num_nodes**2
-
-
 def _features(graph: Graph) -> Features:
     if graph.features is None:
         raise InputError(f"{graph.name!r} has no node features")
@@ -381,8 +537,15 @@ DENSE = 256
 """Graphs up to this size are decomposed densely."""
 TOLERANCE = 1e-7
 """Relative accuracy of the singular values: that of float32."""
-_KEPT = 8
+_MOST = 8
 _KNOWN: OrderedDict[tuple[int, int, bytes], Tensor] = OrderedDict()
+_BY_EDGES: WeakKeyDictionary[Adjacency, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def _kept(adjacency: Adjacency, name: Any, make: Callable[[], Any]) -> Any:
+    """Return `make()`, made once for these edges: an attack that changes features alone waits for nothing."""
+    held = _BY_EDGES.setdefault(adjacency, {})
+    return held[name] if name in held else held.setdefault(name, make())
 
 
 def low_rank(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -434,12 +597,16 @@ def reconstruct(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -
     """
     if weight is not None:
         return _entries(adjacency, rank, weight)
+    return _kept(adjacency, rank, lambda: _known(adjacency, rank))
+
+
+def _known(adjacency: Adjacency, rank: int) -> Tensor:
     digest = hashlib.blake2b(adjacency.keys.cpu().numpy().tobytes(), digest_size=16).digest()
     key = (rank, adjacency.num_nodes, digest)
     if key not in _KNOWN:
         _KNOWN[key] = _entries(adjacency, rank, None).cpu()
     _KNOWN.move_to_end(key)
-    while len(_KNOWN) > _KEPT:
+    while len(_KNOWN) > _MOST:
         _KNOWN.popitem(last=False)
     return _KNOWN[key].to(adjacency.device)
 

@@ -16,6 +16,7 @@ import torch
 
 from experiments.cells import Cell
 from experiments.explained import check_ready
+from experiments.methods import FROM_SCRATCH
 from experiments.run import is_done, run_cell
 from experiments.store import Store
 from fgai.errors import FgaiError, InputError
@@ -171,7 +172,8 @@ class Pace:
 def _by_parent(cells: list[Cell]) -> list[list[Cell]]:
     groups: dict[Any, list[Cell]] = {}
     for cell in cells:
-        groups.setdefault((cell.model, cell.dataset, cell.seed, cell.kind), []).append(cell)
+        own = cell.key if cell.settings and cell.method in FROM_SCRATCH else ""  # no parent, and nobody's
+        groups.setdefault((cell.model, cell.dataset, cell.seed, cell.kind, own), []).append(cell)
     for group in groups.values():
         group.sort(key=lambda cell: cell.method != "vanilla")
     return list(groups.values())

@@ -1,4 +1,4 @@
-"""Methods of the tables that the package does not have: three defences, Algorithm 1, the released variant.
+"""Methods of the tables that the package does not have: defences, Algorithm 1, the released variant.
 
 Everything here has the name and the arguments of its namesake in `fgai.training`, and is that for all others.
 """
@@ -125,8 +125,8 @@ def train_method(
     """Train one method with the settings of its tables; see `fgai.training.train_method`.
 
     Args:
-        method: one of `METHODS`: also `at-limits`, `harden` with settings tuned on each graph; `gnnguard`,
-            `gnn-svd` or `pro-gnn`, which train the named model behind them from new weights as vanilla does;
+        method: one of `METHODS`: also `at-limits`, `harden` with settings tuned on each graph; a defence
+            (see `DEFENCES`), which trains the named model behind it from new weights as vanilla does;
             `fgai-paper`, Algorithm 1 of the paper as printed; or `fgai-injection`, its released code's
             variant: injected nodes, output layer, graph-wide top-K.
         model: name of the network, see `fgai.models.MODELS`.

@@ -39,9 +39,7 @@ class Methods:
         self.asked: list[Pair] = list(dict.fromkeys((cell.model, cell.dataset) for cell in cells))
         self.progress = f"{sum(store.read(cell) is not None for cell in cells)} of {len(cells)}"
         self._seeds = {cell.seed for cell in cells}
-        self._ours, self._every = (
-            Results.of_grid(store, name, "attack") for name in ("methods", "endpoints")
-        )
+        self._ours, self._every = (Results.of_grid(store, grid) for grid in ("methods", "endpoints"))
         self._node = Results.node(store)
         self._proofs = _proofs(store)
 
@@ -276,7 +274,7 @@ def _margins(store: Store) -> Table:
 
 def terms(store: Store) -> list[Sheet | Table]:
     """Each part of faithful training removed: paired differences to the whole method, five seeds."""
-    results = Results.of_grid(store, "terms", "attack")
+    results = Results.of_grid(store, "terms")
     paths = {
         "clean F1": "f1.clean",
         "F1, `ensemble`": "f1.attacked",

@@ -101,11 +101,11 @@ class Results:
         return cls.newest(plain, () if grid is None else [c for c in read_grid(grid) if not c.label])
 
     @classmethod
-    def of_grid(cls, store: Store, grid: str, kind: str) -> Results:
-        """Read the records of a grid's cells of one kind, labelled variants among them."""
-        cells = [cell for cell in read_grid(grid) if cell.kind == kind]
+    def of_grid(cls, store: Store, grid: str, folder: str = "attack") -> Results:
+        """Read the records of a grid's cells in one folder (see `Cell.folder`), labelled ones too."""
+        cells = [cell for cell in read_grid(grid) if cell.folder == folder]
         keys = {cell.key for cell in cells}
-        return cls.newest((record for record in store.records(kind) if record["key"] in keys), cells)
+        return cls.newest((record for record in store.records(folder) if record["key"] in keys), cells)
 
     @classmethod
     def newest(cls, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> Results:

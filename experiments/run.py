@@ -24,7 +24,7 @@ from experiments.memory import PeakMemory
 from experiments.methods import FROM_SCRATCH
 from experiments.store import Store
 from experiments.threats import grid_threat
-from experiments.trained import model_of, settings_of, vanilla_of
+from experiments.trained import model_of, settings_of, training_graph, vanilla_of
 from experiments.validation import scores, validate
 from fgai import (
     CheckpointError,
@@ -46,7 +46,7 @@ from fgai.records import plain
 from fgai.tasks import task_of
 from fgai.training import accuracy_without_edges, history_of
 
-EXPLAINED = {"link": 5, "graph": 2, "truth": 5}
+EXPLAINED = {"link": 5, "graph": 2, "truth": 5, "inductive": 5}
 """Neighbours in an explanation; atoms of a molecule have too few for five."""
 INJECTED = (1, 2, 3, 5)
 """Injected neighbours that `inject` cells certify against."""
@@ -116,9 +116,10 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
     graph = _graph(cell, device, root)
     if cell.kind == "alone":
         return {"data": describe(graph), "alone": without_edges(graph, cell.model, cell.seed)}
-    vanilla = None if cell.method in FROM_SCRATCH else vanilla_of(cell, graph, device, cache)[0]
+    seen = training_graph(graph) if cell.task == "inductive" else graph
+    vanilla = None if cell.method in FROM_SCRATCH else vanilla_of(cell, seen, device, cache)[0]
     with PeakMemory(device) as memory:
-        model, is_new = model_of(cell, graph, vanilla, device, cache)
+        model, is_new = model_of(cell, seen, vanilla, device, cache)
     body: dict[str, Any] = {
         "fingerprint": fingerprint(cell),
         "data": describe(graph),
@@ -263,7 +264,7 @@ def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Ce
         extras: dict[str, Any] = {} if not cell.task else {"curves": False, "k": EXPLAINED[cell.task]}
         if index or cell.kind == "attack":
             extras |= {"curves": False, "nulls": False}
-        if index and threat != "ensemble":
+        if (index and threat != "ensemble") or (cell.kind == "attack" and cell.model == "GCN"):
             extras["explanation_attack"] = False
         chosen = grid_threat(threat)
         record = evaluate(model, graph, chosen, vanilla=parent, seed=cell.seed, name=cell.row, **extras)

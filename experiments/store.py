@@ -219,7 +219,6 @@ def _evaluation(evaluation: dict[str, Any]) -> dict[str, Any]:
             **evaluation.get("reached", {}),
             **{objective: reached(ledger) for objective, ledger in ledgers.items()},
         },
-        "seconds": _chosen(evaluation.get("seconds", {}), ("total",)),
     }
 
 

@@ -10,7 +10,7 @@ from experiments import training_tables as trained
 from experiments.batch_tables import batches
 from experiments.build import RATIO, sheet
 from experiments.certificate_tables import certificates, collective, injection, voting
-from experiments.defence_tables import defences
+from experiments.defence_tables import baselines, edges, inductive
 from experiments.explainer_tables import explainers
 from experiments.member_tables import members
 from experiments.results import Results
@@ -115,7 +115,9 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "paper-methods": paper_methods,
     "ablation": trained.ablation,
     "cost": trained.cost,
-    "defences": defences,
+    "baselines": baselines,
+    "edges": edges,
+    "inductive": inductive,
     "certificates": certificates,
     "injection": injection,
     "collective": collective,

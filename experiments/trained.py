@@ -161,6 +161,16 @@ def trained(
     return model, True
 
 
+def training_graph(graph: Graph) -> Graph:
+    """Return a graph without its test nodes and their edges: everything an inductive training may know."""
+    assert graph.features is not None and graph.y is not None and graph.test_mask is not None
+    there = ~graph.test_mask
+    nodes, (source, destination) = there.nonzero().flatten(), graph.edge_index
+    edges = (there.cumsum(0) - 1)[graph.edge_index[:, there[source] & there[destination]]]
+    kept = {name: getattr(graph, name)[nodes] for name in ("y", "train_mask", "val_mask")}
+    return Graph.from_edges(edges, len(nodes), graph.features.select(nodes), name=graph.name, **kept)
+
+
 def vanilla_of(cell: Cell, graph: Graph, device: str, cache: Path | None) -> tuple[nn.Module, bool]:
     """Return the vanilla parent that cells of one model, dataset and seed share, and whether it is new."""
     parent = dataclasses.replace(cell, kind="evaluate", method="vanilla", settings={}, label="")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments import Cell, Store
-from experiments.choose import presets, trials
+from experiments import Cell, Store, read_grid
+from experiments.choose import best_of_all, presets, trials
 from experiments.methods import PRESETS, preset
 from experiments.tables import render
 from fgai.errors import InputError
@@ -152,3 +152,17 @@ class TestChoose:
     def test_without_a_search(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="no search records"):
             presets(Store(tmp_path))
+
+
+def test_one_setting_is_the_best_of_all_graphs(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    cells = [cell for cell in read_grid("baselines-search") if cell.method in ("rung", "vanilla")]
+    for cell in cells[:-1]:
+        body = cases.body_of(cell)
+        best = {"cora": 1.0, "planted": 6.0}[cell.dataset]
+        gamma = float(cell.settings.get("gamma", 0.0))
+        body["validation"]["criterion"] = 1 - (0.1 if cell.dataset == "cora" else 0.01) * abs(gamma - best)
+        store.write(cell, body)
+    assert best_of_all("baselines-search", store) == {"vanilla": cells[0].settings}
+    store.write(cells[-1], cases.body_of(cells[-1]))
+    assert best_of_all("baselines-search", store)["rung"]["gamma"] == 1.0

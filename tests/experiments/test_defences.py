@@ -13,8 +13,9 @@ from experiments.defences import DEFENCES
 from experiments.memory import PeakMemory
 from experiments.results import Results
 from experiments.run import run_cell
-from experiments.tables import render
+from experiments.tables import TABLES, render
 from experiments.trained import settings_of
+from fgai.records import Table
 from support import bench_cases as cases
 
 
@@ -22,19 +23,39 @@ def rows_of(name: str, store: Store) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(render(name, store, "csv"))))
 
 
-def test_table_has_every_method_and_threat(tmp_path: Path) -> None:
-    store = cases.fill(Store(tmp_path), read_grid("defences"))
-    rows = rows_of("defences", store)
-    names = [row["method"] for row in rows if row["model"] == "GAT"]
-    assert names == ["vanilla", "LN", "AT", "FGAI", "GNNGuard", "GNN-SVD", "Pro-GNN"]
-    assert [r["method"] for r in rows if r["model"] == "GCN"] == ["vanilla", "GNNGuard", "GNN-SVD", "Pro-GNN"]
-    fgai = next(row for row in rows if row["method"] == "FGAI")
-    values = {name.split(" (")[0]: value for name, value in fgai.items()}
-    assert float(values["F1 standard"]) == pytest.approx(0.9)
-    assert float(values["F1 strong"]) == pytest.approx(0.7)
-    assert float(values["F1 adaptive"]) == pytest.approx(0.9)
-    assert float(values["F1 ensemble"]) == pytest.approx(0.9)
-    assert float(values["attacks s"]) == pytest.approx(4.0) and values["device"] == "cpu"
+def test_rivals_stand_side_by_side(tmp_path: Path) -> None:
+    cells = [cell for name in ("defences", "baselines", "alone") for cell in read_grid(name)]
+    some = [cell for cell in cells if (cell.dataset, cell.seed) != ("amazon-cs", 1)]
+    first, second = TABLES["baselines"](cases.fill(Store(tmp_path), some))
+    assert isinstance(first, Table) and isinstance(second, Table)
+    rows = {row[0]: list(row[1:]) for row in first.rows}
+    assert list(rows) == [
+        *("vanilla", "limits, one setting", "AT", "harden", "FGAI, one setting"),
+        *("GCN", "GCN + SVD", "Soft-Median", "RUNG", "GCN + GNNGuard ‡", "GCN + Pro-GNN ‡"),
+        *("GAT + GNNGuard ‡", "GAT + Pro-GNN ‡", "GAT + GNN-SVD ‡", "without edges"),
+    ]
+    both, one = "0.920 → 0.505", "0.920 → 0.500"
+    assert rows["RUNG"] == [both, one, both, both, "0.920 → 0.504", "1 or 2"]
+    assert rows["without edges"] == [*["0.800 → 0.800"] * 5, "4 or 5"]
+    assert rows["GCN + Pro-GNN ‡"] == [one, None, None, None, None, "1"] and rows["harden"] == [None] * 6
+    (note,) = first.notes
+    assert "56 of 64 cells of the grid `baselines` are run" in note and "run for 0 of 4" in note
+    assert {row[0]: row[1] for row in second.rows}["GCN"] == "0.920 → 0.375"
+
+
+def test_where_edges_bring_little_attention_is_not_needed(tmp_path: Path) -> None:
+    names, store = ("amazon-photo", "cora"), Store(tmp_path)
+    for cell in (*read_grid("alone"), *read_grid("endpoints"), *read_grid("methods")):
+        if cell.dataset in names and cell.method in ("", "vanilla") and cell.seed < 2:
+            body = cases.body_of(cell)
+            if cell.kind == "alone" and cell.dataset == "cora":
+                body["alone"]["accuracy"] = 0.9
+            store.write(cell, body)
+    (table,) = TABLES["edges"](store)
+    assert isinstance(table, Table)
+    rows = {row[0]: list(row[1:]) for row in table.rows}
+    assert rows["amazon-photo"] == [pytest.approx(0.8), pytest.approx(0.92), pytest.approx(0.12), "yes"]
+    assert rows["cora"][-1] == "no" and rows["pubmed"] == [None] * 4
 
 
 def test_defences_stay_out_of_the_papers_tables(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from experiments.methods import METHODS, VARIANTS, _presets, setting_names, sett
 from fgai import training
 from fgai.cli import app
 from fgai.errors import CheckpointError, InputError
+from fgai.training.methods import EXPERIMENTS
 from support import task_cases as cases
 
 OWN = (*VARIANTS, *DEFENCES)
@@ -59,7 +60,7 @@ def test_variants_train_on_every_task(task: str, method: str) -> None:
 
 @pytest.mark.parametrize("method", OWN)
 def test_the_package_names_the_command_that_runs_them(method: str) -> None:
-    grid = "paper-methods" if method in VARIANTS else "defences"
+    grid = EXPERIMENTS[method]
     assert method not in training.METHODS and method in {cell.method for cell in read_grid(grid)}
     with pytest.raises(InputError, match=f"checkout of fgai with `fgai bench run {grid}`"):
         training.train_method(method, "GAT", fgai.load_dataset("planted"))

@@ -134,7 +134,6 @@ class TestPack:
         assert found["evaluations"]["ensemble"] == {
             "metrics": {"f1": {"clean": 0.666667}, "lost": {"explanation": lost}},
             "reached": {"explanation": {"cover": {"sign": 0.333333}, "random": {"adam": 0.2}}},
-            "seconds": {"total": 1.0},
         }
         assert slim(found) == found
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ from support.ops_cases import (
 from support.reach_cases import compare_patches, compare_reach
 from support.rival_cases import compare_rivals
 
-SIZES = [(1, 1), (1, 13), (8, 8), (3, 5), (16, 3), (1, 256), (4, 33)]
+SIZES = [(1, 1), (1, 13), (8, 8), (3, 5), (16, 3), (1, 256), (4, 33), (4, 64), (8, 64)]
 gpu_only = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
@@ -67,6 +68,21 @@ def compare_averaged(name: str, adjacency: Adjacency, size: tuple[int, int], dty
     ours = results_and_gradients(lambda g: call(gpu, name, g, adjacency, 0.3, averaged=True), made)
     exact = [t.detach().double().requires_grad_() for t in made]
     assert_same(ours, [t.to(dtype) for t in results_and_gradients(theirs, exact)], TOLERANCE[dtype])
+
+
+def compare_bias(name: str, adjacency: Adjacency, dtype: torch.dtype) -> None:
+    """The fused operation with a bias, and all gradients, against the reference's."""
+    from fgai.ops import gpu
+
+    made = [t.detach().to(adjacency.device).requires_grad_() for t in inputs(name, adjacency, 3, 5, dtype)]
+    bias = torch.linspace(-2, 2, 15, dtype=dtype, device=adjacency.device).view(3, 5).requires_grad_()
+    ours, theirs = (
+        results_and_gradients(
+            lambda g, of=of: call(of, name, g[:-1], adjacency, 0.3, bias=g[-1]), [*made, bias]
+        )
+        for of in (gpu, reference)
+    )
+    assert_same(ours, theirs, TOLERANCE[dtype])
 
 
 def compare_clip(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
@@ -210,6 +226,8 @@ def interpret() -> None:
     compare("attend_additive", adjacency, (8, 8), torch.float32, 0.0)
     for name in FUSED:
         compare_averaged(name, adjacency, (3, 5), torch.float64)
+        compare_bias(name, adjacency, torch.float64)
+        compare(name, adjacency, (2, 8), torch.bfloat16, 0.4)
     compare_projection("cpu", torch.float64, 5)
     compare_clip("cpu", torch.float64, 40, 5)
     compare_attached("cpu", loops=True)
@@ -221,7 +239,10 @@ def interpret() -> None:
     compare_rivals("cpu", 17, top.swap_gaps)
     from fgai.ops import backend, functional, gpu
 
-    functional._kernels_for = lambda values: reference if backend._backend.get() == "reference" else gpu  # type: ignore[attr-defined]
+    def kernels(values: Tensor, *, narrow: bool = False) -> ModuleType:
+        return reference if backend._backend.get() == "reference" else gpu
+
+    functional._kernels_for = kernels  # type: ignore[attr-defined]
     compare_patches("cpu")
     ones = torch.ones(2100, dtype=torch.float64)
     assert torch.equal(gpu.dropout(ones, 0.3, SEED), reference.dropout(ones, 0.3, SEED))
@@ -245,10 +266,12 @@ class TestOnTheDevice:
 
     pytestmark = gpu_only
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("name", INPUTS)
     def test_kernels_equal_the_reference(self, name: str, size: tuple[int, int], dtype: torch.dtype) -> None:
+        if dtype == torch.bfloat16 and name not in FUSED:
+            pytest.skip("only the fused kernels take 16 bits")
         adjacency = skewed(hub_degree=3000).to("cuda")
         compare(name, adjacency, size, dtype, 0.0)
         if name in FUSED:

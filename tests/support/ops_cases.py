@@ -15,7 +15,7 @@ from fgai.sparse import Adjacency
 SLOPE = 0.2
 KINDS = {"additive": ADDITIVE, "dynamic": DYNAMIC, "dot": DOT}
 SEED = 0x1234_5678_9ABC_DEF0 % (1 << 62)
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-5, torch.float64: 1e-10}
 
 # What each operation takes before the adjacency, as letters: Nodes, Edges, Heads, Channels.
 INPUTS: dict[str, tuple[str, ...]] = {
@@ -51,6 +51,7 @@ def call(
     p: float = 0.0,
     averaged: bool = False,
     written: bool = True,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Run one operation of a backend; always a tuple of results."""
     operation, _, kind = name.partition("_")
@@ -62,7 +63,7 @@ def call(
     first = KINDS[kind], near, far, weight
     if operation == "score":
         return (kernels.score(Score(*first, SLOPE), adjacency),)
-    result = kernels.attend(Score(*first, SLOPE), *rest, adjacency, (p, SEED), written, averaged)
+    result = kernels.attend(Score(*first, SLOPE), *rest, adjacency, (p, SEED), written, averaged, bias)
     assert isinstance(result, tuple)
     return result
 

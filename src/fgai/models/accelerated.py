@@ -114,11 +114,12 @@ class _Accelerated:
             return self._attend(edge_index, kwargs)
 
     def _attend(self: Any, edges: _Edges, tensors: dict[str, Any]) -> Tensor:
-        """Return the weighted sums [N, H, C]; in single precision at least, as PyG's softmax is."""
+        """Return the weighted sums [N, H, C]; scores in single precision at least, as PyG's softmax is."""
         values, *sides = self._parts(tensors)
         kind = values.dtype
         precise = torch.promote_types(kind, torch.float32)
-        values, *sides = (part.to(precise) for part in (values, *sides))
+        if edges.wanted or not values.is_cuda:  # the fused kernels of the GPU read 16 bits themselves
+            values, *sides = (part.to(precise) for part in (values, *sides))
         slope = (float(self.negative_slope),) if hasattr(self, "negative_slope") else ()
         p = float(self.dropout) if self.training else 0.0
         if not edges.wanted:

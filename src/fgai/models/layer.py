@@ -248,14 +248,15 @@ class AttentionLayer(TappedLayer):
         *,
         written: bool,
         averaged: bool = False,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return the aggregated values [N, H, C] and the attention [E, H] before dropout, from `sides`.
 
         No gradient flows from one to the other. Unless `written`, the attention may be empty; `averaged` over
-        the heads it is [E, 1].
+        the heads it is [E, 1]. `bias` [H, C] is added to the values.
         """
         p = self.attention_dropout if self.training else 0.0
-        options: dict[str, Any] = {"dropout": p, "written": written, "averaged": averaged}
+        options: dict[str, Any] = {"dropout": p, "written": written, "averaged": averaged, "bias": bias}
         if self.score == "dot":
             return attend_dot(destination, source, values, adjacency, **options)
         if self.score == "additive":
@@ -278,12 +279,14 @@ class AttentionLayer(TappedLayer):
         """Return [N, H·C], or [N, C] when the heads are averaged; `edge_weight` [E] as in `attend`."""
         if self.tap is None and edge_weight is None:
             sides, watched = self._sides(x, adjacency.num_nodes), self.watch is not None
-            out, attention = self.fused(*sides, adjacency, written=watched, averaged=watched)
+            joined = self.concat and self.bias is not None
+            bias = self.bias.view(self.heads, -1) if joined else None  # type: ignore[union-attr]
+            out, attention = self.fused(*sides, adjacency, written=watched, averaged=watched, bias=bias)
             if self.watch is not None:
                 self.watch(
                     attention, adjacency, self.mean_scores(*sides[:2], adjacency) if self.ranked else None
                 )
-            return self.join(out)
+            return out.flatten(1) if joined else self.join(out)
         attention, values, scores = self.attend(x, adjacency, edge_weight)
         if self.tap is not None:
             attention = self.tap(attention, adjacency, scores)

@@ -62,8 +62,11 @@ def _has_numba() -> bool:
     return not numba.config.DISABLE_JIT and not torch.compiler.is_compiling()
 
 
-def _kernels_for(tensor: Tensor) -> ModuleType:
-    """The backend for the device and type of `tensor`; the reference where there is none."""
+def _kernels_for(tensor: Tensor, *, narrow: bool = False) -> ModuleType:
+    """The backend for the device and type of `tensor`; the reference where there is none.
+
+    `narrow`: the operation has kernels for numbers of 16 bits on the GPU.
+    """
     forced = _backend.get()
     if forced == "numba" and numba.config.DISABLE_JIT:
         raise InputError('NUMBA_DISABLE_JIT=1 forbids the backend "numba"; use "auto" or unset it')
@@ -73,7 +76,10 @@ def _kernels_for(tensor: Tensor) -> ModuleType:
             f"the backend {forced!r} runs on {HOMES[forced]} tensors, got one on {tensor.device};"
             ' use "auto" or move the tensor'
         )
-    if forced == "reference" or tensor.dtype not in (torch.float32, torch.float64):
+    types = [torch.float32, torch.float64]
+    if narrow and home == "cuda":
+        types += [torch.bfloat16, torch.float16]
+    if forced == "reference" or tensor.dtype not in types:
         return reference
     if home == "cpu":
         return cpu if _has_numba() else reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -29,15 +30,25 @@ def _check_edges(adjacency: Adjacency, like: Tensor) -> None:
         )
 
 
+@cache
+def _types_beside(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    return dtype, torch.promote_types(dtype, torch.float32)
+
+
 def _check(values: Tensor, name: str, shape: tuple[int | str, ...], like: Tensor | None = None) -> None:
-    """Raise unless `values` is floating-point of this shape (a word: any size) and of the type of `like`."""
+    """Raise unless `values` is floating-point of this shape (a word: any size) and of the type of `like`.
+
+    Beside `like` of 16 bits it may be float32.
+    """
     same = values.dim() == len(shape)
     if not same or any(a != b for a, b in zip(values.shape, shape, strict=True) if isinstance(b, int)):
         text = ", ".join(str(size) for size in shape)
         raise InputError(f"`{name}` must have shape [{text}], got {list(values.shape)}")
     if not values.is_floating_point():
         raise InputError(f"`{name}` must be floating-point, got {values.dtype}")
-    if like is not None and (values.dtype != like.dtype or values.device != like.device):
+    if like is None:
+        return
+    if values.dtype not in _types_beside(like.dtype) or values.device != like.device:
         raise InputError(
             f"`{name}` must be {like.dtype} on {like.device}, as the others are,"
             f" got {values.dtype} on {values.device}"
@@ -127,6 +138,7 @@ def attend_additive(
     seed: int | Tensor | None = None,
     written: bool = True,
     averaged: bool = False,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_additive` → `edge_softmax` → dropout → `aggregate`.
 
@@ -143,6 +155,7 @@ def attend_additive(
         seed: of the dropout; from torch's global generator by default.
         written: whether the attention is needed; if not, the GPU returns it empty.
         averaged: return the mean of the attention over the heads.
+        bias: [H, C], added to the values of every node.
 
     Returns:
         The aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
@@ -151,7 +164,7 @@ def attend_additive(
         InputError: shapes, types or devices do not fit, or the rate is not in [0, 1).
     """
     score = Score(ADDITIVE, destination, source, None, slope)
-    return _attend(score, values, adjacency, dropout, seed, written, averaged)
+    return _attend(score, values, adjacency, dropout, seed, bias, written, averaged)
 
 
 @typed
@@ -167,10 +180,11 @@ def attend_dynamic(
     seed: int | Tensor | None = None,
     written: bool = True,
     averaged: bool = False,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     score = Score(DYNAMIC, destination, source, weight, slope)
-    return _attend(score, values, adjacency, dropout, seed, written, averaged)
+    return _attend(score, values, adjacency, dropout, seed, bias, written, averaged)
 
 
 @typed
@@ -184,17 +198,27 @@ def attend_dot(
     seed: int | Tensor | None = None,
     written: bool = True,
     averaged: bool = False,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
     score = Score(DOT, query, key, None, 0.0)
-    return _attend(score, values, adjacency, dropout, seed, written, averaged)
+    return _attend(score, values, adjacency, dropout, seed, bias, written, averaged)
 
 
 def _attend(
-    score: Score, values: Tensor, adjacency: Adjacency, p: float, seed: int | Tensor | None, *options: bool
+    score: Score,
+    values: Tensor,
+    adjacency: Adjacency,
+    p: float,
+    seed: int | Tensor | None,
+    bias: Tensor | None,
+    *options: bool,
 ) -> tuple[Tensor, Tensor]:
     _check_score(score, adjacency, values, "values", *_WIDE)
-    return _kernels_for(values).attend(score, values, adjacency, (p, _seed(values, p, seed)), *options)
+    if bias is not None:
+        _check(bias, "bias", tuple(values.shape[1:]), values)
+    kernels = _kernels_for(values, narrow=True)
+    return kernels.attend(score, values, adjacency, (p, _seed(values, p, seed)), *options, bias)
 
 
 def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:

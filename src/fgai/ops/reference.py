@@ -132,16 +132,23 @@ def dropout(values: Tensor, p: float, seed: int | Tensor) -> Tensor:
 
 
 def attend(
-    terms: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
+    terms: Score,
+    values: Tensor,
+    adjacency: Adjacency,
+    drop: Drop,
+    written: bool,
+    averaged: bool,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`score`, `edge_softmax`, `dropout`, `aggregate`: values [N, H, C] and the attention before dropout.
 
     The attention is [E, H], or its mean over the heads [E, 1] if `averaged`. A backend may return it empty
-    unless `written`.
+    unless `written`. `bias` [H, C] is added to every row of the first.
     """
     attention = edge_softmax(score(terms, adjacency), adjacency)
     used = dropout(attention, *drop) if drop[0] else attention
     out = aggregate(used, values, adjacency)
+    out = out if bias is None else out + bias
     return out, attention.mean(1, keepdim=True) if averaged and attention.shape[1] > 1 else attention
 
 

@@ -48,6 +48,8 @@ EXPERIMENTS = {
     "gnnguard": "defences",
     "gnn-svd": "defences",
     "pro-gnn": "defences",
+    "soft-median": "baselines",
+    "rung": "baselines",
 }
 """Methods of the paper's tables that only a checkout of fgai can train, and the grid of each."""
 

@@ -299,9 +299,16 @@ class _Attend(Function):
 
 
 def attend(
-    score: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
+    score: Score,
+    values: Tensor,
+    adjacency: Adjacency,
+    drop: Drop,
+    written: bool,
+    averaged: bool,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; the attention is always returned."""
     kind, near, far, weight, slope = score
     options = adjacency, kind, slope, drop[0], int(drop[1]), averaged
-    return _Attend.apply(near, far, weight, values, *options)  # type: ignore[no-any-return]
+    out, attention = _Attend.apply(near, far, weight, values, *options)
+    return out if bias is None else out + bias, attention

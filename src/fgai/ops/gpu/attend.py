@@ -16,6 +16,8 @@ then over incoming edges the gradient at the destinations. No atomics: each sum 
 edge order. If few nodes need gradients (`active_rows`), `_sources` visits the edges out of them only, and
 `_part_destinations_kernel` those into them, which computes ∂s again.
 
+A bias [H, C] is added to the result in place and subtracted again where δ needs o: one array less is kept.
+
 Arguments of the kernels: row, first, last, slot are the pieces of rows (`fgai.ops.gpu.plan.Work`); `near`
 of the destinations and `far` of the sources are [N, H] for the additive score, else [N, H, C]; `weight` [H,
 C] is read for the dynamic score only; values, out and their gradients are [N, H, C], lse and delta [N, H],
@@ -26,6 +28,7 @@ at a time. SCORE is 0 additive, 1 dynamic, 2 dot.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +50,7 @@ from fgai.ops.gpu.plan import (
     _row_scores,
     _row_tile,
     _seed_tensor,
+    _wide,
     _zeros_after,
     incoming,
     outgoing,
@@ -59,21 +63,36 @@ from fgai.sparse.adjacency import active_rows
 
 # Return the attention of every head, or the mean over the heads; 0 for none.
 ALL, MEAN = 1, 2
-# Numbers in a tile of edges × heads × channels, and how many of them one warp holds.
-TILE, WARP = 512, 512
 # Number of programs for a gradient that is summed over all rows.
 PROGRAMS = 4096
 
 
-def _sizes(heads: int, channels: int) -> dict[str, int]:
-    sizes = _row_tile(heads, channels, 4, 32, TILE)
-    return {**sizes, "num_warps": max(1, min(8, sizes["BE"] * sizes["BH"] * sizes["BC"] // WARP))}
+def _sizes(heads: int, channels: int, score: int) -> dict[str, int]:
+    """Sizes measured on an H200: four edges at a time, eight where the row is of middle size.
+
+    One warp computes a tile, unless rows are very wide: several would wait for each other in every step, to
+    exchange weights. The dynamic score, the longest computation, loads one step ahead.
+    """
+    row = heads * channels
+    sizes = _row_tile(heads, channels, 8 if heads > 1 and 128 <= row <= 256 else 4, 32, 256)
+    warps = max(1, min(8, sizes["BE"] * sizes["BH"] * sizes["BC"] // 4096))
+    return {**sizes, "STAGES": 2 if score == DYNAMIC and row > 128 else 1, "num_warps": warps}
+
+
+def _whole_rows(sizes: dict[str, int]) -> dict[str, int]:
+    """The sizes of a kernel that reads each row once and no edges."""
+    return {name: size for name, size in sizes.items() if name not in ("BE", "STAGES")}
+
+
+def _sum_type(values: Tensor) -> torch.dtype:
+    """The type in which sums are computed, and kept between kernels."""
+    return torch.promote_types(values.dtype, torch.float32)
 
 
 class _Attend(Function):
     @staticmethod
     def forward(
-        ctx: Any, near: Tensor, far: Tensor, weight: Tensor, values: Tensor, *options: Any
+        ctx: Any, near: Tensor, far: Tensor, weight: Tensor, values: Tensor, bias: Tensor, *options: Any
     ) -> tuple[Tensor, Tensor]:
         adjacency, score, slope, p, seed, written = options
         near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
@@ -83,22 +102,22 @@ class _Attend(Function):
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
         ctx.adjacency, ctx.written = adjacency, written
         with_edges = active_rows(adjacency).with_edges
-        work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels)
-        out, lse = _zeros_after(values, with_edges), values.new_empty(len(values), heads)
-        attention = values.new_empty(adjacency.num_edges if written else 0, heads)
-        tops, totals = (values.new_empty(work.slots, heads) for _ in range(2))
-        parts = values.new_empty(work.slots, heads, channels)
+        work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels, score)
+        wide = partial(values.new_empty, dtype=_sum_type(values))
+        out, lse = _zeros_after(values, with_edges), wide(len(values), heads)
+        attention = wide(adjacency.num_edges if written else 0, heads)
+        tops, totals, parts = (wide(work.slots, heads, *more) for more in ((), (), (channels,)))
         if len(work.row):
             _forward[(len(work.row),)](
                 *work.pieces, work.node, near, far, weight, values, out, lse, attention, tops, totals, parts,
                 seed, **ctx.draws, **ctx.numbers, **sizes, WRITE=written > 0,
+                SAME=far.data_ptr() == values.data_ptr() and score != ADDITIVE,
             )  # fmt: skip
         if work.slots:
-            shape = {k: v for k, v in sizes.items() if k != "BE"}
             _join[(len(work.split_row),)](
-                work.split_row, work.split_slot, tops, totals, parts, out, lse, **shape
+                work.split_row, work.split_slot, tops, totals, parts, out, lse, **_whole_rows(sizes)
             )
-        mean = values.new_empty(len(attention) if written == MEAN else 0, 1)
+        mean = wide(len(attention) if written == MEAN else 0, 1)
         keep = written == ALL or score != ADDITIVE
         if attention.numel():
             flat, count = _head_tile(heads, 1024), len(attention)
@@ -108,14 +127,16 @@ class _Attend(Function):
             )  # fmt: skip
         if not keep:
             attention = attention.new_empty(0, heads)  # the backward pass recomputes it
-        ctx.save_for_backward(near, far, weight, values, out, lse, attention, seed)
+        if bias.numel():
+            out += bias
+        ctx.save_for_backward(near, far, weight, values, bias, out, lse, attention, seed)
         ctx.set_materialize_grads(False)
-        return out, mean if written == MEAN else attention
+        return out, (mean if written == MEAN else attention).to(values.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        near, far, weight, values, out, lse, attention, seed = ctx.saved_tensors
+        near, far, weight, values, bias, out, lse, attention, seed = ctx.saved_tensors
         heads, channels = values.shape[1:]
         d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
         d_attention = attention if gradients[1] is None else gradients[1].contiguous()
@@ -125,19 +146,18 @@ class _Attend(Function):
         with_grad, with_edges = active_rows(ctx.adjacency)
         with_grad = with_grad if few else len(values)
         few = few and with_grad < len(values)
-        work, sizes = outgoing(ctx.adjacency, with_grad), _sizes(heads, channels)
+        work = outgoing(ctx.adjacency, with_grad)
+        sizes = _sizes(heads, channels, ctx.numbers["SCORE"])
         d_values, d_far = (_zeros_after(t, with_grad) for t in (values, far))
         delta = torch.empty_like(lse)
-        d_scores = values.new_empty(ctx.adjacency.num_edges, heads)
-        value_parts = values.new_empty(work.slots, *values.shape[1:])
-        far_parts = far.new_empty(work.slots, *far.shape[1:])
+        d_scores = lse.new_empty(ctx.adjacency.num_edges, heads)
+        value_parts, far_parts = (lse.new_empty(work.slots, *t.shape[1:]) for t in (values, far))
         if len(work.row):
-            shape = {k: v for k, v in sizes.items() if k != "BE"}
             index = ctx.adjacency.index32
             _deltas[(max(1, with_edges),)](
-                index.rowptr, index.source, near, far, lse, out, d_out, attention, d_attention, delta,
-                SLOPE=ctx.numbers["SLOPE"], **shape, FEW=32, BW=max(32, 1024 // sizes["BH"]),
-                RECOMPUTE=not attention.numel(), GRADIENT=mode,
+                index.rowptr, index.source, near, far, lse, out, bias, d_out, attention, d_attention, delta,
+                SLOPE=ctx.numbers["SLOPE"], **_whole_rows(sizes), FEW=32, BW=max(32, 1024 // sizes["BH"]),
+                RECOMPUTE=not attention.numel(), GRADIENT=mode, BIAS=bias.numel() > 0,
             )  # fmt: skip
             _sources[(len(work.row),)](
                 *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
@@ -150,7 +170,8 @@ class _Attend(Function):
             d_near, d_weight = _part_destinations(ctx, near, far, weight, values, d_out, lse, delta), None
         else:
             d_near, d_weight = _destinations(ctx, near, far, weight, d_scores, channels)
-        return (d_near, d_far, d_weight, d_values, *(None for _ in range(6)))
+        d_bias = d_out.sum(0) if ctx.needs_input_grad[4] else None
+        return (d_near, d_far, d_weight, d_values, d_bias, *(None for _ in range(6)))
 
 
 def _destinations(
@@ -160,43 +181,52 @@ def _destinations(
     work, heads, score = incoming(ctx.adjacency), d_scores.shape[1], ctx.numbers["SCORE"]
     count = len(work.row)
     step = min(count, PROGRAMS) if score == DYNAMIC else count
-    d_near, near_parts = torch.empty_like(near), near.new_empty(work.slots, *near.shape[1:])
-    shares = near.new_empty(step if score == DYNAMIC else 0, heads, channels)
-    sizes = _sizes(heads, channels)
+    d_near, near_parts = torch.empty_like(near), d_scores.new_empty(work.slots, *near.shape[1:])
+    shares = d_scores.new_empty(step if score == DYNAMIC else 0, heads, channels)
+    sizes = _sizes(heads, channels, score)
     if score == ADDITIVE:
-        sizes |= {**_head_tile(heads, 256), "num_warps": 1}
+        sizes |= {**_head_tile(heads, 256), "STAGES": 1, "num_warps": 1}
     if count:
         _destinations_kernel[(step,)](
             *work.pieces, work.node, near, far, weight, d_scores, d_near, near_parts, shares, count, step,
             **ctx.numbers, **sizes,
         )  # fmt: skip
     _add_parts(work, near_parts, d_near)
-    return d_near, shares.sum(0) if score == DYNAMIC else None
+    return d_near, shares.sum(0).to(weight.dtype) if score == DYNAMIC else None
 
 
 def _part_destinations(ctx: Any, near: Tensor, *tensors: Tensor) -> Tensor:
     """The gradient at the destinations that need it; zeros at the others."""
     with_grad = active_rows(ctx.adjacency).with_grad
     work, d_near = incoming(ctx.adjacency, with_grad), _zeros_after(near, with_grad)
-    parts = near.new_empty(work.slots, *near.shape[1:])
+    far, values, lse = tensors[0], tensors[2], tensors[4]
+    parts = lse.new_empty(work.slots, *near.shape[1:])
     if len(work.row):
-        sizes = _sizes(*tensors[2].shape[1:])
+        heads, channels = values.shape[1:]
+        sizes = _sizes(heads, channels, ctx.numbers["SCORE"])
         _part_destinations_kernel[(len(work.row),)](
-            *work.pieces, work.node, near, *tensors, d_near, parts, **ctx.numbers, **sizes
-        )
+            *work.pieces, work.node, near, *tensors, d_near, parts, **ctx.numbers, **sizes,
+            SAME=far.data_ptr() == values.data_ptr() and ctx.numbers["SCORE"] != ADDITIVE,
+        )  # fmt: skip
     _add_parts(work, parts, d_near)
     return d_near
 
 
 def attend(
-    score: Score, values: Tensor, adjacency: Adjacency, drop: Drop, written: bool, averaged: bool
+    score: Score,
+    values: Tensor,
+    adjacency: Adjacency,
+    drop: Drop,
+    written: bool,
+    averaged: bool,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `fgai.ops.reference.attend`; unless `written`, the attention comes back empty."""
     kind, near, far, weight, slope = score
-    weight = values.new_empty(0) if weight is None else weight
+    weight, bias = (values.new_empty(0) if t is None else t for t in (weight, bias))
     attention = (MEAN if averaged else ALL) if written else 0
     options = adjacency, kind, slope, drop[0], _seed_tensor(values, drop[1]), attention
-    return _Attend.apply(near, far, weight, values, *options)  # type: ignore[no-any-return]
+    return _Attend.apply(near, far, weight, values, bias, *options)  # type: ignore[no-any-return]
 
 
 # Maximum over pieces that are all empty: finite, because ∞ − ∞ is NaN.
@@ -214,7 +244,7 @@ def _load_piece(row, first, last, slot, p):
 def _load_side(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr, SCORE: tl.constexpr):
     """A node's side of the score, [BH] or [BH, BC]."""
     if SCORE == 0:
-        side = tl.load(pointer + node * H + h, mask=h < H, other=0.0)
+        side = _wide(tl.load(pointer + node * H + h, mask=h < H, other=0.0))
     else:
         side = _load_row(pointer, node, h, c, H, C)
     return side
@@ -254,22 +284,22 @@ def _forward(
     row, first, last, slot, source, near, far, weight, values, out, lse, attention, tops, totals, parts, seed,
     LIMIT: tl.constexpr, SCALE: tl.constexpr, SLOPE: tl.constexpr, RATE: tl.constexpr,
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
-    SCORE: tl.constexpr, DROP: tl.constexpr, WRITE: tl.constexpr,
+    STAGES: tl.constexpr, SCORE: tl.constexpr, DROP: tl.constexpr, WRITE: tl.constexpr, SAME: tl.constexpr,
 ):  # fmt: skip
     """One piece of a row. `near` belongs to the destination, `far` to the sources."""
     i, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    kind: tl.constexpr = values.dtype.element_ty
+    kind: tl.constexpr = lse.dtype.element_ty
     mine = _load_side(near, i, h, c, H, C, SCORE)
     w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
     top = tl.full([BH], float("-inf"), dtype=kind)
     total = tl.zeros([BH], dtype=kind)
     sums = tl.zeros([BH, BC], dtype=kind)
-    for start in range(low, high, BE):
+    for start in tl.range(low, high, BE, num_stages=STAGES):
         e = start + tl.arange(0, BE)
         live = e < high
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-        _other, s = _scores(far, j, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
+        other, s = _scores(far, j, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         s = tl.where(live[:, None], s, float("-inf"))
         at = e.to(tl.int64)[:, None] * H + h[None, :]
         if WRITE:
@@ -280,7 +310,7 @@ def _forward(
         total = total * shrink + tl.sum(a, axis=0)
         if DROP:
             a = a * _factor(at, tl.load(seed), LIMIT, SCALE, kind)
-        v = _load_rows(values, j, h, c, live, H, C)
+        v = other if SAME else _load_rows(values, j, h, c, live, H, C)
         sums = sums * shrink[:, None] + tl.sum(a[:, :, None] * v, axis=0)
         top = higher
     good = _inside(h, c, H, C)
@@ -304,7 +334,7 @@ def _join(
     r = tl.program_id(0)
     i = tl.load(split_row + r).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    kind: tl.constexpr = out.dtype.element_ty
+    kind: tl.constexpr = lse.dtype.element_ty
     top = tl.full([BH], float("-inf"), dtype=kind)
     total = tl.zeros([BH], dtype=kind)
     sums = tl.zeros([BH, BC], dtype=kind)
@@ -346,25 +376,27 @@ def _normalise(
 def _part_destinations_kernel(
     row, first, last, slot, source, near, far, weight, values, d_out, lse, delta, d_near, near_parts,
     SLOPE: tl.constexpr, RATE: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, SCORE: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr, SCORE: tl.constexpr,
+    SAME: tl.constexpr,
 ):  # fmt: skip
     """∂near over a piece of a destination's edges."""
     i, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    kind: tl.constexpr = values.dtype.element_ty
+    kind: tl.constexpr = lse.dtype.element_ty
     d = _load_row(d_out, i, h, c, H, C)
     level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
     middle = tl.load(delta + i * H + h, mask=h < H, other=0.0)
     mine = _load_side(near, i, h, c, H, C, SCORE)
     sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
     w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
-    for start in range(low, high, BE):
+    for start in tl.range(low, high, BE, num_stages=STAGES):
         e = start + tl.arange(0, BE)
         live = e < high
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
         other, s = _scores(far, j, mine, w, h, c, live, SLOPE, RATE, H, C, SCORE)
         a = tl.where(live[:, None] & (h[None, :] < H), tl.exp(s - level[None, :]), 0.0)
-        g = tl.sum(d[None, :, :] * _load_rows(values, j, h, c, live, H, C), axis=2)
+        v = other if SAME else _load_rows(values, j, h, c, live, H, C)
+        g = tl.sum(d[None, :, :] * v, axis=2)
         ds = a * (g - middle[None, :])
         if SCORE == 0:
             sums += tl.sum(tl.where(other + mine[None, :] > 0, ds, ds * SLOPE), axis=0)
@@ -385,11 +417,11 @@ def _attention_term(
     e = (start + tl.arange(0, B)).to(tl.int64)
     live = e < high
     if GRADIENT == 2:
-        share = tl.load(d_attention + e, mask=live, other=0.0) / H
+        share = _wide(tl.load(d_attention + e, mask=live, other=0.0)) / H
         live = live & (share != 0)
     if RECOMPUTE:
         j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-        mine = tl.load(near + i * H + h, mask=h < H, other=0.0)
+        mine = _wide(tl.load(near + i * H + h, mask=h < H, other=0.0))
         level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
         s = _leaky(_load_heads(far, j, h, live, H) + mine[None, :], SLOPE)
         a = tl.where(live[:, None], tl.exp(s - level[None, :]), 0.0)
@@ -404,9 +436,9 @@ def _attention_term(
 
 @triton.jit
 def _deltas(
-    pointer, source, near, far, lse, out, d_out, attention, d_attention, result, SLOPE: tl.constexpr,
+    pointer, source, near, far, lse, out, bias, d_out, attention, d_attention, result, SLOPE: tl.constexpr,
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, FEW: tl.constexpr,
-    BW: tl.constexpr, RECOMPUTE: tl.constexpr, GRADIENT: tl.constexpr,
+    BW: tl.constexpr, RECOMPUTE: tl.constexpr, GRADIENT: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """δ_i; its second term only when GRADIENT, over FEW edges at a time in short rows and BW in long ones.
 
@@ -415,7 +447,10 @@ def _deltas(
     """
     i = tl.program_id(0).to(tl.int64)
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    delta = tl.sum(_load_row(out, i, h, c, H, C) * _load_row(d_out, i, h, c, H, C), axis=1)
+    o = _load_row(out, i, h, c, H, C)
+    if BIAS:
+        o -= _load_row(bias, 0, h, c, H, C)
+    delta = tl.sum(o * _load_row(d_out, i, h, c, H, C), axis=1)
     if GRADIENT:
         low, high = tl.load(pointer + i), tl.load(pointer + i + 1)
         if high - low > FEW:
@@ -438,18 +473,18 @@ def _sources(
     d_values, d_far, value_parts, far_parts, d_scores, seed,
     LIMIT: tl.constexpr, SCALE: tl.constexpr, SLOPE: tl.constexpr, RATE: tl.constexpr,
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
-    SCORE: tl.constexpr, DROP: tl.constexpr, GRADIENT: tl.constexpr,
+    STAGES: tl.constexpr, SCORE: tl.constexpr, DROP: tl.constexpr, GRADIENT: tl.constexpr,
 ):  # fmt: skip
     """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive)."""
     j, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = tl.arange(0, BH), tl.arange(0, BC)
-    kind: tl.constexpr = values.dtype.element_ty
+    kind: tl.constexpr = lse.dtype.element_ty
     v = _load_row(values, j, h, c, H, C)
     sums = tl.zeros([BH, BC], dtype=kind)
     mine = _load_side(far, j, h, c, H, C, SCORE)
     passed = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
     w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
-    for start in range(low, high, BE):
+    for start in tl.range(low, high, BE, num_stages=STAGES):
         k = start + tl.arange(0, BE)
         live = k < high
         e = tl.load(edge + k, mask=live, other=0).to(tl.int64)
@@ -468,7 +503,7 @@ def _sources(
         if GRADIENT == 1:
             g += _load_heads(d_attention, e, h, live, H)
         elif GRADIENT == 2:
-            g += (tl.load(d_attention + e, mask=live, other=0.0) / H)[:, None]
+            g += (_wide(tl.load(d_attention + e, mask=live, other=0.0)) / H)[:, None]
         sums += tl.sum(used[:, :, None] * d, axis=0)
         ds = a * (g - _load_heads(delta, i, h, live, H))
         if SCORE == 0:
@@ -488,7 +523,7 @@ def _sources(
 def _destinations_kernel(
     row, first, last, slot, source, near, far, weight, d_scores, d_near, near_parts, shares, pieces, step,
     SLOPE: tl.constexpr, RATE: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, SCORE: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     """∂near over every `step`-th piece; for the dynamic score this program's share of ∂weight in `shares`."""
     h, c = tl.arange(0, BH), tl.arange(0, BC)
@@ -501,7 +536,7 @@ def _destinations_kernel(
         sums = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
         if SCORE == 1:
             mine = _load_row(near, i, h, c, H, C)
-        for start in range(low, high, BE):
+        for start in tl.range(low, high, BE, num_stages=STAGES):
             e = start + tl.arange(0, BE)
             live = e < high
             ds = _load_heads(d_scores, e.to(tl.int64), h, live, H)

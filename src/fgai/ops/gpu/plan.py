@@ -64,24 +64,34 @@ def _inside(h, c, H: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def _wide(x):
+    """Numbers of 16 bits as float32, in which all sums are computed."""
+    return x.to(tl.float32) if x.dtype.primitive_bitwidth < 32 else x
+
+
+@triton.jit
 def _load_rows(pointer, node, h, c, live, H: tl.constexpr, C: tl.constexpr):
-    """Rows [BE, BH, BC] of a [N, H, C] array."""
-    where = node[:, None, None] * (H * C) + h[None, :, None] * C + c[None, None, :]
-    return tl.load(pointer + where, mask=live[:, None, None] & _inside(h, c, H, C)[None, :, :], other=0.0)
+    """Rows [BE, BH, BC] of a [N, H, C] array; without padding there is less to check."""
+    where = pointer + (node * (H * C))[:, None, None] + (h[:, None] * C + c[None, :])[None, :, :]
+    if h.shape[0] == H and c.shape[0] == C:
+        x = tl.load(where, mask=live[:, None, None], other=0.0)
+    else:
+        x = tl.load(where, mask=live[:, None, None] & _inside(h, c, H, C)[None, :, :], other=0.0)
+    return _wide(x)
 
 
 @triton.jit
 def _load_row(pointer, node, h, c, H: tl.constexpr, C: tl.constexpr):
     """One row [BH, BC] of a [N, H, C] array."""
-    return tl.load(
-        pointer + node * (H * C) + h[:, None] * C + c[None, :], mask=_inside(h, c, H, C), other=0.0
-    )
+    where = pointer + node * (H * C) + h[:, None] * C + c[None, :]
+    return _wide(tl.load(where, mask=_inside(h, c, H, C), other=0.0))
 
 
 @triton.jit
 def _load_heads(pointer, node, h, live, H: tl.constexpr):
     """Rows [BE, BH] of a [N, H] array."""
-    return tl.load(pointer + node[:, None] * H + h[None, :], mask=live[:, None] & (h[None, :] < H), other=0.0)
+    where = pointer + node[:, None] * H + h[None, :]
+    return _wide(tl.load(where, mask=live[:, None] & (h[None, :] < H), other=0.0))
 
 
 @triton.jit
@@ -106,7 +116,7 @@ def _add_pieces(split_row, split_slot, parts, out, D, BD: tl.constexpr):
     r = tl.program_id(0)
     row = tl.load(split_row + r).to(tl.int64)
     d = tl.program_id(1) * BD + tl.arange(0, BD)
-    total = tl.zeros([BD], dtype=out.dtype.element_ty)
+    total = tl.zeros([BD], dtype=parts.dtype.element_ty)
     begin, end = tl.load(split_slot + r).to(tl.int64), tl.load(split_slot + r + 1).to(tl.int64)
     for slot in range(begin, end):
         total += tl.load(parts + slot * D + d, mask=d < D, other=0.0)
