@@ -1,4 +1,4 @@
-# make demo | make test | make check | make wheel-check | make results | make docs: each sets up .venv on first use
+# make demo | make test | make check | make wheel-check | make results | make docs | make release: each sets up .venv on first use
 # and does nothing twice.
 PYTHON ?= python3
 BIN := .venv/bin
@@ -6,9 +6,9 @@ STAMP := .venv/.installed
 # Threads that wait must not spin: on a busy machine that slows everything down many times.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow check wheel-check results docs clean
+.PHONY: demo test test-slow check wheel-check results docs release clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt src/fgai/version.py
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing fgai, PyTorch, PyTorch Geometric and the tools for tests into .venv: about 2 GB, some minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
@@ -41,6 +41,13 @@ results: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m tools.site
 	@echo "open it with: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site   and http://127.0.0.1:8000"
+
+# The wheel, the source distribution and the records, with their SHA-256, in build/release.
+release: $(STAMP)
+	rm -rf build/release
+	$(BIN)/python -m hatchling build -d build/release
+	tar -czf build/release/fgai-records.tar.gz results
+	cd build/release && sha256sum * > SHA256SUMS && cat SHA256SUMS
 
 clean:
 	rm -rf build .cache .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Grids of experiments as records, and tables and figures from records only."""
 
 from experiments.cells import PROTOCOL, Cell, grid_names, read_grid
-from experiments.grid import Status, only, run_grid, sample, shard, status
+from experiments.grid import Status, only, run_grid, shard, status
 from experiments.run import run_cell
 from experiments.store import Store, read_record
 
@@ -16,7 +16,6 @@ __all__ = [
     "read_record",
     "run_cell",
     "run_grid",
-    "sample",
     "shard",
     "status",
 ]

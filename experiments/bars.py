@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from experiments.certified import certified_share, features_alone
-from experiments.claim_tables import BESIDE
 from experiments.fingerprint import is_earlier, is_older
 from experiments.one_setting import FAITHFUL, Methods, Pair, whole_seconds
 from experiments.results import GRAPHS, LARGE, Results
 from experiments.store import Store
+from experiments.threats import BESIDE
 from experiments.training_tables import memory_above
 from fgai.records import Cell, Column, Table
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.attack_tables import RANDOM, reached
 from experiments.build import name_of
 from experiments.cells import Cell as Case
 from experiments.cells import read_grid
@@ -50,11 +49,8 @@ def batches(store: Store) -> list[Sheet | Table]:
 
 def _scores(record: dict[str, Any]) -> list[float | None]:
     """F1: clean, under the worst search at random endpoints, and at chosen ones."""
-    places = {True: list[float](), False: list[float]()}
-    for one in reached(record, "ensemble", "prediction"):
-        places[one.rule == RANDOM].append(max(one.damages.values()))
-    clean = look_up(record["evaluations"]["ensemble"]["metrics"], "f1.clean")
-    return [clean, *(1 - max(damages) if damages else None for damages in places.values())]
+    metrics = record["evaluations"]["ensemble"]["metrics"]
+    return [look_up(metrics, f"f1.{name}") for name in ("clean", "attacked_random", "attacked_chosen")]
 
 
 def _beside(dataset: str, row: str, scores: dict[tuple[str, str], list[float | None]]) -> list[Cell]:

@@ -37,11 +37,6 @@ COMMON = (
     " than 5 neighbours in reach: where an attack chose endpoints with few neighbours, a layer may have none."
     " Vanilla's own number is over those it shares with FGAI."
 )
-LOST = (
-    "“lost”: share of the top 5 that touched nodes lose under the explanation attack, at the endpoints of one"
-    " rule: the same nodes for every method; mean over layers. In these records a layer without nodes to"
-    " measure counts as 0."
-)
 RATIO = "n×: vanilla's mean divided by this one; below 1× it moves more."
 OLDER = "†: records of other settings or older searches than today's."
 
@@ -211,12 +206,11 @@ def about(results: Results, threats: Iterable[str] = ()) -> list[str]:
     return [*lines, *warned(results, threats)]
 
 
-def warned(results: Results, threats: Iterable[str] = (), rows: Sequence[str] | None = None) -> list[str]:
+def warned(results: Results, threats: Iterable[str] = ()) -> list[str]:
     """How many records carry each reliability warning; one sentence, or none."""
     found = []
     for code, places in results.warnings(threats).items():
-        seeds = sum(seeds for place, seeds in places.items() if rows is None or place[2] in rows)
-        found += [f"{code} × {seeds}"] * bool(seeds)
+        found.append(f"{code} × {sum(places.values())}")
     said = "Reliability warnings in the records (reliability.md)"
     return [f"{said}: {', '.join(found)}."] if found else []
 

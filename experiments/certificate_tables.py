@@ -10,13 +10,14 @@ from experiments.build import OLDER, about, label, name_of, sheet
 from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
 from experiments.certified import promises
-from experiments.claim_tables import CLAIM, endpoints
 from experiments.fingerprint import is_older
+from experiments.one_setting import ROWS
 from experiments.results import Results
 from experiments.run import INJECTED, VOTED
 from experiments.sheet import Sheet, estimated
 from experiments.statistics import estimate
 from experiments.store import Store
+from experiments.threats import CLAIM
 from fgai.certificates import BUDGET_PROMISE, BUDGETS, INJECTION_PROMISE, TABLE_RADII, VOTING_PROMISE, WHERE
 from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
@@ -26,7 +27,7 @@ WHAT = {"topk": "Top 5 cannot change", "class": "Class cannot change"}
 
 def certificates(store: Store) -> list[Sheet | Table]:
     """What no perturbation of a layer's attention within a radius can do: to the top 5, and to the class."""
-    results = Results.read(store, "certify", "certify")
+    results = Results.of_grid(store, "definition", "certify")
     return [_table(results, kind, title) for kind, title in WHAT.items()]
 
 
@@ -39,7 +40,7 @@ def _table(results: Results, kind: str, title: str) -> Table:
     rows: list[Sequence[Cell]] = []
     for model in results.models():
         for dataset in results.datasets(model):
-            methods = results.rows(model, dataset)
+            methods = results.rows(model, dataset, ROWS)
             held = [[r["certificate"]["layers"] for r in results.held(model, dataset, m)] for m in methods]
             for index in range(max((len(seed) for seeds in held for seed in seeds), default=0)):
                 for method, seeds in zip(methods, held, strict=True):
@@ -192,11 +193,14 @@ def _f1(records: Sequence[dict[str, Any]]) -> str | None:
 def _attacked(store: Store) -> Sheet | Table:
     """What is trained towards certificates, under attack like everything else."""
     results = Results.of_grid(store, "injection")
-    metrics = [
-        estimated("f1.clean", "clean", threat=CLAIM),
-        *endpoints(CLAIM),
-        estimated("similarity.overlap.all", "as vanilla", threat=CLAIM),
-    ]
+    columns = {
+        "f1.clean": "clean",
+        "f1.attacked": f"`{CLAIM}`",
+        "f1.attacked_random": "random endpoints",
+        "f1.attacked_chosen": "chosen endpoints",
+        "similarity.overlap.all": "as vanilla",
+    }
+    metrics = [estimated(path, title, threat=CLAIM) for path, title in columns.items()]
     return sheet(results, "Trained towards certificates, under attack", metrics)
 
 

@@ -12,12 +12,12 @@ from rich.console import Console
 from experiments import Cell, Store, grid_names, read_grid, run_grid
 from experiments import command_records as records
 from experiments import only as only_of
-from experiments import sample as sample_of
 from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results
-from experiments.fingerprint import change_of
+from experiments.fingerprint import EARLIER, change_of
 from experiments.progress import GridProgress
+from experiments.rerun import TOLERANCE, find, rerun
 from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
 from fgai.cli.options import check_folder, choices
@@ -53,15 +53,6 @@ def run(
     only: Only = None,
     device: Device = "cpu",
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Processes.")] = 1,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample",
-            min=1,
-            help="Of these only so many, always the same draw; in results/repeat they check the records, see"
-            " `fgai bench table repeated`.",
-        ),
-    ] = None,
     shard: Annotated[
         str | None, typer.Option("--shard", help="Run part i/n only, e.g. 2/5; parts may share a folder.")
     ] = None,
@@ -84,7 +75,6 @@ def run(
     """
     store = Store(results)
     cells = only_of(read_grid(grid), only or ())
-    cells = cells if sample is None else sample_of(cells, sample)
     part = cells if shard is None else shard_of(cells, shard)
     check_folder(results)
     stale = len(_changes(part, store))
@@ -142,14 +132,15 @@ class Overview(NamedTuple):
 
 
 def _every_grid(store: Store) -> Overview:
-    names = ("grid", "cells", "done", "outdated", "failed", "open", "other code")
+    names = ("grid", "cells", "done", "earlier", "outdated", "failed", "open", "other code")
     rows: list[list[str | float | None]] = []
     notes = []
     for name in grid_names():
         cells = read_grid(name)
-        count, stale = status_of(cells, store), len(_changes(cells, store))
-        other = _of_other_code(cells, store)
-        rows.append([name, len(cells), count.done - stale, stale, count.failed, count.open, other])
+        count, stale = status_of(cells, store), _changes(cells, store)
+        earlier, other = sum(change == EARLIER for change in stale.values()), _of_other_code(cells, store)
+        states = (count.done - len(stale), earlier, len(stale) - earlier, count.failed, count.open)
+        rows.append([name, len(cells), *states, other])
         if count.failed:
             notes.append(f"what failed, and why: `fgai bench status {name}`")
     notes.append(OTHER_CODE)
@@ -187,16 +178,17 @@ def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
     rows.append(["", "all", whole.done, whole.failed, whole.open])
     columns = [Column(name, "d") for name in ("dataset", "model", "done", "failed", "open")]
     notes = [f"{entry['cell']}: {entry['error']}" for entry in errors]
-    if stale:
-        which, change = next(iter(stale.items()))
-        notes.append(f"{len(stale)} outdated, left out of tables, e.g. {which}: {change}")
+    if earlier := sum(change == EARLIER for change in stale.values()):
+        notes.append(f"{earlier} done with {EARLIER}")
+    for which, change in [item for item in stale.items() if item[1] != EARLIER][:1]:
+        notes.append(f"{len(stale) - earlier} outdated, left out of tables, e.g. {which}: {change}")
     return Overview(values, Table(f"{grid} in {store.root}", columns, rows, notes))
 
 
 OTHER_CODE = (
-    "other code: records made before a line of what trains was changed, or by code they do not name. Records"
-    " whose settings or searches are other ones now are outdated; what else changes numbers stands in"
-    " CHANGELOG.md."
+    f"earlier: trained with {EARLIER} (claims.jsonl). other code: records made before a line of what trains"
+    " was changed, or by code they do not name. Records whose settings or searches are other ones now are"
+    " outdated; what else changes numbers stands in CHANGELOG.md."
 )
 
 
@@ -222,6 +214,52 @@ def _failure(cell: Cell, store: Store) -> dict[str, str] | None:
     if record is None or record["status"] == "done":
         return None
     return {"cell": cell.path.stem, "error": str(record.get("error", "unknown"))}
+
+
+@app.command("again", epilog="Example: fgai bench again 4b662cbde8c2")
+@command
+def again(
+    cell: Annotated[str, typer.Argument(metavar="CELL", help="Its key, or the name of its record.")],
+    *,
+    results: Results = Here,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", min=0, help="By which numbers may differ, absolutely or relatively."),
+    ] = TOLERANCE,
+    device: Device = "cpu",
+    data: Data = None,
+    cache: Cache = None,
+    out: Output,
+) -> None:
+    """Run one cell again and compare its numbers with its record, which stays as it is.
+
+    Exits with 1 if a number differs by more than the tolerance.
+    """
+    asked, store = find(cell), records.opened_store(results)
+    made, numbers = rerun(asked, store, tolerance=tolerance, device=device, root=data, cache=cache)
+    numbers.sort(key=lambda number: not number.agrees)
+    agree, stored = sum(number.agrees for number in numbers), store.read(asked) or {}
+    parts = ("device", "torch", "python", "fgai")
+    about = [", ".join(f"{name} {one['about'][name]}" for name in parts) for one in (stored, made)]
+    columns = [
+        Column("number"),
+        *(Column(name, ".6g") for name in ("record", "now", "difference")),
+        Column(""),
+    ]
+    rows: list[list[str | float | None]] = [
+        [path, then, now, None if now is None else now - then, "agrees" if same else "differs"]
+        for path, then, now, same in numbers
+    ]
+    notes = [
+        f"record: {about[0]}",
+        f"now: {about[1]}",
+        f"{agree} of {len(numbers)} numbers agree within {tolerance:g}",
+    ]
+    values = {"command": "bench again", "cell": asked.path.stem, "tolerance": tolerance, "agree": agree}
+    values["numbers"] = [number._asdict() for number in numbers]
+    out.result(values, Table(asked.path.stem, columns, rows, notes).show)
+    if agree < len(numbers):
+        raise typer.Exit(FAILURE)
 
 
 app.command("table", epilog="Example: fgai bench table f1 --format markdown")(records.table)

@@ -82,8 +82,8 @@ def figure(
     name: Annotated[
         str,
         typer.Argument(
-            help="f-curves, loss, attention-subgraph, topk-neighbours, certified, injection, explainers,"
-            " instability or properties."
+            help="f-curves, loss, attention-subgraph, topk-neighbours, certified, injection, explainers"
+            " or instability."
         ),
     ],
     *,

@@ -9,12 +9,11 @@ from experiments.alone import accuracy_without_edges
 from experiments.build import name_of
 from experiments.cells import read_grid
 from experiments.choose import best_of_all
-from experiments.claim_tables import BESIDE, CLAIM
 from experiments.one_setting import ROWS, Methods
 from experiments.results import GRAPHS, Results
 from experiments.sheet import Sheet
 from experiments.store import Store
-from experiments.threats import EVERY_RULE
+from experiments.threats import BESIDE, CLAIM, EVERY_RULE
 from fgai.records import Cell, Column, Table
 
 NETWORKS = {"GCN": "vanilla", "GCN + SVD": "gnn-svd", "Soft-Median": "soft-median", "RUNG": "rung"}

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import bars
+from experiments.paper_claim import paper_claim
 from experiments.store import Store
-from experiments.summary import paper_claim, summary
 from experiments.tables import TABLES, render
 from fgai.checks import one_of
 from fgai.errors import DataError, InputError
@@ -20,8 +20,6 @@ _BLOCK = re.compile(r"<!-- table: (\S+) -->\n(?:(?!<!-- table:).)*?<!-- end -->"
 EXTRA: dict[str, Callable[[Store], str]] = {
     "bars": lambda store: bars.summary(bars.check(store)).to_markdown(),
     "bars-missed": lambda store: bars.table(bars.check(store), every=False).to_markdown(),
-    "bars-all": lambda store: bars.table(bars.check(store)).to_markdown(),
-    "summary": summary,
     "paper-claim": paper_claim,
 }
 
@@ -29,7 +27,7 @@ EXTRA: dict[str, Callable[[Store], str]] = {
 def fill(text: str, store: Store) -> str:
     """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->` by that table.
 
-    NAME is one of the tables, or `bars`, `bars-missed`, `bars-all`, `summary`, `paper-claim`. Equal records
+    NAME is one of the tables, or `bars`, `bars-missed`, `paper-claim`. Equal records
     give equal text.
 
     Raises:

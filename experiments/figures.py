@@ -12,14 +12,15 @@ import fgai.reports.figures as draw
 from experiments.build import name_of
 from experiments.cells import Cell
 from experiments.explainer_tables import Explained, read_explained
-from experiments.results import Results, settings_in
+from experiments.results import Results
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, scores, telling_node
 from fgai.certificates import ARITHMETIC, PROMISE, certify_attention
 from fgai.checks import one_of
 from fgai.errors import InputError
 from fgai.evaluation import EvaluationRecord
-from fgai.training import History
+from fgai.records import look_up
+from fgai.training import history_of
 
 ROWS = ("vanilla", "ln", "at", "fgai")
 RADIUS = 0.01
@@ -69,84 +70,40 @@ def titled(drawn: Figure, text: str) -> Figure:
 
 
 def averaged(results: Results, model: str, dataset: str, row: str) -> EvaluationRecord | None:
-    """One record whose metrics are the means over the seeds, under the `standard` threat."""
+    """One record whose F-slopes are the means over the seeds, under the `standard` threat."""
     held = [
-        record["evaluations"]["standard"]
+        slopes
         for record in results.held(model, dataset, row)
-        if "standard" in record["evaluations"]
+        if (slopes := look_up(record["evaluations"], "standard.metrics.f_slope")) is not None
     ]
     if not held:
         return None
-    mean = _mean([values["metrics"] for values in held])
-    return EvaluationRecord.from_dict({**held[0], "metrics": mean, "name": name_of(row)})
-
-
-def history_of(record: dict[str, Any]) -> History:
-    """The history of a training from its thinned curve; between the epochs kept, values are interpolated.
-
-    Epochs of faithful training take turns with their terms, so a single epoch's total is half the story: here
-    it is summed from all terms at their last values.
-    """
-    curve, last = record["training"]["curve"], record["training"]["epochs"] - 1
-    set_to = settings_in(record)
-    if "closeness" in set_to:
-        curve = [
-            {**point, "total": sum(set_to[name] * point[name] for name in set_to if name in point)}
-            for point in curve
-        ]
-    terms: list[dict[str, float]] = []
-    for epoch in range(last + 1):
-        after = next(i for i, point in enumerate(curve) if point["epoch"] >= epoch)
-        high, low = curve[after], curve[max(0, after - 1)]
-        width = high["epoch"] - low["epoch"]
-        share = 1.0 if width == 0 else (epoch - low["epoch"]) / width
-        names = [name for name in high if name != "epoch"]
-        terms.append({n: low.get(n, 0.0) + share * (high[n] - low.get(n, 0.0)) for n in names})
-    return History(terms=terms, best_epoch=record["training"]["best_epoch"])
-
-
-def _records(store: Store, choice: Choice) -> Iterator[tuple[str, str, list[EvaluationRecord]]]:
-    """Model, dataset and averaged records of every method there."""
-    results, found = Results.read(store), False
-    for model in results.models():
-        for dataset in results.datasets(model):
-            if not choice.holds(model, dataset):
-                continue
-            rows = [averaged(results, model, dataset, row) for row in ROWS]
-            held = [record for record in rows if record is not None]
-            if held:
-                found = True
-                yield model, dataset, held
-    if not found:
-        raise InputError(f"there are no evaluations to draw in {store.root}; run `fgai bench run node` first")
+    unknown = ("model", "data", "threat", "config", "version", "seconds", "peak_memory", "ledgers")
+    rest: dict[str, Any] = {name: {} for name in unknown}
+    metrics = {"f_slope": _mean(held)}
+    return EvaluationRecord(name=name_of(row), seed=0, device="", metrics=metrics, **rest)
 
 
 def _f_curves(store: Store, source: Source, choice: Choice) -> Named:
-    for model, dataset, records in _records(store, choice):
-        for scope in ("graph", "node"):
-            if any(record.get(f"f_slope.{scope}") is not None for record in records):
-                title = f"{model} on {dataset}, edges removed by {SCOPES[scope]}, mean over seeds"
-                made = titled(draw.f_curves(records, scope=scope), title)
-                yield f"f-curves-{dataset}-{model}-{scope}", made
-
-
-def _properties(store: Store, source: Source, choice: Choice) -> Named:
-    for model, dataset, records in _records(store, choice):
-        title = f"{model} on {dataset}, standard attack, mean over seeds"
-        yield f"properties-{dataset}-{model}", titled(draw.four_properties(records), title)
+    results, drawn = Results.read(store), False
+    pairs = [(model, dataset) for model in results.models() for dataset in results.datasets(model)]
+    for model, dataset in pairs:
+        records = [averaged(results, model, dataset, row) for row in ROWS]
+        held = [record for record in records if record is not None]
+        for scope in ("graph", "node") if held and choice.holds(model, dataset) else ():
+            drawn = True
+            title = f"{model} on {dataset}, edges removed by {SCOPES[scope]}, mean over seeds"
+            yield f"f-curves-{dataset}-{model}-{scope}", titled(draw.f_curves(held, scope=scope), title)
+    if not drawn:
+        raise InputError(f"there are no evaluations to draw in {store.root}; run `fgai bench run node` first")
 
 
 def _loss(store: Store, source: Source, choice: Choice) -> Named:
-    results = Results.read(store)
-    by_dataset: dict[str, dict[str, History]] = {}
-    for key, record in sorted(results.records.items()):
-        if key.row == "fgai" and key.seed == source.seed and choice.holds(key.model, key.dataset):
-            by_dataset.setdefault(key.dataset, {})[key.model] = history_of(record)
-    if not by_dataset:
-        raise InputError(f"there is no FGAI training of seed {source.seed} in {store.root}")
-    for dataset, histories in by_dataset.items():
-        title = f"Loss terms of FGAI on {dataset}, seed {source.seed}"
-        yield f"loss-{dataset}", titled(draw.loss_curves(histories), title)
+    for entry in choice.sources(source):
+        model = entry.pair(entry.graph())[name_of("fgai")]
+        title = f"Loss terms of FGAI on {entry.dataset}, seed {entry.seed}"
+        drawn = draw.loss_curves({entry.model: history_of(model)})
+        yield f"loss-{entry.dataset}-{entry.model}", titled(drawn, title)
 
 
 class _Layer:
@@ -175,15 +132,14 @@ class _Certificates:
 
 
 def _certified(store: Store, source: Source, choice: Choice) -> Named:
-    results = Results.read(store, "certify")
-    drawn = False
+    results, drawn = Results.of_grid(store, "definition", "certify"), False
     for model in results.models():
         for dataset in results.datasets(model):
             named: dict[str, _Certificates] = {}
             for row in results.rows(model, dataset):
-                held = [record["certificate"] for record in results.held(model, dataset, row)]
-                named[name_of(row)] = _Certificates(held)
-            if choice.holds(model, dataset):
+                if held := [record["certificate"] for record in results.held(model, dataset, row)]:
+                    named[name_of(row)] = _Certificates(held)
+            if named and choice.holds(model, dataset):
                 drawn = True
                 title = f"{model} on {dataset}, output layer, mean over seeds"
                 yield f"certified-{dataset}-{model}", titled(draw.certified_curves(named), title)
@@ -285,7 +241,6 @@ FIGURES: dict[str, Callable[[Store, Source, Choice], Named]] = {
     "injection": _injection,
     "explainers": _explainers,
     "instability": _of_models("instability", draw.node_before_after, both=False),
-    "properties": _properties,
 }
 
 

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.cells import Cell, current_names
@@ -47,6 +46,10 @@ def fingerprint(cell: Cell) -> dict[str, Any]:
     }
 
 
+EARLIER = "settings from before there was one for every graph"
+"""What differs in records of `claims.jsonl`."""
+
+
 def change_of(record: Mapping[str, Any], cell: Cell, *, earlier: bool = False) -> str | None:
     """Return the first thing that would be otherwise if a record were made now, in words, or None.
 
@@ -55,23 +58,14 @@ def change_of(record: Mapping[str, Any], cell: Cell, *, earlier: bool = False) -
         cell: as it would be run now.
         earlier: records of earlier settings that nothing has replaced yet count as if they had today's.
     """
-    settings = None if earlier and is_earlier(record) else _other_settings(record, cell)
-    return settings or other_searches(record, cell)
-
-
-@functools.cache
-def _earlier() -> frozenset[str]:
-    return frozenset(Path(__file__).with_name("earlier.txt").read_text(encoding="utf-8").split())
+    if not is_earlier(record):
+        return _other_settings(record, cell) or other_searches(record, cell)
+    return other_searches(record, cell) if earlier else EARLIER
 
 
 def is_earlier(record: Mapping[str, Any]) -> bool:
-    """Whether a record has the settings of before there was one for every graph, and stands in its tables.
-
-    `earlier.txt` lists the last such record of each cell. A cell that is run again has today's settings.
-    """
-    training = record.get("training", {})
-    old = "ramp" in {**training.get("defaults", {}), **training.get("settings", {})}
-    return old and record.get("key") in _earlier()
+    """Whether a record is of settings from before there was one for every graph, and not run again since."""
+    return bool(record.get("earlier"))
 
 
 def is_older(record: Mapping[str, Any]) -> bool:

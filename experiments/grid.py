@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import queue
-import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -86,18 +85,6 @@ def only(cells: list[Cell], wanted: Sequence[str]) -> list[Cell]:
                 raise InputError(f"no cell left has {field} {value!r}; there are {', '.join(known)}")
         cells = [cell for cell in cells if str(getattr(cell, field)) in asked]
     return cells
-
-
-def sample(cells: list[Cell], count: int) -> list[Cell]:
-    """Return so many of the cells, or all if there are fewer: always the same draw, in their order.
-
-    Raises:
-        InputError: if `count` is below 1.
-    """
-    if count < 1:
-        raise InputError(f"`sample` must be 1 or more, got {count}")
-    drawn = random.Random(0).sample(range(len(cells)), min(count, len(cells)))
-    return [cells[index] for index in sorted(drawn)]
 
 
 def run_grid(

@@ -9,11 +9,10 @@ from typing import Any
 from experiments.alone import accuracy_without_edges
 from experiments.build import name_of
 from experiments.cells import read_grid
-from experiments.claim_tables import BESIDE, CLAIM
 from experiments.results import GRAPHS, Results
 from experiments.sheet import Sheet
 from experiments.store import Store
-from experiments.threats import EVERY_RULE
+from experiments.threats import BESIDE, CLAIM, EVERY_RULE
 from fgai.certificates import ALL_FOUR, PROPERTIES
 from fgai.records import Cell, Column, Table
 from fgai.training import FaithfulSettings
@@ -24,6 +23,8 @@ FAITHFUL = "fgai, one setting"
 Pair = tuple[str, str]
 Costs = dict[str, dict[str, float]]
 _MOST_LAYERS = 8
+_SHARES = ("clean F1", "F1, `ensemble`", "F1, `ensemble-strong`", "all four", "top 5 kept", "same top 5")
+_COLUMNS = [Column("method"), *(Column(title, ".3f") for title in _SHARES), Column("sharpness ÷", ".2f")]
 
 
 class Methods:
@@ -102,9 +103,7 @@ def methods(store: Store) -> list[Sheet | Table]:
         " nodes of five graphs (grid `search-one`); AT has settings for each graph, and three endpoint rules."
         " Cost: whole calls on two CPU threads, graphs on which every method is timed (table `whole`)."
     )
-    titles = ("clean F1", "F1, `ensemble`", "F1, `ensemble-strong`", "all four", "top 5 kept", "same top 5")
-    columns = [Column("method"), *(Column(title, ".3f") for title in titles)]
-    columns += [Column("sharpness ÷", ".2f"), Column("cost ÷ training", ".1f")]
+    columns = [*_COLUMNS, Column("cost ÷ training", ".1f")]
     tables: list[Sheet | Table] = []
     for title, chosen, notes in (
         ("Methods with one setting for every graph", [pair for pair in pairs if pair[1] in GRAPHS], (note,)),
@@ -112,7 +111,7 @@ def methods(store: Store) -> list[Sheet | Table]:
     ):
         graphs = dict.fromkeys(dataset for _, dataset in chosen)
         means = f"Means over {len(chosen)} pairs of model and graph ({', '.join(graphs)})."
-        rows = [_row(row, chosen, read, costs) for row in ROWS]
+        rows = [[*_row(row, chosen, read), _times(costs, row)] for row in ROWS]
         known = [row for row in rows if row[1] is not None]
         tables.append(Table(title, columns, known or rows, (means, *notes)))
     return tables
@@ -137,7 +136,18 @@ def overview(store: Store) -> list[Sheet | Table]:
     return [Table("Twenty injected nodes with twenty edges each", columns, rows, table.notes[:1])]
 
 
-def _row(row: str, pairs: Sequence[Pair], methods: Methods, costs: Costs) -> list[Cell]:
+def pairs(store: Store) -> list[Sheet | Table]:
+    """What `methods` averages, for each pair of model and graph."""
+    read = Methods(store)
+    columns = [Column("model"), Column("graph"), *_COLUMNS]
+    rows = [[*pair, *_row(row, [pair], read)] for pair in read.asked for row in ROWS]
+    known = [row for row in rows if row[3] is not None] or [[None] * len(columns)]
+    return [
+        Table("Pair by pair", columns, known, ("Two or three seeds; columns as in the table `methods`.",))
+    ]
+
+
+def _row(row: str, pairs: Sequence[Pair], methods: Methods) -> list[Cell]:
     sharp, base = (methods.over(pairs, name, "sharpness.clean.all") for name in (row, "vanilla"))
     proven = [fmean(shares) for pair in pairs if (shares := methods.shares(pair, row))]
     return [
@@ -149,7 +159,6 @@ def _row(row: str, pairs: Sequence[Pair], methods: Methods, costs: Costs) -> lis
         methods.over(pairs, row, "endpoints.cover.explanation.overlap.last"),
         1.0 if row == "vanilla" else methods.over(pairs, row, "similarity.overlap.all"),
         sharp / base if sharp is not None and base else None,
-        _times(costs, row),
     ]
 
 
@@ -265,7 +274,7 @@ def _margins(store: Store) -> Table:
 
 def terms(store: Store) -> list[Sheet | Table]:
     """Each part of faithful training removed: paired differences to the whole method, five seeds."""
-    cells, results = read_grid("terms"), Results.of_grid(store, "terms")
+    results = Results.of_grid(store, "terms")
     paths = {
         "clean F1": "f1.clean",
         "F1, `ensemble`": "f1.attacked",
@@ -274,8 +283,8 @@ def terms(store: Store) -> list[Sheet | Table]:
         "sharpness": "sharpness.clean.all",
     }
     rows: list[Sequence[Cell]] = []
-    for model, dataset in dict.fromkeys((cell.model, cell.dataset) for cell in cells):
-        for row in dict.fromkeys(cell.row for cell in cells):
+    for model, dataset in dict.fromkeys((cell.model, cell.dataset) for cell in results.expected):
+        for row in dict.fromkeys(cell.row for cell in results.expected):
             found: list[Cell] = []
             for path in paths.values():
                 if row == FAITHFUL:

@@ -10,20 +10,15 @@ from experiments.cells import Cell, current_names, read_grid
 from experiments.fingerprint import change_of, is_earlier, is_older
 from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.statistics import Estimate, Interval, estimate, paired
-from experiments.store import Store
-from fgai.attacks import Ledger
+from experiments.store import Store, lost
 from fgai.errors import CheckpointError
-from fgai.evaluation import damage_by_endpoints
 from fgai.records import look_up
 
 MODELS = ("GAT", "GATv2", "GT")
 GRAPHS = ("amazon-photo", "amazon-cs", "coauthor-cs", "coauthor-physics")
 """Those of the paper that bars are about."""
-SHARING = ("cora", "citeseer", "pubmed", "planted")
-"""Graphs without settings of their own: one preset, chosen on their validation nodes together."""
 LARGE = ("arxiv-tape",)
-"""Takes the preset of `SHARING` and had no say in it."""
-DATASETS = (*GRAPHS, *LARGE, *SHARING)
+DATASETS = (*GRAPHS, *LARGE, "cora", "citeseer", "pubmed", "planted")
 ROWS = (
     "vanilla", "ln", "limits", "at", "at-limits", "fgai", "fgai-certified", "fgai-injection", "fgai-paper",
 )  # fmt: skip
@@ -106,11 +101,11 @@ class Results:
         return cls.newest(plain, () if grid is None else [c for c in read_grid(grid) if not c.label])
 
     @classmethod
-    def current(cls, store: Store, kind: str) -> Results:
-        """Read the records of a kind that would be made as they are now; labelled variants are left out."""
-        return cls(
-            record for record in store.records(kind) if not record["cell"]["label"] and not is_older(record)
-        )
+    def of_grid(cls, store: Store, grid: str, folder: str = "attack") -> Results:
+        """Read the records of a grid's cells in one folder (see `Cell.folder`), labelled ones too."""
+        cells = [cell for cell in read_grid(grid) if cell.folder == folder]
+        keys = {cell.key for cell in cells}
+        return cls.newest((record for record in store.records(folder) if record["key"] in keys), cells)
 
     @classmethod
     def newest(cls, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> Results:
@@ -129,23 +124,16 @@ class Results:
         return found
 
     @classmethod
-    def of_grid(cls, store: Store, grid: str, folder: str = "attack") -> Results:
-        """Read the records of a grid's cells in one folder (see `Cell.folder`)."""
-        cells = [cell for cell in read_grid(grid) if cell.folder == folder]
-        keys = {cell.key for cell in cells}
-        return cls.newest((record for record in store.records(folder) if record["key"] in keys), cells)
-
-    @classmethod
-    def node(cls, store: Store, datasets: tuple[str, ...] = GRAPHS) -> Results:
-        """Read what the node grid has on some graphs: its records under every threat laid together.
+    def node(cls, store: Store) -> Results:
+        """Read what the node grid has on the paper's graphs: its records under every threat laid together.
 
         Records that would be made otherwise now, with other settings or by another search, are left out and
         counted as `outdated`. All tables share one reading.
         """
-        return store.derived(("node", datasets), NODE_KINDS, lambda: cls._node(store, datasets))
+        return store.derived("node", NODE_KINDS, lambda: cls._node(store))
 
     @classmethod
-    def _node(cls, store: Store, datasets: tuple[str, ...]) -> Results:
+    def _node(cls, store: Store) -> Results:
         held = [
             record
             for kind in NODE_KINDS
@@ -153,10 +141,10 @@ class Results:
             if not record["cell"]["label"]
             and record["cell"]["model"] in MODELS
             and record["cell"]["method"] in ROWS
-            and record["cell"]["dataset"] in datasets
+            and record["cell"]["dataset"] in GRAPHS
         ]
         current = [record for record in held if not is_older(record)]
-        cells = [cell for cell in read_grid("node") if cell.dataset in datasets]
+        cells = [cell for cell in read_grid("node") if cell.dataset in GRAPHS]
         keys = {cell.key for cell in cells}
         found = cls((record for record in current if record["key"] in keys), cells)
         found.outdated = len(held) - len(current)
@@ -297,13 +285,12 @@ class Results:
 
 
 def _metrics(evaluation: Mapping[str, Any], path: str) -> Mapping[str, Any] | None:
-    """The metrics of an evaluation; the share of the top 5 lost at each rule's endpoints is in its ledger."""
-    metrics: Mapping[str, Any] | None = evaluation.get("metrics")
-    if metrics is None or not path.startswith("lost.explanation."):
-        return metrics
+    """The metrics of an evaluation; unpacked, what the explanation attack took is in its ledger."""
     ledger = evaluation.get("ledgers", {}).get("explanation", {})
-    lost = damage_by_endpoints(Ledger(members=ledger.get("members", []), damages=ledger.get("damages", [])))
-    return {"lost": {"explanation": lost}} if lost else metrics
+    if path.startswith("lost.explanation.") and ledger.get("members"):
+        return {"lost": {"explanation": lost(ledger)}}
+    metrics: Mapping[str, Any] | None = evaluation.get("metrics")
+    return metrics
 
 
 def _codes(record: Mapping[str, Any]) -> list[str]:

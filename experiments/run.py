@@ -6,7 +6,6 @@ import itertools
 import platform
 import traceback
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -38,7 +37,6 @@ from fgai import (
     load_dataset,
     vote,
 )
-from fgai.attacks import Ledger
 from fgai.attention import observe, prepared
 from fgai.certificates import WHERE
 from fgai.datasets import with_degrees
@@ -151,7 +149,6 @@ def _measure(cell: Cell, device: str, root: Path | str | None, cache: Path | Non
         body["explainers"] = explained(model, graph, cell)
     elif cell.kind in ("evaluate", "attack"):
         body["evaluations"] = _evaluate(model, graph, parent, cell)
-        body["winners"] = {threat: winners(found) for threat, found in body["evaluations"].items()}
     return body
 
 
@@ -163,17 +160,6 @@ def _next_seed(cell: Cell, device: str, root: Path | str | None, cache: Path | N
     return model_of(after, graph, vanilla, device, cache)[0]
 
 
-def winners(evaluation: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return which member at which endpoints did most damage under each objective; none for plain attacks."""
-    found = {}
-    for objective, values in evaluation.get("ledgers", {}).items():
-        ledger = Ledger(members=values["members"], damages=values["damages"])
-        row = ledger.proposals()[values["won"]][0] if values["members"] else None
-        if row is not None:
-            found[objective] = {"member": row["member"], "endpoints": row["endpoints"]}
-    return found
-
-
 def _graph(cell: Cell, device: str, root: Path | str | None) -> Graph:
     graph = load_dataset(cell.dataset, root=root, seed=cell.seed, task=cell.predicts)
     if cell.task == "truth" and cell.dataset != "planted":
@@ -182,7 +168,7 @@ def _graph(cell: Cell, device: str, root: Path | str | None) -> Graph:
 
 
 def _training(model: nn.Module, cell: Cell) -> dict[str, Any]:
-    """What a record says of the training: its cost, its course and its settings."""
+    """What a record says of the training: its cost and its settings."""
     history = history_of(model)
     return {
         "seconds": history.seconds,
@@ -190,9 +176,7 @@ def _training(model: nn.Module, cell: Cell) -> dict[str, Any]:
         "best_epoch": history.best_epoch,
         "epochs": len(history.terms),
         "attempts": history.attempts,
-        "last": history.terms[-1],
         **settings_of(cell),
-        "curve": _thin(history.terms),
     }
 
 
@@ -303,12 +287,3 @@ def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False
             " --redo"
         )
     return changed is None
-
-
-def _thin(terms: list[dict[str, float]], points: int = 50) -> list[dict[str, float]]:
-    """At most `points` epochs of a loss curve, the last one among them."""
-    stride = max(1, len(terms) // points)
-    kept = list(range(0, len(terms), stride))
-    if kept[-1] != len(terms) - 1:
-        kept.append(len(terms) - 1)
-    return [{"epoch": index, **{k: float(f"{v:.5g}") for k, v in terms[index].items()}} for index in kept]

@@ -1,22 +1,25 @@
-"""The results folder: one JSON record per cell, whole or not there, or packed with those of its kind."""
+"""The results folder: one JSON record per cell, whole or not there, or packed in a file of many."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from time import time
 from typing import Any, TypeVar
 
 from experiments.cells import PROTOCOL, Cell
+from fgai.attacks import Ledger
 from fgai.errors import CheckpointError, InputError
+from fgai.evaluation import damage_by_endpoints
 from fgai.files import Schema, check, check_items, parse_json, regular, write_atomic
-from fgai.records import to_text
+from fgai.records import look_up, to_text
 
 T = TypeVar("T")
 SCHEMA = 2
-"""2: records say what they were made by (`fingerprint`), and which member of an ensemble won (`winners`)."""
+"""2: records say what they were made by (`fingerprint`)."""
 READABLE = (1, SCHEMA)
 RENAMED = {"fgai-paper": "fgai-injection"}
 """Methods of schema 1 by the names they have now."""
@@ -25,15 +28,33 @@ FIELDS: Schema = {"protocol": int, "key": str, "cell": dict[str, Any], "status":
 STALE_SECONDS = 600.0
 PACK = ".jsonl"
 """Ending of a file that holds many records, one to a line, in the order of their paths."""
-DIGITS = 9
-"""Significant digits of the numbers of packed evaluations: those of a float32."""
+CLAIMS = f"claims{PACK}"
+"""Packed records, of all kinds, of settings from before there was one for every graph. They have the key
+`earlier`, settings, fingerprint and versions, and of their numbers those that tables read."""
+DIGITS = 6
+"""Significant digits of packed numbers."""
+METRICS = (
+    "f1", "accuracy", "roc_auc", "average_precision", "g_tvd", "g_jsd", "similarity.overlap",
+    "similarity.rank_correlation", "sharpness.clean", "sharpness.vanilla", "overlap.chance",
+    "overlap_touched.prediction", "endpoints.cover.explanation.overlap", "lost", "definition", "explanations",
+    "f_slope", "truth", "truth_prediction", "truth_explanation",
+    *map(".".join, product(["null"], ["uniform", "random"], ["truth", "truth_prediction"])),
+    *map(".".join, product(["null"], ["uniform", "random"], ["f_slope"], ["graph", "node"],
+                           ["clean", "attacked"], ["plus", "minus", "gap"])),
+)  # fmt: skip
+"""Metrics of packed evaluations: those that tables and figures read."""
+PROVED = ("norm", "radius", "k1", "k2", "explanation")
+"""What packed certificates say of themselves."""
+LAYER = ("topk", "class", "sharpness", "trivial_share")
+"""What packed certificates say of a layer."""
 
 
 class Store:
     """Records under one folder.
 
-    New records are files of their own. `pack` puts those of a kind into one file, from where they are read
-    like the others; a file wins over a packed record of the same cell.
+    New records are files of their own. `pack` puts those of a kind, and of a search those of a method, into
+    one file, from where they are read like the others; a file wins over a packed record of the same cell, and
+    any record over one in `CLAIMS`.
 
     Args:
         root: the folder; made when the first record is written.
@@ -41,7 +62,7 @@ class Store:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
-        self._packs: dict[Path, dict[Path, dict[str, Any]]] = {}
+        self._packs: dict[str, dict[Path, dict[str, Any]]] = {}
         self._held: dict[Path, tuple[int, dict[str, Any]]] = {}
         self._derived: dict[Hashable, tuple[Any, Any]] = {}
 
@@ -56,7 +77,7 @@ class Store:
             CheckpointError: if the file is damaged, from a newer fgai, or of another cell under this name.
         """
         path = self.path(cell)
-        record = read_record(path) if path.exists() else self._packed(self._pack_of(cell.folder)).get(path)
+        record = read_record(path) if path.exists() else self._packed(cell.folder).get(path)
         if record is not None and (record["key"] != cell.key or record["cell"] != cell.to_dict()):
             raise CheckpointError(
                 f"{path} holds another cell under this name; move it away, nothing was overwritten"
@@ -83,7 +104,7 @@ class Store:
     def records(self, kind: str = "evaluate") -> Iterator[dict[str, Any]]:
         """Yield every good record of a kind, in a fixed order; failed cells are left out."""
         files = dict.fromkeys((self.root / kind).rglob("*.json"))
-        held = self._packed(self._pack_of(kind))
+        held = self._packed(kind)
         packed = {path: record for path, record in held.items() if path.is_relative_to(self.root / kind)}
         for path in sorted({**packed, **files}):
             record = self._record(path) if path in files else packed[path]
@@ -104,7 +125,7 @@ class Store:
         return found
 
     def pack(self) -> int:
-        """Put every good record into the file of its kind, as small as `slim` makes it; return how many.
+        """Put every good record into a file of many, as small as `slim` makes it; return how many.
 
         Equal records give equal bytes. A kill leaves every record in a file, in the pack, or in both.
 
@@ -116,12 +137,18 @@ class Store:
             record = read_record(path)
             cell = Cell.from_dict(record["cell"])
             if record["status"] == "done" and self.path(cell) == path:  # no record of a folder within
-                packs.setdefault(self._pack_of(cell.folder), {})[path] = record
-        held = {pack: {**self._packed(pack), **chosen} for pack, chosen in packs.items()}
-        for pack, chosen in packs.items():
-            records = [slim(record) for _, record in sorted(held[pack].items())]
-            lines = [json.dumps(record, sort_keys=True, allow_nan=False) + "\n" for record in records]
+                name = cell.folder.partition("-")[0] + f"-{cell.method}" * (cell.kind == "search")
+                packs.setdefault(self.root / f"{name}{PACK}", {})[path] = slim(record)
+        held = {pack: {**self._unpack(pack), **chosen} for pack, chosen in packs.items()}
+        done = {path for chosen in packs.values() for path in chosen}
+        if done & (claims := self._unpack(self.root / CLAIMS)).keys():
+            held[self.root / CLAIMS] = {path: claims[path] for path in claims.keys() - done}
+        for pack, records in held.items():
+            lines = [
+                json.dumps(records[path], sort_keys=True, allow_nan=False) + "\n" for path in sorted(records)
+            ]
             write_atomic(pack, "".join(lines))
+        for chosen in packs.values():
             for path in chosen:
                 path.unlink()
                 with suppress(OSError):  # not empty yet
@@ -139,22 +166,22 @@ class Store:
             self._held[path] = known = (written, read_record(path))
         return known[1]
 
-    def _pack_of(self, folder: str) -> Path:
-        """The file that packs a folder's records, those of other tasks included."""
-        return self.root / f"{folder.partition('-')[0]}{PACK}"
-
-    def _packed(self, pack: Path) -> dict[Path, dict[str, Any]]:
-        """The records of a pack, by the paths their files would have."""
-        if pack not in self._packs:
-            self._packs[pack] = self._unpack(pack) if pack.exists() else {}
-        return self._packs[pack]
+    def _packed(self, folder: str) -> dict[Path, dict[str, Any]]:
+        """The packed records of a kind, of all tasks and methods, by the paths their files would have."""
+        kind = folder.partition("-")[0]
+        if kind not in self._packs:
+            packs = (self.root / CLAIMS, *sorted(self.root.glob(f"{kind}*{PACK}")))
+            self._packs[kind] = {path: one for pack in packs for path, one in self._unpack(pack).items()}
+        return self._packs[kind]
 
     def _unpack(self, pack: Path) -> dict[Path, dict[str, Any]]:
+        if not pack.exists():
+            return {}
         try:
             lines = regular(pack).read_text(encoding="utf-8").splitlines()
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
-        records = [_with_rows(parsed(line, f"{pack}, line {number}")) for number, line in enumerate(lines, 1)]
+        records = [parsed(line, f"{pack}, line {number}") for number, line in enumerate(lines, 1)]
         try:
             return {self.path(Cell.from_dict(record["cell"])): record for record in records}
         except InputError as error:
@@ -162,49 +189,64 @@ class Store:
 
 
 def slim(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without curves of searches, and of trainings whose losses the figure `loss` leaves out.
+    """Return a record with `METRICS` of its evaluations, and what members of an ensemble reached.
 
-    Of the members of an ensemble it has names and endpoints, as columns. Evaluations have nine digits.
+    Words of certificates and warnings are left out. Numbers have `DIGITS`.
     """
-    cell, training = record["cell"], dict(record.get("training", {}))
-    if (cell["kind"], cell["method"], cell["seed"]) != ("evaluate", "fgai", 0):
-        training.pop("curve", None)
-    found = {**record, "training": training} if training else dict(record)
+    found = {name: value for name, value in record.items() if name not in ("data", "winners")}
+    if "data" in record:
+        found["data"] = _chosen(record["data"], ("name", "fingerprint"))
+    if "warnings" in record:
+        codes = (text.partition("]")[0] for text in record["warnings"] if text.startswith("["))
+        found["warnings"] = sorted({f"{code}]" for code in codes})
     if "evaluations" in record:
-        found["evaluations"] = _rounded(_changed_ledgers(record["evaluations"], _as_columns))
-    return found
+        found["evaluations"] = {name: _evaluation(one) for name, one in record["evaluations"].items()}
+    if "certificate" in record:
+        layers = [_chosen(layer, LAYER) for layer in record["certificate"]["layers"]]
+        found["certificate"] = {**_chosen(record["certificate"], PROVED), "layers": layers}
+    as_it_is = ("cell", "training")
+    return {name: value if name in as_it_is else _rounded(value) for name, value in found.items()}
 
 
-def _changed_ledgers(
-    evaluations: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
+def _evaluation(evaluation: dict[str, Any]) -> dict[str, Any]:
+    ledgers = {what: one for what, one in evaluation.get("ledgers", {}).items() if one.get("members")}
+    metrics = dict(evaluation["metrics"])
+    if "explanation" in ledgers:
+        metrics["lost"] = {"explanation": lost(ledgers["explanation"])}
     return {
-        name: {**one, "ledgers": {what: change(ledger) for what, ledger in one["ledgers"].items()}}
-        if "ledgers" in one
-        else one
-        for name, one in evaluations.items()
+        "metrics": _chosen(metrics, METRICS),
+        "reached": {
+            **evaluation.get("reached", {}),
+            **{objective: reached(ledger) for objective, ledger in ledgers.items()},
+        },
     }
 
 
-def _as_columns(ledger: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in ledger.items() if name != "curve"}
-    if isinstance(rows := ledger.get("members"), list) and rows:
-        kept["members"] = {
-            name: [row[name] for row in rows] for name in ("endpoints", "member") if name in rows[0]
-        }
-    return kept
+def reached(ledger: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the largest damage of every member of an ensemble, by the rule of its endpoints."""
+    found: dict[str, dict[str, float]] = {}
+    for row, damage in zip(ledger["members"], ledger["damages"][1:], strict=True):
+        held = found.setdefault(row["endpoints"], {})
+        held[row["member"]] = max(damage, held.get(row["member"], 0.0))
+    return found
 
 
-def _with_rows(record: dict[str, Any]) -> dict[str, Any]:
-    def as_rows(ledger: dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(columns := ledger.get("members"), dict):
-            return ledger
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        return {**ledger, "members": rows}
+def lost(ledger: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of the top 5 lost at the endpoints of every rule."""
+    return damage_by_endpoints(Ledger(members=ledger["members"], damages=ledger["damages"]))
 
-    if "evaluations" not in record:
-        return record
-    return {**record, "evaluations": _changed_ledgers(record["evaluations"], as_rows)}
+
+def _chosen(values: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """The parts of a tree at some dotted paths, those that are there."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        if (value := look_up(values, path)) is not None:
+            *parents, name = path.split(".")
+            place = found
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[name] = value
+    return found
 
 
 def _rounded(value: Any) -> Any:

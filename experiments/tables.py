@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from experiments import claim_tables as claims
 from experiments import one_setting
 from experiments import task_tables as tasks
 from experiments import training_tables as trained
-from experiments.attack_tables import members
 from experiments.batch_tables import batches
 from experiments.build import RATIO, sheet
 from experiments.certificate_tables import certificates, collective, injection, voting
 from experiments.defence_tables import baselines, edges, inductive
 from experiments.explainer_tables import explainers
-from experiments.repeated import repeated
+from experiments.member_tables import members
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
 from experiments.store import Store
@@ -103,13 +101,11 @@ _NULLS = "Null rows: FGAI's predictions, edges removed by 1/degree or at random.
 TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "methods": one_setting.methods,
     "overview": one_setting.overview,
+    "pairs": one_setting.pairs,
     "whole": one_setting.whole_calls,
     "definition": one_setting.definition,
     "terms": one_setting.terms,
-    "attack": claims.attack,
-    "explanations": claims.explanations,
-    "endpoints": claims.by_rule,
-    "seeds": claims.seeds,
+    "seeds": trained.seeds,
     "members": members,
     "batches": batches,
     "stability": stability,
@@ -131,7 +127,6 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "graphs": tasks.graphs,
     "truth": tasks.truth,
     "search": trained.search,
-    "repeated": repeated,
 }
 
 

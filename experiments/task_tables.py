@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from experiments.build import RATIO, sheet
-from experiments.claim_tables import CLAIM
 from experiments.results import Results
 from experiments.sheet import Estimated, Sheet, estimated
 from experiments.store import Store
+from experiments.threats import CLAIM
 from fgai.records import Table
 
 STABLE = [

@@ -12,6 +12,8 @@ BOX = (-1.0, 1.0)
 """Of new nodes' features, in attacks and in trainings: the features of the paper's graphs lie in [0, 1]."""
 FROM_DATA = ("natural", "random")
 """Threats whose features come from the data."""
+CLAIM, BESIDE = "ensemble", "ensemble-strong"
+"""The threat of every claim, and the one beside it."""
 EVERY_RULE = "ensemble-weakest"
 """`ensemble` at the endpoints of every rule; records of `ensemble` lack `weakest`."""
 

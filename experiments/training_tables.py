@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from experiments.again import ANOTHER
 from experiments.build import about, label, name_of, sheet
 from experiments.cells import read_grid
 from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
@@ -53,10 +54,26 @@ def ablation(store: Store) -> list[Sheet | Table]:
     return [sheet(_ablated(store), "Ablation", metrics, notes, order=ABLATION_ROWS)]
 
 
+def seeds(store: Store) -> list[Sheet | Table]:
+    """How far two trainings that differ in their seed alone explain alike, vanilla and FGAI."""
+    results = Results.read(store, "again", "seeds")
+    metrics = [
+        estimated("similarity.overlap.all", "top 5 shared", threat=ANOTHER),
+        estimated("similarity.overlap.sharpest", "sharpest layer", threat=ANOTHER),
+        estimated("overlap.chance.all", "by chance", threat=ANOTHER),
+        estimated("similarity.rank_correlation.all", "rank correlation", threat=ANOTHER),
+    ]
+    note = (
+        "Attention on the clean graph of two models trained alike with one seed and the next: another split,"
+        " other weights, other draws. Mean over layers and nodes with more than 5 neighbours."
+    )
+    return [sheet(results, "Explanations of two seeds", metrics, (note,))]
+
+
 def cost(store: Store) -> list[Sheet | Table]:
     """Median seconds per epoch and peak memory of the training, as multiples of vanilla's."""
     results = Results.read(store, "cost", "cost", defences=True)
-    note = "Trainings alone, one at a time."
+    note = "Trainings alone, one at a time: the attempt that is returned, without the check (table `whole`)."
     shared = Results.read(store, "evaluate")
     if not results.records and shared.records:
         results = shared
@@ -166,7 +183,7 @@ def search(store: Store) -> list[Sheet | Table]:
         f"{TRIALS} trials each on {SEEDS} seeds; criterion: mean of"
         " accuracy on validation nodes, clean and under a short ensemble whose endpoints are"
         " validation nodes. Chosen is the best setting that holds"
-        f" on both seeds, or the preset in use within {NOISE:g} of it. Test nodes were not looked at.",
+        f" on both seeds, or the preset in use within {NOISE:g} of it. Trials see no test nodes.",
         *([f"{few} searches do not have all of their {TRIALS} trials yet."] if few else []),
         *([f"{waiting} of these settings are not in use yet: no other record has them."] if waiting else []),
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _FACTS: ContextVar[Mapping[str, str] | None] = ContextVar("facts", default=None)
 
 

@@ -46,8 +46,9 @@ GOOD: dict[str, Words | None] = {
     "cards": ("cards", "-o", "page.html", "--force"),
     "bench run": ("grid.toml", "-r", "here"),
     "bench status": ("grid.toml", "-r", "results"),
+    "bench again": None,
     "bench table": ("f1", "-r", "results"),
-    "bench figure": ("properties", "-r", "results", "-o", "figures"),
+    "bench figure": ("f-curves", "-r", "results", "-o", "figures"),
     "bench bars": ("-r", "results"),
     "bench choose": ("-r", "results"),
     "bench pack": ("-r", "results"),
@@ -57,7 +58,7 @@ GOOD: dict[str, Words | None] = {
     "data convert": ("planted", "stored", "--force"),
     "doctor": None,
 }
-SLOW = ("demo", "explore", "audit", "doctor", "train", "faithful", "harden", "bench run")
+SLOW = ("demo", "explore", "audit", "doctor", "train", "faithful", "harden", "bench run", "bench again")
 # Command → words with one bad value, and a part of what is said.
 BAD: dict[str, tuple[Words, str]] = {
     "demo": (("--model", "GCM"), "`--model` must be one of"),
@@ -78,6 +79,7 @@ BAD: dict[str, tuple[Words, str]] = {
     "cards": (("results",), "there is no card in results"),
     "bench run": (("grid.toml", "--shard", "6/5"), "`--shard`"),
     "bench status": (("--only", "seed=0"), "`--only` chooses among the cells of a grid"),
+    "bench again": (("f-slop",), "no grid has a cell 'f-slop'"),
     "bench table": (("f-slop",), "did you mean"),
     "bench figure": (("photo",), "must be one of"),
     "bench bars": (("--format", "word"), "`--format` must be one of"),
@@ -109,8 +111,9 @@ MISSING: dict[str, tuple[Words, str]] = {
     "cards": (("nowhere",), "must be a folder of cards, got nowhere"),
     "bench run": (("nowhere.toml",), "there is no grid"),
     "bench status": (("nowhere.toml",), "there is no grid"),
+    "bench again": (("5c6a81cc3bd8", "-r", "nowhere"), "no folder of records at nowhere"),
     "bench table": (("f1", "-r", "nowhere"), "no folder of records at nowhere"),
-    "bench figure": (("properties", "-r", "nowhere"), "there are no evaluations to draw in nowhere"),
+    "bench figure": (("f-curves", "-r", "nowhere"), "there are no evaluations to draw in nowhere"),
     "bench bars": (("-r", "nowhere"), "no folder of records at nowhere"),
     "bench choose": (("-r", "nowhere"), "there are no search records in nowhere"),
     "bench pack": (("-r", "nowhere"), "no folder of records at nowhere"),
@@ -138,7 +141,7 @@ UNWRITABLE: dict[str, Words] = {
     "cards": ("cards", "-o", "file/page.html"),
     "bench run": ("long.toml", "-r", "file/results"),
     "bench table": ("f1", "-r", "results", "-o", "file/f1.md"),
-    "bench figure": ("properties", "-r", "results", "-o", "file/figures"),
+    "bench figure": ("f-curves", "-r", "results", "-o", "file/figures"),
     "bench choose": ("-r", "results", "-o", "file/presets.toml"),
     "data convert": ("planted", "file/stored"),
 }

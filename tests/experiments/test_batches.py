@@ -42,14 +42,9 @@ def test_sizes_of_a_cell_reach_the_training_and_the_record(
 
 
 def record_of(cell: Cell, clean: float, random: float, chosen: float) -> dict[str, Any]:
-    """A record with two searches, at random endpoints and at chosen ones."""
-    members = [{"member": "sign", "endpoints": place} for place in ("random", "weak")]
-    damages = [0.0, 1 - random, 1 - chosen]
-    evaluation = {
-        "metrics": {"f1": {"clean": clean}},
-        "ledgers": {"prediction": {"members": members, "damages": damages}},
-    }
-    return {**cases.body_of(cell), "evaluations": {"ensemble": evaluation}}
+    """A record with F1 at random endpoints and at chosen ones."""
+    scores = {"clean": clean, "attacked_random": random, "attacked_chosen": chosen}
+    return {**cases.body_of(cell), "evaluations": {"ensemble": {"metrics": {"f1": scores}}}}
 
 
 def test_the_table_says_what_batches_cost(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from experiments import read_grid
 from experiments.build import sheet
 from experiments.layers import by_layer, common, flat_layers, mean_over
+from experiments.paper_claim import Wins, wins
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
-from experiments.summary import Wins, wins
 from support import bench_cases as cases
 
 WHERE = ("GAT", "coauthor-cs")

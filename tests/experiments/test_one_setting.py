@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.cells import Cell, read_grid
-from experiments.one_setting import definition, terms, whole_calls
+from experiments.one_setting import definition, pairs, terms, whole_calls
 from experiments.store import Store
 from fgai.certificates import ALL_FOUR, PROPERTIES
 from fgai.records import Table
@@ -78,3 +78,15 @@ def test_cost_is_a_multiple_of_training(tmp_path: Path) -> None:
     assert isinstance(table, Table)
     assert ["cora", "FGAI", 7.0, 3.5] in [list(row) for row in table.rows]
     assert ["cora", "harden", None, None] in [list(row) for row in table.rows]
+
+
+def test_pairs_show_what_methods_averages(tmp_path: Path) -> None:
+    cells = [cell for grid in ("methods", "endpoints", "node") for cell in read_grid(grid)]
+    some = [cell for cell in cells if (cell.model, cell.dataset) == ("GAT", "amazon-cs") and cell.seed < 2]
+    (table,) = pairs(cases.fill(Store(tmp_path), some))
+    assert isinstance(table, Table)
+    found = {row[2]: row[3:6] for row in table.rows}
+    assert list(found) == ["vanilla", "limits, one setting", "AT", "harden", "FGAI, one setting"]
+    assert found["FGAI, one setting"] == pytest.approx([0.92, 0.905, 0.875])
+    assert found["vanilla"] == pytest.approx([0.92, 0.405, 0.375])
+    assert {tuple(row[:2]) for row in table.rows} == {("GAT", "amazon-cs")}

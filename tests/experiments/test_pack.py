@@ -43,6 +43,11 @@ def as_before(store: Store, cell: Cell, **changes: Any) -> Path:
     return path
 
 
+def keys(store: Store) -> list[str]:
+    """Of the trials of links, the best first."""
+    return [trial.key for held in trials(store, "link").values() for trial in held]
+
+
 def seconds(store: Store, cell: Cell) -> float | None:
     record = store.read(cell)
     return None if record is None else record["seconds"]
@@ -97,45 +102,63 @@ class TestPack:
         as_before(store, Cell(seed=1))
         cells = [Cell(), Cell(seed=1), *SEARCH]
         before = {cell.key: store.read(cell) for cell in cells}
-        tables = [render("search", store), render("f1", store), trials(store, "link")]
+        tables = [render("search", store), render("f1", store), keys(store)]
         order = [r["key"] for kind in ("search", "search-link") for r in store.records(kind)]
         assert store.pack() == len(cells)
-        assert sorted(path.name for path in store.root.iterdir()) == ["evaluate.jsonl", "search.jsonl"]
+        assert sorted(path.name for path in store.root.iterdir()) == ["evaluate.jsonl", "search-fgai.jsonl"]
         for again in (store, Store(store.root)):
             for cell in cells:
                 was = before[cell.key]
                 assert was is not None and again.read(cell) == slim(was)
             assert [r["key"] for k in ("search", "search-link") for r in again.records(k)] == order
-            assert [render("search", again), render("f1", again), trials(again, "link")] == tables
+            assert [render("search", again), render("f1", again), keys(again)] == tables
             assert status(SEARCH, again).done == len(SEARCH)
 
-    def test_curves_go_and_members_stay(self, store: Store) -> None:
-        rows = [
-            {"member": "sign", "endpoints": "cover", "seconds": 1 / 3},
-            {"member": "adam", "endpoints": "random"},
-        ]
-        ledger = {"curve": [0.1, 0.2], "members": rows, "damages": [0.1, 1 / 3, 0.5]}
-        for cell in (Cell(method="fgai"), Cell(method="fgai", seed=1)):
-            body = {**cases.body_of(cell), "training": {"curve": [{"epoch": 0}], "epochs": 1}}
-            store.write(cell, {**body, "evaluations": {"standard": {"ledgers": {"prediction": ledger}}}})
+    def test_what_no_table_reads_goes_and_what_members_reached_stays(self, store: Store) -> None:
+        members = (("sign", "cover", 0.1), ("sign", "cover", 1 / 3), ("adam", "random", 0.2))
+        rows = [{"member": name, "endpoints": rule, "seconds": 1.0} for name, rule, _ in members]
+        ledger = {"curve": [0.1], "members": rows, "damages": [0.0, *(damage for *_, damage in members)]}
+        evaluation = {
+            "metrics": {"f1": {"clean": 2 / 3}, "intruders": 1.0},
+            "ledgers": {"explanation": ledger},
+            "seconds": {"total": 1.0, "attack": 0.5},
+            "config": {"k": 5},
+        }
+        cell = Cell(method="fgai")
+        body = {**cases.body_of(cell), "warnings": ["[flat-attention] It is flat.", "something else"]}
+        store.write(cell, {**body, "evaluations": {"ensemble": evaluation}})
         store.pack()
-        first, second = (store.read(Cell(method="fgai", seed=seed)) for seed in (0, 1))
-        assert first is not None and second is not None
-        kept = first["evaluations"]["standard"]["ledgers"]["prediction"]
-        assert kept["damages"] == [0.1, 0.333333333, 0.5] and "curve" not in kept
-        assert [(row["member"], row["endpoints"]) for row in kept["members"]] == [
-            ("sign", "cover"),
-            ("adam", "random"),
-        ]
-        assert "curve" in first["training"] and "curve" not in second["training"]
+        found = store.read(cell)
+        assert found is not None and found["warnings"] == ["[flat-attention]"]
+        lost = {"cover": 0.333333, "random": 0.2, "chosen": 0.333333}
+        assert found["evaluations"]["ensemble"] == {
+            "metrics": {"f1": {"clean": 0.666667}, "lost": {"explanation": lost}},
+            "reached": {"explanation": {"cover": {"sign": 0.333333}, "random": {"adam": 0.2}}},
+        }
+        assert slim(found) == found
+
+    def test_a_claim_stands_until_its_cell_is_run_again(self, store: Store) -> None:
+        cell, other = Cell(method="fgai"), Cell(method="fgai", seed=1)
+        for one in (cell, other):
+            path = store.write(one, {**cases.body_of(one), "seconds": 7.0, "earlier": True})
+            with (store.root / "claims.jsonl").open("a") as claims:
+                claims.write(json.dumps(json.loads(path.read_text())) + "\n")
+            path.unlink()
+        held = Store(store.root)
+        assert seconds(held, cell) == 7.0 and len(list(held.records())) == 3
+        held.write(cell, cases.body_of(cell))
+        assert seconds(held, cell) == 12.0
+        held.pack()
+        assert seconds(held, cell) == 12.0 and seconds(held, other) == 7.0
+        assert len((store.root / "claims.jsonl").read_text().splitlines()) == 1
 
     def test_equal_records_give_equal_bytes(self, store: Store, tmp_path: Path) -> None:
         other = Store(tmp_path / "other")
         cases.fill(other, SEARCH[::-1])
         store.pack(), other.pack()
-        packs = [(s.root / "search.jsonl").read_bytes() for s in (store, other)]
+        packs = [(s.root / "search-fgai.jsonl").read_bytes() for s in (store, other)]
         assert packs[0] == packs[1] and store.pack() == 0
-        assert (store.root / "search.jsonl").read_bytes() == packs[0]
+        assert (store.root / "search-fgai.jsonl").read_bytes() == packs[0]
 
     def test_new_records_are_files_and_are_added(self, store: Store) -> None:
         store.pack()
@@ -172,7 +195,7 @@ class TestPack:
     )
     def test_damage_is_named(self, store: Store, damage: Any, message: str) -> None:
         store.pack()
-        pack = store.root / "search.jsonl"
+        pack = store.root / "search-fgai.jsonl"
         pack.write_bytes(damage(pack.read_bytes()))
         for work in (lambda s: s.read(SEARCH[0]), lambda s: list(s.records("search"))):
             with pytest.raises(CheckpointError, match=message) as caught:
@@ -184,7 +207,7 @@ class TestPack:
         store.path(Cell()).write_text("{")
         with pytest.raises(CheckpointError, match="not a whole record"):
             store.pack()
-        assert not (store.root / "search.jsonl").exists() and store.path(SEARCH[0]).exists()
+        assert not (store.root / "search-fgai.jsonl").exists() and store.path(SEARCH[0]).exists()
 
     def test_the_command(self, store: Store) -> None:
         done = CliRunner().invoke(app, ["bench", "pack", "-r", str(store.root), "--json"])

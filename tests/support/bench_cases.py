@@ -106,8 +106,6 @@ def body_of(cell: Cell) -> dict[str, Any]:
         "best_epoch": 2,
         "peak_memory": int(200e6 + 100e6 * (0.9 + 0.1 * slow)),
         "base_memory": int(200e6),
-        "last": {"total": 0.5},
-        "curve": [{"epoch": 0, "total": 2.0, "closeness": 1.0}, {"epoch": 2, "total": 1.0, "closeness": 0.5}],
         **settings_of(cell),
     }
     about = {"fgai": "0.1.0", "torch": "2", "python": "3", "device": "cpu"}
@@ -209,7 +207,16 @@ def fill(store: Store, cells: Iterable[Cell]) -> Store:
 def everything(store: Store) -> Store:
     """Every grid that comes with fgai, run; of the search, whose cells are many, two graphs."""
     with patch("experiments.store.to_text", json.dumps):  # two thousand records that nobody looks at
-        for name in ("node", "ablation", "cost", "defences", "certify", "injection", "explainers", "seeds"):
+        for name in (
+            "node",
+            "ablation",
+            "cost",
+            "defences",
+            "definition",
+            "injection",
+            "explainers",
+            "seeds",
+        ):
             fill(store, read_grid(name))
         return fill(store, (cell for cell in read_grid("search") if cell.dataset.startswith("amazon")))
 

@@ -1,4 +1,4 @@
-"""What pages show is what the records give."""
+"""Pages show what the records give, and both stay small enough to read."""
 
 from __future__ import annotations
 
@@ -41,3 +41,15 @@ def test_the_readme_gives_no_result_by_hand() -> None:
     section = (ROOT / "README.md").read_text().split("\n## Results\n")[1].split("\n## ")[0]
     prose = re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", r"[\1]", section, flags=re.DOTALL)
     assert "[overview]" in prose and not re.findall(r"(?<![\w.])\d?\.\d+", prose)
+
+
+def test_the_readme_and_the_records_are_small_enough_to_read() -> None:
+    text = (ROOT / "README.md").read_text()
+    table = re.search(r"<!-- table: overview -->.*?<!-- end -->", text, re.DOTALL)
+    assert table is not None
+    columns = max(line.count("|") - 1 for line in table[0].splitlines() if line.startswith("|"))
+    assert len(text.split()) <= 900 and columns <= 7
+    files = [path for path in (ROOT / "results").rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 15e6
+    claims = (ROOT / "results" / "claims.jsonl").read_text().splitlines()
+    assert max(map(len, claims)) < 3000 and sum(map(len, claims)) / len(claims) < 1300

@@ -1,16 +1,14 @@
-"""What holds and what does not, in sentences whose every number comes from records."""
+"""What the paper's own method is left with, in sentences whose every number comes from records."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from experiments import bars
 from experiments.build import name_of
-from experiments.claim_tables import BESIDE, CLAIM
 from experiments.results import Results
 from experiments.statistics import holm
 from experiments.store import Store
+from experiments.threats import CLAIM
 from fgai.metrics import quantity
 
 
@@ -44,52 +42,6 @@ def wins(results: Results, row: str, base: str, path: str, threat: str = CLAIM) 
     ]
     better = sum(difference > 0 for difference in differences)
     return Wins(better, len(differences) - better, len(tests))
-
-
-def summary(store: Store) -> str:
-    """Return the list of what holds, as Markdown; without records one sentence that says so."""
-    results = Results.node(store)
-    if not results.records:
-        older = f" {results.outdated} records of other settings or older searches are kept in `results/`, and"
-        return (
-            f"No record of today's searches is there yet: {len(results.expected)} cells of the node grid are"
-            " to be run. Nothing is claimed until then."
-            + (f"{older} what they showed is [history](results/history.md)." if results.outdated else "")
-        )
-    return "\n".join([*_compared(results), "", *(f"- {line}" for line in _lines(results, store))])
-
-
-COMPARED = (
-    ("F1 under `ensemble`", "vanilla", "f1.attacked", CLAIM),
-    ("F1 under `ensemble`", "at-limits", "f1.attacked", CLAIM),
-    ("F1 under `ensemble-strong`", "ln", "f1.attacked", BESIDE),
-    ("F1 under `ensemble-strong`", "at", "f1.attacked", BESIDE),
-    ("F1 under `ensemble-strong`", "at-limits", "f1.attacked", BESIDE),
-    ("Top 5 lost at `cover` endpoints, explanation attack", "vanilla", "lost.explanation.cover", CLAIM),
-    ("Top 5 lost at `cover` endpoints, explanation attack", "at-limits", "lost.explanation.cover", CLAIM),
-    ("Similarity to the vanilla explanation", "at-limits", "similarity.overlap.all", CLAIM),
-)
-
-
-def _compared(results: Results) -> Iterator[str]:
-    """The lines of a table: where FGAI is better, worse or neither, counted in pairs of model and graph."""
-    yield "| FGAI beside | in | better | worse | undecided |"
-    yield "|---|---|---:|---:|---:|"
-    for title, base, path, threat in COMPARED:
-        found = wins(results, "fgai", base, path, threat)
-        counts = (found.better, found.worse, found.pairs - found.better - found.worse)
-        shown = " | ".join(map(str, counts)) if found.pairs else "– | – | –"
-        yield f"| {name_of(base)} | {title} | {shown} |"
-
-
-def _lines(results: Results, store: Store) -> Iterator[str]:
-    yield from _losses(results)
-    judged = bars.check(store)
-    counts = [sum(bar.met is state for bar in judged) for state in (True, False, None)]
-    yield (
-        f"**Bars**, methods with one setting: {counts[0]} met, {counts[1]} missed, {counts[2]} without a"
-        " number, [one by one](results/bars.md)."
-    )
 
 
 def paper_claim(store: Store) -> str:
@@ -133,22 +85,3 @@ def _scores(results: Results, model: str, dataset: str, row: str) -> list[float]
     places = (("f1.clean", CLAIM), ("f1.attacked", "standard"), ("f1.attacked", CLAIM))
     found = [results.estimate(model, dataset, row, path, threat) for path, threat in places]
     return [one.mean for one in found if one is not None] if all(found) else []
-
-
-def _losses(results: Results) -> Iterator[str]:
-    """What FGAI loses of its own clean F1, on average and at worst."""
-    for threat in (CLAIM, BESIDE):
-        lost = {
-            (model, dataset): clean.mean - attacked.mean
-            for model in results.models()
-            for dataset in results.datasets(model)
-            if (clean := results.estimate(model, dataset, "fgai", "f1.clean", threat)) is not None
-            and (attacked := results.estimate(model, dataset, "fgai", "f1.attacked", threat)) is not None
-        }
-        if lost:
-            worst = max(lost, key=lambda pair: lost[pair])
-            mean = sum(lost.values()) / len(lost)
-            yield (
-                f"**What `{threat}` costs**: FGAI loses {mean:.3f} of its clean F1 on average, and most,"
-                f" {lost[worst]:.3f}, with {worst[0]} on {worst[1]}."
-            )

@@ -1,4 +1,4 @@
-"""What each member of the ensemble is for."""
+"""What each member of the ensemble is for: the cases that would be worse without it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 from experiments.cells import Cell as GridCell
 from experiments.sheet import Sheet
 from experiments.store import Store
+from experiments.store import reached as by_rule
 from fgai.records import Cell, Column, Table
-
-RANDOM = "random"
 
 
 class Reached(NamedTuple):
@@ -100,15 +99,10 @@ def _where(one: Reached) -> str:
 
 def reached(record: Mapping[str, Any], threat: str, objective: str) -> Iterator[Reached]:
     """What members did to a record's model under one threat and objective, by the rule of the endpoints."""
-    ledgers = record["evaluations"].get(threat, {}).get("ledgers", {})
-    ledger = ledgers.get(objective)
-    if not ledger or not ledger.get("members"):
-        return
+    evaluation = record["evaluations"].get(threat, {})
+    ledger = evaluation.get("ledgers", {}).get(objective, {})
+    packed = evaluation.get("reached", {}).get(objective, {})
     cell = GridCell.from_dict(record["cell"])
     where = (cell.model, cell.dataset, cell.row, cell.seed)
-    places: dict[str, dict[str, float]] = {}
-    for row, damage in zip(ledger["members"], ledger["damages"][1:], strict=True):
-        held = places.setdefault(row["endpoints"], {})
-        held[row["member"]] = max(damage, held.get(row["member"], 0.0))
-    for rule, damages in places.items():
+    for rule, damages in (by_rule(ledger) if ledger.get("members") else packed).items():
         yield Reached(objective, threat, where, rule, damages)
