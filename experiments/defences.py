@@ -414,10 +414,13 @@ class SoftMedian(Defended):
         at_least(temperature, "temperature", 1e-6)
         super().__init__(in_channels, out_channels, base=one_of(base, "base", ("GCN",)), **arguments)
         self.config |= {"temperature": temperature}
-        for place, conv in enumerate(self.model.convs):
+        layers = self.model.convs
+        assert isinstance(layers, nn.ModuleList)
+        conv: Any
+        for place, conv in enumerate(layers):
             layer = SoftMedianLayer(*conv.value.weight.shape, input_norm=conv.input_norm is not None)
             layer.temperature = temperature
-            self.model.convs[place] = layer
+            layers[place] = layer
 
     def embed(self, graph: Graph) -> Tensor:
         """Return the embeddings [N, out]."""
@@ -597,7 +600,8 @@ def reconstruct(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -
     """
     if weight is not None:
         return _entries(adjacency, rank, weight)
-    return _kept(adjacency, rank, lambda: _known(adjacency, rank))
+    entries: Tensor = _kept(adjacency, rank, lambda: _known(adjacency, rank))
+    return entries
 
 
 def _known(adjacency: Adjacency, rank: int) -> Tensor:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -340,7 +340,7 @@ class TestAgainstLoops:
         scale = a.sum(1).rsqrt()
         a = scale[:, None] * a * scale
         x = graph.features.to_dense()
-        for index, conv in enumerate(model.model.convs):
+        for index, conv in enumerate(cast(nn.ModuleList, model.model.convs)):
             z, out = x @ conv.value.weight, []
             for i in range(n):
                 near = a[i].nonzero().flatten()
@@ -360,7 +360,7 @@ class TestAgainstLoops:
         model, graph, weight = doubled("rung", seed, gamma=0.6)
         a, n = dense(graph, weight), graph.num_nodes
         d = a.sum(1)
-        first, second = model.model.convs
+        first, second = cast(nn.ModuleList, model.model.convs)
         start = (graph.features.to_dense() @ first.value.weight + first.bias).relu()
         start = start @ second.value.weight + second.bias
         f, left_out = start, 0
