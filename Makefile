@@ -35,7 +35,7 @@ wheel-check: $(STAMP)
 
 # The tables of the pages below anew, from the records in results/ alone.
 results: $(STAMP)
-	$(BIN)/fgai bench fill README.md docs/results.md docs/results/*.md docs/explainers.md docs/method.md docs/scale.md docs/threat-model.md
+	$(BIN)/fgai bench fill README.md docs/results.md docs/results/*.md docs/explainers.md docs/method.md docs/performance.md docs/scale.md docs/threat-model.md
 
 # The site, in build/site: pages of docs/, notebooks with their output, the reference. A warning fails.
 docs: $(STAMP)

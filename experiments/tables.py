@@ -15,6 +15,7 @@ from experiments.explainer_tables import explainers
 from experiments.member_tables import members
 from experiments.results import Results
 from experiments.sheet import Sheet, estimated
+from experiments.speed import kernels
 from experiments.store import Store
 from fgai.checks import one_of
 from fgai.records import Table
@@ -123,6 +124,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
     "collective": collective,
     "voting": voting,
     "explainers": explainers,
+    "kernels": kernels,
     "link": tasks.link,
     "graphs": tasks.graphs,
     "truth": tasks.truth,
