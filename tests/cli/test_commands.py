@@ -267,6 +267,11 @@ class TestAround:
         assert found["good"] and all(check["good"] for check in found["checks"].values())
         assert found["packages"]["torch"]
 
+    @pytest.mark.many
+    def test_kernels_can_be_compiled_ahead(self, tmp_path: Path) -> None:
+        found = answer("doctor", "--compile", cwd=tmp_path)
+        assert found["checks"]["compiled"]["good"], found["checks"]["compiled"]["said"]
+
     def test_demo_says_first_what_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "plotly", None)
         monkeypatch.setitem(sys.modules, "plotly.offline", None)
