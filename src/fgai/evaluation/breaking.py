@@ -135,13 +135,13 @@ def breaking_point(
         pair = AttentionPair(clean.attention, view.attention, k, touched)
         return mean_of_defined(overlap_layers(pair)["overlap_touched"])
 
-    nodes, overlap = smallest_below(measure, threshold, limit)
+    nodes, overlap = bisect_below(measure, threshold, limit)
     return BreakingPoint(
         nodes, threshold, limit, chosen.budget.edges, overlap, chosen.name, k, seed, seconds[0]
     )
 
 
-def smallest_below(
+def bisect_below(
     measure: Callable[[int], float], threshold: float, limit: int
 ) -> tuple[int | None, dict[int, float]]:
     """Return an n with measure(n) below the threshold and measure(n - 1) not, and all measures.
@@ -149,7 +149,7 @@ def smallest_below(
     By doubling and bisection; None if no number tried is below. measure(0) and NaN count as not below.
 
     Example:
-        >>> smallest_below(lambda n: 1 / n, 0.3, 100)
+        >>> bisect_below(lambda n: 1 / n, 0.3, 100)
         (4, {1: 1.0, 2: 0.5, 4: 0.25, 3: 0.3333333333333333})
     """
     measures: dict[int, float] = {}

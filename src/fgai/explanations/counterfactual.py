@@ -15,7 +15,7 @@ from fgai.attacks import MARGIN, Budget, PGDInjection
 from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
 from fgai.errors import CheckpointError, collect_warnings
-from fgai.evaluation.breaking import smallest_below
+from fgai.evaluation.breaking import bisect_below
 from fgai.evaluation.run import eval_logits
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
 from fgai.graph.saved import typical_features
@@ -124,7 +124,7 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
         features[count] = result.change.features
         return float(_logits(model, result.graph)[node].argmax() == top)
 
-    size, _ = smallest_below(unchanged, 0.5, sizes.stop - 1)
+    size, _ = bisect_below(unchanged, 0.5, sizes.stop - 1)
     rows = [] if size is None else features[size].tolist()
     return [InjectedNode(features=row, strength=1.0, edges=[node]) for row in rows]
 

@@ -23,9 +23,9 @@ from torch_geometric.explain import (
 from fgai import checks
 from fgai.attention import call_model, duplicate, evaluating, observe, prepared
 from fgai.errors import FgaiError, InputError, extra
-from fgai.explanations.as_pyg import _as_pyg
+from fgai.explanations.attention_explainers import _along_paths, _on_edges
 from fgai.explanations.contributions import SignedMargins
-from fgai.explanations.pyg import _along_paths, _on_edges
+from fgai.explanations.pyg_models import _pyg_model
 from fgai.explanations.scores import EdgeExplainer, EdgeScores, _ReceptiveField, _ReceptiveFields
 from fgai.graph import Graph
 from fgai.models import as_graph
@@ -124,7 +124,7 @@ class _PyGScores(EdgeExplainer):
     ) -> None:
         super().__init__(setup.model, setup.seed)
         self.hops, self.epochs, self.make, self.name = setup.hops, setup.epochs, make, "PyG's explainer"
-        self.copy = _as_pyg(setup.model, split_heads=split_heads)
+        self.copy = _pyg_model(setup.model, split_heads=split_heads)
         self.layers = ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
 
     @with_gradients
