@@ -310,8 +310,8 @@ def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRec
             rows.append([name, *(look_up(values, null_path(path)) for path in paths)])
         rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
-    kept = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
-    return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
+    columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
+    return Table("Explanation", columns, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 
 def _long_table(record: EvaluationRecord) -> Table:

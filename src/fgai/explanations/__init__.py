@@ -1,4 +1,4 @@
-"""One node's explanation as a record, attention as an explainer inside PyG, and explainers side by side."""
+"""The explanation of one node as a record, PyG explainers that return attention, and explainers by name."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

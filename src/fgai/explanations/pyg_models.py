@@ -171,6 +171,7 @@ def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module
 
 
 def _pyg_model(model: nn.Module, *, split_heads: bool = False) -> nn.Module:
+    """Return a model that PyG's explainers can call: `GATConvs` or `AsPyG` of fgai's, a copy of any other."""
     if _has_pyg_layers(model):
         return GATConvs(model, split_heads=split_heads)
     return AsPyG(model) if isinstance(model, AttentionModel) else duplicate(model).eval()
