@@ -175,7 +175,7 @@ def test_the_search(weights: list[float], margin: float, pairs: bool, repeats: b
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counterfactual, "EXHAUSTIVE", exhaustive)
-        patch.setattr(counterfactual, "MOST", 5)
+        patch.setattr(counterfactual, "MOST_ITEMS", 5)
         found, tried = counterfactual._choose_few(len(weights), lead, repeats=repeats)
     among = combinations_with_replacement if repeats else combinations
     sizes = range(1, 6)
