@@ -20,7 +20,7 @@ from fgai.certificates.integrity import _layer_values, find_alteration
 from fgai.certificates.linearity import _summaries_near as _same_summary
 from fgai.certificates.linearity import _summary, _track_linearity
 from fgai.errors import InputError, ReliabilityWarning
-from fgai.explanations.as_pyg import _has_pyg_layers
+from fgai.explanations.pyg_models import _has_pyg_layers
 from fgai.graph import Graph
 from fgai.models import (
     GAT,

@@ -56,7 +56,7 @@ def test_audit_card_and_gate(folder: Path) -> None:
     assert found["metrics"]["f1"]["clean"] == own.own_accuracy(model, data)
     assert found["card"] == "card.json" and (folder / "card.md").exists()
     page = (folder / "audit.html").read_text().partition("<nav")[0]
-    assert "of the reasons stay." in page and "What to do next" in page and "Risk by class" in page
+    assert "of the top neighbours stay." in page and "What to do next" in page and "Risk by class" in page
     assert ">eel<" in page and "n<3>" not in page  # names are escaped
     card = json.loads((folder / "card.json").read_text())
     assert card["data"]["class_names"] == list(CLASSES)

@@ -15,7 +15,7 @@ from fgai.attacks import DICE, PRBCD, THREATS, Budget, PGDInjection, Threat
 from fgai.cli.app import app
 from fgai.errors import InputError
 from fgai.evaluation import breaking_point, evaluate
-from fgai.evaluation.breaking import smallest_below
+from fgai.evaluation.breaking import bisect_below
 from fgai.metrics import same_class_changed, same_class_share
 from support import attack_cases as cases
 
@@ -28,7 +28,7 @@ EDGES = {
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_a_falling_measure_gives_the_first_number_below(first: int, limit: int) -> None:
-    found, seen = smallest_below(lambda n: 0.2 if n >= first else 0.9, 0.5, limit)
+    found, seen = bisect_below(lambda n: 0.2 if n >= first else 0.9, 0.5, limit)
     assert found == (first if first <= limit else None)
     assert len(seen) <= 2 * math.log2(limit) + 2
     assert max(seen) <= limit
@@ -36,7 +36,7 @@ def test_a_falling_measure_gives_the_first_number_below(first: int, limit: int) 
 
 @given(st.lists(st.sampled_from([0.1, 0.9, float("nan")]), min_size=1, max_size=30))
 def test_any_measure_is_crossed_where_it_says(values: list[float]) -> None:
-    found, seen = smallest_below(lambda n: values[n - 1], 0.5, len(values))
+    found, seen = bisect_below(lambda n: values[n - 1], 0.5, len(values))
     assert all(seen[n] == values[n - 1] or seen[n] != seen[n] for n in seen)
     if found is None:
         assert not any(value < 0.5 for value in seen.values())

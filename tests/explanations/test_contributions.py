@@ -90,7 +90,7 @@ def test_own_models_sum_to_the_margin(data: Data, kind: type[GAT], limited: bool
         margin = logits[signed.top] - logits[signed.second]
         rest = bias[signed.top] - bias[signed.second]
         assert signed.top == int(logits.argmax()) and bool((logits <= logits[signed.second]).sum() >= 2)
-        torch.testing.assert_close(signed.parts.sum() + rest, margin, **CLOSE)
+        torch.testing.assert_close(signed.contributions.sum() + rest, margin, **CLOSE)
         assert signed.rest == pytest.approx(float(rest), rel=1e-5, abs=1e-5)
         assert node in signed.sources.tolist() and len(set(signed.sources.tolist())) == len(signed.sources)
 
@@ -116,7 +116,7 @@ def test_models_of_pyg_give_the_terms_of_a_loop(
             added, rest = model.terms(data.x, graph.edge_index, node)
         expected = [float(added[s][signed.top] - added[s][signed.second]) for s in signed.sources.tolist()]
         assert sorted(added) == sorted(signed.sources.tolist())
-        assert signed.parts.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        assert signed.contributions.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
         assert signed.rest == pytest.approx(float(rest[signed.top] - rest[signed.second]), rel=1e-4, abs=1e-5)
         assert sum(expected) + signed.rest == pytest.approx(signed.margin, rel=1e-5, abs=1e-5)
 
@@ -152,10 +152,10 @@ class TestCertifiedSigns:
                     other = weights.clone()
                     other[place] = (other[place] + sign * 0.999 * radius).clamp(min=0)
                     part = self.moved(margins, node, other)[0][place]
-                    assert float(part * signed.parts[place]) >= 0
+                    assert float(part * signed.contributions[place]) >= 0
             fixed = signed.radii.isinf()
             drawn = self.moved(margins, node, torch.rand(weights.shape, generator=generator).double())[0]
-            assert bool((drawn * signed.parts >= 0)[fixed].all())
+            assert bool((drawn * signed.contributions >= 0)[fixed].all())
             always, sometimes = always + int(fixed.sum()), sometimes + int((~fixed).sum())
         assert always > 20 and sometimes > 20
 
@@ -200,7 +200,7 @@ def test_the_part_of_edge_features(conv: Callable[..., nn.Module]) -> None:
     graph = GRAPH.replace(edge_attr=torch.randn(GRAPH.num_edges, 2, generator=generator))
     signed = margins_of(model, graph)[0].of(4)
     if conv is GATConv:
-        assert signed.edge_parts is None
+        assert signed.edge_contributions is None
         return
     data = graph.to_data()
     with torch.no_grad():
@@ -209,11 +209,11 @@ def test_the_part_of_edge_features(conv: Callable[..., nn.Module]) -> None:
         into = (ends[1] == 4).nonzero().flatten()
         added = model.last.lin_edge(data.edge_attr).view(-1, 3, CLASSES)[into]
         expected = (alpha[into][:, :, None] * added).mean(1)
-    assert signed.edge_parts is not None and signed.sources.tolist() == ends[0][into].tolist()
-    assert signed.edge_parts.tolist() == pytest.approx(
+    assert signed.edge_contributions is not None and signed.sources.tolist() == ends[0][into].tolist()
+    assert signed.edge_contributions.tolist() == pytest.approx(
         (expected[:, signed.top] - expected[:, signed.second]).tolist(), rel=1e-4, abs=1e-6
     )
-    assert float(signed.edge_parts.abs().max()) > 1e-3
+    assert float(signed.edge_contributions.abs().max()) > 1e-3
     assert not any(module._forward_hooks for module in model.modules())
     record = explain(model, graph, 4, threat=None, certificate=False)
     assert "(edge " in " ".join(record.tables()[0].notes)

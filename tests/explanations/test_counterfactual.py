@@ -175,8 +175,8 @@ def test_the_search(weights: list[float], margin: float, pairs: bool, repeats: b
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counterfactual, "EXHAUSTIVE", exhaustive)
-        patch.setattr(counterfactual, "MOST", 5)
-        found, tried = counterfactual._smallest(len(weights), lead, repeats=repeats)
+        patch.setattr(counterfactual, "MOST_ITEMS", 5)
+        found, tried = counterfactual._choose_few(len(weights), lead, repeats=repeats)
     among = combinations_with_replacement if repeats else combinations
     sizes = range(1, 6)
     least = next((s for s in sizes if any(lead(c) < 0 for c in among(range(len(weights)), s))), None)

@@ -1,4 +1,4 @@
-"""`breaking_point`: the smallest number of injected nodes at which explanations give way."""
+"""`breaking_point`: a number of injected nodes that breaks explanations while one fewer does not."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class BreakingPoint:
     """The measured breaking point of explanations.
 
     Attributes:
-        nodes: smallest number of injected nodes measured whose overlap is below the threshold while that of
-            one node less is not; None if the overlap never fell below it.
-        threshold: of the overlap.
-        limit: most nodes tried.
-        edges: of each node.
-        overlap: touched-node overlap by number of nodes, where measured.
-        threat: its name.
+        nodes: a number of injected nodes that breaks the threshold while one fewer does not; None if no
+            number tried does.
+        threshold: overlap below which explanations count as broken.
+        limit: largest number of nodes tried.
+        edges: of each injected node.
+        overlap: mean overlap of touched nodes, by number of injected nodes, where measured.
+        threat: name of the threat.
         k: size of a node's explanation.
         seed: of endpoints and starts.
         seconds: of all attacks.
@@ -84,19 +84,19 @@ def breaking_point(
     seed: int = 0,
     targets: str = "test",
 ) -> BreakingPoint:
-    """Find the smallest injection budget at which the touched-node overlap falls below a threshold.
+    """Find a number of injected nodes that breaks explanations while one fewer does not.
 
     The explanation attack is run with 1, 2, 4, ... nodes until the overlap (mean over layers, nodes in reach)
     is below the threshold, then the number is bisected. Budgets are nested: an attack with n nodes has the
-    first n nodes, and all their edges, of one with more. The overlap need not fall with every node: `nodes`
-    nodes broke the threshold and one node less did not; a smaller budget that also breaks it is possible.
+    first n nodes, and all their edges, of one with more. The overlap need not fall with every node, so a
+    smaller number that was not tried may break the threshold, too.
 
     Args:
         model: a node classifier.
         data: a `Graph` or PyG `Data`.
         threat: an injection threat by name or of your own; its `nodes` are replaced.
-        threshold: of the overlap, above 0 and at most 1.
-        limit: most nodes to try.
+        threshold: overlap below which explanations count as broken, above 0 and at most 1.
+        limit: largest number of nodes to try.
         k: neighbours in a node's explanation.
         seed: of endpoints and starts.
         targets: which nodes are attacked: `test` or `val`.
@@ -135,21 +135,21 @@ def breaking_point(
         pair = AttentionPair(clean.attention, view.attention, k, touched)
         return mean_of_defined(overlap_layers(pair)["overlap_touched"])
 
-    nodes, overlap = smallest_below(measure, threshold, limit)
+    nodes, overlap = bisect_below(measure, threshold, limit)
     return BreakingPoint(
         nodes, threshold, limit, chosen.budget.edges, overlap, chosen.name, k, seed, seconds[0]
     )
 
 
-def smallest_below(
+def bisect_below(
     measure: Callable[[int], float], threshold: float, limit: int
 ) -> tuple[int | None, dict[int, float]]:
     """Return an n with measure(n) below the threshold and measure(n - 1) not, and all measures.
 
-    By doubling and bisection; None if no number tried is below. measure(0) and NaN count as not below.
+    By doubling, then bisection; None if no number tried is below. measure(0) and NaN count as not below.
 
     Example:
-        >>> smallest_below(lambda n: 1 / n, 0.3, 100)
+        >>> bisect_below(lambda n: 1 / n, 0.3, 100)
         (4, {1: 1.0, 2: 0.5, 4: 0.25, 3: 0.3333333333333333})
     """
     measures: dict[int, float] = {}

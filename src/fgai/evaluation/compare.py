@@ -38,7 +38,7 @@ class Comparison(TabledDocument):
 
     Attributes:
         records: one per model.
-        reference: name of the model that ratios and similarity refer to and whose null rows are shown.
+        reference: name of the model that the others are compared with and whose null rows are shown.
     """
 
     KIND: ClassVar[str] = "comparison"
@@ -110,10 +110,10 @@ def compare(
     """Evaluate several models under the same threat, with the same endpoints.
 
     Args:
-        models: by the name of their row.
+        models: by their name in tables.
         data: a `Graph` or PyG `Data`.
         threat: see `evaluate`.
-        vanilla: name of the model the others are compared with; the first when None.
+        vanilla: name of the reference, the model the others are compared with; the first by default.
         seed: of the attacks.
         **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`, `edges=2`.
 

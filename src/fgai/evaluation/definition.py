@@ -14,9 +14,9 @@ from fgai.metrics import Shown, Views, metric
 from fgai.typed import typed
 
 RADII = {"r001": 0.001, "r01": 0.01}
-"""Of the l1 balls, by their name in records."""
+"""Radii of the l1 balls, by record name: the digits are decimals, so `r001` is 0.001 and `r01` is 0.01."""
 ALPHA, BETA = 0.1, 0.8
-"""Largest change of probabilities, and least overlap, that count as the same."""
+"""Largest change of probabilities and smallest overlap of the top k that count as the same."""
 _TITLES = {
     "same_explanation": (
         "same explanation",
@@ -41,27 +41,26 @@ _TITLES = {
 def definition_shares(
     model: nn.Module, data: Any, vanilla: nn.Module | None = None, k: int = 5
 ) -> dict[str, dict[str, list[Any]]]:
-    """Share of the nodes with each property and with all four, layer by layer, at each of `RADII`.
+    """Share of the nodes with each property and with all four: by name of the radius, property and layer.
 
     Args:
-        model: see `fgai.certify_attention`.
+        model: any that `fgai.certify_attention` takes.
         data: the clean graph.
-        vanilla: the model it was made from; without it half the properties are None, not measured.
-        k: size of an explanation; nodes with more neighbours are counted, see `counted`.
+        vanilla: the model it was made from; without it, the two `same_` properties are None.
+        k: size of an explanation; only nodes with more than k neighbours are counted (`counted`: how many).
     """
     settings = {"k1": k, "k2": k, "norm": "l1", "divergence": "probabilities", "alpha": ALPHA, "beta": BETA}
     records = certify_radii(model, data, vanilla, tuple(RADII.values()), settings)
     out: dict[str, dict[str, list[Any]]] = {}
     for name, record in zip(RADII, records, strict=True):
-        layers = range(len(record.layers))
-        shares = [record.shares(index) for index in layers]
+        shares = [record.shares(index) for index in range(len(record.layers))]
         out[name] = {part: [layer[part] for layer in shares] for part in (*PROPERTIES, ALL_FOUR)}
-        out[name]["counted"] = [int(record.counted(index).sum()) for index in layers]
+        out[name]["counted"] = [int(record.counted(index).sum()) for index in range(len(shares))]
     return out
 
 
 def _definition(views: Views) -> dict[str, Any]:
-    """Shares by radius, property and layer, and the number of nodes they are of."""
+    """Shares by radius, property and layer, and the number of nodes counted in each layer."""
     if views.model is None:
         return {}
     try:

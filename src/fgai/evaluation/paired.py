@@ -44,7 +44,7 @@ def paired_interval(
 
     Example:
         >>> right = np.ones(140)
-        >>> paired_interval(right * (np.arange(140) > 3), right).exceeds_noise  # three nodes and one
+        >>> paired_interval(right * (np.arange(140) > 3), right).exceeds_noise  # four of 140 nodes differ
         False
     """
     if first.shape != second.shape or (counted is not None and counted.shape != first.shape):

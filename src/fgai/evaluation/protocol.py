@@ -62,19 +62,19 @@ def evaluate(
         data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested.
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own. `standard`, the paper's, is fast
             and weak: a claim needs `ensemble`, which takes minutes on a CPU.
-        vanilla: the model it was made from, to measure similarity to.
+        vanilla: the model that `model` was made from, to measure their similarity.
         seed: of the attacks and of the random null row.
-        name: of the row; the model's class by default.
+        name: of the model in tables; its class by default.
         k: neighbours in a node's explanation.
         targets: what is attacked and scored: `test`, or `val` while settings are still being chosen.
-        nodes: that the attack injects, instead of the threat's own number: for small graphs.
-        edges: of each injected node (or in all, where none are injected), likewise.
+        nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
+        edges: how many edges each injected node gets, or how many change where none is injected; likewise.
         explanation_attack: also attack the explanation (threats that search only).
         curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
         per_node: keep values of every node in the record.
         on_step: called with a few words before each long step of an attack.
-        on_attack: called with the name of the row and the result of each attack by its objective.
+        on_attack: called with `name` and the result of each attack by its objective.
 
     Raises:
         InputError: a model for another task, no features, or the outputs do not fit the labels.
@@ -110,7 +110,7 @@ def evaluate(
         on_attack(name, run.results)
     for note in notes:
         warn(note)
-    about, config = describe(data), getattr(model, "config", None)
+    described, config = describe(data), getattr(model, "config", None)
     return EvaluationRecord(
         name=name,
         model={
@@ -118,7 +118,7 @@ def evaluate(
             "config": plain(config) if isinstance(config, dict) else {},
             "parameters": sum(p.numel() for p in model.parameters()),
         },
-        data=about,
+        data=described,
         config={
             "k": k,
             "task": task.name,
@@ -133,7 +133,7 @@ def evaluate(
         seconds=meter.seconds(),
         peak_memory=meter.peak_memory(),
         warnings=reliability.warning_entries(notes),
-        provenance=provenance(model, about["fingerprint"], command="fgai.evaluate", seed=seed),
+        provenance=provenance(model, described["fingerprint"], command="fgai.evaluate", seed=seed),
         **measured,
     )
 

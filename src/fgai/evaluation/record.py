@@ -39,7 +39,7 @@ class EvaluationRecord(TabledDocument):
     Numbers that are not defined (an overlap where no node has enough neighbours) are None.
 
     Attributes:
-        name: of the row.
+        name: of the model in tables.
         model: class and settings of the model.
         data: name, fingerprint and sizes of the dataset.
         threat: name and budget.
@@ -50,9 +50,9 @@ class EvaluationRecord(TabledDocument):
         seconds: wall-clock time, by part and in all.
         peak_memory: bytes, and how they were counted.
         metrics: nested, see docs/metrics.md.
-        ledgers: what each attack spent and reached.
-        warnings: code and message of everything raised on the way.
-        per_node: packed arrays, or nothing; see `node_values`.
+        ledgers: by attack: the value it reached, at its start and by random noise, and its `Ledger`.
+        warnings: code and message of each warning.
+        per_node: packed arrays of per-node values, or empty; see `node_values`.
         provenance: see `fgai.records.provenance`.
     """
 
@@ -142,13 +142,13 @@ def show_summary(records: Sequence[EvaluationRecord], console: Console | None = 
     pair = [plain_records[0], *plain_records[1:][-1:]]
     lines = sentences(pair) if len(records) > 1 else [verdict(pair[0]), *sentences(pair)]
     summary_table(plain_records).show(console)
-    for line in [*lines, *_defined_and_warned(records)]:
+    for line in [*lines, *_extra_notes(records)]:
         console.print(line, markup=False, highlight=False)
     console.print("Every number: show(every=True), --all.", style="dim", highlight=False)
 
 
-def _defined_and_warned(records: Sequence[EvaluationRecord]) -> list[str]:
-    """Notes below a table: why its threat is weak, Definition 1, and what was warned of."""
+def _extra_notes(records: Sequence[EvaluationRecord]) -> list[str]:
+    """Notes below a table: why its threat is weak, the shares of Definition 1, and the warnings."""
     weak, what = weak_search_note(records[0].threat["name"]), _rows_name(records[0])
     defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
@@ -181,7 +181,7 @@ def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
         " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
     )
     sharp = [f"{r.name}, {words}." for r in records if (words := _sharpness_words(r.metrics))]
-    return (about, *sharp, *_defined_and_warned(records))
+    return (about, *sharp, *_extra_notes(records))
 
 
 def _rows_name(record: EvaluationRecord) -> str:
@@ -310,8 +310,8 @@ def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRec
             rows.append([name, *(look_up(values, null_path(path)) for path in paths)])
         rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
-    kept = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
-    return Table("Explanation", kept, [[row[0], *(row[i] for i in shown)] for row in rows])
+    columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
+    return Table("Explanation", columns, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 
 def _long_table(record: EvaluationRecord) -> Table:

@@ -13,7 +13,7 @@ from fgai.graph import Graph
 from fgai.tasks import task_of
 
 NOISE = 1e-4  # difference of two equal passes, relative to the largest logit, that rounding explains
-OUTSIDE = 0.02  # share of values that may lie outside a model's limits, beside twice the usual share
+OUTSIDE = 0.02  # share of values that may lie outside a model's limits, on top of twice the reference share
 FLAT = 5e-3  # sharpness below which attention is flat: untrained networks reach as much
 WEAK = 5e-2  # sharpness below which two seeds rank neighbours no more alike than chance
 TIED = 0.1  # share of the nodes whose top-k is cut within rounding, above which the ranking is tied
@@ -66,14 +66,14 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
         )
 
 
-def check_range(clipped: int, total: int, usual: float) -> None:
+def check_range(clipped: int, total: int, reference_share: float) -> None:
     """Warn if limits clip more values than on the graph they were measured on (`out-of-range`)."""
     share = clipped / total if total else 0.0
-    if share > 2 * usual + OUTSIDE:
+    if share > 2 * reference_share + OUTSIDE:
         _warn(
             "out-of-range",
-            f"{share:.1%} of the nodes' values lie outside the model's limits, {usual:.1%} on the graph of"
-            " the limits; measure the limits on this graph with `fgai.limit`",
+            f"{share:.1%} of the nodes' values lie outside the model's limits, {reference_share:.1%} on the"
+            " graph of the limits; measure the limits on this graph with `fgai.limit`",
         )
 
 

@@ -35,8 +35,8 @@ from fgai.records import Meter, pack_array, plain
 from fgai.tasks import check_logits, task_of
 from fgai.typed import typed
 
-_HEADLINE_RULE = "cover"  # endpoints at which explanations are compared
-_RANDOM = "random"
+_SHARED_RULE = "cover"  # endpoints at which the explanations of several models are compared
+_RANDOM_RULE = "random"
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class _Run:
         nulls: bool,
         per_node: bool,
     ) -> dict[str, Any]:
-        """Attack and measure the model; return the parts of its record that come of it."""
+        """Attack and measure the model; return fields of its record by name."""
         attack = self._attack(threat, "prediction")
         self._observe()
         meter.lap("clean")
@@ -150,7 +150,7 @@ class _Run:
             for rule in SHARED_RULES
             if (change := result.by_rule.get(rule)) is not None
         }
-        shared = by_rule.get(_HEADLINE_RULE, next(iter(by_rule.values()), worst))
+        shared = by_rule.get(_SHARED_RULE, next(iter(by_rule.values()), worst))
         damage = damage_by_endpoints(result.ledger)
         return AttackViews(worst=worst, shared=shared, by_rule=by_rule, damage=damage)
 
@@ -202,14 +202,14 @@ class _Run:
 def _null_row(views: Views) -> dict[str, Any]:
     """Every metric with a null row, of uniform or random attention."""
     row: dict[str, Any] = {}
-    for null, path in {spec.null: spec.place for spec in metrics.METRICS.values()}.items():
-        if null is not None:
-            _set_value(row, path, null(views))
+    for spec in {spec.null: spec for spec in metrics.METRICS.values()}.values():  # a shared function once
+        if spec.null is not None:
+            _set_value(row, spec.place, spec.null(views))
     return row
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
-    """Put a value into nested ones at its dotted path; mappings are joined, an empty path is the top.
+    """Set a value in nested mappings at its dotted path; mappings are merged, an empty path is the top.
 
     Example:
         >>> values = {"f1": {"clean": 0.9}}
@@ -240,9 +240,9 @@ def eval_logits(model: nn.Module, graph: Graph) -> Tensor:
 
 @typed
 def damage_by_endpoints(ledger: Ledger) -> dict[str, float]:
-    """Return the largest damage by endpoint rule and at `chosen` endpoints; empty for a single set.
+    """Return the largest damage by endpoint rule, and that of all rules but `random` as `chosen`.
 
-    Random noise is counted at random endpoints; only ensembles name members in their ledger.
+    A restart's random noise counts as `random`. Empty unless an ensemble also tried other endpoints.
 
     Example:
         >>> rows = [{"member": "sign", "endpoints": "random"}, {"member": "sign", "endpoints": "cover"}]
@@ -253,10 +253,10 @@ def damage_by_endpoints(ledger: Ledger) -> dict[str, float]:
     if any("endpoints" not in row for row in ledger.members):
         raise InputError("every member of the `ledger` must name its endpoints")
     for row, damage in ledger.proposals():
-        rule = _RANDOM if row is None else row["endpoints"]
+        rule = _RANDOM_RULE if row is None else row["endpoints"]
         worst[rule] = max(damage, worst.get(rule, damage))
-    chosen = [damage for rule, damage in worst.items() if rule != _RANDOM]
-    return {**worst, "chosen": max(chosen)} if chosen and _RANDOM in worst else {}
+    chosen = [damage for rule, damage in worst.items() if rule != _RANDOM_RULE]
+    return {**worst, "chosen": max(chosen)} if chosen and _RANDOM_RULE in worst else {}
 
 
 def _node_arrays(views: Views) -> dict[str, Any]:
@@ -292,8 +292,8 @@ def _node_arrays(views: Views) -> dict[str, Any]:
         "sharpness": (sharp[0], np.float32),
         "sharpness_attacked": (sharp[1], np.float32),
     }
-    for name, kept in views.by_attack(lambda view: view.pair.overlap).items():
-        values[f"overlap_{name}"] = (kept, np.float32)
+    for name, overlap in views.by_attack(lambda view: view.pair.overlap).items():
+        values[f"overlap_{name}"] = (overlap, np.float32)
     if views.similarity is not None:
         values["overlap_vanilla"] = (views.similarity.overlap, np.float32)
     return {name: pack_array(tensor.cpu().numpy().astype(kind)) for name, (tensor, kind) in values.items()}

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from fgai.evaluation.paired import Interval
+from fgai.evaluation.reliability import WEAK
 from fgai.records import Cell, Column, Table, look_up
 from fgai.tasks import TASKS, Task
 
 Record = Mapping[str, Any]
 """An evaluation as plain values."""
-SLIGHT = 0.02  # slopes, and shares not known node by node, count as equal if they differ by no more
-RATIO = 1.1  # so do distances that differ by no more than this factor
+SLIGHT = 0.02  # largest difference of slopes, or of shares if no per-node values exist, that counts as equal
+RATIO = 1.1  # largest ratio of two distances that counts as equal
 BETTER, SAME, WORSE = "better", "as before", "worse"
 RULE = (
     "As before: shares whose difference is within the noise over nodes (paired 95 % interval), slopes within"
@@ -25,10 +26,10 @@ RULE = (
 class Measure:
     """One row of the summary: a number of a record, in plain words."""
 
-    key: str
-    name: str
-    title: str
-    path: str
+    key: str  # by which reports store its intervals
+    name: str  # short, as tables call it
+    title: str  # as sentences call it, with `{k}` for the size of an explanation
+    path: str  # in records; empty for a share that certificates give
     form: str  # "share", "loss" (a share of which less is better), "distance" or "slope"
     chance: str = ""  # path of what chance gets
     where: str = ""  # layer and nodes it is about
@@ -38,7 +39,7 @@ class Measure:
         return self.path.replace("f1.", f"{score}.")
 
     def chance_of(self, score: str) -> str:
-        """The same of what chance gets."""
+        """The path of what chance gets, empty where chance has no value."""
         return self.chance.replace("f1.", f"{score}.")
 
     def text(self, value: float) -> str:
@@ -60,12 +61,12 @@ class Measure:
 
 
 Intervals = Mapping[str, Mapping[str, Any]]
-"""By model and measure: `difference`, `low`, `high` and `nodes`, as the document carries them."""
-FALL = "fall"  # key of a model's own change: right under attack minus right without
+"""By name of the model and key of the measure: the fields of an `Interval`, as reports store them."""
+FALL = "fall"  # key of one model's own difference: share right under attack minus share right without
 
 
 def interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | None:
-    """Return one interval of a document; None where it has none that can be read."""
+    """Return one of the `intervals`, by model and measure; None where it is missing or cannot be read."""
     by_measure = intervals.get(name) if isinstance(intervals, Mapping) else None
     fields = by_measure.get(key) if isinstance(by_measure, Mapping) else None
     try:
@@ -91,7 +92,7 @@ MEASURES = (
         "kept", "overlap", "top {k} kept, attack on predictions",
         _KEPT.format("prediction"), "share", _KEPT_CHANCE, _REACH,
     ),
-    Measure(
+    Measure(  # stored as "aimed": the attack aims at explanations
         "aimed", "overlap", "top {k} kept, attack on explanations",
         _KEPT.format("explanation"), "share", _KEPT_CHANCE, _REACH,
     ),
@@ -143,7 +144,7 @@ def sentences(
 
 
 def _shares(records: Sequence[Record], path: str) -> str:
-    """A share of every record that has it."""
+    """The share at a path, of every record that has it, in words."""
     shares = [(record.get("name"), number_at(record, path)) for record in records]
     return " and ".join(f"{percent(share)} in {name}" for name, share in shares if share is not None)
 
@@ -154,7 +155,7 @@ def _chance(record: Record, path: str, name: str = "chance") -> str:
 
 
 def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
-    """Nodes of each class that were tested, and the shares found without the attack and under it.
+    """By class: tested nodes, and the shares of them classified right without the attack and under it.
 
     Empty where the record does not hold them.
     """
@@ -267,7 +268,7 @@ def score_phrase(record: Record) -> str:
 
 
 def share_phrase(record: Record) -> str:
-    """The same after a percentage, e.g. `of the tested nodes classified right`."""
+    """The headline score in words after a percentage, e.g. `of the tested nodes classified right`."""
     return f"of the {score_phrase(record)}" if score_of(record) in SHARES else score_phrase(record)
 
 
@@ -329,18 +330,18 @@ def summary_table(records: Sequence[Record]) -> Table:
 
 
 def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
-    """Say in two sentences how a model holds: how much of its explanations stays, and what an attack hides.
+    """Say in two sentences how a model holds: how many top neighbours stay, and what an attack can do.
 
     Example:
         >>> metrics = {"f1": {"clean": 0.9, "attacked": 0.8}}
         >>> metrics["overlap_touched"] = {"explanation": {"all": 0.94}}
         >>> threat = {"name": "ensemble", "budget": {"nodes": 20}}
         >>> verdict({"metrics": metrics, "threat": threat}).replace("\u00a0", " ")
-        '94 % of the reasons stay. 20 fake nodes can turn 11 of 100 right predictions wrong.'
+        '94 % of the top neighbours stay. 20 fake nodes can turn 11 of 100 right predictions wrong.'
     """
     kept = [number_at(record, f"overlap_touched.{key}.all") for key in ("explanation", "prediction")]
     shares = [share for share in kept if share is not None]
-    out = [f"{percent(min(shares))} of the reasons stay."] if shares else []
+    out = [f"{percent(min(shares))} of the top neighbours stay."] if shares else []
     budget = (record.get("threat") or {}).get("budget") or {}
     nodes = budget.get("nodes") if isinstance(budget, Mapping) else None
     who = f"{nodes} fake nodes" if nodes else "The attack"
@@ -356,23 +357,23 @@ def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
     return " ".join(out) or "How far can its attention be trusted?"
 
 
-_FLAT, _MOVED = 0.05, 0.05
-"""Sharpness below which attention says little; share of right predictions whose loss is called a problem."""
+_PROBLEM = 0.05
+"""Share of right predictions, or of top neighbours, whose loss under attack counts as a problem."""
 
 
 def next_steps(record: Record) -> list[str]:
-    """Say what to do about what was found, most important first."""
+    """Say what to do about the numbers of a record, most important first."""
     steps = []
     if record.get("warnings"):
         steps.append("Read the warnings first: each may make a number on this page wrong.")
-    if (sharp := number_at(record, "sharpness.clean.all")) is not None and sharp < _FLAT:
+    if (sharp := number_at(record, "sharpness.clean.all")) is not None and sharp < WEAK:
         steps.append(
             "Its attention is nearly flat. Do not show it as a reason; another seed may rank otherwise."
         )
     before, after = score_at(record, "clean"), score_at(record, "attacked")
-    falls = before is not None and after is not None and after < (1 - _MOVED) * before
+    falls = before is not None and after is not None and after < (1 - _PROBLEM) * before
     kept = number_at(record, "overlap_touched.explanation.all")
-    moves = kept is not None and kept < 1 - _MOVED
+    moves = kept is not None and kept < 1 - _PROBLEM
     if falls:
         steps.append(
             "Predictions move. Put limits around its layers (fgai limit, one pass), or fine-tune it: fgai"

@@ -1,4 +1,4 @@
-"""One node's explanation as a record, attention as an explainer inside PyG, and explainers side by side."""
+"""The explanation of one node as a record, PyG explainers that return attention, and explainers by name."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -7,9 +7,9 @@ from fgai.explanations.node import GraphView, NodeView, explain
 from fgai.explanations.record import NodeExplanation
 
 if TYPE_CHECKING:
-    from fgai.explanations.as_pyg import AsPyG, GATConvs
+    from fgai.explanations.attention_explainers import FaithfulAttention, PropagatedAttention
     from fgai.explanations.posthoc import EDGE_EXPLAINERS, edge_explainer
-    from fgai.explanations.pyg import FaithfulAttention, PropagatedAttention
+    from fgai.explanations.pyg_models import AsPyG, GATConvs
     from fgai.explanations.scores import EdgeExplainer, EdgeScores
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import PyG's explainers, which takes seconds, when they are first used."""
     if name in __all__:
-        for module in ("scores", "pyg", "as_pyg", "posthoc"):
+        for module in ("scores", "attention_explainers", "pyg_models", "posthoc"):
             if hasattr(imported := import_module(f"{__name__}.{module}"), name):
                 return getattr(imported, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

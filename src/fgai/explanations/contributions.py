@@ -12,7 +12,7 @@ from fgai.certificates.linear import linear_read_out
 from fgai.tasks import task_of
 from fgai.threads import exclusive
 
-ROUNDING = 1e-5  # of float32 arithmetic, relative to the values: smaller differences have no sign
+ROUNDING = 1e-5  # rounding error of float32, relative to the values: smaller differences have no sign
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +29,12 @@ class SignedMargin:
         second: class with the second largest logit.
         margin: between their logits.
         rest: what does not pass through the last attention: bias, residual.
-        sources: [K] of the edges, the node itself among them if it has a loop.
-        parts: float64 [K], c_e.
-        edge_parts: float64 [K], the part of c_e that comes from the features of the edge through z_e; None
-            where there is none, as in GAT and GATv2, which use them in scores only.
-        radii: float64 [K], c_e keeps its sign while each head moves by less; infinite where d_eh has one sign
-            in all heads, so that no attention at all gives c_e the other one.
+        sources: [K] of the edges, the node itself among them if it has a self-loop.
+        contributions: float64 [K], c_e.
+        edge_contributions: float64 [K], the part of c_e that comes from the features of the edge through z_e;
+            None where there is none, as in GAT and GATv2, which use them in scores only.
+        radii: float64 [K], c_e keeps its sign while each head moves by less; infinite where no attention can
+            flip the sign, because d_eh has one sign in all heads.
         pair_radius: `top` and `second` stay first and second while each head moves by less.
     """
 
@@ -43,8 +43,8 @@ class SignedMargin:
     margin: float
     rest: float
     sources: Tensor
-    parts: Tensor
-    edge_parts: Tensor | None
+    contributions: Tensor
+    edge_contributions: Tensor | None
     radii: Tensor
     pair_radius: float
 
@@ -74,15 +74,15 @@ class SignedMargins:
         logits = self.observation.logits[node].detach().cpu().double()
         top, second = logits.argsort(descending=True, stable=True)[:2].tolist()
         lead = values[:, :, top] - values[:, :, second]
-        parts, edge_parts = (weights * lead).sum(1), None
+        contributions, edge_contributions = (weights * lead).sum(1), None
         if self.edges is not None:
             of_edges = self.edges[first:end]
-            edge_parts = (weights * (of_edges[:, :, top] - of_edges[:, :, second])).sum(1)
+            edge_contributions = (weights * (of_edges[:, :, top] - of_edges[:, :, second])).sum(1)
         margin = float(logits[top] - logits[second])
-        sizes = lead.abs().sum(1)
+        sizes = lead.abs().sum(1).clamp(min=torch.finfo(lead.dtype).tiny)
         clear = lead.abs() > ROUNDING * values.abs().amax(2)
         fixed = (clear & (lead > 0)).all(1) | (clear & (lead < 0)).all(1)
-        radii = torch.where(fixed, torch.inf, parts.abs() / sizes.clamp(min=torch.finfo(sizes.dtype).tiny))
+        radii = torch.where(fixed, torch.inf, contributions.abs() / sizes)
         pairs = [(top, c) for c in range(len(logits)) if c != top]
         pairs += [(second, c) for c in range(len(logits)) if c not in (top, second)]
         pair_radius = min(_order_radius(logits, values, ahead, behind) for ahead, behind in pairs)
@@ -90,10 +90,10 @@ class SignedMargins:
             top=top,
             second=second,
             margin=margin,
-            rest=margin - float(parts.sum()),
+            rest=margin - float(contributions.sum()),
             sources=last.source[first:end].cpu(),
-            parts=parts,
-            edge_parts=edge_parts,
+            contributions=contributions,
+            edge_contributions=edge_contributions,
             radii=radii,
             pair_radius=pair_radius,
         )

@@ -15,32 +15,30 @@ from fgai.attacks import MARGIN, Budget, PGDInjection
 from fgai.attention import call_model, evaluating, limits_of, prepared
 from fgai.certificates import certify_injection
 from fgai.errors import CheckpointError, collect_warnings
-from fgai.evaluation.breaking import smallest_below
+from fgai.evaluation.breaking import bisect_below
 from fgai.evaluation.run import eval_logits
 from fgai.graph import ChangeRecord, Graph, GraphChange, InjectedNode
 from fgai.graph.saved import typical_features
 from fgai.recompute import Recompute
 
 Choice = tuple[int, ...]  # of items by number, ascending
-MOST = 20  # items in a counterfactual
+MOST_ITEMS = 20  # in a counterfactual
 EXHAUSTIVE = 200  # choices of one size up to which all of them are tried
-PROVED = 5  # new neighbours up to which a bound is computed where no counterfactual was found
-SHORT = 30  # items that each step of the greedy search tries
-ROUNDING = (
-    1e-5  # relative error of logits that are recomputed in part: at smaller leads the model itself runs
-)
-TIE = 1e-30  # by how much a class that loses a tie is behind
+BOUND_LIMIT = 5  # new neighbours up to which a bound is computed where no counterfactual was found
+SHORTLIST = 30  # items that each step of the greedy search tries
+ROUNDING = 1e-5  # relative error of logits recomputed in part: for smaller leads the whole model runs
+TIE = 1e-30  # a class that loses a tie counts as behind by this much
 COPIES = 2  # existing nodes of each other class that new neighbours may copy
 STEPS, RESTARTS = 20, 2  # of the attack on the features of new neighbours
 
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """The smallest change of one kind that a search found.
+    """A small change of one kind that a search found; fewer neighbours may do, see `lower_bound`.
 
     Attributes:
-        change: run through the model and seen to change the class; None if none was found.
-        predicted: class afterwards.
+        change: changes the class when the model runs on it; None if no such change was found.
+        predicted: class after the change.
         size: number of removed or injected neighbours.
         lower_bound: no fewer can change the class; None where no number can.
         exhausted: every choice was tried and none changes the class.
@@ -94,8 +92,8 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0
 
     chosen, _ = _search(model, graph, node, change, len(candidates), repeats=True)
     copies = [candidates[i][0] for i in chosen or ()]
-    bound = _lower_bound(model, graph, node, len(copies) or PROVED)
-    fewer = range(bound, len(copies) or MOST + 1)
+    bound = _lower_bound(model, graph, node, len(copies) or BOUND_LIMIT)
+    fewer = range(bound, len(copies) or MOST_ITEMS + 1)
     for injected in (_attack(model, graph, node, fewer, seed), copies):
         record = ChangeRecord.of(model, graph, node, injected=injected)
         result = _replay(model, graph, record, len(injected), bound)
@@ -105,7 +103,7 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0
 
 
 def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) -> list[InjectedNode]:
-    """New neighbours with features that an attack found to change the class, few of them; or none."""
+    """Few new neighbours with features that change the class, found by an attack; empty if it finds none."""
     if not sizes:
         return []
     mask = torch.arange(graph.num_nodes, device=graph.device) == node
@@ -124,7 +122,7 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
         features[count] = result.change.features
         return float(_logits(model, result.graph)[node].argmax() == top)
 
-    size, _ = smallest_below(unchanged, 0.5, sizes.stop - 1)
+    size, _ = bisect_below(unchanged, 0.5, sizes.stop - 1)
     rows = [] if size is None else features[size].tolist()
     return [InjectedNode(features=row, strength=1.0, edges=[node]) for row in rows]
 
@@ -139,11 +137,11 @@ def _search(
     *,
     repeats: bool,
 ) -> tuple[Choice | None, int]:
-    """`_smallest` of the lead of the predicted class over the next one after a change of the graph."""
+    """Choose few items that make the predicted class lose; see `_choose_few` for what is returned."""
     graph = prepared(model, graph)
     index = torch.tensor([node], device=graph.device)
     with evaluating(model):
-        parts = Recompute(model, graph) if Recompute.fits(model, graph) else None
+        partial = Recompute(model, graph) if Recompute.fits(model, graph) else None
         top = call_model(model, graph)[index].argmax(1)
 
         def ahead(row: Tensor) -> float:
@@ -152,21 +150,21 @@ def _search(
         @cache
         def lead(chosen: Choice) -> float:
             changed = change(chosen)
-            row = None if parts is None else parts.logits(changed, index).logits
+            row = None if partial is None else partial.logits(changed, index).logits
             if row is None or abs(ahead(row)) <= ROUNDING * float(row.abs().max()):
                 row = call_model(model, changed.apply(graph)[0])[index]
             # The smaller class wins ties.
             return ahead(row) if int(row.argmax()) == int(top) else min(ahead(row), -TIE)
 
-        chosen, tried = _smallest(count, lead, repeats=repeats)
-    # Positional encodings are kept in the search, but computed again in a replay: nothing was tried there.
+        chosen, tried = _choose_few(count, lead, repeats=repeats)
+    # The search reuses positional encodings that a replay recomputes, so its trials prove nothing.
     return chosen, tried if graph.positional is None else 0
 
 
-def _smallest(count: int, lead: Callable[[Choice], float], *, repeats: bool) -> tuple[Choice | None, int]:
-    """A small choice of items with a negative lead, or None, and the size up to which no choice has one."""
+def _choose_few(count: int, lead: Callable[[Choice], float], *, repeats: bool) -> tuple[Choice | None, int]:
+    """Return few items with a negative lead, or None, and the size up to which no choice has one."""
     tried = 0
-    for size in range(1, (MOST if repeats else min(MOST, count)) + 1):
+    for size in range(1, (MOST_ITEMS if repeats else min(MOST_ITEMS, count)) + 1):
         if math.comb(count + (size - 1) * repeats, size) > (EXHAUSTIVE if size > 1 else math.inf):
             break
         among = combinations_with_replacement if repeats else combinations
@@ -178,13 +176,13 @@ def _smallest(count: int, lead: Callable[[Choice], float], *, repeats: bool) -> 
         return None, tried
     order = sorted(range(count), key=lambda item: lead((item,)))
     chosen: Choice = ()
-    while len(chosen) < MOST:
-        free = [item for item in order if repeats or item not in chosen][:SHORT]
+    while len(chosen) < MOST_ITEMS:
+        free = [item for item in order if repeats or item not in chosen][:SHORTLIST]
         if not free:
             break
         chosen = min((_with(chosen, item) for item in free), key=lead)
         if lead(chosen) < 0:
-            return _shrink(chosen, order[:SHORT], lead, tried), tried
+            return _shrink(chosen, order[:SHORTLIST], lead, tried), tried
     return None, tried
 
 
@@ -207,7 +205,7 @@ def _with(chosen: Choice, item: int) -> Choice:
 
 
 def _without(chosen: Choice, *positions: int) -> Choice:
-    return tuple(item for place, item in enumerate(chosen) if place not in positions)
+    return tuple(item for index, item in enumerate(chosen) if index not in positions)
 
 
 def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[InjectedNode, Tensor]]:

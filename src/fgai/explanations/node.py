@@ -46,7 +46,7 @@ from fgai.typed import typed
 
 Names = Sequence[str] | Mapping[int, str]
 RADIUS = 0.01
-"""Of the l1 ball in which the properties of Definition 1 are certified."""
+"""Radius of the l1 ball in which the properties of Definition 1 are certified."""
 
 
 @typed
@@ -55,7 +55,7 @@ class NodeView:
     """A model's attention and prediction at one node.
 
     Attributes:
-        node: its number.
+        node: number of the node.
         neighbours: sources of its incoming edges by falling weight (ties by number), perhaps itself.
         weights: of the explanation, summing to one (not with `max` over layers).
         predicted: class with the largest logit.
@@ -199,19 +199,19 @@ def explain(
     Args:
         model: a node classifier, fgai's or any PyG model the recorder supports; left as it was.
         data: a `Graph` or PyG `Data`.
-        node: its number.
+        node: number of the node to explain.
         k: neighbours in the explanation.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
-        threat: attack to try the explanation with, by name; None for no attack.
-        nodes: that the attack injects, instead of the threat's own number: for small graphs.
-        edges: of each of them, likewise.
+        threat: the attack, a name from `fgai.attacks.THREATS` or a `Threat`; None for no attack.
+        nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
+        edges: how many edges each of them gets, likewise.
         seed: of the attack.
         certificate: also certify (a pass over the whole graph), see `certify_attention`.
-        vanilla: the model it was made from, for two of the four properties of Definition 1.
+        vanilla: the model that `model` was made from, for two of the four properties of Definition 1.
         attack: the result of an attack on this model, instead of running one.
         names: of the nodes, by number; those of the data by default.
-        counterfactual: also search for a few neighbours whose removal, and a few new neighbours whose
-            injection, change the class.
+        counterfactual: also search for a few neighbours whose removal changes the class, and for a few new
+            neighbours whose injection does.
 
     Raises:
         InputError: no such node, an argument out of range, or a counterfactual of links or graphs.
@@ -232,7 +232,7 @@ def explain(
     graph = prepared(model, original)
     names = original.node_names if names is None else names
     check_counterfactual(graph, counterfactual)
-    label = threat if isinstance(threat, str) else getattr(threat, "name", "")
+    threat_name = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     observation = observe(model, graph, inputs=True)
     clean = GraphView.of(observation, layer=layer).node(node)
@@ -261,7 +261,7 @@ def explain(
         confidence=clean.confidence,
         label=clean.label,
         neighbours=_neighbours(clean, attacked, names),
-        attacked=None if attacked is None else _under_attack(clean, attacked, k, label or "given"),
+        attacked=None if attacked is None else _under_attack(clean, attacked, k, threat_name or "given"),
         certified=certified,
         class_names=None if clean.class_names is None else list(clean.class_names),
         contributions=_contributions(SignedMargins(model, observation), node, names),
@@ -287,18 +287,19 @@ def _contributions(margins: SignedMargins, node: int, names: Names | None) -> di
     if margins.reason is not None:
         return {"reason": margins.reason}
     signed = margins.of(node)
-    of_edges = [None] * len(signed.parts) if signed.edge_parts is None else signed.edge_parts.tolist()
-    columns = (signed.sources.tolist(), signed.parts.tolist(), of_edges, signed.radii.tolist())
+    values, edge_values = signed.contributions.tolist(), signed.edge_contributions
+    of_edges = [None] * len(values) if edge_values is None else edge_values.tolist()
+    columns = (signed.sources.tolist(), values, of_edges, signed.radii.tolist())
     entries = [
         {
             "node": neighbour,
             "name": name_of(neighbour, names),
             "itself": neighbour == node,
-            "contribution": part,
+            "contribution": value,
             "of_edge": of_edge,
             "radius": radius if math.isfinite(radius) else None,
         }
-        for neighbour, part, of_edge, radius in zip(*columns, strict=True)
+        for neighbour, value, of_edge, radius in zip(*columns, strict=True)
     ]
     return {
         "reason": None,
@@ -414,7 +415,7 @@ def _certified(
 def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, Any]:
     """Layers no injected node can reorder, and whether the class holds against one injected neighbour."""
     invariant = [name for name, reason in invariant_layers(model, graph).items() if reason is not None]
-    holds: dict[str, bool | None] = {"any": None, "direct": None}
+    holds: dict[str, bool | None] = {"any": None, "direct": None}  # every node gains one, or this one alone
     if limits_of(model):
         direct = certify_injection(model, graph, where="direct")
         if direct.known:

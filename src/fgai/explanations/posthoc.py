@@ -23,9 +23,9 @@ from torch_geometric.explain import (
 from fgai import checks
 from fgai.attention import call_model, duplicate, evaluating, observe, prepared
 from fgai.errors import FgaiError, InputError, extra
-from fgai.explanations.as_pyg import _as_pyg
+from fgai.explanations.attention_explainers import _along_paths, _on_edges
 from fgai.explanations.contributions import SignedMargins
-from fgai.explanations.pyg import _along_paths, _on_edges
+from fgai.explanations.pyg_models import _pyg_model
 from fgai.explanations.scores import EdgeExplainer, EdgeScores, _ReceptiveField, _ReceptiveFields
 from fgai.graph import Graph
 from fgai.models import as_graph
@@ -34,7 +34,7 @@ from fgai.tasks import task_of
 from fgai.threads import seeded, with_gradients
 from fgai.typed import typed
 
-TRAINING_NODES = 30  # that PGExplainer learns from
+TRAINING_NODES = 30  # number of nodes that PGExplainer learns from
 _CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
 _TOLERANCE = 1e-3  # relative and absolute, between logits of the whole graph and of a receptive field
 
@@ -110,7 +110,7 @@ def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
         into = edge_keys(signed.sources, torch.full_like(signed.sources, node)).to(keys.device)
         scores = torch.zeros(keys.numel(), dtype=torch.float64, device=keys.device)
         present = torch.isin(into, keys)
-        scores[torch.searchsorted(keys, into[present])] = signed.parts.to(keys.device)[present]
+        scores[torch.searchsorted(keys, into[present])] = signed.contributions.to(keys.device)[present]
         return scores
 
     return score
@@ -124,7 +124,7 @@ class _PyGScores(EdgeExplainer):
     ) -> None:
         super().__init__(setup.model, setup.seed)
         self.hops, self.epochs, self.make, self.name = setup.hops, setup.epochs, make, "PyG's explainer"
-        self.copy = _as_pyg(setup.model, split_heads=split_heads)
+        self.copy = _pyg_model(setup.model, split_heads=split_heads)
         self.layers = ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
 
     @with_gradients
@@ -218,9 +218,9 @@ def _pyg_errors(explainer: _PyGScores) -> Iterator[None]:
 class _Entry:
     title: str
     make: Callable[[_Setup], EdgeExplainer]
-    epochs: int = 0  # of its search by default; 0 if it does not search
+    epochs: int = 0  # default for `epochs`; 0 for explainers without a search
     draws: bool = False  # whether the seed changes the result
-    needs: str = ""  # an optional package
+    needs: str = ""  # name of an optional package, or empty
 
     def check(self) -> None:
         """Raise unless the optional package is installed."""
@@ -228,28 +228,28 @@ class _Entry:
             extra(self.needs)
 
 
-def _pyg(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
+def _by_pyg(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
     return partial(_PyGScores, make=make, **options)
 
 
 EDGE_EXPLAINERS: dict[str, _Entry] = {
     "random": _Entry("random", partial(_FieldScores, score=_random), draws=True),
-    "gnn-explainer": _Entry("GNNExplainer", _pyg(lambda n, epochs: GNNExplainer(epochs)), 100, True),
-    "pg-explainer": _Entry("PGExplainer", _PGExplainerScores, 20, True),
+    "gnn-explainer": _Entry("GNNExplainer", _by_pyg(lambda n, epochs: GNNExplainer(epochs)), 100, draws=True),
+    "pg-explainer": _Entry("PGExplainer", _PGExplainerScores, 20, draws=True),
     "graph-mask": _Entry(
         "GraphMask",
-        _pyg(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
+        _by_pyg(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
         10,
-        True,
+        draws=True,
     ),
-    "saliency": _Entry("saliency", _pyg(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
+    "saliency": _Entry("saliency", _by_pyg(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
     "integrated-gradients": _Entry(
         "integrated gradients",
-        _pyg(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
+        _by_pyg(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
         50,
         needs="captum",
     ),
-    "pyg-attention": _Entry("PyG's AttentionExplainer", _pyg(lambda n, epochs: AttentionExplainer())),
+    "pyg-attention": _Entry("PyG's AttentionExplainer", _by_pyg(lambda n, epochs: AttentionExplainer())),
     "propagated-attention": _Entry("attention along paths", partial(_FieldScores, score=_paths)),
     "attention-mean": _Entry(
         "attention, mean", partial(_FieldScores, score=partial(_attention, heads="mean"))
@@ -267,11 +267,11 @@ def edge_explainer(
     """Return an explainer of a model's nodes by its name, behind one call for all of them.
 
         random                  scores drawn anew at every call
-        gnn-explainer           a mask found by gradients, node by node (Ying et al., 2019)
-        pg-explainer            a network trained to give masks, on `data` (Luo et al., 2020)
-        graph-mask              gates on the messages of every head (Schlichtkrull et al., 2021)
+        gnn-explainer           a mask found by gradients, node by node, in 100 epochs (Ying et al., 2019)
+        pg-explainer            a network trained on `data` for 20 epochs to give masks (Luo et al., 2020)
+        graph-mask              gates on the messages of every head, in 10 epochs (Schlichtkrull et al., 2021)
         saliency                gradient of the class with respect to the mask (Captum)
-        integrated-gradients    its mean on the way from no edges to all (Captum)
+        integrated-gradients    its mean over 50 steps from no edges to all (Captum)
         pyg-attention           PyG's `AttentionExplainer`, the largest over heads and layers
         propagated-attention    attention along paths, see `PropagatedAttention`
         attention-mean          attention, mean over heads and layers
@@ -287,7 +287,7 @@ def edge_explainer(
         model: a node classifier with attention, fgai's or one of PyG layers; left as it was.
         data: a `Graph` or PyG `Data`: the clean graph.
         seed: of searches and draws.
-        epochs: of a search, or steps of the integral; by default 100, 20, 10 and 50 in this order.
+        epochs: of a search or training, or steps of the mean; by default the numbers above.
 
     Raises:
         MissingExtraError: Captum is not installed.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from fgai.explanations.counterfactual import MOST
+from fgai.explanations.counterfactual import MOST_ITEMS
 from fgai.records import Cell, Column, Table, TabledDocument, data_frame
 from fgai.typed import typed
 
@@ -34,29 +34,29 @@ class NodeExplanation(TabledDocument):
 
     Attributes:
         dataset: name of the graph.
-        node: its number.
-        name: its name or number.
+        node: number of the node.
+        name: its name, or its number as text.
         layer: `mean`, `last` or `max` over layers, or a layer's number.
         k: neighbours in the explanation.
         predicted: class with the largest logit.
         confidence: its probability.
         label: true class, -1 if unknown.
-        neighbours: by falling weight, each with `node`, `name`, `attention` (its weight), `itself`,
-            `injected` (False here), `informative` (None if unknown) and `attacked`, its weight under attack.
-        attacked: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay), `overlap`,
-            `chance` (the overlap of a random order), `new_neighbours` and `new_attention`, their share; None
-            without an attack.
+        neighbours: by falling weight, each with `node`, `name`, `attention` and `attacked` (its weight before
+            and under attack), `itself`, `injected` (always False) and `informative` (None if unknown).
+        attacked: the node under attack; None without one. A dictionary of `threat`, `predicted`,
+            `confidence`, `kept` (nodes of the top-k that stay), `overlap`, `chance` (the overlap of a random
+            order), `new_neighbours` (how many were injected) and `new_attention` (their share).
         certified: `norm`, `k`, `shown_radius` (of the shown top-k where layers are averaged), `layers` (each
             with `topk`, its radius, that of the class, its status, and `properties`: True, False or None for
             each property of Definition 1 at `radius`, `alpha` and `beta`), `compared` (whether there is a
-            vanilla model), `promise` and `injection` (layers that injected nodes cannot reorder, the
-            `condition`, and whether the class holds); or None.
+            vanilla model), `promise` and `injection` (`invariant` layers that injected nodes cannot reorder,
+            `condition`, and `class_holds` if every node, `any`, or this one, `direct`, gains one); or None.
         class_names: by number, or None.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
             between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
             first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
             `of_edge` (the part that the features of the edge add, or None) and `radius` (below which its sign
-            stays). A radius is None where no attention can. See `SignedMargin`.
+            stays). A radius is None where no attention can change that. See `SignedMargin`.
         counterfactual: `removed` and `injected` (None for graphs without features), each with `change` (a
             `ChangeRecord` as a dictionary, None if none was found), its `items` in words and its `size`, the
             class `predicted` after it, `lower_bound` (no fewer can change the class) and `exhausted` (no set
@@ -199,7 +199,7 @@ class NodeExplanation(TabledDocument):
             return "without any of its neighbours the class stays (all sets were tried)"
         needed = f", at least {bound} are needed" if bound > 1 else ""
         if size is None:
-            return f"{words.format(f'up to {MOST}')}: no other class found{needed}"
+            return f"{words.format(f'up to {MOST_ITEMS}')}: no other class found{needed}"
         least = "no fewer do" if size == bound else f"perhaps fewer do{needed}"
         words = words.removesuffix("s") if size == 1 and words.startswith("with ") else words
         items = ", ".join(
@@ -242,7 +242,7 @@ class NodeExplanation(TabledDocument):
         return [*lines, certified["promise"], *_injection_sentences(certified.get("injection") or {})]
 
     def _radii(self, layer: dict[str, Any], k: int) -> str:
-        radius, kind, top = layer["topk_radius"], layer["class_radius"], layer.get("topk") or []
+        radius, class_radius, top = layer["topk_radius"], layer["class_radius"], layer.get("topk") or []
         names = {entry["node"]: str(entry["name"]) for entry in self.neighbours}
         listed = f" ({', '.join(names.get(n, str(n)) for n in top)})" if set(top) != set([*names][:k]) else ""
         order = (
@@ -250,9 +250,9 @@ class NodeExplanation(TabledDocument):
             if radius is not None
             else f"top-{k}: no other neighbour can enter"
         )
-        if kind is not None:
+        if class_radius is not None:
             status = layer["class_status"]
-            return f"{order}; class not while each head moves by less than {kind:.4f} ({status})"
+            return f"{order}; class not while each head moves by less than {class_radius:.4f} ({status})"
         unknown = layer["class_status"] == "unknown"
         return f"{order}; class: {'unknown' if unknown else 'does not depend on attention'}"
 

@@ -26,7 +26,7 @@ class _ReceptiveField:
     x: Tensor  # [n, F], features of its nodes
     edge_index: Tensor  # [2, K], between positions in `x`
     keys: Tensor  # [K] of the same edges in the whole graph, sorted
-    reached: Tensor  # bool [K], whether they are in the receptive field: not all are if it is the whole graph
+    reached: Tensor  # bool [K]; False for edges outside, when `x` is the whole graph
     index: int  # position of the node in `x`
 
 
@@ -42,7 +42,7 @@ class _ReceptiveFields:
         self.keys, self.x, self.hops = adjacency.keys[kept], graph.features.to_dense(), hops
 
     def edges(self, node: int) -> Tensor:
-        """Bool [E]: the edges of a node's field, into nodes at most `hops - 1` steps away."""
+        """Bool [E]: True for the edges of a node's field, into nodes at most `hops - 1` steps away."""
         reached = torch.zeros(self.x.shape[0], dtype=torch.bool, device=self.x.device)
         reached[node] = True
         for _ in range(self.hops):

@@ -51,8 +51,8 @@ def report(
         data: the `Graph` or PyG `Data` they are for.
         path: of the page; the document is written beside it. None writes nothing.
         threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
-        nodes: that the attack injects, instead of the threat's own number: for small graphs.
-        edges: of each of them, likewise.
+        nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
+        edges: how many edges each of them gets, likewise.
         k: neighbours in a node's explanation.
         seed: of the attacks.
         node: that the page opens with; chosen by default.

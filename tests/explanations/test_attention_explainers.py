@@ -14,7 +14,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv, global_mean_
 import fgai
 from fgai.errors import AttentionError, FgaiWarning, InputError
 from fgai.explanations import AsPyG, FaithfulAttention
-from fgai.explanations.pyg import _at_edges
+from fgai.explanations.attention_explainers import _at_edges
 from fgai.graph import Graph
 from fgai.models import GAT, GT, AttentionModel
 from fgai.training import train, untrained_model

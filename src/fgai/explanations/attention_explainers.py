@@ -1,4 +1,4 @@
-"""Attention as PyG explainers: `FaithfulAttention`, and multiplied along paths `PropagatedAttention`."""
+"""PyG explainers that return attention: `FaithfulAttention`, and along paths `PropagatedAttention`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fgai.typed import typed
 
 
 class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
-    """Base of explainers by attention: one recorded pass. A subclass defines `_mask`."""
+    """Base of explainers that record attention in one pass. A subclass defines `_mask`."""
 
     def __init__(self, heads: str | int) -> None:
         super().__init__()
@@ -69,10 +69,10 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
 
 @typed
 class FaithfulAttention(_AttentionAlgorithm):
-    """Explains a prediction by the model's attention, one number per edge of the user's own `edge_index`.
+    """PyG explainer that returns the attention of any model, as it is, as edge mask; it trains nothing.
 
-    Attention is taken before dropout and matched to the given edges by (source, destination), so that
-    self-loops a layer adds or re-orders cannot shift it; heads are reduced first, then layers:
+    Attention is taken before dropout and matched to the edges of `edge_index` by (source, destination), so
+    that self-loops a layer adds or re-orders cannot shift it; heads are reduced first, then layers:
 
         mask[e] = reduce_l  reduce_h  w_l[source(e), destination(e), h]
 
@@ -151,7 +151,7 @@ def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 
 @typed
 class PropagatedAttention(_AttentionAlgorithm):
-    """Explains a node by attention multiplied along the paths that lead to it, one number per edge.
+    """PyG explainer that returns attention multiplied along the paths that lead to a node, as edge mask.
 
     Every path from an edge to the node through the layers above, self-loops included, counts the edge's
     attention in its layer times the attention of the rest of the path:

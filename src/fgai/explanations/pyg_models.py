@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, MessagePassing
 
 from fgai.attention import duplicate, limits_of, record
 from fgai.errors import InputError
-from fgai.explanations.pyg import _positions
+from fgai.explanations.attention_explainers import _positions
 from fgai.graph import Graph
 from fgai.models import AttentionLayer, AttentionModel, body_of
 from fgai.sparse import edge_keys
@@ -170,7 +170,8 @@ def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module
     return conv
 
 
-def _as_pyg(model: nn.Module, *, split_heads: bool = False) -> nn.Module:
+def _pyg_model(model: nn.Module, *, split_heads: bool = False) -> nn.Module:
+    """Return a model that PyG's explainers can call: `GATConvs` or `AsPyG` of fgai's, a copy of any other."""
     if _has_pyg_layers(model):
         return GATConvs(model, split_heads=split_heads)
     return AsPyG(model) if isinstance(model, AttentionModel) else duplicate(model).eval()
