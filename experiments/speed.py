@@ -1,4 +1,4 @@
-"""The table of one attention layer on a GPU, from the numbers that `benchmarks/kernels.py` wrote."""
+"""The tables of one attention layer, from the numbers that `benchmarks/kernels.py` wrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from experiments.sheet import Sheet
 from experiments.store import Store
 from fgai.records import Column, Table
 
-MEASURED = Path(__file__).parents[1] / "benchmarks" / "kernels-gpu.json"
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+MEASURED = {"kernels-gpu.json": "an H200", "kernels-cpu.json": "two CPU cores, a busy machine"}
 _Found = dict[str, dict[str, Any]]
 _TITLES = {
     "fgai, ms": lambda found: _seconds(found["fgai"]) * 1e3,
@@ -25,22 +26,25 @@ _TITLES = {
 
 def kernels(_: Store) -> list[Sheet | Table]:
     """One row per graph and size; the three scores side by side."""
+    return [_layers(FOLDER / name, where) for name, where in MEASURED.items()]
+
+
+def _layers(path: Path, where: str) -> Table:
     cases: dict[tuple[str, str], dict[str, _Found]] = {}
-    for found in json.loads(MEASURED.read_text()):
+    for found in json.loads(path.read_text()):
         graph, size, score, _dtype = found["case"]
-        cases.setdefault((graph, size.replace("x", " × ")), {})[score] = found
+        cases.setdefault((size, graph), {})[score] = found
     rows: list[list[str | float | int | None]] = [
         [f"{graph}, {size}", *(_each(scores, number) for number in _TITLES.values())]
-        for (graph, size), scores in cases.items()
+        for (size, graph), scores in sorted(cases.items(), key=lambda case: ("8x8" not in case[0], case[0]))
     ]
-    columns = [Column("graph, heads × channels"), *(Column(title) for title in _TITLES)]
-    note = "Additive / dynamic / dot-product score (GAT, GATv2, transformer); forward and backward."
-    return [Table("One attention layer on an H200", columns, rows, (note,))]
+    columns = [Column("graph, heads x channels"), *(Column(title) for title in _TITLES)]
+    return Table(f"One attention layer on {where}", columns, rows)
 
 
 def _each(scores: dict[str, _Found], number: Callable[[_Found], float]) -> str:
     values = [number(scores[score]) for score in ("additive", "dynamic", "dot")]
-    return " / ".join(f"{value:.0f}" if value >= 20 else f"{value:.3g}" for value in values)
+    return "/".join(f"{value:.0f}" if value >= 20 else f"{value:.3g}" for value in values)
 
 
 def _seconds(way: dict[str, Any]) -> float:
