@@ -112,8 +112,8 @@ class InjectionAdversary:
         Args:
             graph: the adversary's own, or a mini-batch of it.
             endpoints: [m, e] of the new nodes, on the graph's device.
-            subset: [m] which new nodes join; by default all. Those without endpoints are dropped for good,
-                the last ones first.
+            subset: [m] the new nodes that join. By default all; if there are fewer endpoints, the last nodes
+                are dropped for good.
         """
         self.ascend()
         if subset is not None:

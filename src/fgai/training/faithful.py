@@ -75,12 +75,12 @@ def make_faithful(
     `fgai.training.terms`; the weights of the best validation epoch are kept. Labels are not used.
 
     With `check` both models are attacked on the validation nodes for a few steps. If the faithful model's
-    predictions shift by more than half of the vanilla model's shift, or on the clean graph fewer than 90 % of
-    its classes or 85 % of its top 5 neighbours in the sharpest layer are the vanilla model's, it is trained
-    once more with tightened settings and the better model is returned; a `ReliabilityWarning` names what
-    still fails. Trainings of fewer than 60 epochs, in mini-batches or without `prediction_stability`, and
-    tasks other than node classification are not checked. A training that diverges is repeated with half the
-    learning rate. There is one retry at most.
+    predictions shift by more than half of the vanilla model's shift, or without an attack it predicts the
+    vanilla model's class of fewer than 90 % of these nodes or keeps fewer than 85 % of its top 5 neighbours
+    in the sharpest layer, it is trained once more with tightened settings and the better model is returned; a
+    `ReliabilityWarning` names what it fails. Trainings of fewer than 60 epochs, of mini-batches, without
+    `prediction_stability`, and other tasks than node classification are not checked. A training that diverges
+    is repeated with half the learning rate. There is one retry at most.
 
     With `batch_size` an epoch is a pass over all nodes, or `epoch_size` of them, with a step for each
     mini-batch; vanilla outputs and the ranges of limits come from exact passes over the whole graph. A stored
@@ -178,7 +178,7 @@ class FaithfulLoss:
     def losses(
         self, model: nn.Module, on: str, attacks: Sequence[InjectedNodes], ramp: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the clean terms, then the attacked terms, whose clean side is constant; see `Recipe.losses`.
+        """Yield the clean terms, then the attacked terms, which get the clean outputs detached.
 
         Dropout is off and the statistics of batch norms stay the vanilla model's.
 
@@ -246,7 +246,7 @@ class FaithfulLoss:
         )
 
     def vanilla_context(self, model: nn.Module) -> StepContext:
-        """Return a context whose clean side is the vanilla model's."""
+        """Return a context with the vanilla model's outputs in place of the model's on the clean graph."""
         outputs = self.vanilla_outputs
         return StepContext(model, self.graph, outputs, self.settings, outputs.logits, outputs.layers)
 
@@ -272,11 +272,11 @@ class FaithfulLoss:
     ) -> list[Tensor]:
         """Head-averaged attention under attack on the clean edges, per layer; in a mini-batch into seeds."""
         values = []
-        for one, two, vanilla in zip(before, after, self.vanilla_outputs.attention, strict=True):
-            same = one.adjacency is self.graph.adjacency and two.adjacency is attacked.adjacency
-            index = edge_map.after if same else torch.searchsorted(two.keys, one.keys)
+        for old, new, vanilla in zip(before, after, self.vanilla_outputs.attention, strict=True):
+            same = old.adjacency is self.graph.adjacency and new.adjacency is attacked.adjacency
+            index = edge_map.after if same else torch.searchsorted(new.keys, old.keys)
             # `index_select` rather than brackets: its backward pass does not sort.
-            values.append(first_rows(two.heads().index_select(0, index), vanilla))
+            values.append(first_rows(new.heads().index_select(0, index), vanilla))
         return values
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of a trained model behind limits: the part that `make_faithful` and `harden` share."""
+"""Fine-tuning of a trained model with limits, shared by `make_faithful` and `harden`."""
 
 from __future__ import annotations
 

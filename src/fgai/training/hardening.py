@@ -1,4 +1,4 @@
-"""`harden`: adversarial training behind limits."""
+"""`harden`: adversarial training of a model with limits."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def fit(
 
 
 def _device(model: nn.Module, recipe: Recipe) -> torch.device:
-    """The device of a model, which must have parameters; the recipe must fit the number of processes."""
+    """Return the model's device; raise if nothing trains, or if processes would share no mini-batches."""
     parameter = next((each for each in model.parameters() if each.requires_grad), None)
     if parameter is None:
         raise InputError(
@@ -157,7 +157,7 @@ def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> t
 
 
 def _rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
-    """What a tracker gets: the terms of each of the last epochs, and `score` where there is one."""
+    """Return a row per epoch for the tracker: the terms of the last epochs, and `score` if there is one."""
     scores = dict(history.scores[-len(epochs) :])
     return [
         {**history.terms[epoch], **({"score": scores[epoch]} if epoch in scores else {})} for epoch in epochs
@@ -165,7 +165,7 @@ def _rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
 
 
 def _note(terms: dict[str, float], best: float) -> str:
-    """The text of the bar: best score, total, then the other terms, which a narrow terminal leaves out."""
+    """The text beside the bar: best score, total, then the other terms, which a narrow terminal cuts off."""
     total = {"total": terms["total"], **terms}
     return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
 

@@ -27,7 +27,7 @@ STEP_SIZE = 0.1
 VALIDATE_EVERY = 20
 """Epochs between validations of fine-tuning."""
 RETRY_SHRINK = 0.4
-"""Least `shrink` of a second attempt at stability."""
+"""Least `shrink` of a second training, after unstable predictions."""
 MAX_EPOCHS = 10_000_000
 """More epochs would not end."""
 

@@ -60,19 +60,19 @@ class StabilityReport:
 
     @property
     def is_stable(self) -> bool:
-        """Whether predictions shift clearly less than the vanilla model's, or this is unknown."""
+        """Whether predictions shift at most half as much as the vanilla model's, or this is unknown."""
         if self.shift is None or self.vanilla_shift is None:
             return True
         return self.vanilla_shift < MIN_SHIFT or self.shift <= MAX_RATIO * self.vanilla_shift
 
     @property
     def is_close(self) -> bool:
-        """Whether the model predicts the vanilla model's classes, or this is unknown."""
+        """Whether `MIN_AGREEMENT` of the rows keep the vanilla model's class, or this is unknown."""
         return self.agreement is None or self.agreement >= MIN_AGREEMENT
 
     @property
     def is_similar(self) -> bool:
-        """Whether the model's explanations are the vanilla model's, or this is unknown."""
+        """Whether the model keeps `MIN_OVERLAP` of the vanilla top neighbours, or this is unknown."""
         return self.overlap is None or self.overlap >= MIN_OVERLAP
 
     @property
@@ -143,11 +143,11 @@ class _StabilityCheck:
         if rows is None:
             return StabilityReport(must_match_vanilla=must_match)
         with torch.no_grad(), evaluating(model), evaluating(self.vanilla):
-            now, before = (call_model(m, self.graph)[rows].argmax(1) for m in (model, self.vanilla))
+            new, old = (call_model(each, self.graph)[rows].argmax(1) for each in (model, self.vanilla))
         return StabilityReport(
             vanilla_shift=self.vanilla_shift,
             shift=_prediction_shift(model, self.graph, self.seed, self.box),
-            agreement=float((now == before).double().mean()),
+            agreement=float((new == old).double().mean()),
             overlap=_explanation_overlap(model, self.vanilla, self.graph) if must_match else None,
             must_match_vanilla=must_match,
         )
@@ -165,8 +165,8 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
     highest = max((value for value in values if not math.isnan(value)), default=0.0)
     if highest <= UNIFORM_SHARPNESS:
         return None
-    one, two = (attention.layers[values.index(highest)] for attention in (before, after))
-    kept = overlap(one.ranking(), two.ranking(), one.rowptr, TOP_K)
+    old, new = (attention.layers[values.index(highest)] for attention in (before, after))
+    kept = overlap(old.ranking(), new.ranking(), old.rowptr, TOP_K)
     return None if math.isnan(kept) else kept
 
 

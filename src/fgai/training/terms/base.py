@@ -190,7 +190,7 @@ class WeightedTerms:
     weights: dict[Term, float]
 
     def select(self, on: str, *, own_pass: bool = False) -> list[Term]:
-        """Return the terms of one graph."""
+        """Return the terms of one graph, those with or those without a pass of their own."""
         return [term for term in self.weights if term.on == on and term.own_pass == own_pass]
 
     @property
@@ -222,7 +222,7 @@ def sum_scalars(values: Sequence[Tensor], weights: Sequence[float] | None = None
 
 
 def first_rows(values: Tensor, like: Tensor) -> Tensor:
-    """As many of the first rows as another tensor has; all of them without a copy in the backward pass."""
+    """The first `len(like)` rows; without a slice where these are all, as it copies in the backward pass."""
     return values if len(values) == len(like) else values[: len(like)]
 
 
