@@ -224,7 +224,7 @@ class TestTraining:
         stored = write_store(bare, tmp_path / "graph")
         whole = _StoredSource(stored, tmp_path, 4)
         split = fgai.datasets.random_split(bare.y, 4)
-        assert torch.equal(whole.nodes.val_mask, split.val)
+        assert torch.equal(whole.node_graph.val_mask, split.val)
         with_masks = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
         model = made("GAT", graph)
         options: dict[str, Any] = {"epochs": 2, "batch_size": 4, "seed": 4, "progress": False}
