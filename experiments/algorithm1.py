@@ -16,7 +16,7 @@ from fgai.checks import above, one_of, whole
 from fgai.ops import row_sum
 from fgai.tasks import task_of
 from fgai.topk import ranks_in_rows, topk_l1, topk_mask
-from fgai.training import Draws, Recipe, Targets, TrainConfig, epoch_seed
+from fgai.training import Draws, Recipe, TrainConfig, VanillaOutputs, epoch_seed
 
 OVERSHOOT = 2.5
 """All steps together, in radii: enough to cross a ball from a random point and to turn on its surface."""
@@ -103,13 +103,13 @@ class Ascent(Recipe):
         self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Compute the vanilla targets and see how many heads the output layer has."""
+        """Compute the vanilla outputs and see how many heads the output layer has."""
         self.seed = seed
         with evaluating(self.vanilla, freeze=True):
-            self.targets = Targets.of(self.vanilla, self.graph)
+            self.vanilla_outputs = VanillaOutputs.of(self.vanilla, self.graph)
             attention = observe(self.vanilla, self.graph, ranked=False).attention
         self.layers = [attention.layers[-1].detach()]
-        self.rowptrs, self.first = self.targets.rowptrs[-1:], len(attention) - 1
+        self.rowptrs, self.first = self.vanilla_outputs.rowptrs[-1:], len(attention) - 1
         self.same = torch.tensor(self._stream(-2), device=self.graph.device)
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
@@ -151,16 +151,16 @@ class Ascent(Recipe):
     def clean(self, model: nn.Module) -> dict[str, Tensor]:
         """Return closeness and similarity."""
         seen = observe(model, self.graph, heads="mean", grad=True, ranked=False)
-        target, w = self.targets.attention[-1], seen.attention.layers[-1].heads()
+        target, w = self.vanilla_outputs.attention[-1], seen.attention.layers[-1].heads()
         return {
-            "closeness": prediction_distance(self.targets.logits, seen.logits, "logits"),
+            "closeness": prediction_distance(self.vanilla_outputs.logits, seen.logits, "logits"),
             "similarity": topk_l1(target, w, self.rowptrs[0], self.k, "graph", form="paper"),
         }
 
     def starts(self, generator: Hashed) -> tuple[list[Tensor], list[Tensor]]:
         """Return a random δ [E, H] and ρ [E] of every layer that counts, inside their balls."""
         delta = [self._random(layer, generator) for layer in self.layers]
-        rho = [self._random(layer, generator) for layer in self.targets.layers[-1:]]
+        rho = [self._random(layer, generator) for layer in self.vanilla_outputs.layers[-1:]]
         return delta, [one[:, 0] for one in rho]
 
     def _random(self, layer: LayerAttention, generator: Hashed) -> Tensor:
@@ -206,7 +206,9 @@ class Ascent(Recipe):
         return observe(model, self.graph, heads="mean", grad=True, ranked=False, **options).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
-        return prediction_distance(clean, perturbed, self.settings.divergence, self.targets.logit_spread)
+        return prediction_distance(
+            clean, perturbed, self.settings.divergence, self.vanilla_outputs.logit_spread
+        )
 
     def _reordered(
         self, attention: Sequence[Tensor], rho: Sequence[Tensor], known: Sequence[Tensor | None]

@@ -49,18 +49,18 @@ def paper_terms(k: int, divergence: str, weight: float, form: str = "tv") -> lis
 
     @term(on="clean")
     def closeness(context: StepContext) -> Tensor:
-        targets = context.targets
-        return prediction_distance(targets.logits, context.logits, "relative", targets.logit_spread)
+        vanilla = context.vanilla_outputs
+        return prediction_distance(vanilla.logits, context.logits, "relative", vanilla.logit_spread)
 
     @term(on="clean")
     def similarity(context: StepContext) -> Tensor:
-        target, rowptr = context.targets.attention[-1], context.targets.rowptrs[-1]
+        target, rowptr = context.vanilla_outputs.attention[-1], context.vanilla_outputs.rowptrs[-1]
         return topk_l1(target, context.attention[-1], rowptr, k, "graph", form=form)
 
     @term(on="attacked")
     def prediction_stability(context: StepContext) -> Tensor:
         assert context.attacked_logits is not None and context.reach is not None
-        sizes = context.targets.logit_spread, context.reach.predictions
+        sizes = context.vanilla_outputs.logit_spread, context.reach.predictions
         return prediction_distance(context.logits, context.attacked_logits, divergence, *sizes)
 
     @term(on="attacked", weight=weight, needs_attention=True)
@@ -68,6 +68,8 @@ def paper_terms(k: int, divergence: str, weight: float, form: str = "tv") -> lis
         assert context.attacked_attention is not None and context.reach is not None
         before, after = context.attention[-1], context.attacked_attention[-1]
         factor = 1 / context.reach.layers[-1]
-        return topk_l1(before, after, context.targets.rowptrs[-1], k, "graph", form=form, factor=factor)
+        return topk_l1(
+            before, after, context.vanilla_outputs.rowptrs[-1], k, "graph", form=form, factor=factor
+        )
 
     return [closeness, similarity, prediction_stability, explanation_stability]

@@ -276,9 +276,10 @@ class TestBatches:
             whole.prepare(vanilla, 1000, -1)
             batched = _FaithfulBatches(vanilla, whole, config)
             batched.start(in_batches, 3)
-            assert batched.targets.logit_spread == pytest.approx(full.loss.targets.logit_spread, rel=1e-5)
-            assert batched.targets.contrasts == pytest.approx(full.loss.targets.contrasts, rel=1e-4)
-            assert batched.targets.sharpness == pytest.approx(full.loss.targets.sharpness, abs=1e-5)
+            batch_scales, scales = batched.outputs, full.loss.vanilla_outputs
+            assert batch_scales.logit_spread == pytest.approx(scales.logit_spread, rel=1e-5)
+            assert batch_scales.contrasts == pytest.approx(scales.contrasts, rel=1e-4)
+            assert batch_scales.sharpness == pytest.approx(scales.sharpness, abs=1e-5)
             torch.testing.assert_close(batched.reach.layers, full.reach.layers)
             batched.adversary.load_state(full.adversary.state())
             wanted, terms = gradients(on_whole, full.losses(on_whole, 0))
@@ -297,7 +298,7 @@ class TestBatches:
         config = HardenSettings(nodes=6, edges=4, clip_share=0.0, shrink=0.0)
         on_whole, in_batches = (nudged(vanilla, config) for _ in range(2))
         full = AdversarialRecipe(prepared(vanilla, graph), config)
-        full.adversary.targets = full.train_rows
+        full.adversary.endpoint_pool = full.train_rows
         full.start(on_whole, 3)
         with stored_source(graph, 0) as whole:
             whole.prepare(vanilla, 1000, -1)

@@ -126,7 +126,7 @@ class TestGradients:
         # Ends of a clipped range are nodes' own values, inside or outside by rounding: one node's gradient.
         close(found, wanted, 1e-3 if loose else 1e-5)
 
-    def test_targets_are_those_of_the_whole_graph_whatever_is_drawn(self, graph: Graph) -> None:
+    def test_vanilla_outputs_are_those_of_the_whole_graph_whatever_is_drawn(self, graph: Graph) -> None:
         vanilla = train(made("GAT", graph), graph, epochs=5, progress=False)
         seen = fgai.attention.observe(vanilla, prepared(vanilla, graph), heads="mean")
         with stored_source(graph, 0) as whole:
@@ -134,10 +134,10 @@ class TestGradients:
             recipe = _FaithfulBatches(vanilla, whole, FaithfulSettings(nodes=3, edges=4))
             recipe.start(nudged(vanilla, recipe.settings), 0)
             for part in whole.batches(vanilla, None, 1):
-                targets = recipe.targets.of(part)
+                outputs = recipe.outputs.of(part)
                 rows = part.nodes[: part.seeds]
-                torch.testing.assert_close(targets.logits, seen.logits[rows], atol=1e-5, rtol=0)
-                for layer, exact in zip(targets.layers, seen.attention.layers, strict=True):
+                torch.testing.assert_close(outputs.logits, seen.logits[rows], atol=1e-5, rtol=0)
+                for layer, exact in zip(outputs.layers, seen.attention.layers, strict=True):
                     mine = {(int(s), int(d)): float(w) for s, d, w in zip(
                         part.nodes[layer.source], part.nodes[layer.destination], layer.heads(), strict=True
                     )}  # fmt: skip
@@ -224,7 +224,7 @@ class TestTraining:
         stored = write_store(bare, tmp_path / "graph")
         whole = _StoredSource(stored, tmp_path, 4)
         split = fgai.datasets.random_split(bare.y, 4)
-        assert torch.equal(whole.nodes.val_mask, split.val)
+        assert torch.equal(whole.node_graph.val_mask, split.val)
         with_masks = graph.replace(train_mask=split.train, val_mask=split.val, test_mask=split.test)
         model = made("GAT", graph)
         options: dict[str, Any] = {"epochs": 2, "batch_size": 4, "seed": 4, "progress": False}

@@ -110,7 +110,7 @@ def test_features_climb_in_place_along_the_sign() -> None:
     adversary = InjectionAdversary(graph, BUDGET)
     adversary.start(torch.Generator().manual_seed(0))
     where, before = adversary.features.data_ptr(), adversary.features.detach().clone()
-    attacked, _ = adversary.inject(graph, adversary.draw(torch.Generator().manual_seed(1)))
+    attacked, _ = adversary.ascend_and_inject(graph, adversary.draw(torch.Generator().manual_seed(1)))
     assert attacked.features is not None and attacked.features.appended is not None
     push = torch.linspace(-1, 1, before.numel()).reshape(before.shape)
     (attacked.features.appended * push).sum().backward()

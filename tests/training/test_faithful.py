@@ -174,7 +174,7 @@ def test_attention_under_attack_is_that_of_the_clean_edges(kind: type[nn.Module]
         recipe.adversary, recipe.adversary.draw(torch.Generator().manual_seed(2)), recipe.reach
     )
     recipe.loss.attacked_terms(model, nodes, recipe.loss.vanilla_context(model))
-    attacked, _ = recipe.adversary.inject(recipe.graph, nodes.endpoints)
+    attacked, _ = recipe.adversary.ascend_and_inject(recipe.graph, nodes.endpoints)
     before, after = (observe(model, each, heads="mean").attention for each in (recipe.graph, attacked))
     for one, two, found in zip(before, after, seen[-1].attacked_attention, strict=True):
         values = {

@@ -219,7 +219,7 @@ def test_resumed_equals_uninterrupted(model: GAT, data: Graph, tmp_path: Path) -
         add_limits(other)
         with contextlib.suppress(KilledError):
             fit(
-                other, kind(model, graph, settings), settings.train, seed=3, progress=False,
+                other, kind(model, graph, settings), settings.train_config, seed=3, progress=False,
                 checkpoint=tmp_path, checkpoint_every=2, fingerprint=label,
             )  # fmt: skip
     set_ranges(other, graph, settings.clip_share, settings.shrink)

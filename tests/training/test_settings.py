@@ -137,14 +137,14 @@ class TestDefaults:
         recipe = plan(make_faithful, model, PHOTO)[1]
         assert recipe.settings == FaithfulSettings(lr=0.005)
         assert plan(harden, model, PHOTO)[1].settings == HardenSettings(lr=0.005)
-        config = recipe.settings.train
+        config = recipe.settings.train_config
         assert (config.patience, config.validate_every, config.decay, config.weight_decay) == (
             200,
             20,
             1.0,
             0.0,
         )
-        assert HardenSettings().train.weight_decay == 5e-4
+        assert HardenSettings().train_config.weight_decay == 5e-4
 
     def test_gt_has_its_own_learning_rate(self, plan: Plan) -> None:
         model = untrained_model("GT", GRAPH, hidden_channels=4, heads=(2, 1))

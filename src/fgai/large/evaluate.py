@@ -136,7 +136,7 @@ def evaluate_store(
             )
         means = _means(own, other, k, group)
         layers = range(len(own.layers))
-        results: dict[str, Any] = dict(_scores(own, source.nodes))
+        results: dict[str, Any] = dict(_scores(own, source.node_graph))
         if other is not None:
             results |= {name: means[name] for name in ("agreement", "g_tvd", "g_tvd_prob")}
             results["overlap"] = [means[f"overlap {layer}"] for layer in layers]

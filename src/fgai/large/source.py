@@ -43,7 +43,7 @@ class _StoredSource:
 
     def __init__(self, stored: StoredGraph, folder: Path, seed: int) -> None:
         self.stored, self.folder, self.seed = stored, folder, seed
-        self.nodes = stored.nodes(seed)
+        self.node_graph = stored.nodes(seed)
         self.group = current()
         self.batch_size = 1
         self.fan_out: tuple[int, ...] = (FAN_OUT,)
@@ -80,10 +80,10 @@ class _StoredSource:
 
     def check_classes(self, count: int) -> None:
         """Raise unless a model with so many logits per node can predict every class of the graph."""
-        if count < self.nodes.num_classes:
+        if count < self.node_graph.num_classes:
             raise InputError(
-                f"the model must give {self.nodes.num_classes} logits per node for {self.stored.name!r}, got"
-                f" {count}"
+                f"the model must give {self.node_graph.num_classes} logits per node for {self.stored.name!r},"
+                f" got {count}"
             )
 
     def batches(
@@ -161,8 +161,9 @@ class _StoredSource:
 
     def fingerprint(self, model: nn.Module, *identity: object, weights: bool = False) -> str:
         """See `training_fingerprint`; it depends on the sizes of batches, too."""
-        data = self.stored.fingerprint
-        return training_fingerprint(model, self.nodes, *identity, *self._sizes, weights=weights, data=data)
+        return training_fingerprint(
+            model, self.node_graph, *identity, *self._sizes, weights=weights, data=self.stored.fingerprint
+        )
 
     @property
     def _sizes(self) -> tuple[object, ...]:

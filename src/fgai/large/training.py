@@ -33,11 +33,18 @@ from fgai.training.hardening import STREAM
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Recipe, Step, VanillaRecipe, epoch_generator, labelled_rows, supervised_loss
 from fgai.training.settings import FaithfulSettings, HardenSettings
-from fgai.training.targets import Reach, Targets, contrast, layer_sharpness, relative_contrasts, spread
 from fgai.training.terms import Term
+from fgai.training.vanilla_outputs import (
+    Reach,
+    VanillaOutputs,
+    contrast,
+    layer_sharpness,
+    relative_contrasts,
+    spread,
+)
 
 
-class _StoredTargets:
+class _StoredOutputs:
     """Logits and attention of the vanilla model on the whole graph, frozen, and the scales of the terms."""
 
     def __init__(self, vanilla: StoredObservation, loops: bool) -> None:
@@ -57,15 +64,15 @@ class _StoredTargets:
         self.contrasts = relative_contrasts([value / nodes for value in contrasts])
         self.sharpness = [value / max(1, several) for value in sharpness]
 
-    def of(self, batch: _PreparedBatch) -> Targets:
-        """Return the targets of a mini-batch; attention is divided by its sum over the neighbours drawn."""
+    def of(self, batch: _PreparedBatch) -> VanillaOutputs:
+        """Return the outputs for a mini-batch; attention is divided by its sum over the neighbours drawn."""
         graph, seeds = batch.graph, batch.seeds
         logits = torch.from_numpy(self.vanilla.logits[batch.nodes.numpy()]).to(graph.device)
         looped = self.loops and not graph.has_loops
         adjacency = (graph.add_self_loops()[0] if looped else graph).adjacency
         layers = self._attention(batch, adjacency)
         into = int(adjacency.rowptr[seeds])
-        return Targets(
+        return VanillaOutputs(
             logits=logits[:seeds],
             classes=logits.argmax(1),
             layers=layers,
@@ -144,11 +151,11 @@ class _VanillaBatches(_BatchRecipe):
 
     def __init__(self, source: _StoredSource) -> None:
         self.source = source
-        self.seeds, _ = labelled_rows(source.nodes, "train_mask")
-        self.val_nodes, _ = labelled_rows(source.nodes, "val_mask")
+        self.seeds, _ = labelled_rows(source.node_graph, "train_mask")
+        self.val_nodes, _ = labelled_rows(source.node_graph, "val_mask")
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Check the model; there are no targets."""
+        """Check the model; there are no vanilla outputs."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         if norms and self.source.group.is_distributed:
             raise InputError(
@@ -159,14 +166,14 @@ class _VanillaBatches(_BatchRecipe):
         self, model: nn.Module, batch: _PreparedBatch | None, step: int
     ) -> Iterator[dict[str, Tensor]]:
         if batch is not None:
-            yield supervised_loss(model, batch.graph, *_targets(batch))
+            yield supervised_loss(model, batch.graph, *_seed_labels(batch))
 
     def score(self, model: nn.Module) -> float:
         """Return the validation accuracy minus a thousandth of a bounded loss, as `VanillaRecipe` does."""
         right, loss = 0.0, 0.0
         with evaluating(model), torch.no_grad():
             for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
-                rows, labels = _targets(batch)
+                rows, labels = _seed_labels(batch)
                 logits = call_model(model, batch.graph).index_select(0, rows)
                 right += float((logits.argmax(1) == labels).sum())
                 loss += float(cross_entropy(logits, labels, reduction="sum"))
@@ -174,7 +181,7 @@ class _VanillaBatches(_BatchRecipe):
         return right / count - 1e-3 * float(torch.tanh(torch.tensor(loss / count)))
 
 
-def _targets(batch: _PreparedBatch) -> tuple[Tensor, Tensor]:
+def _seed_labels(batch: _PreparedBatch) -> tuple[Tensor, Tensor]:
     """The rows of the seeds and their labels."""
     assert batch.graph.y is not None
     return torch.arange(batch.seeds, device=batch.graph.device), batch.graph.y[: batch.seeds]
@@ -183,7 +190,7 @@ def _targets(batch: _PreparedBatch) -> tuple[Tensor, Tensor]:
 class _FaithfulBatches(_BatchRecipe, FaithfulBase):
     """Faithful training, batch by batch over all nodes.
 
-    Vanilla targets come from an exact pass over the whole graph. One adversary serves all batches and ranks:
+    Vanilla outputs come from an exact pass over the whole graph. One adversary serves all batches and ranks:
     a batch borrows a share of its nodes, which join seeds alone. The share of seeds they reach, measured on
     the first batches, divides the attacked terms.
     """
@@ -195,17 +202,17 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         settings: FaithfulSettings,
         terms: Sequence[Term] = (),
     ) -> None:
-        nodes = source.nodes.to(device_of(vanilla, source.nodes))
+        nodes = source.node_graph.to(device_of(vanilla, source.node_graph))
         super().__init__(vanilla, nodes, settings, terms, source.feature_range)
         self.source = source
-        self.val_nodes = task_of(source.nodes).nodes(source.nodes, "val")
-        self.fit, self.val = (_mask(source, each) for each in (self.adversary.targets, self.val_nodes))
+        self.val_nodes = task_of(source.node_graph).nodes(source.node_graph, "val")
+        self.fit, self.val = (_mask(source, each) for each in (self.adversary.endpoint_pool, self.val_nodes))
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Compute the vanilla targets, and let the adversary climb a little before the first epoch."""
+        """Compute the vanilla outputs, and let the adversary climb a little before the first epoch."""
         self.seed = seed
         loops = _exact_pass(self.vanilla, self.source.stored).loops
-        self.targets = _StoredTargets(self.source.observe(self.vanilla, ranked=True), loops)
+        self.outputs = _StoredOutputs(self.source.observe(self.vanilla, ranked=True), loops)
         self._measure(model)
         if self.injects:
             with evaluating(model, freeze=True):
@@ -231,12 +238,12 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         generator: torch.Generator,
     ) -> Reach:
         """The shares of the seeds that an adversary reaches, over some batches."""
-        layers, predictions, seeds = torch.zeros(len(self.targets.layers)), 0.0, 0
+        layers, predictions, seeds = torch.zeros(len(self.outputs.layers)), 0.0, 0
         for batch in batches:
             attack = _inject(adversary, batch, pool, Reach([], 1.0), generator)
             if attack is not None:
-                reach = self.targets.of(batch).reach(
-                    batch.graph, adversary.inject(batch.graph, attack.endpoints, attack.subset)[0]
+                reach = self.outputs.of(batch).reach(
+                    batch.graph, adversary.ascend_and_inject(batch.graph, attack.endpoints, attack.subset)[0]
                 )
                 layers += batch.seeds * torch.tensor(reach.layers)
                 predictions += batch.seeds * reach.predictions
@@ -256,7 +263,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
             drawn = [_inject(self.adversary, batch, self.fit, self.reach, generator) for _ in range(climbs)]
             attacks = [attack for attack in drawn if attack is not None]
             loss = self._loss(batch)
-            risen = loss.targets.logits.new_tensor(rise)
+            risen = loss.vanilla_outputs.logits.new_tensor(rise)
             yield from loss.losses(model, due if attacks else "clean", attacks, risen)
         if attacks:
             self.adversary.sum_gradients()
@@ -276,7 +283,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         return total / len(self.val_nodes)
 
     def _loss(self, batch: _PreparedBatch) -> FaithfulLoss:
-        return FaithfulLoss(batch.graph, self.targets.of(batch), self.settings, self.terms, sets_ranges=False)
+        return FaithfulLoss(batch.graph, self.outputs.of(batch), self.settings, self.terms, sets_ranges=False)
 
 
 class _HardenBatches(_VanillaBatches):
@@ -289,10 +296,10 @@ class _HardenBatches(_VanillaBatches):
         super().__init__(source)
         self.name = settings.method
         self.settings, self.weight, self.seed = settings, settings.attack_weight, 0
-        nodes = source.nodes.to(device_of(model, source.nodes))
+        nodes = source.node_graph.to(device_of(model, source.node_graph))
         self.adversary = InjectionAdversary(nodes, settings.budget, source.feature_range)
         self.adversary.check_box()
-        self.fit, self.val = (_mask(source, each) for each in (self.adversary.targets, self.val_nodes))
+        self.fit, self.val = (_mask(source, each) for each in (self.adversary.endpoint_pool, self.val_nodes))
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
@@ -309,7 +316,7 @@ class _HardenBatches(_VanillaBatches):
         group, ends = self.source.group, None
         generator = self._generator(step * group.size + group.rank)
         if batch is not None:
-            rows, labels = _targets(batch)
+            rows, labels = _seed_labels(batch)
             with straight_through(model):
                 clean = cross_entropy(call_model(model, batch.graph).index_select(0, rows), labels)
             yield {"clean": clean, "total": (1 - self.weight) * clean}
@@ -328,7 +335,7 @@ class _HardenBatches(_VanillaBatches):
         self._measure(model)
         generator, right = self._generator(-2), 0.0
         for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
-            rows, labels = _targets(batch)
+            rows, labels = _seed_labels(batch)
             ends = _draw_injected(self.validation, batch, self.val, generator)
             assert ends is not None  # all seeds are validation nodes
             self.validation.restart()
@@ -358,7 +365,7 @@ def _attacked_logits(
     adversary: InjectionAdversary, model: nn.Module, graph: Graph, ends: tuple[Tensor, Tensor]
 ) -> Tensor:
     """The logits of a batch that some nodes of an adversary join, see `_draw_injected`."""
-    attacked = adversary.inject(graph, *ends)[0]
+    attacked = adversary.ascend_and_inject(graph, *ends)[0]
     with adversary.using_points(ends[1]), straight_through(model):
         return call_model(model, attacked)
 
@@ -384,16 +391,16 @@ def _draw_injected(
     """
     seeds = batch.nodes[: batch.seeds]
     order = seeds.argsort()  # draws depend on which nodes there are, not on their order
-    targets = order[pool[seeds[order]]]
-    if not targets.numel():
+    joinable = order[pool[seeds[order]]]
+    if not joinable.numel():
         return None
     nodes, device = len(adversary.features), batch.graph.device
-    count = min(nodes, max(1, round(nodes * targets.numel() / int(pool.sum()))))
+    count = min(nodes, max(1, round(nodes * joinable.numel() / int(pool.sum()))))
     some = torch.arange(nodes)
     if count < nodes:
         some = torch.randperm(nodes, generator=generator)[:count].sort().values
-    each = min(adversary.budget.edges, targets.numel())
-    endpoints = draw_endpoints(targets, count, each, generator)
+    each = min(adversary.budget.edges, joinable.numel())
+    endpoints = draw_endpoints(joinable, count, each, generator)
     return endpoints.to(device), some.to(device)
 
 

@@ -18,8 +18,8 @@ from fgai.training.model_file import load_model, make_model, pretrained_names, r
 from fgai.training.recipes import Draws, Recipe, Step, VanillaRecipe, epoch_seed, labelled_rows
 from fgai.training.resume import History, history_of
 from fgai.training.settings import CERTIFIED_SETTINGS, FaithfulSettings, HardenSettings, TrainConfig
-from fgai.training.targets import Targets
 from fgai.training.terms import StepContext, Term, certified, term
+from fgai.training.vanilla_outputs import VanillaOutputs
 
 __all__ = [
     "CERTIFIED_SETTINGS",
@@ -35,9 +35,9 @@ __all__ = [
     "Recipe",
     "Step",
     "StepContext",
-    "Targets",
     "Term",
     "TrainConfig",
+    "VanillaOutputs",
     "VanillaRecipe",
     "accuracy_without_edges",
     "certified",

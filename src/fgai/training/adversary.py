@@ -25,16 +25,16 @@ class InjectionAdversary:
     """New nodes with new endpoints every epoch; their features are kept from epoch to epoch.
 
     The features ascend along the gradient that the training step's backward pass leaves in them, so that an
-    ascent step costs no pass of its own: `inject` takes the step that is due and returns a graph, and the
-    caller back-propagates a loss that the features should raise. They are updated in place, as a captured
-    CUDA graph needs.
+    ascent step costs no pass of its own: `ascend_and_inject` takes the step that is due and returns a graph,
+    and the caller back-propagates a loss that the features should raise. They are updated in place, as a
+    captured CUDA graph needs.
 
     If the first layer has limits, every second node moves a point of the unit box instead of features. The
-    point stands for the values of the node in that layer; every choice of features is such a point.
+    point stands for the values of the node in that layer; any features give values inside this box.
 
     Args:
         graph: prepared for the model.
-        budget: nodes, edges, box and step size; endpoints come from its targets.
+        budget: nodes, edges, box and step size; endpoints are drawn from the nodes of its `targets`.
         feature_range: smallest and largest value of each feature of the data, [F] each; the graph's own by
             default.
     """
@@ -48,10 +48,10 @@ class InjectionAdversary:
         low, high = feature_range or data_range(graph)
         stored = graph.features.stored
         self.feature_range = low.to(stored), high.to(stored)
-        # With one edge per node a small graph has enough targets. On the CPU, where endpoints are drawn.
-        self.targets = replace(budget, edges=1).target_nodes(graph).cpu()
+        # With one edge per node a small graph has enough nodes to join. On the CPU, where draws are made.
+        self.endpoint_pool = replace(budget, edges=1).target_nodes(graph).cpu()
         self.batch = None if graph.batch is None else graph.batch.cpu()
-        edges = min(budget.edges, smallest_pool(graph, self.targets.to(graph.device)))
+        edges = min(budget.edges, smallest_pool(graph, self.endpoint_pool.to(graph.device)))
         self.budget = replace(budget, edges=edges)
         self.features = low.new_zeros(0, graph.num_features)
         self.points: dict[Limits, Tensor] = {}  # of the unit box, [M, ...] for each limits
@@ -77,20 +77,20 @@ class InjectionAdversary:
         _ = self.box
         warn_if_narrow(self.budget.box, *self.feature_range)
 
-    def start(self, generator: torch.Generator, entry: Sequence[Limits] = ()) -> None:
-        """Draw the first features, and points for every second node if there are limits at the `entry`."""
-        groups = 1 if self.batch is None else torch.unique(self.batch[self.targets]).numel()
-        features = draw_features(self.graph, self.budget.nodes * groups, self.box, generator)
+    def start(self, generator: torch.Generator, first_layer_limits: Sequence[Limits] = ()) -> None:
+        """Draw the first features, and points for every second node if the first layer has limits."""
+        num_graphs = 1 if self.batch is None else torch.unique(self.batch[self.endpoint_pool]).numel()
+        features = draw_features(self.graph, self.budget.nodes * num_graphs, self.box, generator)
         self.features = features.requires_grad_()
-        if entry:
+        if first_layer_limits:
             self.moves_points = torch.arange(len(features), device=features.device) % 2 == 1
-        for limits in entry:
+        for limits in first_layer_limits:
             shape = (len(features), *limits.low.shape)
             uniform = torch.rand(shape, generator=generator, dtype=torch.float32)
             self.points[limits] = uniform.to(features).requires_grad_()
 
     def using_points(self, subset: Tensor | None = None) -> AbstractContextManager[None]:
-        """A block in which every second new node has its points' values; `subset` [m] as in `inject`."""
+        """A block in which nodes that move points have their values; for `subset` see `ascend_and_inject`."""
         if not self.points:
             return nullcontext()
         if subset is None:
@@ -99,19 +99,21 @@ class InjectionAdversary:
         return replacing_values(points, self.moves_points[subset])
 
     def draw(self, generator: torch.Generator, nodes: Tensor | None = None) -> Tensor:
-        """Return new endpoints [M, e], on the CPU; among `nodes` instead of the targets, if given."""
-        pool = self.targets if nodes is None else nodes.cpu()
+        """Return new endpoints [M, e], on the CPU; among `nodes`, by default those of the `endpoint_pool`."""
+        pool = self.endpoint_pool if nodes is None else nodes.cpu()
         edges = min(self.budget.edges, int(pool.numel()))
         return draw_endpoints(pool, self.budget.nodes, edges, generator, self.batch)
 
-    def inject(self, graph: Graph, endpoints: Tensor, subset: Tensor | None = None) -> tuple[Graph, EdgeMap]:
+    def ascend_and_inject(
+        self, graph: Graph, endpoints: Tensor, subset: Tensor | None = None
+    ) -> tuple[Graph, EdgeMap]:
         """Take the ascent step that is due, and return a graph with new nodes.
 
         Args:
             graph: the adversary's own, or a mini-batch of it.
             endpoints: [m, e] of the new nodes, on the graph's device.
-            subset: [m] which new nodes join; by default all. Those without endpoints are dropped for good,
-                the last ones first.
+            subset: [m] the new nodes that join. By default all; if there are fewer endpoints, the last nodes
+                are dropped for good.
         """
         self.ascend()
         if subset is not None:
@@ -129,8 +131,8 @@ class InjectionAdversary:
     @torch.no_grad()
     def ascend(self) -> None:
         """Take one step along the sign of the gradient, if there is one, and reset the gradient."""
-        rate = self.features.new_full((), self.budget.step_size)  # filled on the device, for capture
-        sizes = [(self.step_size, *self.box), *((rate, 0.0, 1.0) for _ in self.points)]
+        point_step = self.features.new_full((), self.budget.step_size)  # filled on the device, for capture
+        sizes = [(self.step_size, *self.box), *((point_step, 0.0, 1.0) for _ in self.points)]
         for values, (size, low, high) in zip(self._variables, sizes, strict=True):
             if values.grad is not None:
                 values.add_(OPTIMISERS["sign"](values, size).move(values.grad)).clamp_(low, high)
@@ -138,14 +140,14 @@ class InjectionAdversary:
 
     def sum_gradients(self) -> None:
         """Add the gradients of all processes; all of them call this before they ascend."""
-        ranks = current()
-        if not ranks.is_distributed:
+        processes = current()
+        if not processes.is_distributed:
             return
         gradients = []
         for values in self._variables:
             values.grad = torch.zeros_like(values) if values.grad is None else values.grad
             gradients.append(values.grad)
-        ranks.all_reduce(gradients)
+        processes.all_reduce(gradients)
 
     def validation_attack(self, generator: torch.Generator) -> tuple[InjectionAdversary, Tensor]:
         """Return a copy of the adversary and fixed endpoints [M, e] among the validation nodes."""

@@ -38,8 +38,8 @@ from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Draws, Recipe, epoch_generator
 from fgai.training.settings import FaithfulSettings, _resolve
 from fgai.training.source import _open_source
-from fgai.training.targets import Reach, Targets
 from fgai.training.terms import StepContext, Term, WeightedTerms, certified, first_rows, weighted_terms
+from fgai.training.vanilla_outputs import Reach, VanillaOutputs
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -47,7 +47,7 @@ RAMP = 0.5
 """Share of the epochs in which attacked terms rise to their weight: a vanilla model is so unstable that the
 full terms would move the copy far from it at once."""
 STREAM = 0x5DEECE66D
-"""Of the draws here, so that they change neither dropout nor the endpoints of evaluations."""
+"""Random stream of these draws, which change neither dropout nor the endpoints of evaluations."""
 
 
 @typed
@@ -75,11 +75,12 @@ def make_faithful(
     `fgai.training.terms`; the weights of the best validation epoch are kept. Labels are not used.
 
     With `check` both models are attacked on the validation nodes for a few steps. If the faithful model's
-    predictions shift by more than half of the vanilla model's shift, or its predictions or explanations
-    differ from the vanilla model's, it is trained once more with tightened settings and the better model is
-    returned; a `ReliabilityWarning` names what is still missing. Trainings of fewer than 60 epochs, of
-    mini-batches, without `prediction_stability`, and other tasks than node classification are not checked. A
-    training that diverges is repeated with half the learning rate. There is one retry at most.
+    predictions shift by more than half of the vanilla model's shift, or without an attack it predicts the
+    vanilla model's class of fewer than 90 % of these nodes or keeps fewer than 85 % of its top 5 neighbours
+    in the sharpest layer, it is trained once more with tightened settings and the better model is returned; a
+    `ReliabilityWarning` names what it fails. Trainings of fewer than 60 epochs, of mini-batches, without
+    `prediction_stability`, and other tasks than node classification are not checked. A training that diverges
+    is repeated with half the learning rate. There is one retry at most.
 
     With `batch_size` an epoch is a pass over all nodes, or `epoch_size` of them, with a step for each
     mini-batch; vanilla outputs and the ranges of limits come from exact passes over the whole graph. A stored
@@ -98,8 +99,8 @@ def make_faithful(
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
         tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `fgai-2`.
-        batch_size: nodes of a mini-batch; None trains on the whole graph. For the models of
-            `fgai.large.observe_store`.
+        batch_size: nodes of a mini-batch; None trains on the whole graph. Needs a model that
+            `fgai.large.observe_store` supports.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         epoch_size: nodes of an epoch of mini-batches, drawn anew for each; all of them by default.
         **overrides: single settings by name, e.g. `epochs=50`, `similarity=4.0`; these win over `settings`.
@@ -113,7 +114,7 @@ def make_faithful(
     """
     (model,) = originals(model)
     with show_progress(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
-        settings = _settings(model, source.nodes, settings, overrides)
+        settings = _settings(model, source.node_graph, settings, overrides)
         source.prepare(model, batch_size, fan_out, epoch_size)
         if batch_size is None:
             source.draw_links(seed)
@@ -151,7 +152,7 @@ def _settings(
 
 
 class InjectedNodes(NamedTuple):
-    """Nodes of an adversary, see `InjectionAdversary.inject`, and the shares of the graph that they reach."""
+    """Nodes of an adversary, see `ascend_and_inject`, and the shares of the graph that they can change."""
 
     adversary: InjectionAdversary
     endpoints: Tensor
@@ -163,13 +164,13 @@ class InjectedNodes(NamedTuple):
 class FaithfulLoss:
     """The loss of one step on the whole graph or a mini-batch, prepared for the model.
 
-    Only the seeds of a mini-batch have targets. They are its first nodes and edges are sorted by destination,
-    so their rows and edges come first everywhere. With `sets_ranges` limits take their ranges from the clean
+    In a mini-batch only the seeds count. They are its first nodes and edges are sorted by destination, so
+    their rows and edges come first everywhere. With `sets_ranges` limits take their ranges from the clean
     passes; in a mini-batch they stay as they are.
     """
 
     graph: Graph
-    targets: Targets
+    vanilla_outputs: VanillaOutputs
     settings: FaithfulSettings
     terms: WeightedTerms
     sets_ranges: bool = True
@@ -177,7 +178,7 @@ class FaithfulLoss:
     def losses(
         self, model: nn.Module, on: str, attacks: Sequence[InjectedNodes], ramp: Tensor
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the clean terms, then the attacked terms, whose clean side is constant; see `Recipe.losses`.
+        """Yield the clean terms, then the attacked terms, which get the clean outputs detached.
 
         Dropout is off and the statistics of batch norms stay the vanilla model's.
 
@@ -188,28 +189,28 @@ class FaithfulLoss:
             ramp: factor of the attacked terms.
         """
         model.eval()
-        clean = self.vanilla_context(model)
+        reference = self.vanilla_context(model)
         if on != "attacked":
-            clean = replace(self.clean_context(model, sampled=True), ramp=ramp)
-            yield self.terms.loss(self.terms.select("clean"), clean)
+            reference = replace(self.clean_context(model, sampled=True), ramp=ramp)
+            yield self.terms.loss(self.terms.select("clean"), reference)
             for term in self.terms.select("clean", own_pass=True):
-                yield self.terms.loss([term], clean)
-            layers = tuple(layer.detach() for layer in clean.layers)
-            clean = replace(clean, logits=clean.logits.detach(), layers=layers)
+                yield self.terms.loss([term], reference)
+            layers = tuple(layer.detach() for layer in reference.layers)
+            reference = replace(reference, logits=reference.logits.detach(), layers=layers)
         if on == "clean":
             return
         *earlier, last = attacks
         for attack in earlier:
-            self.collect_gradient(model, attack, clean)
-        values = self.attacked_terms(model, last, clean)
+            self.collect_gradient(model, attack, reference)
+        values = self.attacked_terms(model, last, reference)
         yield {**values, "total": values["total"] * ramp}
 
     def collect_gradient(
-        self, model: nn.Module, attack: InjectedNodes, clean: StepContext | None = None
+        self, model: nn.Module, attack: InjectedNodes, reference: StepContext | None = None
     ) -> None:
-        """Give an adversary a gradient against the model; the clean side is vanilla's by default."""
+        """Give an adversary a gradient against the model; the reference is the vanilla model by default."""
         with evaluating(model, freeze=True):
-            total = self.attacked_terms(model, attack, clean or self.vanilla_context(model))["total"]
+            total = self.attacked_terms(model, attack, reference or self.vanilla_context(model))["total"]
             total.backward()  # type: ignore[no-untyped-call]
         attack.adversary.sum_gradients()
 
@@ -239,43 +240,43 @@ class FaithfulLoss:
             observation = observe(model, self.graph, heads="mean", grad=True, ranked=ranked)
         return replace(
             self.vanilla_context(model),
-            logits=first_rows(observation.logits, self.targets.logits),
+            logits=first_rows(observation.logits, self.vanilla_outputs.logits),
             layers=observation.attention.layers,
             has_explanations=ranked,
         )
 
     def vanilla_context(self, model: nn.Module) -> StepContext:
-        """Return a context whose clean side is the vanilla model's."""
-        targets = self.targets
-        return StepContext(model, self.graph, targets, self.settings, targets.logits, targets.layers)
+        """Return a context with the vanilla model's outputs in place of the model's on the clean graph."""
+        outputs = self.vanilla_outputs
+        return StepContext(model, self.graph, outputs, self.settings, outputs.logits, outputs.layers)
 
     def attacked_terms(
-        self, model: nn.Module, attack: InjectedNodes, clean: StepContext
+        self, model: nn.Module, attack: InjectedNodes, reference: StepContext
     ) -> dict[str, Tensor]:
         """Return the attacked terms and their total."""
-        graph, edge_map = attack.adversary.inject(self.graph, attack.endpoints, attack.subset)
+        graph, edge_map = attack.adversary.ascend_and_inject(self.graph, attack.endpoints, attack.subset)
         attention = None
         with attack.adversary.using_points(attack.subset), straight_through(model):
             if self.terms.need_attention:
                 observation = observe(model, graph, heads="mean", grad=True, ranked=False)
                 logits = observation.logits
-                attention = self._on_clean_edges(clean.layers, observation.attention, graph, edge_map)
+                attention = self._on_clean_edges(reference.layers, observation.attention, graph, edge_map)
             else:
                 logits = call_model(model, graph)
-        logits = logits[: len(self.targets.logits)]
-        context = replace(clean, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
+        logits = logits[: len(self.vanilla_outputs.logits)]
+        context = replace(reference, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
         return self.terms.loss(self.terms.select("attacked"), context)
 
     def _on_clean_edges(
         self, before: Sequence[LayerAttention], after: AttentionMap, attacked: Graph, edge_map: EdgeMap
     ) -> list[Tensor]:
-        """Head-averaged attention under attack on the clean edges with targets, per layer."""
+        """Head-averaged attention under attack on the clean edges, per layer; in a mini-batch into seeds."""
         values = []
-        for one, two, target in zip(before, after, self.targets.attention, strict=True):
-            same = one.adjacency is self.graph.adjacency and two.adjacency is attacked.adjacency
-            index = edge_map.after if same else torch.searchsorted(two.keys, one.keys)
+        for old, new, vanilla in zip(before, after, self.vanilla_outputs.attention, strict=True):
+            same = old.adjacency is self.graph.adjacency and new.adjacency is attacked.adjacency
+            index = edge_map.after if same else torch.searchsorted(new.keys, old.keys)
             # `index_select` rather than brackets: its backward pass does not sort.
-            values.append(first_rows(two.heads().index_select(0, index), target))
+            values.append(first_rows(new.heads().index_select(0, index), vanilla))
         return values
 
 
@@ -341,28 +342,28 @@ class FaithfulRecipe(FaithfulBase):
     capturable = True
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Compute the vanilla targets, and let the adversary take some steps before the first epoch."""
+        """Compute the vanilla outputs, and let the adversary take some steps before the first epoch."""
         self.seed = seed
         self.validation: InjectedNodes | None = None
         with evaluating(self.vanilla, freeze=True):
-            targets = Targets.of(self.vanilla, self.graph)
-        self.loss = FaithfulLoss(self.graph, targets, self.settings, self.terms)
+            outputs = VanillaOutputs.of(self.vanilla, self.graph)
+        self.loss = FaithfulLoss(self.graph, outputs, self.settings, self.terms)
         if self.injects:
             with evaluating(model, freeze=True):
                 self._start_adversary(model, self._generator(-1))
 
     def _start_adversary(self, model: nn.Module, generator: torch.Generator) -> None:
         """Draw the first features and the attack of the score, and ascend against the vanilla weights."""
-        targets, graph, settings, adversary = self.loss.targets, self.graph, self.settings, self.adversary
-        if settings.limits:
-            set_ranges(model, graph, settings.clip_share, settings.shrink)
+        outputs, graph, adversary = self.loss.vanilla_outputs, self.graph, self.adversary
+        if self.settings.limits:
+            set_ranges(model, graph, self.settings.clip_share, self.settings.shrink)
         adversary.start(generator, entry_limits(model))
-        self.reach = targets.reach(graph, adversary.inject(graph, self._endpoints(generator))[0])
-        other, endpoints = adversary.validation_attack(self._generator(-2))
+        self.reach = outputs.reach(graph, adversary.ascend_and_inject(graph, self._endpoints(generator))[0])
+        validation, endpoints = adversary.validation_attack(self._generator(-2))
         reach = self.reach
         if graph.batch is not None:  # this attack joins the validation graphs alone
-            reach = targets.reach(graph, other.inject(graph, endpoints)[0])
-        self.validation = InjectedNodes(other, endpoints, reach)
+            reach = outputs.reach(graph, validation.ascend_and_inject(graph, endpoints)[0])
+        self.validation = InjectedNodes(validation, endpoints, reach)
         for _ in range(SCORE_STEPS):
             attack = InjectedNodes(adversary, self._endpoints(generator), self.reach)
             self.loss.collect_gradient(model, attack)
@@ -379,8 +380,8 @@ class FaithfulRecipe(FaithfulBase):
         return self._draw(epoch) if task_of(self.graph).fixed_graph else None
 
     def _draw(self, epoch: int) -> Draws:
-        graphs, rise = self._schedule(epoch)
-        ramp = torch.tensor(rise, dtype=self.loss.targets.logits.dtype)
+        graphs, factor = self._schedule(epoch)
+        ramp = torch.tensor(factor, dtype=self.loss.vanilla_outputs.logits.dtype)
         if graphs == "clean":
             return Draws(graphs, {"ramp": ramp})
         generator = self._generator(epoch)

@@ -1,4 +1,4 @@
-"""Fine-tuning of a trained model behind limits: the part that `make_faithful` and `harden` share."""
+"""Fine-tuning of a trained model with limits, shared by `make_faithful` and `harden`."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def _fine_tune(
         folder, run = checkpoint, recipe.name
         if count > 1:
             folder, run = checkpoint and Path(checkpoint) / f"attempt-{count}", f"{run}-{count}"
-        parts = recipe.name, settings, *identity, own_seed
-        source.check_processes(model, *parts)
-        fingerprint = source.fingerprint(model, *parts, weights=True) if checkpoint else ""
+        own_identity = recipe.name, settings, *identity, own_seed
+        source.check_processes(model, *own_identity)
+        fingerprint = source.fingerprint(model, *own_identity, weights=True) if checkpoint else ""
         if settings.limits:
             add_limits(trained)
-        names: dict[str, Any] = {"checkpoint": folder, "run": run, "fingerprint": fingerprint}
-        history = fit(trained, recipe, settings.train, seed=own_seed, **names, **options)
+        own_options: dict[str, Any] = {"checkpoint": folder, "run": run, "fingerprint": fingerprint}
+        history = fit(trained, recipe, settings.train_config, seed=own_seed, **own_options, **options)
         if settings.limits:
             source.set_ranges(trained, settings.clip_share, settings.shrink)
         set_history(trained, history)
@@ -61,9 +61,7 @@ def _fine_tune(
 
     stability = None
     if check and settings.epochs >= MIN_EPOCHS:
-        stability = _StabilityCheck(
-            model, source.graph, seed, settings.box, faithful=settings.keeps_explanations
-        )
+        stability = _StabilityCheck(model, source.graph, seed, settings.box, settings.must_match_vanilla)
     return retry(attempt, stability, settings)
 
 

@@ -1,4 +1,4 @@
-"""`harden`: adversarial training behind limits."""
+"""`harden`: adversarial training of a model with limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
 STREAM = 0x2545F4914
-"""Of the draws here, so that they change neither dropout nor the endpoints of evaluations."""
+"""Random stream of these draws, which change neither dropout nor the endpoints of evaluations."""
 
 
 @typed
@@ -51,7 +51,6 @@ class AdversarialRecipe(VanillaRecipe):
         self.shares = settings.clip_share, settings.shrink
         self.adversary = InjectionAdversary(graph, settings.budget)
         self.adversary.check_box()
-        self.seed = 0
 
     def start(self, model: nn.Module, seed: int) -> None:
         """Draw the first features."""
@@ -83,7 +82,7 @@ class AdversarialRecipe(VanillaRecipe):
             clean = cross_entropy(call_model(model, graph).index_select(0, rows), labels)
         yield {"clean": clean, "total": (1 - self.weight) * clean}
         del clean
-        attacked_graph = self.adversary.inject(self.graph, endpoints)[0].replace(links=graph.links)
+        attacked_graph = self.adversary.ascend_and_inject(self.graph, endpoints)[0].replace(links=graph.links)
         with self.adversary.using_points(), straight_through(model):
             attacked = cross_entropy(call_model(model, attacked_graph).index_select(0, rows), labels)
         yield {"attacked": attacked, "total": self.weight * attacked}
@@ -95,7 +94,7 @@ class AdversarialRecipe(VanillaRecipe):
             clean = super().score_tensor(model)
         with evaluating(model, freeze=True):
             for step in range(SCORE_STEPS + 1):
-                attacked, _ = self.validation.inject(self.graph, self.validation_endpoints)
+                attacked, _ = self.validation.ascend_and_inject(self.graph, self.validation_endpoints)
                 with self.validation.using_points(), straight_through(model):
                     logits = call_model(model, attacked)
                 if step < SCORE_STEPS:
@@ -154,8 +153,8 @@ def harden(
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
         tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `harden-2`.
-        batch_size: training nodes of a mini-batch; None trains on the whole graph. For the models of
-            `fgai.large.observe_store`.
+        batch_size: training nodes of a mini-batch; None trains on the whole graph. Needs a model that
+            `fgai.large.observe_store` supports.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         **overrides: single settings by name, e.g. `epochs=50`; these win over `settings`.
 
@@ -175,7 +174,7 @@ def harden(
     """
     (model,) = originals(model)
     with show_progress(progress), _open_source(data, seed, batch_size, fan_out) as source:
-        settings = _resolve(HardenSettings, settings, overrides, model, source.nodes)
+        settings = _resolve(HardenSettings, settings, overrides, model, source.node_graph)
         source.prepare(model, batch_size, fan_out)
 
         def recipe(settings: HardenSettings) -> Any:

@@ -184,6 +184,6 @@ def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor 
         logits = set_ranges(model, graph, share, shrink, nodes)[rows]
         return float((logits.argmax(1) == labels).double().mean())
 
-    *shares, none = CLIP_SHARES
-    lowest = accuracy(none) - ALLOWED_LOSS
-    return next((share for share in shares if accuracy(share) >= lowest), none)
+    *shares, zero = CLIP_SHARES
+    lowest = accuracy(zero) - ALLOWED_LOSS
+    return next((share for share in shares if accuracy(share) >= lowest), zero)

@@ -76,15 +76,15 @@ def fit(
         RanksError: processes disagree, or one failed.
     """
     whole(checkpoint_every, "checkpoint_every", 1)
-    ranks, run = current(), run or recipe.name
+    processes, run = current(), run or recipe.name
     device = _device(model, recipe)
-    tracker = tracker if tracker is not None and ranks.is_main else Tracker()
+    tracker = tracker if tracker is not None and processes.is_main else Tracker()
     folder = None if checkpoint is None else Path(checkpoint)
     state = _TrainingState(model, _optimizer(model, config, device), recipe)
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
-    saved = ranks.broadcast(
-        _read_checkpoint(folder, fingerprint) if folder is not None and ranks.is_main else None
+    saved = processes.broadcast(
+        _read_checkpoint(folder, fingerprint) if folder is not None and processes.is_main else None
     )
     if saved is not None:
         state.restore(*saved)
@@ -92,12 +92,12 @@ def fit(
     first, start = len(history.terms), perf_counter() - history.seconds
 
     def save() -> None:
-        if folder is not None and ranks.is_main:
+        if folder is not None and processes.is_main:
             state.save(folder, fingerprint)
 
     tracker.on_start(run, _rows(history, range(first)))
     with (
-        show_progress(progress if ranks.is_main else False),
+        show_progress(progress if processes.is_main else False),
         stage(recipe.name, config.epochs, done=first) as bar,
         _delayed_interrupt(folder is not None) as interrupted,
         _Steps(state, config, seed) as steps,
@@ -109,7 +109,7 @@ def fit(
             steps.run(epoch)
             last = epoch == config.epochs - 1
             validates = (epoch + 1) % config.validate_every == 0 or last
-            stops = ranks.any(interrupted())
+            stops = processes.any(interrupted())
             saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or stops)
             if not (steps.must_read or validates or saves or type(tracker) is not Tracker):
                 continue
@@ -118,7 +118,7 @@ def fit(
                 _check_finite(terms, state)
                 history.add(terms.values, terms.seconds)
             if validates:
-                state.add_score(ranks.broadcast(steps.score()), epoch, config.patience)
+                state.add_score(processes.broadcast(steps.score()), epoch, config.patience)
             history.seconds = perf_counter() - start
             if saves:
                 save()
@@ -126,7 +126,7 @@ def fit(
                 for terms, row in zip(epochs, _rows(history, [each.epoch for each in epochs]), strict=True):
                     bar.advance(note=_note(terms.values, state.best_score))
                     tracker.on_epoch(run, terms.epoch, row)
-            if stops or ranks.any(interrupted()):
+            if stops or processes.any(interrupted()):
                 raise KeyboardInterrupt
     with _saving_on_error(save):
         summary: dict[str, float | str] = {"epochs": len(history.terms), "kept_epoch": history.kept_epoch}
@@ -136,7 +136,7 @@ def fit(
 
 
 def _device(model: nn.Module, recipe: Recipe) -> torch.device:
-    """The device of a model, which must have parameters; the recipe must fit the number of processes."""
+    """Return the model's device; raise if nothing trains, or if processes would share no mini-batches."""
     parameter = next((each for each in model.parameters() if each.requires_grad), None)
     if parameter is None:
         raise InputError(
@@ -157,7 +157,7 @@ def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> t
 
 
 def _rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
-    """What a tracker gets: the terms of each of the last epochs, and `score` where there is one."""
+    """Return a row per epoch for the tracker: the terms of the last epochs, and `score` if there is one."""
     scores = dict(history.scores[-len(epochs) :])
     return [
         {**history.terms[epoch], **({"score": scores[epoch]} if epoch in scores else {})} for epoch in epochs
@@ -165,7 +165,7 @@ def _rows(history: History, epochs: Sequence[int]) -> list[dict[str, float]]:
 
 
 def _note(terms: dict[str, float], best: float) -> str:
-    """The text of the bar: best score, total, then the other terms, which a narrow terminal leaves out."""
+    """The text beside the bar: best score, total, then the other terms, which a narrow terminal cuts off."""
     total = {"total": terms["total"], **terms}
     return "  ".join([f"best {best:.4f}", *(f"{name} {value:.4g}" for name, value in total.items())])
 
@@ -221,7 +221,7 @@ class _Steps:
     def __init__(self, state: _TrainingState, config: TrainConfig, seed: int) -> None:
         self.state, self.config, self.seed = state, config, seed
         self.model, self.recipe, self.optimizer = state.model, state.recipe, state.optimizer
-        self.device, self.ranks = next(self.model.parameters()).device, current()
+        self.device, self.processes = next(self.model.parameters()).device, current()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.unread: list[_EpochTerms] = []
         self.captured: _CapturedSteps | None = None
@@ -262,7 +262,7 @@ class _Steps:
     def _run_steps(self, epoch: int) -> list[tuple[int, dict[str, float]]]:
         """Return weight and terms of every step of an epoch, of all processes."""
         steps: list[tuple[int, dict[str, float]]] = []
-        own_seed = epoch_seed(self.seed, epoch) + self.ranks.rank  # or all ranks would drop the same units
+        own_seed = epoch_seed(self.seed, epoch) + self.processes.rank  # or all would drop the same units
         # An epoch of mini-batches has a bar of its own.
         batches = stage(f"epoch {epoch + 1}", self.recipe.steps_per_epoch)
         with (
@@ -274,14 +274,14 @@ class _Steps:
                 self.model.train()  # a step may have changed it
                 self.optimizer.zero_grad(set_to_none=True)
                 names, terms = _backward(step.losses)
-                self.ranks.average_gradients(self.parameters, step.weight)
+                self.processes.average_gradients(self.parameters, step.weight)
                 self.update()
                 if step.weight:
                     steps.append((step.weight, _sum_by_name(names, terms.tolist())))
                 bar.advance()
-        if self.ranks.is_distributed:
-            self.ranks.require_equal({f"weights after epoch {epoch + 1}": self.state.digest()})
-            steps = [one for theirs in self.ranks.gather(steps) for one in theirs]
+        if self.processes.is_distributed:
+            self.processes.require_equal({f"weights after epoch {epoch + 1}": self.state.digest()})
+            steps = [one for theirs in self.processes.gather(steps) for one in theirs]
         return steps
 
     def read(self) -> list[_EpochTerms]:

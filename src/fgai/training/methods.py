@@ -149,8 +149,8 @@ def train(
         checkpoint: folder to save the training in and to resume from.
         recipe: loss and score, see `Recipe`; cross-entropy by default.
         tracker: called every epoch, see `fgai.trackers`.
-        batch_size: training nodes of a mini-batch; None trains on the whole graph. For the models of
-            `fgai.large.observe_store`.
+        batch_size: training nodes of a mini-batch; None trains on the whole graph. Needs a model that
+            `fgai.large.observe_store` supports.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         **settings: fields of `TrainConfig`, e.g. `epochs=100`, which win over `config`; for a new model also
             its arguments, e.g. `dropout=0.3`.
@@ -172,7 +172,7 @@ def train(
     if batch_size is not None and recipe is not None:
         raise InputError("give `batch_size` or `recipe`, not both: recipes read the whole graph")
     with _open_source(data, seed, batch_size, fan_out) as source:
-        model, config = _model_and_config(model, source.nodes, config, seed, settings)
+        model, config = _model_and_config(model, source.node_graph, config, seed, settings)
         source.prepare(model, batch_size, fan_out)
         if recipe is None:
             recipe = VanillaRecipe(source.graph) if batch_size is None else source.vanilla()
@@ -267,8 +267,8 @@ def train_method(
         fields = {name: settings.pop(name) for name in TRAIN_FIELDS if name in settings}
         if method == "ln":
             settings["norm"] = "layer"
-        nodes = graph.nodes(seed) if isinstance(graph, GraphOnDisk) else graph
-        new = untrained_model(model, nodes, seed=seed, **settings).to(device)
+        node_graph = graph.nodes(seed) if isinstance(graph, GraphOnDisk) else graph
+        new = untrained_model(model, node_graph, seed=seed, **settings).to(device)
         trained: nn.Module = train(new, graph, **options, **saving, **fields)
         return trained
     if vanilla is None:

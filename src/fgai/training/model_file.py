@@ -259,9 +259,9 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     tensors = _state_dict(path) if path.suffix in _PICKLE_SUFFIXES else unpack(path)
     try:
         model = _build(header, tensors, factory)
-        kinds = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-        if len(kinds) == 1:
-            model.to(kinds.pop())
+        dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+        if len(dtypes) == 1:
+            model.to(dtypes.pop())
         unwrapped(model).load_state_dict(tensors)
     except Exception as error:
         if factory is not None and isinstance(error, InputError):
@@ -306,12 +306,12 @@ def _wrapped_again(
     """Wrap a model that was wrapped when it was saved; a function is only taken from the factory's module."""
     if factory is None or "call" not in header or isinstance(model, Wrapped):
         return model
-    (module, _, name), made_by = header["call"].partition(":"), _factory_name(factory).partition(":")[0]
-    call = getattr(sys.modules.get(made_by), name, None) if module == made_by else None
+    (module, _, name), origin = header["call"].partition(":"), _factory_name(factory).partition(":")[0]
+    call = getattr(sys.modules.get(origin), name, None) if module == origin else None
     if not callable(call):
         raise CheckpointError(
             f"{path} holds a model that was wrapped with {header['call']!r}, which is no function of"
-            f" {made_by!r}; let `factory` return the wrapped model, `fgai.wrap(model, call)`"
+            f" {origin!r}; let `factory` return the wrapped model, `fgai.wrap(model, call)`"
         )
     return Wrapped(model, call)
 
@@ -351,8 +351,8 @@ def _build(header: Mapping[str, Any], tensors: Mapping[str, Tensor], factory: Fa
     expected = None
     with nullcontext() if factory is None else suppress(Exception), torch.device("meta"):
         expected = _shapes(unwrapped(build()).state_dict())
-    if expected is not None and (odd := sorted({*expected.items()} ^ {*_shapes(tensors).items()})):
-        name = odd[0][0]
+    if expected is not None and (wrong := sorted({*expected.items()} ^ {*_shapes(tensors).items()})):
+        name = wrong[0][0]
         raise CheckpointError(f"{name} must be {expected.get(name)}, got {_shapes(tensors).get(name)}")
     return build()
 

@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 
 class Recipe:
-    """A loss and the score that decides which epoch's weights are kept. A whole graph is one batch.
+    """A loss and the score that decides which epoch's weights are kept.
 
     A recipe defines `losses` and `score`, or `steps` and `score` if it reads mini-batches.
 
@@ -64,7 +64,7 @@ class Recipe:
     capturable: ClassVar[bool] = False
 
     def start(self, model: nn.Module, seed: int) -> None:
-        """Prepare the first epoch, e.g. compute frozen targets; nothing by default."""
+        """Prepare the first epoch, e.g. compute the vanilla model's outputs; nothing by default."""
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
         """Yield one or more dictionaries of loss terms, each with their weighted sum as `total`.
@@ -117,7 +117,7 @@ def epoch_seed(seed: int, epoch: int) -> int:
 
 
 def epoch_generator(seed: int, epoch: int, stream: int = 0) -> torch.Generator:
-    """Return the generator of one epoch; those of different streams draw different numbers."""
+    """Return the generator of one epoch, negative before the first; each stream draws other numbers."""
     return torch.Generator().manual_seed(epoch_seed(seed, epoch) ^ stream)
 
 

@@ -23,11 +23,11 @@ from fgai.typed import typed
 LEARNING_RATES = {"GT": 0.001}
 """Default learning rate by class of the model, where it differs from the others'."""
 STEP_SIZE = 0.1
-"""Of the adversary, in units of half the box."""
+"""Of an ascent step of the adversary, in units of half the box."""
 VALIDATE_EVERY = 20
 """Epochs between validations of fine-tuning."""
 RETRY_SHRINK = 0.4
-"""Least `shrink` of a second attempt at stability."""
+"""Least `shrink` of a second training, after unstable predictions."""
 MAX_EPOCHS = 10_000_000
 """More epochs would not end."""
 
@@ -95,8 +95,8 @@ TRAIN_FIELDS = tuple(field.name for field in dataclasses.fields(TrainConfig))
 class _FineTuningSettings:
     """Settings that `make_faithful` and `harden` share; see `FaithfulSettings`."""
 
-    keeps_explanations: ClassVar[bool] = False
-    """Whether the training keeps the vanilla model's predictions and explanations."""
+    must_match_vanilla: ClassVar[bool] = False
+    """Whether the check also compares predictions and explanations with the vanilla model's."""
 
     limits: bool = True
     clip_share: float = 0.02
@@ -132,7 +132,7 @@ class _FineTuningSettings:
         return Budget(nodes=self.nodes, edges=self.edges, box=self.box, step_size=STEP_SIZE, targets="fit")
 
     @property
-    def train(self) -> TrainConfig:
+    def train_config(self) -> TrainConfig:
         """Settings of the training loop."""
         return TrainConfig(
             epochs=self.epochs,
@@ -150,7 +150,7 @@ class _FineTuningSettings:
 
     def slower(self) -> Self:
         """Return the settings with half the learning rate."""
-        return self.replace(lr=self.train.lr / 2)
+        return self.replace(lr=self.train_config.lr / 2)
 
 
 @typed
@@ -164,7 +164,7 @@ class FaithfulSettings(_FineTuningSettings):
         closeness: weight of the distance to the vanilla model's predictions.
         similarity: of the distance to its attention and its top-k.
         prediction_stability: of the change of predictions when nodes are injected.
-        margin: of the distance between the top-k of the explanation and the other neighbours.
+        margin: of the missing gap between the top-k of the explanation and the other neighbours.
         sharpness: of attention that is flatter than the vanilla model's.
         limits: give the faithful model limits (see `fgai.limit`) and train through them.
         clip_share: share of the nodes left out at either end of each range of the limits.
@@ -172,14 +172,14 @@ class FaithfulSettings(_FineTuningSettings):
         nodes: number of nodes that the adversary injects.
         edges: of each injected node; fewer if there are fewer nodes to join.
         box: interval of their features; None takes one for each feature from the data, see `Budget`.
-        steps: ascent steps of the adversary per attacked epoch; the first costs nothing.
+        steps: ascent steps of the adversary per attacked epoch; the first reuses the training gradient.
         k: size of the explanation, for similarity and margin.
         radius: of the l1 ball in attention space, for the margin.
         epochs: each on the clean or the attacked graph, in turn.
         lr: Adam's learning rate, which falls to 0; 0.005 by default, for GT 0.001.
     """
 
-    keeps_explanations: ClassVar[bool] = True
+    must_match_vanilla: ClassVar[bool] = True
 
     closeness: float = 20.0
     similarity: float = 120.0
@@ -201,12 +201,12 @@ class FaithfulSettings(_FineTuningSettings):
     def tightened(self, report: StabilityReport) -> FaithfulSettings:
         """Return the settings of a second attempt: the same budget, more weight on the failed requirements.
 
-        Lost predictions: more closeness, smaller steps. Unstable predictions: more prediction stability and
-        tighter limits. Lost explanations, if predictions are stable: more similarity.
+        Lost predictions: more closeness, half the learning rate. Unstable predictions: more prediction
+        stability, tighter limits. Lost explanations, if predictions are stable: more similarity.
         """
         changes: dict[str, Any] = {}
         if not report.is_close:
-            changes |= {"closeness": 5 * self.closeness, "lr": self.train.lr / 2}
+            changes |= {"closeness": 5 * self.closeness, "lr": self.train_config.lr / 2}
         if not report.is_stable:
             changes["prediction_stability"] = 2 * self.prediction_stability
             changes["shrink"] = max(self.shrink, RETRY_SHRINK)
@@ -243,9 +243,9 @@ class HardenSettings(_FineTuningSettings):
         super().__post_init__()
 
     @property
-    def train(self) -> TrainConfig:
+    def train_config(self) -> TrainConfig:
         """Settings of the training loop."""
-        return super().train.replace(weight_decay=self.weight_decay)
+        return super().train_config.replace(weight_decay=self.weight_decay)
 
     @property
     def method(self) -> str:
@@ -283,5 +283,5 @@ def _resolve(
     settings = settings.replace(**overrides)
     if settings.lr is None:
         name = type(unwrapped(model)).__name__
-        settings = settings.replace(lr=LEARNING_RATES.get(name, settings.train.lr))
+        settings = settings.replace(lr=LEARNING_RATES.get(name, settings.train_config.lr))
     return settings

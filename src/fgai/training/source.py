@@ -27,21 +27,21 @@ class _WholeGraph:
     `vanilla()`, `faithful(model, settings, terms)` and `harden(model, settings)`.
 
     Attributes:
-        nodes: all nodes with labels and masks.
+        node_graph: all nodes with labels and masks; of a stored graph without edges and features.
         graph: prepared for the model.
     """
 
-    def __init__(self, nodes: Graph) -> None:
-        self.nodes = self.graph = nodes
+    def __init__(self, graph: Graph) -> None:
+        self.node_graph = self.graph = graph
 
     def prepare(self, model: nn.Module, *sizes: object) -> None:
-        """Prepare the graph for a model, whose logits must fit it; `sizes` are those of mini-batches."""
-        self.graph = prepared(model, task_of(self.nodes).view(self.nodes, "fit"))
+        """Prepare the graph for a model, whose logits must fit it; `sizes` of mini-batches are ignored."""
+        self.graph = prepared(model, task_of(self.node_graph).view(self.node_graph, "fit"))
         with evaluating(model), torch.no_grad():
             check_logits(call_model(model, self.graph), self.graph)
 
     def draw_links(self, seed: int) -> None:
-        """Draw the pairs without a link once, not every epoch."""
+        """Draw the pairs without a link once, not every epoch; nothing for tasks without links."""
         self.graph = task_of(self.graph).epoch(self.graph, epoch_generator(seed, -3))
 
     def check_processes(self, model: nn.Module, *identity: object) -> None:

@@ -49,36 +49,36 @@ class StabilityReport:
         vanilla_shift: the same of the vanilla model, under its own attack.
         agreement: share of the validation rows in the vanilla model's class, without an attack.
         overlap: share of the vanilla model's top neighbours kept, see `_explanation_overlap`.
-        faithful: whether the model must also keep the vanilla model's predictions and explanations.
+        must_match_vanilla: whether the model must also keep the vanilla model's predictions and explanations.
     """
 
     shift: float | None = None
     vanilla_shift: float | None = None
     agreement: float | None = None
     overlap: float | None = None
-    faithful: bool = True
+    must_match_vanilla: bool = True
 
     @property
     def is_stable(self) -> bool:
-        """Whether predictions shift clearly less than the vanilla model's, or this is unknown."""
+        """Whether predictions shift at most half as much as the vanilla model's, or this is unknown."""
         if self.shift is None or self.vanilla_shift is None:
             return True
         return self.vanilla_shift < MIN_SHIFT or self.shift <= MAX_RATIO * self.vanilla_shift
 
     @property
     def is_close(self) -> bool:
-        """Whether the model predicts the vanilla model's classes, or this is unknown."""
+        """Whether `MIN_AGREEMENT` of the rows keep the vanilla model's class, or this is unknown."""
         return self.agreement is None or self.agreement >= MIN_AGREEMENT
 
     @property
     def is_similar(self) -> bool:
-        """Whether the model's explanations are the vanilla model's, or this is unknown."""
+        """Whether the model keeps `MIN_OVERLAP` of the vanilla top neighbours, or this is unknown."""
         return self.overlap is None or self.overlap >= MIN_OVERLAP
 
     @property
     def passed(self) -> bool:
         """Whether no further training is needed."""
-        return self.is_stable and (not self.faithful or (self.is_close and self.is_similar))
+        return self.is_stable and (not self.must_match_vanilla or (self.is_close and self.is_similar))
 
     def is_better_than(self, other: StabilityReport) -> bool:
         """Whether it is of the better model: kept predictions count first, then explanations, then shift."""
@@ -91,7 +91,7 @@ class StabilityReport:
     def warn(self) -> None:
         """Warn of every requirement that is not met."""
         kind, setting = ("hardened", "attack_weight")
-        if self.faithful:
+        if self.must_match_vanilla:
             kind, setting = ("faithful", "prediction_stability")
         texts = {}
         if not self.is_stable:
@@ -100,12 +100,12 @@ class StabilityReport:
                 f" (total variation), the vanilla model's by {self.vanilla_shift:.3f}, so it is hardly"
                 f" more stable; raise `{setting}`, `shrink` or `epochs`"
             )
-        if self.faithful and not self.is_close:
+        if self.must_match_vanilla and not self.is_close:
             texts["not-close"] = (
                 f"the faithful model agrees with the vanilla one on {self.agreement:.0%} of the validation"
                 " nodes only; raise `closeness`, or lower `lr`, `clip_share` or `shrink`"
             )
-        if self.faithful and not self.is_similar:
+        if self.must_match_vanilla and not self.is_similar:
             texts["not-alike"] = (
                 f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP_K} neighbours in"
                 " the sharpest layer; raise `similarity`, or lower `clip_share` or `shrink`"
@@ -123,14 +123,14 @@ class _StabilityCheck:
         graph: prepared for it.
         seed: of the attack.
         box: of the attack's features; None takes it from the data.
-        faithful: see `StabilityReport`.
+        must_match_vanilla: see `StabilityReport`.
     """
 
     vanilla: nn.Module
     graph: Graph
     seed: int
     box: tuple[float, float] | None = None
-    faithful: bool = True
+    must_match_vanilla: bool = True
 
     @cached_property
     def vanilla_shift(self) -> float | None:
@@ -139,17 +139,17 @@ class _StabilityCheck:
 
     def __call__(self, model: nn.Module) -> StabilityReport:
         """Attack a model on the validation nodes and compare it with the vanilla one."""
-        rows = _validation_rows(self.graph)
+        rows, must_match = _validation_rows(self.graph), self.must_match_vanilla
         if rows is None:
-            return StabilityReport(faithful=self.faithful)
+            return StabilityReport(must_match_vanilla=must_match)
         with torch.no_grad(), evaluating(model), evaluating(self.vanilla):
-            one, two = (call_model(which, self.graph)[rows].argmax(1) for which in (model, self.vanilla))
+            new, old = (call_model(each, self.graph)[rows].argmax(1) for each in (model, self.vanilla))
         return StabilityReport(
             vanilla_shift=self.vanilla_shift,
             shift=_prediction_shift(model, self.graph, self.seed, self.box),
-            agreement=float((one == two).double().mean()),
-            overlap=_explanation_overlap(model, self.vanilla, self.graph) if self.faithful else None,
-            faithful=self.faithful,
+            agreement=float((new == old).double().mean()),
+            overlap=_explanation_overlap(model, self.vanilla, self.graph) if must_match else None,
+            must_match_vanilla=must_match,
         )
 
 
@@ -162,11 +162,11 @@ def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> 
     if [layer.keys.shape for layer in after] != [layer.keys.shape for layer in before]:
         return None
     values = [sharpness(layer.heads(), layer.rowptr) for layer in before]
-    most = max((value for value in values if not math.isnan(value)), default=0.0)
-    if most <= UNIFORM_SHARPNESS:
+    highest = max((value for value in values if not math.isnan(value)), default=0.0)
+    if highest <= UNIFORM_SHARPNESS:
         return None
-    one, two = (attention.layers[values.index(most)] for attention in (before, after))
-    kept = overlap(one.ranking(), two.ranking(), one.rowptr, TOP_K)
+    old, new = (attention.layers[values.index(highest)] for attention in (before, after))
+    kept = overlap(old.ranking(), new.ranking(), old.rowptr, TOP_K)
     return None if math.isnan(kept) else kept
 
 

@@ -1,4 +1,9 @@
-"""Loss terms of faithful training, one file each, and the decorator for your own."""
+"""Loss terms of faithful training, one file each, and the decorator for your own.
+
+To add a built-in term: write a function under `@term` in a new file here, import it below and add it to
+`BUILT_IN`; in `FaithfulSettings` add its weight: a field of its name, this name in the tuple of
+`__post_init__`, and a line of the docstring.
+"""
 
 from collections.abc import Sequence
 
@@ -46,7 +51,5 @@ def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> We
     }
     active = {each: weight for each, weight in weights.items() if weight > 0}
     if not active:
-        raise InputError(
-            "all weights are zero: there is nothing to train; give at least one a positive value"
-        )
+        raise InputError("all weights are zero: there is nothing to train; give one a positive value")
     return WeightedTerms(active)

@@ -16,7 +16,7 @@ from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.training.settings import FaithfulSettings
-from fgai.training.targets import Reach, Targets
+from fgai.training.vanilla_outputs import Reach, VanillaOutputs
 from fgai.typed import typed
 
 GRAPHS = ("clean", "attacked")
@@ -29,17 +29,17 @@ RESERVED = ("total", "score")
 class StepContext:
     """The argument of a loss term: the model, its outputs and the vanilla model's in one training step.
 
-    N counts the rows with a target: nodes, links or small graphs, or the seeds of a mini-batch. E counts the
-    edges into nodes with a target. Attention is per layer, averaged over heads.
+    N counts the rows: nodes, links or small graphs, or the seeds of a mini-batch. E counts the edges, in a
+    mini-batch those into seeds. Attention is per layer, averaged over heads.
 
     Attributes:
         model: in training.
         graph: the clean graph or mini-batch, prepared for the model.
-        targets: outputs of the vanilla model, see `fgai.training.targets.Targets`.
+        vanilla_outputs: logits, attention and so on of the vanilla model, see `VanillaOutputs`.
         settings: see `FaithfulSettings`.
-        logits: [N, C] of the model on the clean graph. In attacked terms a constant; in epochs without clean
-            terms the vanilla model's.
-        layers: attention of the model on the clean graph, per layer; likewise.
+        logits: [N, C] of the model on the clean graph. Attacked terms get it detached; in attacked-only
+            epochs it is the vanilla model's output.
+        layers: attention of the model on the clean graph, per layer; detached or vanilla as `logits` is.
         ramp: factor of the attacked terms, which rises from 0 to 1 during the training.
         attacked_logits: [N, C] under attack; attacked terms only.
         attacked_attention: per layer [E], on the edges of the clean graph; attacked terms only, if some term
@@ -50,7 +50,7 @@ class StepContext:
 
     model: nn.Module
     graph: Graph
-    targets: Targets
+    vanilla_outputs: VanillaOutputs
     settings: FaithfulSettings
     logits: Tensor
     layers: Sequence[LayerAttention]
@@ -63,7 +63,7 @@ class StepContext:
     @cached_property
     def attention(self) -> list[Tensor]:
         """Per layer [E], on the clean graph."""
-        return self._with_targets([layer.heads() for layer in self.layers])
+        return self._into_seeds([layer.heads() for layer in self.layers])
 
     @cached_property
     def explanations(self) -> list[Tensor]:
@@ -76,7 +76,7 @@ class StepContext:
             raise InputError(
                 "`context.explanations` was not recorded; declare the loss term with `needs_explanation=True`"
             )
-        return self._with_targets([layer.heads("log") for layer in self.layers])
+        return self._into_seeds([layer.heads("log") for layer in self.layers])
 
     @property
     def outputs(self) -> Tensor:
@@ -90,18 +90,19 @@ class StepContext:
         attention = clean if self.attacked_logits is None else self.attacked_attention or ()
         return all(value.requires_grad for value in (self.outputs, *attention))
 
-    def _with_targets(self, values: Sequence[Tensor]) -> list[Tensor]:
-        return [first_rows(w, target) for w, target in zip(values, self.targets.attention, strict=True)]
+    def _into_seeds(self, values: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(values, self.vanilla_outputs.attention, strict=True)
+        return [first_rows(w, vanilla) for w, vanilla in pairs]
 
 
 class Term(NamedTuple):
     """A loss term.
 
     Attributes:
-        name: of the function; the weight of a built-in term is the setting of its name.
+        name: of the function, and of the setting that holds a built-in term's weight.
         loss: the function.
         on: `clean` or `attacked`, the graph that it is computed on.
-        weight: of a term that is not built in and replaces none.
+        weight: ignored if the term is, or replaces, a built-in one, whose weight is a setting.
         needs_attention: an attacked term reads the attention under attack.
         needs_explanation: the term reads the explanation vectors.
         own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
@@ -189,7 +190,7 @@ class WeightedTerms:
     weights: dict[Term, float]
 
     def select(self, on: str, *, own_pass: bool = False) -> list[Term]:
-        """Return the terms of one graph."""
+        """Return the terms of one graph, those with or those without a pass of their own."""
         return [term for term in self.weights if term.on == on and term.own_pass == own_pass]
 
     @property
@@ -221,11 +222,10 @@ def sum_scalars(values: Sequence[Tensor], weights: Sequence[float] | None = None
 
 
 def first_rows(values: Tensor, like: Tensor) -> Tensor:
-    """As many of the first rows as another tensor has; all of them without a copy in the backward pass."""
+    """The first `len(like)` rows; without a slice where these are all, as it copies in the backward pass."""
     return values if len(values) == len(like) else values[: len(like)]
 
 
-def kl_divergence(target: Tensor, logits: Tensor) -> Tensor:
-    """Mean over rows of KL(softmax target ‖ softmax logits)."""
-    one, two = logits.log_softmax(1), target.log_softmax(1)
-    return kl_div(one, two, reduction="batchmean", log_target=True)
+def kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
+    """Mean over rows of KL(softmax reference ‖ softmax logits)."""
+    return kl_div(logits.log_softmax(1), reference.log_softmax(1), reduction="batchmean", log_target=True)

@@ -24,19 +24,19 @@ def certified(context: StepContext) -> Tensor:
     gradient. The attention mass of new neighbours rises with the ramp; at full size from the start no class
     would have a positive one, and there would be no gradient.
     """
-    settings, targets = context.settings, context.targets
+    settings, vanilla = context.settings, context.vanilla_outputs
     margins = worst_margins(
         context.model,
         context.graph,
-        targets.classes,
+        vanilla.classes,
         neighbours=NEW_NEIGHBOURS,
         clip_share=settings.clip_share,
         shrink=settings.shrink,
         mass_share=context.ramp,
     )
-    return _uncertified_share(first_rows(margins, targets.logits), targets.logit_spread)
+    return _uncertified_share(first_rows(margins, vanilla.logits), vanilla.logit_spread)
 
 
 def _uncertified_share(margins: Tensor, logit_spread: float) -> Tensor:
-    """The smooth count of `certified` from the least margins [N, C] over every other class."""
+    """The smooth count of `certified` from the worst-case margins [N, C] to every other class."""
     return torch.sigmoid((MIN_MARGIN - margins.amin(1) / logit_spread) / MARGIN_WIDTH).mean()

@@ -17,6 +17,6 @@ def margin(context: StepContext) -> Tensor:
     with `c(m)` the l1 cost of swapping m members. Unlike the literal worst case in attention space, which has
     no gradient in the attention (docs/method.md), it pulls members and outsiders of the top-k apart.
     """
-    k, radius, rowptrs = context.settings.k, context.settings.radius, context.targets.rowptrs
+    k, radius, rowptrs = context.settings.k, context.settings.radius, context.vanilla_outputs.rowptrs
     layers = zip(context.explanations, rowptrs, strict=True)
     return sum_scalars([swap_margin(w, rowptr, k, radius) for w, rowptr in layers])

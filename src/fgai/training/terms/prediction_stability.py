@@ -11,7 +11,7 @@ from fgai.training.terms.base import StepContext, kl_divergence, term
 def prediction_stability(context: StepContext) -> Tensor:
     """KL(clean ‖ attacked) of the predicted classes, averaged over the rows that the attack can reach.
 
-    The clean side is constant: closeness already ties it to the vanilla model.
+    The clean logits are detached: `closeness` already ties them to the vanilla model.
     """
     assert context.attacked_logits is not None and context.reach is not None
     return kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions

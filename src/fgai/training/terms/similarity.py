@@ -17,10 +17,10 @@ def similarity(context: StepContext) -> Tensor:
     neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
     largest entry, a constant. Without the division a layer that is almost uniform would not count.
     """
-    targets, k = context.targets, context.settings.k
-    layers = zip(targets.attention, context.attention, targets.rowptrs, targets.contrasts, strict=True)
-    distances = [topk_l1(a, b, rowptr, None, factor=1 / size) for a, b, rowptr, size in layers]
-    ranked = zip(context.explanations, targets.top_k(k), targets.rowptrs, context.layers, strict=True)
+    vanilla, k = context.vanilla_outputs, context.settings.k
+    layers = zip(vanilla.attention, context.attention, vanilla.rowptrs, vanilla.contrasts, strict=True)
+    distances = [topk_l1(a, b, rowptr, None, factor=1 / contrast) for a, b, rowptr, contrast in layers]
+    ranked = zip(context.explanations, vanilla.top_k(k), vanilla.rowptrs, context.layers, strict=True)
     shortfalls = [
         _below_threshold(w, top, rowptr, first_rows(layer.destination, w), k)
         for w, top, rowptr, layer in ranked
@@ -33,7 +33,7 @@ def _below_threshold(w: Tensor, top: Tensor, rowptr: Tensor, destination: Tensor
     values, degree = w.detach(), rowptr.diff()
     members = torch.where(topk_mask(values, rowptr, k), values, torch.inf)
     least = torch.full_like(degree, torch.inf, dtype=w.dtype).scatter_reduce(0, destination, members, "amin")
-    many = degree > k
+    counted = degree > k
     threshold = least.clamp(min=torch.finfo(w.dtype).tiny, max=1.0)[destination]
-    below = (threshold - w).clamp(min=0) / threshold * (top & many[destination])
-    return below.sum() / (k * many.sum().clamp(min=1))
+    below = (threshold - w).clamp(min=0) / threshold * (top & counted[destination])
+    return below.sum() / (k * counted.sum().clamp(min=1))

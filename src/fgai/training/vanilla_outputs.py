@@ -1,4 +1,4 @@
-"""`Targets`: outputs of the vanilla model, which the loss terms of faithful training compare with."""
+"""`VanillaOutputs`, which the loss terms of faithful training compare the model with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reach(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Targets:
+class VanillaOutputs:
     """Outputs of the vanilla model on the clean graph.
 
     N counts the nodes and E the edges; in a mini-batch the seeds and the edges into them.
@@ -61,7 +61,7 @@ class Targets:
     _top_k: dict[int, list[Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, vanilla: nn.Module, graph: Graph) -> Targets:
+    def of(cls, vanilla: nn.Module, graph: Graph) -> VanillaOutputs:
         """Run a trained model in eval mode on a graph that was prepared for it."""
         observation = observe(vanilla, graph, heads="mean")
         logits, layers = observation.logits, observation.attention.layers
@@ -88,7 +88,7 @@ class Targets:
         """The top-k neighbours of every node, per layer bool [E]; computed once."""
         if k not in self._top_k:
             layers = zip(self.ranking, self.rowptrs, strict=True)
-            self._top_k[k] = [topk_mask(ranks, rowptr, k) for ranks, rowptr in layers]
+            self._top_k[k] = [topk_mask(ranking, rowptr, k) for ranking, rowptr in layers]
         return self._top_k[k]
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
@@ -133,8 +133,8 @@ def relative_contrasts(contrasts: list[float]) -> list[float]:
 def layer_sharpness(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
     """`fgai.metrics.sharpness` of an attention [E] that sums to 1 at every node; differentiable."""
     degree = rowptr.diff().to(w.dtype)
-    many = degree >= 2
+    counted = degree >= 2
     size = degree.clamp(min=2)
     divergence = w * (w.clamp(min=torch.finfo(w.dtype).tiny) * size[destination]).log()
     per_node = torch.zeros_like(degree).index_add(0, destination, divergence) / size.log()
-    return torch.where(many, per_node, 0.0).sum() / many.sum().clamp(min=1)
+    return torch.where(counted, per_node, 0.0).sum() / counted.sum().clamp(min=1)
