@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fgai.metrics import UNIFORM_SHARPNESS
-from fgai.training.terms.base import StepContext, first_rows, sum_scalars, term
+from fgai.training.terms.base import StepContext, Term, first_rows, sum_scalars
 from fgai.training.vanilla_outputs import layer_sharpness
 
 MIN_SHARPNESS = 0.95
 """Share of the vanilla sharpness below which attention counts as too flat."""
 
 
-@term(on="clean")
-def sharpness(context: StepContext) -> Tensor:
+def _too_flat(context: StepContext) -> Tensor:
     """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
     vanilla = context.vanilla_outputs
     layers = zip(context.attention, vanilla.rowptrs, context.layers, strict=True)
@@ -31,3 +30,7 @@ def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
             for new, old in zip(now, before, strict=True)
         ]
     )
+
+
+# What `@term` makes of a function of this name; `fgai.metrics` has the public function `sharpness`.
+sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)
