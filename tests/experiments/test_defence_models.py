@@ -15,7 +15,7 @@ from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 
-from experiments import defences
+from experiments import low_rank as low_rank_module
 from experiments.defences import (
     GNNSVD,
     RUNG,
@@ -23,9 +23,8 @@ from experiments.defences import (
     GNNGuard,
     ProGNN,
     SoftMedian,
-    low_rank,
-    reconstruct,
 )
+from experiments.low_rank import low_rank, reconstruct
 from fgai.attacks import Budget, PGDInjection
 from fgai.errors import InputError
 from fgai.graph import Graph
@@ -185,7 +184,7 @@ class TestSVD:
     @pytest.mark.parametrize("directed", [False, True])
     @pytest.mark.parametrize("limit", [0, 256])
     def test_equals_numpy(self, directed: bool, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(defences, "DENSE", limit)
+        monkeypatch.setattr(low_rank_module, "DENSE", limit)
         generator = torch.Generator().manual_seed(2)
         ends = torch.randint(30, (2, 150), generator=generator).unique(dim=1)
         graph = Graph.from_edges(ends, 30, undirected=not directed)
@@ -207,8 +206,8 @@ class TestSVD:
 
     def test_the_same_edges_are_decomposed_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        original = defences.low_rank
-        monkeypatch.setattr(defences, "low_rank", lambda *a: calls.append(1) or original(*a))
+        original = low_rank_module.low_rank
+        monkeypatch.setattr(low_rank_module, "low_rank", lambda *a: calls.append(1) or original(*a))
         graph, _ = GRAPH.inject(torch.tensor([[1, 2], [6, 4]]))
         again, _ = GRAPH.inject(torch.tensor([[1, 2], [6, 4]]))
         assert torch.equal(reconstruct(graph.adjacency, 6), reconstruct(again.adjacency, 6))
