@@ -132,7 +132,10 @@ def overview(store: Store) -> list[Sheet | Table]:
     )
     shown = [[column.title for column in table.columns].index(title) for title in titles]
     columns = [table.columns[place] for place in shown]
-    rows = [[row[place] for place in shown] for row in table.rows]
+    rows = [
+        [str(row[0]).removesuffix(", one setting"), *(row[place] for place in shown[1:])]
+        for row in table.rows
+    ]
     return [Table("Twenty injected nodes with twenty edges each", columns, rows, table.notes[:1])]
 
 
