@@ -86,7 +86,7 @@ def test_pairs_show_what_methods_averages(tmp_path: Path) -> None:
     (table,) = pairs(cases.fill(Store(tmp_path), some))
     assert isinstance(table, Table)
     found = {row[2]: row[3:6] for row in table.rows}
-    assert list(found) == ["vanilla", "limits", "AT", "harden", "FGAI"]
-    assert found["FGAI"] == pytest.approx([0.92, 0.905, 0.875])
+    assert list(found) == ["vanilla", "limits, one setting", "AT", "harden", "FGAI, one setting"]
+    assert found["FGAI, one setting"] == pytest.approx([0.92, 0.905, 0.875])
     assert found["vanilla"] == pytest.approx([0.92, 0.405, 0.375])
     assert {tuple(row[:2]) for row in table.rows} == {("GAT", "amazon-cs")}
