@@ -317,7 +317,7 @@ class Attack(ABC):
         Args:
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
-            seed: of endpoints and starts; endpoints depend on nothing else, so every model gets the same.
+            seed: of starts and random endpoints; random endpoints are the same for every model.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
             vanilla: the model the attacked one was made from, read by attacks that choose endpoints or
                 transfer; None for the model itself.

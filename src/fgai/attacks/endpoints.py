@@ -1,8 +1,8 @@
 """Where new nodes are joined: at random, in one neighbourhood, or by rules that read the graph and a model.
 
-`random`, `cover` and `defects` read the vanilla model at most, so every method meets the same endpoints and
-may be compared node by node (`SHARED_RULES`). `weakest` reads the attacked model. All give the same number
-of nodes and edges, taken from the targets, distinct within a row.
+`random`, `cover` and `defects` read the vanilla model at most: methods given the same `vanilla` meet the same
+endpoints and may be compared node by node (`SHARED_RULES`). `weakest` reads the attacked model. All give the
+same number of nodes and edges, taken from the targets, distinct within a row.
 """
 
 from __future__ import annotations
@@ -235,4 +235,4 @@ RULES: dict[str, Callable[[_EndpointContext, torch.Generator], Tensor]] = {
     "weakest": _weakest_endpoints,
 }
 SHARED_RULES = ("random", "cover", "defects")
-"""Rules whose endpoints are the same for every method."""
+"""Rules whose endpoints are the same for every method with the same `vanilla`."""

@@ -94,14 +94,14 @@ THREATS: dict[str, Threat] = {
             "ensemble",
             EnsembleInjection,
             Budget(nodes=20, edges=20),
-            "20 nodes × 20 edges, every search we have, random and chosen endpoints: for every claim",
+            "20 nodes × 20 edges, all searches of the ensemble, random and chosen endpoints: for every claim",
             Budget(nodes=1, edges=3),
         ),
         Threat(
             "ensemble-strong",
             EnsembleInjection,
             Budget(nodes=60, edges=40),
-            "60 nodes × 40 edges, every search we have: beside every claim",
+            "60 nodes × 40 edges, all searches of the ensemble: beside every claim",
             Budget(nodes=3, edges=4),
         ),
         Threat(

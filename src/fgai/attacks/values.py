@@ -45,9 +45,10 @@ class ValueInjection(_DamageAttack):
     """New nodes searched for in the box of values that the first layer's limits allow a node.
 
     Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
-    worst point is an upper bound on every attack by features, with any feature box, at the same endpoints (of
+    damage at the worst point bounds every attack by features, with any feature box, at the same endpoints (of
     GAT and GATv2; a GT also passes features on beside attention, and those stay what the attack by features
-    found). The search runs an attack by features first and starts from its result: it is never weaker.
+    found). The search may miss that point. It starts from the result of an attack by features, so it is never
+    weaker.
 
     Args:
         budget: nodes, edges and targets; its `steps`, where not 0, are those of each climb.

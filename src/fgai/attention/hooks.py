@@ -83,7 +83,7 @@ class Tape:
     def attention(self) -> AttentionMap:
         """The attention the layers used: perturbed, before dropout, not detached.
 
-        The values are part of the graph from input to output: `torch.autograd.grad(output, values)` works.
+        The values are in autograd's graph from input to output: `torch.autograd.grad(output, values)` works.
         """
         layers = tuple(self._layers)
         if not layers and self._complete and not self._depth:

@@ -2,7 +2,7 @@
 
 An attention layer computes a value and the two terms of the score for every node. Limits clip each of them,
 channel by channel, and bound its norm: a typical node is extreme in a few channels, not in all. Limits
-measured on all values of a graph change nothing on that graph, bit for bit.
+measured on all values of a graph, without a share to clip, change nothing on that graph, bit for bit.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Guard = Callable[[Tensor | Features, Graph], Tensor | None]
 class Capabilities:
     """What certificates and conversions may assume about the models of one class.
 
-    A class declares it in its own body, as `capabilities`; subclasses do not inherit it. A class with one,
+    A class declares it directly, as `capabilities`; subclasses do not inherit it. A class with one,
     even empty, promises that its forward pass in evaluation mode depends on weights and graph only, and
     consists of fgai's and PyTorch's layers and of `parts`.
 

@@ -104,7 +104,7 @@ class GAT(AttentionModel):
         return torch.as_tensor(self.head(super().read_out(elu(nodes), graph, links)))
 
     def layerwise(self) -> Layerwise | None:
-        """Return the model as stages that act row by row around each attention; None for other tasks."""
+        """Return the model as stages that act row by row around each attention, else None."""
         if not self.is_rowwise:
             return None
         *hidden, last = self.convs

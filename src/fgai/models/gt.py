@@ -147,7 +147,7 @@ class GT(AttentionModel):
         return torch.as_tensor(x)
 
     def layerwise(self) -> Layerwise | None:
-        """Return the model as stages that act row by row around each attention; None for other tasks."""
+        """Return the model as stages that act row by row around each attention, else None."""
         if not self.is_rowwise:
             return None
         stages = [Stage(block.attention, block.update) for block in self.blocks]  # type: ignore[arg-type]

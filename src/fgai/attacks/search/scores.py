@@ -25,7 +25,7 @@ from fgai.topk import topk_mask
 from fgai.topk.swaps import swap_gaps
 
 Score = Callable[[_SiteOutput], tuple[Tensor, Tensor]]
-"""View → the losses [B], with gradients, and the damages [B], without."""
+"""One output of a site → the losses [B], with gradients, and the damages [B], without."""
 
 
 def _value_at(site: _InjectionSite, objective: Objective, guide: Objective | None = None) -> Score:
