@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from experiments.low_rank import reconstruct
+from experiments.low_rank import once_for_edges, reconstruct
 from fgai import Graph
 from fgai.attention import TappedLayer, call_model
-from fgai.cache import cached_on
 from fgai.checks import at_least, memory, one_of, whole
 from fgai.errors import InputError
 from fgai.models import MODELS, AttentionModel, Capabilities, GCNLayer, as_graph
@@ -471,7 +470,7 @@ class RUNG(Defended):
     def embed(self, graph: Graph) -> Tensor:
         """Return the embeddings [N, out]."""
         adjacency, given = graph.adjacency, graph.edge_weight
-        alone = cached_on(adjacency, "RUNG loops", lambda: _loops(adjacency))
+        alone = once_for_edges(adjacency, "loops", lambda: _loops(adjacency))
         first = self.model.embed(graph.replace(adjacency=alone, edge_weight=None))
         weight = first.new_ones(adjacency.num_edges) if given is None else given
         degree = row_sum(weight, adjacency.rowptr).clamp(min=1e-12)[:, None]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import scipy.sparse as sp
@@ -11,7 +14,6 @@ import torch
 from scipy.sparse.linalg import ArpackError, eigsh, svds
 from torch import Tensor
 
-from fgai.cache import cached_on
 from fgai.checks import at_least
 from fgai.errors import InputError
 from fgai.ops import score_dot
@@ -23,6 +25,13 @@ TOLERANCE = 1e-7
 """Relative accuracy of the singular values: that of float32."""
 _MOST = 8
 _KNOWN: OrderedDict[tuple[int, int, bytes], Tensor] = OrderedDict()
+_BY_EDGES: WeakKeyDictionary[Adjacency, dict[Any, Any]] = WeakKeyDictionary()
+
+
+def once_for_edges(adjacency: Adjacency, name: Any, make: Callable[[], Any]) -> Any:
+    """Return `make()`, computed once for these edges, so an attack on features alone does not wait."""
+    known = _BY_EDGES.setdefault(adjacency, {})
+    return known[name] if name in known else known.setdefault(name, make())
 
 
 def low_rank(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -74,7 +83,7 @@ def reconstruct(adjacency: Adjacency, rank: int, weight: Tensor | None = None) -
     """
     if weight is not None:
         return _entries(adjacency, rank, weight)
-    entries: Tensor = cached_on(adjacency, ("low rank", rank), lambda: _known(adjacency, rank))
+    entries: Tensor = once_for_edges(adjacency, rank, lambda: _known(adjacency, rank))
     return entries
 
 

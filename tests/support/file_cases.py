@@ -167,7 +167,7 @@ def _pack(folder: Path) -> list[Path]:
         cell = Cell(kind="search", seed=seed)
         store.write(cell, {"status": "done", "seconds": 1.5})
     store.pack()
-    return [folder / "search.jsonl"]
+    return list(folder.glob("search-*.jsonl"))
 
 
 def _record(folder: Path) -> Any:
