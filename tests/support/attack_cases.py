@@ -131,9 +131,9 @@ def untrained(model: str, norm: bool = False) -> nn.Module:
 
 
 def defended(model: str, recipe: str) -> nn.Module:
-    """A small model behind a defence; a user's own model has none, GCN stands in."""
-    behind = untrained("gcn" if model == "pyg" else model)
-    own = {"gnnguard": {"threshold": 0.2}}.get(recipe, {"rank": 5})
+    """A small model behind a defence; GCN stands in for a user's own model, and behind Soft-Median."""
+    behind = untrained("gcn" if model == "pyg" or recipe == "soft-median" else model)
+    own = {"gnnguard": {"threshold": 0.2}, "gnn-svd": {"rank": 5}, "pro-gnn": {"rank": 5}}.get(recipe, {})
     with torch.random.fork_rng():
         torch.manual_seed(5)
         arguments = {k: v for k, v in behind.config.items() if k not in ("in_channels", "out_channels")}
