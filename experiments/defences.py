@@ -356,7 +356,7 @@ class SoftMedianLayer(GCNLayer):
         shares, values, sizes = super().attend(x, adjacency, edge_weight)
         z, weight = values.squeeze(1), shares.squeeze(1)
         middle = z.gather(0, weighted_median(z, weight, adjacency))
-        apart = (z[adjacency.source] - middle[adjacency.destination]).norm(dim=1, keepdim=True)
+        apart = _differences(z, middle, adjacency).norm(dim=1, keepdim=True)
         scores = -apart / (self.temperature * self.channels**0.5)
         return weighted_softmax(scores, weight, adjacency), values, sizes
 
@@ -478,7 +478,7 @@ class RUNG(Defended):
         out = first
         for _ in range(self.steps):
             scaled = out * degree.rsqrt()
-            apart = (scaled[adjacency.source] - scaled[adjacency.destination]).norm(dim=1).clamp(min=NEAREST)
+            apart = _differences(scaled, scaled, adjacency).norm(dim=1).clamp(min=NEAREST)
             trust = 0.5 / (apart.detach() if self.training else apart) - 0.5 / self.gamma
             kept = trust.clamp(min=0.0)
             kept = weight * (kept if self.training else trust + (kept - trust).detach())
@@ -486,6 +486,11 @@ class RUNG(Defended):
             pull = row_sum(kept, adjacency.rowptr)[:, None] / degree
             out = (near + self.anchor * first) / (pull + self.anchor)
         return out
+
+
+def _differences(source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
+    """Return [E, C] by `index_select`: the gradient of indexing sorts all edges first on a GPU."""
+    return source.index_select(0, adjacency.source) - destination.index_select(0, adjacency.destination)
 
 
 NEAREST = 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +28,7 @@ FIELDS: Schema = {"protocol": int, "key": str, "cell": dict[str, Any], "status":
 """What every record holds; the rest depends on its kind."""
 STALE_SECONDS = 600.0
 PACK = ".jsonl"
-"""Ending of a file that holds many records, one to a line, in the order of their paths."""
+"""Ending of a file that holds many records, one to a line, in the order of their paths, and then a checksum."""
 CLAIMS = f"claims{PACK}"
 """Packed records, of all kinds, of settings from before there was one for every graph. They have the key
 `earlier`, settings, fingerprint and versions, and of their numbers those that tables read."""
@@ -147,7 +148,7 @@ class Store:
             lines = [
                 json.dumps(records[path], sort_keys=True, allow_nan=False) + "\n" for path in sorted(records)
             ]
-            write_atomic(pack, "".join(lines))
+            write_atomic(pack, "".join([*lines, _last_line(lines)]))
         for chosen in packs.values():
             for path in chosen:
                 path.unlink()
@@ -178,7 +179,9 @@ class Store:
         if not pack.exists():
             return {}
         try:
-            lines = regular(pack).read_text(encoding="utf-8").splitlines()
+            lines = regular(pack).read_text(encoding="utf-8").splitlines(keepends=True)
+            if not lines or lines.pop() != _last_line(lines):
+                raise ValueError("its last line is not the checksum of the others")
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
         records = [parsed(line, f"{pack}, line {number}") for number, line in enumerate(lines, 1)]
@@ -186,6 +189,10 @@ class Store:
             return {self.path(Cell.from_dict(record["cell"])): record for record in records}
         except InputError as error:
             raise CheckpointError(f"{pack} is damaged ({error}); restore it") from error
+
+
+def _last_line(lines: Iterable[str]) -> str:
+    return json.dumps({"sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}) + "\n"
 
 
 def slim(record: dict[str, Any]) -> dict[str, Any]:

@@ -137,20 +137,19 @@ class TestPack:
         }
         assert slim(found) == found
 
-    def test_a_claim_stands_until_its_cell_is_run_again(self, store: Store) -> None:
-        cell, other = Cell(method="fgai"), Cell(method="fgai", seed=1)
+    def test_a_claim_stands_until_its_cell_is_run_again(self, store: Store, tmp_path: Path) -> None:
+        cell, other, earlier = Cell(method="fgai"), Cell(method="fgai", seed=1), Store(tmp_path / "earlier")
         for one in (cell, other):
-            path = store.write(one, {**cases.body_of(one), "seconds": 7.0, "earlier": True})
-            with (store.root / "claims.jsonl").open("a") as claims:
-                claims.write(json.dumps(json.loads(path.read_text())) + "\n")
-            path.unlink()
+            earlier.write(one, {**cases.body_of(one), "seconds": 7.0, "earlier": True})
+        earlier.pack()
+        (earlier.root / f"{cell.kind}.jsonl").rename(store.root / "claims.jsonl")
         held = Store(store.root)
         assert seconds(held, cell) == 7.0 and len(list(held.records())) == 3
         held.write(cell, cases.body_of(cell))
         assert seconds(held, cell) == 12.0
         held.pack()
         assert seconds(held, cell) == 12.0 and seconds(held, other) == 7.0
-        assert len((store.root / "claims.jsonl").read_text().splitlines()) == 1
+        assert len((store.root / "claims.jsonl").read_text().splitlines()) == 2  # and the checksum
 
     def test_equal_records_give_equal_bytes(self, store: Store, tmp_path: Path) -> None:
         other = Store(tmp_path / "other")
@@ -189,8 +188,10 @@ class TestPack:
         ("damage", "message"),
         [
             (lambda raw: b"\xff", "is damaged"),
-            (lambda raw: raw[:-20], "line 12 is not a whole record"),
-            (lambda raw: b"[]\n", "line 1 is not a whole record"),
+            (lambda raw: b"", "its last line is not the checksum"),
+            (lambda raw: raw[:-20], "its last line is not the checksum"),
+            (lambda raw: raw.replace(b"12.0", b"13.0"), "its last line is not the checksum"),
+            (lambda raw: raw[raw.index(b"\n") + 1 :], "its last line is not the checksum"),
         ],
     )
     def test_damage_is_named(self, store: Store, damage: Any, message: str) -> None:

@@ -209,7 +209,7 @@ class TestOnTheDevice:
         theirs, second = self.run(kind, cls, monkeypatch, False, graph)
         assert len(ours.terms) == len(theirs.terms) == MAX_UNREAD + 8
         for one, two in zip(ours.terms, theirs.terms, strict=True):
-            assert one == pytest.approx(two, rel=1e-5, abs=1e-7)
+            assert one == pytest.approx(two, rel=1e-4, abs=1e-6)  # like the weights: sums in another order
         assert [e for e, _ in ours.scores] == [e for e, _ in theirs.scores]
         assert [s for _, s in ours.scores] == pytest.approx([s for _, s in theirs.scores], rel=1e-5)
         for one, two in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
