@@ -78,8 +78,8 @@ def row(args: argparse.Namespace, graph: Graph, layers: int) -> list[str]:
     apart = max(abs(a - b) / max(abs(a), 1e-12) for a, b in pairs)
     return [
         f"{args.model} × {layers}",
-        f"{seconds[0]:.2f} s",
-        f"{seconds[1]:.2f} s",
+        f"{seconds[0] * 1e3:.1f} ms",
+        f"{seconds[1] * 1e3:.1f} ms",
         f"{speed:.1f}×",
         f"{top:.1f}×",
         f"{speed / top:.0%}",
@@ -114,7 +114,17 @@ def single(args: argparse.Namespace, graph: Graph, layers: int) -> list[str]:
             apart = float((full[touched.nodes] - touched.logits).abs().max() / full.abs().max())
     one, two = (statistics.median(t[2:]) for t in times)
     name = f"{args.model} × {layers}, one edit"
-    return [name, f"{one:.3f} s", f"{two:.3f} s", f"{one / two:.1f}×", "", "", "", "", f"{apart:.1e}"]
+    return [
+        name,
+        f"{one * 1e3:.2f} ms",
+        f"{two * 1e3:.2f} ms",
+        f"{one / two:.1f}×",
+        "",
+        "",
+        "",
+        "",
+        f"{apart:.1e}",
+    ]
 
 
 def main() -> None:
