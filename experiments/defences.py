@@ -475,15 +475,16 @@ class RUNG(Defended):
         weight = first.new_ones(adjacency.num_edges) if given is None else given
         degree = row_sum(weight, adjacency.rowptr).clamp(min=1e-12)[:, None]
         weight = weight.masked_fill(adjacency.source == adjacency.destination, 0.0)
-        out = first
+        out, ones = first, torch.ones_like(first[:, :1])
         for _ in range(self.steps):
             scaled = out * degree.rsqrt()
             apart = _differences(scaled, scaled, adjacency).norm(dim=1).clamp(min=NEAREST)
             trust = 0.5 / (apart.detach() if self.training else apart) - 0.5 / self.gamma
             kept = trust.clamp(min=0.0)
             kept = weight * (kept if self.training else trust + (kept - trust).detach())
-            near = aggregate(kept[:, None], scaled[:, None], adjacency).squeeze(1) * degree.rsqrt()
-            pull = row_sum(kept, adjacency.rowptr)[:, None] / degree
+            values = torch.cat([scaled, ones], dim=1)  # the last column sums the weights
+            sums = aggregate(kept[:, None], values[:, None], adjacency).squeeze(1)
+            near, pull = sums[:, :-1] * degree.rsqrt(), sums[:, -1:] / degree
             out = (near + self.anchor * first) / (pull + self.anchor)
         return out
 

@@ -28,7 +28,7 @@ FIELDS: Schema = {"protocol": int, "key": str, "cell": dict[str, Any], "status":
 """What every record holds; the rest depends on its kind."""
 STALE_SECONDS = 600.0
 PACK = ".jsonl"
-"""Ending of a file that holds many records, one to a line, in the order of their paths, and then a checksum."""
+"""Ending of a file that holds many records, one to a line, ordered by path; the last line is a checksum."""
 CLAIMS = f"claims{PACK}"
 """Packed records, of all kinds, of settings from before there was one for every graph. They have the key
 `earlier`, settings, fingerprint and versions, and of their numbers those that tables read."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fgai import checks
+from fgai.cache import cached_on
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
 from fgai.sparse import edge_keys
@@ -33,23 +35,25 @@ class Box:
     Attributes:
         low: [F] lower ends.
         high: [F] upper ends.
-        middle: [F] between them.
-        half: [F] half the width; 0 where a feature has one value only.
     """
 
     low: Tensor
     high: Tensor
-    middle: Tensor = field(init=False)
-    half: Tensor = field(init=False)
 
-    def __post_init__(self) -> None:
-        middle = ((self.low.double() + self.high.double()) / 2).to(self.low.dtype)
+    @cached_property
+    def middle(self) -> Tensor:
+        """The middle [F] of each interval."""
+        return ((self.low.double() + self.high.double()) / 2).to(self.low.dtype)
+
+    @cached_property
+    def half(self) -> Tensor:
+        """Half the width [F] of each interval; 0 where a feature has one value only."""
+        middle = self.middle
         half = torch.minimum(self.high - middle, middle - self.low)  # exact where it is small
         for _ in range(2):  # the corners stay inside, whatever rounding does
             outside = (middle + half > self.high) | (middle - half < self.low)
             half = torch.where(outside, half * (1 - torch.finfo(half.dtype).eps), half)
-        object.__setattr__(self, "middle", middle)
-        object.__setattr__(self, "half", half)
+        return half
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.low, self.high))
@@ -89,14 +93,18 @@ def data_range(graph: Graph) -> tuple[Tensor, Tensor]:
     if graph.features is None:
         return torch.zeros(0, device=graph.device), torch.zeros(0, device=graph.device)
     low, high = graph.features.range(graph.peers)
+    cached_on(low, "checked", lambda: _check_range(low, high, graph.name))
+    return low, high
+
+
+def _check_range(low: Tensor, high: Tensor, name: str) -> None:
     wide = Box.around(low, high)
     bad = ~(torch.isfinite(wide.low) & torch.isfinite(wide.high))
     if bool(bad.any()):
         raise InputError(
-            f"features of {graph.name!r} must be finite, and so must their range: {int(bad.sum())} of"
+            f"features of {name!r} must be finite, and so must their range: {int(bad.sum())} of"
             f" {bad.numel()} are not (the first is feature {int(bad.nonzero()[0])}); replace or rescale them"
         )
-    return low, high
 
 
 def warn_if_narrow(interval: tuple[float, float] | None, low: Tensor, high: Tensor) -> None:
@@ -193,6 +201,9 @@ class Budget:
 
     def box_in(self, low: Tensor, high: Tensor) -> Box:
         """Return `feature_box` for data between `low` and `high`, [F] each."""
+        return cached_on(low, ("box", self.box), lambda: self._box_in(low, high))
+
+    def _box_in(self, low: Tensor, high: Tensor) -> Box:
         if self.box is None:
             if low.numel() and bool((low == high).all()):
                 raise BudgetError(
