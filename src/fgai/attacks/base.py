@@ -251,13 +251,13 @@ class Attack(ABC):
     Attributes:
         name: in tables and records.
         removes_edges: whether it also removes edges of the graph.
-        targets_depend_on_model: whether a model's output decides which nodes it attacks.
+        endpoints_depend_on_model: whether a model's output decides which nodes it joins or changes.
         version: of the search; raised when a change of its code makes it find other numbers.
     """
 
     name = "attack"
     removes_edges = False
-    targets_depend_on_model = False
+    endpoints_depend_on_model = False
     version = 1
 
     def __init__(

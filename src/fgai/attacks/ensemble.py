@@ -70,7 +70,7 @@ class EnsembleInjection(_DamageAttack):
     """
 
     name = "ensemble-injection"
-    targets_depend_on_model = True
+    endpoints_depend_on_model = True
 
     def __init__(
         self,

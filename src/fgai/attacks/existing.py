@@ -97,7 +97,7 @@ class DICE(Attack):
     """
 
     name = "dice"
-    targets_depend_on_model = True
+    endpoints_depend_on_model = True
     removes_edges = True
 
     def candidates(

@@ -74,8 +74,8 @@ class NaturalInjection(_DamageAttack):
             features = torch.einsum("bmc,mcf->bmf", weights, pool)
             scores = self.scores_of(site, features, ["margin"] * SOURCES)
             worst = max(range(SOURCES), key=scores.__getitem__)
-            best = weights[worst]
-            starts.append(COPY_LOGIT * best if name == "copies" else best.clamp(min=1e-6).log())
+            chosen = weights[worst]
+            starts.append(COPY_LOGIT * chosen if name == "copies" else chosen.clamp(min=1e-6).log())
             yield name, SearchResult(features[worst], *scores[worst], seconds=perf_counter() - began)
         mixture = _Space(
             start=lambda point, box: point,

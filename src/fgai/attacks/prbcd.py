@@ -49,7 +49,7 @@ class PRBCD(Attack):
     """
 
     name = "prbcd"
-    targets_depend_on_model = True
+    endpoints_depend_on_model = True
     removes_edges = True
 
     def candidates(

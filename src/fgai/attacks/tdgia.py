@@ -51,7 +51,7 @@ class TDGIA(RandomInjection):
     """
 
     name = "tdgia"
-    targets_depend_on_model = True
+    endpoints_depend_on_model = True
     version = 2
 
     def candidates(

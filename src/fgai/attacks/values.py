@@ -58,7 +58,7 @@ class ValueInjection(_DamageAttack):
     """
 
     name = "value-injection"
-    targets_depend_on_model = True
+    endpoints_depend_on_model = True
     version = 2
 
     def __init__(

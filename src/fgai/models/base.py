@@ -169,8 +169,8 @@ class AttentionModel(GraphModel, ABC):
         weight = graph.edge_weight
         if weight is not None and cached_on(graph, "fgai.models.base", lambda: bool((weight < 0).any())):
             raise InputError(
-                f"`edge_weight` of {graph.name!r} must be at least 0 for {type(self).__name__}, which adds"
-                " its logarithm to the score; shift it, or set `data.edge_weight = None`"
+                f"`edge_weight` of {graph.name!r} must be at least 0 for {type(self).__name__}, got"
+                f" {float(weight.min()):.4g}; shift it, or set `data.edge_weight = None`"
             )
 
     def _check_width(self, graph: Graph) -> None:

@@ -416,7 +416,7 @@ def _same(report: Report) -> _Card:
         f" {k} strongest here, without any attack."
     )
     return _Card(
-        "same", f"Same reasons as {reference}", about, bars, _chance(report, "overlap.chance.all", k)
+        "same", f"Same top {k} as {reference}", about, bars, _chance(report, "overlap.chance.all", k)
     )
 
 

@@ -195,7 +195,7 @@ def attack_words(record: Record, several: bool = True) -> str:
         tail = f" It knows the model and tunes {what} in every way there is; what does the most harm counts."
     else:
         tail = f" It does not search: {what} is random."
-    chosen = attack is None or attack.targets_depend_on_model or attack.budget.restarts > 1
+    chosen = attack is None or attack.endpoints_depend_on_model or attack.budget.restarts > 1
     where = "; where it is spent is chosen for each" if chosen else " and the same places to attack"
     fair = f" Every model gets the same budget{where}." if several else ""
     return f"The {name} attack {' and '.join(did)}.{tail}{fair} {weak_search_note(name)}".rstrip()
