@@ -212,7 +212,7 @@ import torch
 from fgai import topk
 from fgai.compiled import REBUILT
 values, rows = torch.tensor([0.1, 0.5, 0.2]), torch.tensor([0, 3])
-topk.ranks_in_rows(values, rows)
+topk.swap_margin(values, rows, 1, 1.0)
 print(topk.topk_mask(values, rows, 1).tolist(), len(REBUILT))
 """
 
@@ -253,7 +253,7 @@ def test_damaged_kernels_are_compiled_again_by_another_process(ending: str, tmp_
     for place, file in enumerate(files):
         file.write_bytes(file.read_bytes()[:20] if place else b"no code" * 9)
     found, said = run(TOPK, NUMBA_CACHE_DIR=str(tmp_path))
-    assert found == f"[False, True, False] {len(files)}\n" and len(files) == 2
+    assert found == f"[False, True, False] {len(files)}\n" and len(files) > 1
     assert said.count("damaged") == 1  # told once, not for every kernel
     assert run(TOPK, NUMBA_CACHE_DIR=str(tmp_path)) == ("[False, True, False] 0\n", "")
 

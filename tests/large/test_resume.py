@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def before_the_folder_moves(patch: pytest.MonkeyPatch, stop: Callable[[], None])
 
 MOMENTS = {
     "features half": (behind(_ArrayFile, "append"), []),
-    "nodes written": (behind(write, "_write_array"), []),
+    "nodes written": (behind(import_module("fgai.large.convert"), "_write_nodes"), []),
     "nodes recorded": (behind(write, "write_atomic"), ["nodes"]),
     "edges half": (behind(edge_lists, "_by_columns", 5), ["nodes"]),
     "edges written": (behind(sort, "_write_spool"), ["nodes"]),
