@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +74,22 @@ class TestRecord:
         other = explain(model, GRAPH, attacked_node, threat=None, attack=result, certificate=False).attacked
         assert one.attacked is not None and other is not None
         assert {**other, "threat": "few"} == one.attacked
+
+    @pytest.mark.parametrize(
+        ("options", "name"),
+        [
+            ({}, "given"),
+            ({"threat": None}, "given"),
+            ({"threat": "standard"}, "standard"),
+            ({"threat": THREAT}, "few"),
+        ],
+    )
+    def test_a_threat_that_is_named_names_the_attack(
+        self, model: AttentionModel, attacked_node: int, options: dict[str, Any], name: str
+    ) -> None:
+        attack = THREAT.attack(THREAT.budget).run(model, GRAPH)
+        found = explain(model, GRAPH, attacked_node, attack=attack, certificate=False, **options)
+        assert found.attacked is not None and found.attacked["threat"] == name
 
     @pytest.mark.parametrize("radius", [0.0, 0.01])
     def test_certificates_are_those_of_certify(self, model: AttentionModel, radius: float) -> None:

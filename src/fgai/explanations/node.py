@@ -178,7 +178,7 @@ def explain(
     *,
     k: int = 5,
     layer: str | int = "mean",
-    threat: str | Threat | None = "standard",
+    threat: str | Threat | None = "",
     nodes: int | None = None,
     edges: int | None = None,
     seed: int = 0,
@@ -202,13 +202,15 @@ def explain(
         node: number of the node to explain.
         k: neighbours in the explanation.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
-        threat: the attack, a name from `fgai.attacks.THREATS` or a `Threat`; None for no attack.
+        threat: the attack, a name from `fgai.attacks.THREATS` (`standard` by default) or a `Threat`; None for
+            no attack.
         nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
         edges: how many edges each of them gets, likewise.
         seed: of the attack.
         certificate: also certify (a pass over the whole graph), see `certify_attention`.
         vanilla: the model that `model` was made from, for two of the four properties of Definition 1.
-        attack: the result of an attack on this model, instead of running one.
+        attack: the result of an attack on this model, instead of running one; in the record its threat is
+            `given` unless `threat` names it.
         names: of the nodes, by number; those of the data by default.
         counterfactual: also search for a few neighbours whose removal changes the class, and for a few new
             neighbours whose injection does.
@@ -232,6 +234,8 @@ def explain(
     graph = prepared(model, original)
     names = original.node_names if names is None else names
     check_counterfactual(graph, counterfactual)
+    if threat == "" and attack is None:
+        threat = "standard"
     threat_name = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     observation = observe(model, graph, inputs=True)
