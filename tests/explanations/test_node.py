@@ -151,7 +151,7 @@ class TestRecord:
         shown = text_of(found)
         assert shown.startswith(f"node [bold]n{attacked_node} of small: class")
         assert "of the top 5 stay" in shown or "of the top" in shown
-        assert "injected neighbour" in shown and "ball" in shown
+        assert "new neighbour" in shown and "ball" in shown
         again = NodeExplanation.load(found.save(tmp_path / "node.json"))
         assert again == found
         (tmp_path / "node.json").write_text('{"kind": "evaluation"}')

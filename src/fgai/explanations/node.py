@@ -58,9 +58,9 @@ class NodeView:
         node: number of the node.
         neighbours: sources of its incoming edges by falling weight (ties by number), perhaps itself.
         weights: of the explanation, summing to one (not with `max` over layers).
-        predicted: class with the largest logit.
-        confidence: its probability.
-        label: true class, as `predicted` of the node, a pair or its graph; -1 if unknown.
+        predicted: class of the node, of a pair it is an end of, or of its graph, by task; 0 if in no pair.
+        confidence: its probability; 0 if in no pair.
+        label: true class of what `predicted` is about; -1 if unknown.
         informative: per neighbour, whether the edge belongs to the true explanation, or None.
         num_original: nodes from this number on were injected.
         class_names: by number, or None.
@@ -96,8 +96,9 @@ class GraphView:
     Attributes:
         graph: prepared for the model.
         attention: `LayerAttention.explanation` of a layer, or layers reduced.
-        predicted: [N] class of each node, of a pair it is an end of, or of its graph.
-        confidence: [N] probability of that class.
+        predicted: [N] class of each node, of a pair it is an end of, or of its graph, by task; 0 for a node
+            in no pair.
+        confidence: [N] probability of that class; 0 for a node in no pair.
         num_original: nodes from this number on were injected.
     """
 
@@ -190,14 +191,16 @@ def explain(
 ) -> NodeExplanation:
     """Return the neighbours a node attends to, whether they stay under attack, and what is proved about them.
 
-    `certified` says for each layer which of the four properties of Definition 1 the node has.
+    The field `certified` of the result says for each layer which of the four properties of Definition 1 the
+    node has.
 
-    Weights are the explanation vector of a layer, the normalised geometric mean of its heads (see
-    `LayerAttention.explanation`), by default its mean over layers. Under attack, ranks are taken among the
-    node's original neighbours; injected ones are counted apart.
+    The `attention` of each neighbour is its entry in the explanation vector of a layer, the normalised
+    geometric mean of its heads (see `LayerAttention.explanation`), by default the mean over layers. Under
+    attack, ranks are taken among the node's original neighbours; new ones are counted apart.
 
     Args:
-        model: a node classifier, fgai's or any PyG model the recorder supports; left as it was.
+        model: for nodes, links or graphs, fgai's or any PyG model whose attention can be recorded; left as it
+            was. Contributions and counterfactuals are of node classification only.
         data: a `Graph` or PyG `Data`.
         node: number of the node to explain.
         k: neighbours in the explanation.
