@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,6 +75,22 @@ class TestRecord:
         assert one.attacked is not None and other is not None
         assert {**other, "threat": "few"} == one.attacked
 
+    @pytest.mark.parametrize(
+        ("options", "name"),
+        [
+            ({}, "given"),
+            ({"threat": None}, "given"),
+            ({"threat": "standard"}, "standard"),
+            ({"threat": THREAT}, "few"),
+        ],
+    )
+    def test_a_threat_that_is_named_names_the_attack(
+        self, model: AttentionModel, attacked_node: int, options: dict[str, Any], name: str
+    ) -> None:
+        attack = THREAT.attack(THREAT.budget).run(model, GRAPH)
+        found = explain(model, GRAPH, attacked_node, attack=attack, certificate=False, **options)
+        assert found.attacked is not None and found.attacked["threat"] == name
+
     @pytest.mark.parametrize("radius", [0.0, 0.01])
     def test_certificates_are_those_of_certify(self, model: AttentionModel, radius: float) -> None:
         """Radii do not depend on the radius at which changes are certified, in hidden layers neither."""
@@ -134,7 +151,7 @@ class TestRecord:
         shown = text_of(found)
         assert shown.startswith(f"node [bold]n{attacked_node} of small: class")
         assert "of the top 5 stay" in shown or "of the top" in shown
-        assert "injected neighbour" in shown and "ball" in shown
+        assert "new neighbour" in shown and "ball" in shown
         again = NodeExplanation.load(found.save(tmp_path / "node.json"))
         assert again == found
         (tmp_path / "node.json").write_text('{"kind": "evaluation"}')

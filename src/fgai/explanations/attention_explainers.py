@@ -153,8 +153,8 @@ def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 class PropagatedAttention(_AttentionAlgorithm):
     """PyG explainer that returns attention multiplied along the paths that lead to a node, as edge mask.
 
-    Every path from an edge to the node through the layers above, self-loops included, counts the edge's
-    attention in its layer times the attention of the rest of the path:
+    An edge's value is a sum over the paths from it to the node, through the layers above and self-loops too;
+    each path adds the edge's attention in its layer times that of the path's other edges:
 
         mask[j → i] = Σ_l  w_l[j → i] · r_l[i],     r_L = 1 at the node,  r_{l−1}[j] = Σ_i w_l[j → i] · r_l[i]
 

@@ -17,9 +17,9 @@ ROUNDING = 1e-5  # rounding error of float32, relative to the values: smaller di
 
 @dataclass(frozen=True, eq=False)
 class SignedMargin:
-    """The margin of one node over the edges e into it, `y_top − y_second = rest + Σ_e c_e`.
+    """The margin between one node's two largest logits, split into a sum over the edges e into it.
 
-        c_e = Σ_h w_eh d_eh,   d_eh = z_eh,top − z_eh,second
+        y_top − y_second = rest + Σ_e c_e,   c_e = Σ_h w_eh d_eh,   d_eh = z_eh,top − z_eh,second
 
     with the last attention w and the values z that it weighs, read out as logits. Radii are for changes of w
     with z fixed, as in `certify_attention`: each head in an l1 ball, its weights never negative.
@@ -66,7 +66,7 @@ class SignedMargins:
                 self.read_out, self.edges = read_out, _edge_values(model, observation, read_out.values)
 
     def of(self, node: int) -> SignedMargin:
-        """Return the margin of one node, where there is no `reason`."""
+        """Return the margin of one node; only if `reason` is None."""
         last, read_out = self.observation.attention.last, self.read_out
         first, end = last.rowptr[node : node + 2].tolist()
         weights = last.values[first:end].detach().cpu().double()
@@ -102,9 +102,9 @@ class SignedMargins:
 def _unsupported(observation: Observation) -> str | None:
     task = task_of(observation.graph)
     if not task.row_per_node:
-        return f"contributions are those of a node's neighbours, and the rows of logits are {task.rows_are}"
+        return f"contributions exist only for node classification; this model classifies {task.rows_are}"
     if any(layer.edge_type is not None for layer in observation.attention):
-        return "several types of edges share one softmax or none; only graphs with one type are supported"
+        return "the graph has several types of edges; contributions are computed for one only"
     return None
 
 

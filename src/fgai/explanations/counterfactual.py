@@ -23,7 +23,7 @@ from fgai.recompute import Recompute
 
 Choice = tuple[int, ...]  # of items by number, ascending
 MOST_ITEMS = 20  # in a counterfactual
-EXHAUSTIVE = 200  # choices of one size up to which all of them are tried
+EXHAUSTIVE = 200  # all choices of one size, above 1, are tried if there are at most so many
 BOUND_LIMIT = 5  # new neighbours up to which a bound is computed where no counterfactual was found
 SHORTLIST = 30  # items that each step of the greedy search tries
 ROUNDING = 1e-5  # relative error of logits recomputed in part: for smaller leads the whole model runs
@@ -54,8 +54,9 @@ class Counterfactual:
 def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
     """Search few neighbours whose removal (of the edges with `node`, in both directions) changes its class.
 
-    All sets of one size are tried, from one neighbour up, as long as there are at most `EXHAUSTIVE`: the next
-    size is a lower bound. Larger sets are found by a greedy search, then made smaller.
+    Single neighbours are all tried, then all sets of 2, 3, ... while there are at most `EXHAUSTIVE` of one
+    size, until a set changes the class. Its size, or else the first not fully tried, is the lower bound (1
+    with positional encodings). Larger sets are found by a greedy search, then made smaller.
     """
     adjacency = graph.adjacency
     sources = adjacency.source[adjacency.destination == node]
@@ -116,7 +117,7 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
         if count < sizes.start:
             return 1.0
         budget = Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS)
-        with collect_warnings():  # the size that is returned shows a weak search
+        with collect_warnings():  # drop warnings about a weak search: a large size already shows that
             result = PGDInjection(budget, MARGIN).run(model, one, seed=seed)
         assert result.change.features is not None
         features[count] = result.change.features

@@ -58,9 +58,9 @@ class NodeView:
         node: number of the node.
         neighbours: sources of its incoming edges by falling weight (ties by number), perhaps itself.
         weights: of the explanation, summing to one (not with `max` over layers).
-        predicted: class with the largest logit.
-        confidence: its probability.
-        label: true class, as `predicted` of the node, a pair or its graph; -1 if unknown.
+        predicted: class of the node, of a pair it is an end of, or of its graph, by task; 0 if in no pair.
+        confidence: its probability; 0 if in no pair.
+        label: true class of what `predicted` is about; -1 if unknown.
         informative: per neighbour, whether the edge belongs to the true explanation, or None.
         num_original: nodes from this number on were injected.
         class_names: by number, or None.
@@ -96,8 +96,9 @@ class GraphView:
     Attributes:
         graph: prepared for the model.
         attention: `LayerAttention.explanation` of a layer, or layers reduced.
-        predicted: [N] class of each node, of a pair it is an end of, or of its graph.
-        confidence: [N] probability of that class.
+        predicted: [N] class of each node, of a pair it is an end of, or of its graph, by task; 0 for a node
+            in no pair.
+        confidence: [N] probability of that class; 0 for a node in no pair.
         num_original: nodes from this number on were injected.
     """
 
@@ -178,7 +179,7 @@ def explain(
     *,
     k: int = 5,
     layer: str | int = "mean",
-    threat: str | Threat | None = "standard",
+    threat: str | Threat | None = "",
     nodes: int | None = None,
     edges: int | None = None,
     seed: int = 0,
@@ -190,25 +191,29 @@ def explain(
 ) -> NodeExplanation:
     """Return the neighbours a node attends to, whether they stay under attack, and what is proved about them.
 
-    `certified` says for each layer which of the four properties of Definition 1 the node has.
+    The field `certified` of the result says for each layer which of the four properties of Definition 1 the
+    node has.
 
-    Weights are the explanation vector of a layer, the normalised geometric mean of its heads (see
-    `LayerAttention.explanation`), by default its mean over layers. Under attack, ranks are taken among the
-    node's original neighbours; injected ones are counted apart.
+    The `attention` of each neighbour is its entry in the explanation vector of a layer, the normalised
+    geometric mean of its heads (see `LayerAttention.explanation`), by default the mean over layers. Under
+    attack, ranks are taken among the node's original neighbours; new ones are counted apart.
 
     Args:
-        model: a node classifier, fgai's or any PyG model the recorder supports; left as it was.
+        model: for nodes, links or graphs, fgai's or any PyG model whose attention can be recorded; left as it
+            was. Contributions and counterfactuals are of node classification only.
         data: a `Graph` or PyG `Data`.
         node: number of the node to explain.
         k: neighbours in the explanation.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
-        threat: the attack, a name from `fgai.attacks.THREATS` or a `Threat`; None for no attack.
+        threat: the attack, a name from `fgai.attacks.THREATS` (`standard` by default) or a `Threat`; None for
+            no attack.
         nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
         edges: how many edges each of them gets, likewise.
         seed: of the attack.
         certificate: also certify (a pass over the whole graph), see `certify_attention`.
         vanilla: the model that `model` was made from, for two of the four properties of Definition 1.
-        attack: the result of an attack on this model, instead of running one.
+        attack: the result of an attack on this model, instead of running one; in the record its threat is
+            `given` unless `threat` names it.
         names: of the nodes, by number; those of the data by default.
         counterfactual: also search for a few neighbours whose removal changes the class, and for a few new
             neighbours whose injection does.
@@ -232,6 +237,8 @@ def explain(
     graph = prepared(model, original)
     names = original.node_names if names is None else names
     check_counterfactual(graph, counterfactual)
+    if threat == "" and attack is None:
+        threat = "standard"
     threat_name = threat if isinstance(threat, str) else getattr(threat, "name", "")
     warn_unread(model)
     observation = observe(model, graph, inputs=True)

@@ -56,15 +56,16 @@ class _FieldScores(EdgeExplainer):
     """Scores edges by a function that is made once for a graph, from the graph and its receptive fields."""
 
     def __init__(
-        self, setup: _Setup, score: Callable[[_FieldScores, Graph, _ReceptiveFields], _Score]
+        self, setup: _Setup, make_score: Callable[[_FieldScores, Graph, _ReceptiveFields], _Score]
     ) -> None:
         super().__init__(setup.model, setup.seed)
-        self.hops, self.score, self.generator = setup.hops, score, torch.Generator().manual_seed(setup.seed)
+        self.hops, self.make_score = setup.hops, make_score
+        self.generator = torch.Generator().manual_seed(setup.seed)
 
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
         fields = _ReceptiveFields(graph, self.hops)
-        score = self.score(self, graph, fields)
+        score = self.make_score(self, graph, fields)
         used = map(fields.edges, nodes)
         return [
             EdgeScores(n, fields.keys[edges], score(n, edges)) for n, edges in zip(nodes, used, strict=True)
@@ -233,7 +234,7 @@ def _by_pyg(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> p
 
 
 EDGE_EXPLAINERS: dict[str, _Entry] = {
-    "random": _Entry("random", partial(_FieldScores, score=_random), draws=True),
+    "random": _Entry("random", partial(_FieldScores, make_score=_random), draws=True),
     "gnn-explainer": _Entry("GNNExplainer", _by_pyg(lambda n, epochs: GNNExplainer(epochs)), 100, draws=True),
     "pg-explainer": _Entry("PGExplainer", _PGExplainerScores, 20, draws=True),
     "graph-mask": _Entry(
@@ -250,12 +251,14 @@ EDGE_EXPLAINERS: dict[str, _Entry] = {
         needs="captum",
     ),
     "pyg-attention": _Entry("PyG's AttentionExplainer", _by_pyg(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": _Entry("attention along paths", partial(_FieldScores, score=_paths)),
+    "propagated-attention": _Entry("attention along paths", partial(_FieldScores, make_score=_paths)),
     "attention-mean": _Entry(
-        "attention, mean", partial(_FieldScores, score=partial(_attention, heads="mean"))
+        "attention, mean", partial(_FieldScores, make_score=partial(_attention, heads="mean"))
     ),
-    "attention-log": _Entry("attention, log", partial(_FieldScores, score=partial(_attention, heads="log"))),
-    "signed-contributions": _Entry("signed contributions", partial(_FieldScores, score=_signed)),
+    "attention-log": _Entry(
+        "attention, log", partial(_FieldScores, make_score=partial(_attention, heads="log"))
+    ),
+    "signed-contributions": _Entry("signed contributions", partial(_FieldScores, make_score=_signed)),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 
@@ -271,27 +274,28 @@ def edge_explainer(
         pg-explainer            a network trained on `data` for 20 epochs to give masks (Luo et al., 2020)
         graph-mask              gates on the messages of every head, in 10 epochs (Schlichtkrull et al., 2021)
         saliency                gradient of the class with respect to the mask (Captum)
-        integrated-gradients    its mean over 50 steps from no edges to all (Captum)
+        integrated-gradients    mean of that gradient over 50 masks from no edges to all (Captum)
         pyg-attention           PyG's `AttentionExplainer`, the largest over heads and layers
         propagated-attention    attention along paths, see `PropagatedAttention`
         attention-mean          attention, mean over heads and layers
         attention-log           the same with the heads' geometric mean, see `FaithfulAttention`
         signed-contributions    w · (z_top − z_second), the supporting neighbours first, see `fgai.explain`
 
-    Masks of PyG and Captum are found on a copy of the model and on receptive fields, where its output is the
-    same. Every search starts from the same seed, so that explanations of two graphs differ only because the
-    graphs do. The explainer, called with a graph and nodes, returns one `EdgeScores` for each.
+    Masks of PyG and Captum are found on a copy of the model and on the receptive field of each node, if the
+    model's output is the same there, else on the whole graph. Every search starts from the same seed, so that
+    explanations of two graphs differ only because the graphs do. The explainer, called with a graph, perhaps
+    another one, and nodes, returns one `EdgeScores` for each.
 
     Args:
         name: one of the above.
         model: a node classifier with attention, fgai's or one of PyG layers; left as it was.
-        data: a `Graph` or PyG `Data`: the clean graph.
+        data: a `Graph` or PyG `Data`; PGExplainer learns from it, for others the model is only checked on it.
         seed: of searches and draws.
-        epochs: of a search or training, or steps of the mean; by default the numbers above.
+        epochs: of a search or training, or masks of `integrated-gradients`; by default the numbers above.
 
     Raises:
         MissingExtraError: Captum is not installed.
-        InputError: an unknown name, no task of nodes, or an explainer that does not run on the model.
+        InputError: an unknown name, data for links or graphs, or an explainer that does not run on the model.
         AttentionError: the model has no attention that can be recorded.
 
     Example:
@@ -309,7 +313,9 @@ def edge_explainer(
     entry.check()
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
-        raise InputError("`data` must be one graph whose nodes are classified; explain links by their ends")
+        raise InputError(
+            "`data` must be one graph whose nodes are classified; of a link, call `fgai.explain` on each end"
+        )
     observation = observe(model, prepared(model, graph), heads="mean")
     hops = max(len(observation.attention), int(ExplainerAlgorithm._num_hops(model)))
     return entry.make(_Setup(model, graph, hops, seed, entry.epochs if epochs is None else epochs))

@@ -84,7 +84,8 @@ class GATConvs(nn.Module):
     Explainers that hook PyG's layers work on it, and masks cost half of what they cost through `AsPyG`.
 
     Args:
-        model: for nodes, without layer normalisation, limits, or a guard that weighs edges.
+        model: for nodes, without layer normalisation, limits or guard (a defence that reweighs edges, see
+            `AttentionModel.guard`).
         split_heads: make every head a layer of its own, as `GraphMaskExplainer` needs.
 
     Raises:
@@ -102,7 +103,7 @@ class GATConvs(nn.Module):
         super().__init__()
         if not _has_pyg_layers(model):
             raise InputError(
-                "`model` must be a plain GAT or GATv2 for nodes, without normalisation, limits or a guard;"
+                "`model` must be a plain GAT or GATv2 for nodes, without normalisation, limits or `guard`;"
                 f" got {type(model).__name__}: use `AsPyG(model)`"
             )
         with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced

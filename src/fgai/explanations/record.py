@@ -45,22 +45,27 @@ class NodeExplanation(TabledDocument):
             and under attack), `itself`, `injected` (always False) and `informative` (None if unknown).
         attacked: the node under attack; None without one. A dictionary of `threat`, `predicted`,
             `confidence`, `kept` (nodes of the top-k that stay), `overlap`, `chance` (the overlap of a random
-            order), `new_neighbours` (how many were injected) and `new_attention` (their share).
-        certified: `norm`, `k`, `shown_radius` (of the shown top-k where layers are averaged), `layers` (each
-            with `topk`, its radius, that of the class, its status, and `properties`: True, False or None for
-            each property of Definition 1 at `radius`, `alpha` and `beta`), `compared` (whether there is a
-            vanilla model), `promise` and `injection` (`invariant` layers that injected nodes cannot reorder,
-            `condition`, and `class_holds` if every node, `any`, or this one, `direct`, gains one); or None.
+            order), `new_neighbours` (how many neighbours this node gained) and `new_attention` (their share).
+        certified: a dictionary, or None. `norm`, `radius`, `alpha`, `beta` and `k` are those of the
+            certificate, `compared` says whether there is a vanilla model, `promise` what the radii promise.
+            `shown_radius` is that of the shown top-k; None with `max` over layers, with several types of
+            edges, or with at most k neighbours. Each of `layers` has its name `layer`, its own `topk`,
+            `topk_radius`, `class_radius`, `class_status` (`exact`, `bound` or `unknown`) and `properties`:
+            True or False for each property of Definition 1, None if unknown or not measured. `injection` has
+            `invariant` (names of the layers in which no injected node reorders the node's old neighbours),
+            `condition` (on which that depends, or None) and `class_holds`: whether the class provably holds
+            if this node, `direct`, or every node, `any`, gains an injected neighbour with any features; None
+            if unknown.
         class_names: by number, or None.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
             between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
             first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
             `of_edge` (the part that the features of the edge add, or None) and `radius` (below which its sign
             stays). A radius is None where no attention can change that. See `SignedMargin`.
-        counterfactual: `removed` and `injected` (None for graphs without features), each with `change` (a
-            `ChangeRecord` as a dictionary, None if none was found), its `items` in words and its `size`, the
-            class `predicted` after it, `lower_bound` (no fewer can change the class) and `exhausted` (no set
-            can, all were tried: then there is no bound); or None without a search.
+        counterfactual: `removed` and `injected` (which is None for graphs without features), each with
+            `change` (a `ChangeRecord` as a dictionary, None if none was found), its `items` in words and its
+            `size`, the class `predicted` after it, `lower_bound` (no fewer can change the class) and
+            `exhausted` (no set can, all were tried: then there is no bound); or None without a search.
     """
 
     KIND: ClassVar[str] = "explanation"
@@ -196,7 +201,7 @@ class NodeExplanation(TabledDocument):
     def _counterfactual(self, words: str, entry: dict[str, Any]) -> str:
         size, bound = entry["size"], entry["lower_bound"]
         if entry["exhausted"]:
-            return "without any of its neighbours the class stays (all sets were tried)"
+            return "whichever of its neighbours are removed, the class stays (all sets were tried)"
         needed = f", at least {bound} are needed" if bound > 1 else ""
         if size is None:
             return f"{words.format(f'up to {MOST_ITEMS}')}: no other class found{needed}"
@@ -222,7 +227,7 @@ class NodeExplanation(TabledDocument):
         if new := attacked["new_neighbours"]:
             share = 100 * attacked["new_attention"]
             plural = "s" if new > 1 else ""
-            lines.append(f"{new} injected neighbour{plural} took {share:.0f} % of its attention")
+            lines.append(f"{new} new neighbour{plural} took {share:.0f} % of its attention")
         return lines
 
     def _certified_sentences(self) -> list[str]:
