@@ -115,9 +115,9 @@ class _Run:
         reliability.check_range(count[0], count[1], clipped_share(self.model))
         sharpness = sharpness_by_layer(self.clean.attention)
         reliability.check_attention(sharpness, self.clean.attention, self.k)
-        self.vanilla = self._vanilla_attention()
-        if self.vanilla is not None:
-            sharpness = sharpness_by_layer(self.vanilla)
+        self.vanilla_attention = self._vanilla_attention()
+        if self.vanilla_attention is not None:
+            sharpness = sharpness_by_layer(self.vanilla_attention)
         self.sharpest = metrics.sharpest_layer(sharpness)
 
     def _vanilla_attention(self) -> AttentionMap | None:
@@ -173,8 +173,8 @@ class _Run:
             model=self.model,
             curves=curves,
             attacks=attacked,
-            vanilla=self.vanilla,
-            vanilla_model=None if self.vanilla is None else self.vanilla_model,
+            vanilla_attention=self.vanilla_attention,
+            vanilla_model=None if self.vanilla_attention is None else self.vanilla_model,
             sharpest=self.sharpest,
         )
 
