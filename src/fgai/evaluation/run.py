@@ -130,7 +130,8 @@ class _Run:
         if len(attention) == len(self.clean.attention):
             return attention
         text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
-        warn(FgaiWarning(f"{text}: their similarity is left out"))
+        left_out = "similarity, and of Definition 1 `same_*` and `all_four`"
+        warn(FgaiWarning(f"{text}, so numbers that compare the two are left out: {left_out}"))
         return None
 
     def _attack(self, threat: Threat, objective: str) -> Attack:
