@@ -190,11 +190,11 @@ class _Run:
             if spec.measure is None:
                 continue
             if spec.measure not in done:  # metrics that share a function are measured together
-                _set_value(out, spec.place, spec.measure(views))
+                _set_value(out, spec.place, _values(spec, spec.measure, views))
                 done.add(spec.measure)
             if spec.chance is not None:
-                levels = {spec.place: spec.chance(views)} if spec.place else spec.chance(views)
-                for path, level in levels.items():
+                levels = _values(spec, spec.chance, views)
+                for path, level in ({spec.place: levels} if spec.place else levels).items():
                     _set_value(out, f"{path}.chance", level)
             meter.lap("curves" if spec.section == "fidelity" else "metrics")
         return out
@@ -205,8 +205,19 @@ def _null_row(views: Views) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for spec in {spec.null: spec for spec in metrics.METRICS.values()}.values():  # a shared function once
         if spec.null is not None:
-            _set_value(row, spec.place, spec.null(views))
+            _set_value(row, spec.place, _values(spec, spec.null, views))
     return row
+
+
+def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: Views) -> Any:
+    """Call `measure`, `null` or `chance` of a metric; they return mappings unless it has one path, no `*`."""
+    values = function(views)
+    if not spec.place and not isinstance(values, Mapping):
+        raise InputError(
+            f"the metric {spec.name!r} has several paths or one with `*`, so `measure`, `null` and `chance`"
+            f" must return mappings, got {values!r}"
+        )
+    return values
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
@@ -224,8 +235,6 @@ def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise InputError(f"a metric with `chance` returns its values by name, got {values!r} at {path!r}")
-    if not last and not isinstance(value, Mapping):
-        raise InputError(f"a metric with several paths returns mappings from the top, got {value!r}")
     if isinstance(value, Mapping) and (not last or isinstance(values.get(last), dict)):
         for name, part in value.items():
             _set_value(values[last] if last else values, name, part)
