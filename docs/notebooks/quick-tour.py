@@ -1,7 +1,7 @@
 # %% [markdown]
 # # A quick tour
 #
-# A GAT and its faithful version under the same attack. In this small graph half of the nodes inform about
+# A GAT and its faithful version under the same threat. In this small graph half of the nodes inform about
 # their class and the others mislead, so it is known which neighbours a good explanation names.
 
 # %%

@@ -18,6 +18,7 @@ from fgai.evaluation import breaking_point, evaluate
 from fgai.evaluation.breaking import bisect_below
 from fgai.metrics import same_class_changed, same_class_share
 from support import attack_cases as cases
+from support.task_cases import batch_of_graphs
 
 TINY = Threat("tiny", PGDInjection, Budget(nodes=2, edges=3, steps=3, step_size=0.3), "for tests")
 EDGES = {
@@ -73,6 +74,11 @@ def test_breaking_point_on_a_model() -> None:
 def test_breaking_point_refuses(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         breaking_point(cases.trained("gat", "vanilla"), cases.tiny_graph(), **options)  # type: ignore[arg-type]
+
+
+def test_breaking_point_is_for_node_tasks() -> None:
+    with pytest.raises(InputError, match=r"for node tasks, .* holds a graph task"):
+        breaking_point(cases.trained("gat", "vanilla"), batch_of_graphs())
 
 
 def test_every_threat_is_listed_without_a_model() -> None:

@@ -119,9 +119,11 @@ def test_a_model_is_similar_to_itself() -> None:
 def test_a_parent_of_another_depth_is_told() -> None:
     graph = cases.tiny_graph()
     deep = fgai.GAT.for_data(graph, num_layers=3, hidden_channels=2, heads=2)
-    with cases.quiet(), pytest.warns(FgaiWarning, match="3 attention layers, the model 2"):
+    with cases.quiet(), pytest.warns(FgaiWarning, match="3 attention layers, the model 2.*all_four"):
         record = record_of("gat", vanilla=deep)
     assert record.get("similarity") is None
+    shares = record.value("definition.r01")
+    assert [shares[name]["last"] for name in ("same_explanation", "all_four")] == [None, None]
 
 
 @pytest.mark.many

@@ -83,6 +83,10 @@ def test_values_are_found_by_name(whole: EvaluationRecord) -> None:
     unlabelled = replace(whole, metrics={"f1": {}})
     with pytest.raises(InputError, match=r"no metric 'f1\.clean': 'f1' was not measured"):
         unlabelled.value("f1.clean")
+    with pytest.raises(InputError, match=r"'f1\.clean' is a single value"):
+        whole.value("f1.clean.all")
+    with pytest.raises(InputError, match=r"'overlap\.prediction\.layers' is a list of 2"):
+        whole.value("overlap.prediction.layers.2")
     with pytest.raises(InputError, match="per-node 'nothing'"):
         whole.node_values("nothing")
 

@@ -153,3 +153,12 @@ class TestDeclaration:
 
         with pytest.raises(InputError, match="plain values"):
             evaluate_cases.record_of()
+
+    @pytest.mark.usefixtures("registry")
+    def test_a_metric_without_one_place_returns_mappings(self) -> None:
+        @metric(direction="lower", paths=("odd.*",), measure=lambda views: 0.5)
+        def odd() -> float:
+            return 0.0
+
+        with pytest.raises(InputError, match=r"the metric 'odd' .* must return mappings, got 0\.5"):
+            evaluate_cases.record_of()

@@ -16,7 +16,7 @@ METRICS = (
     "g-TVD rel",
     "overlap of touched nodes",
     "sharpness",
-    "paper's attacked",
+    "whole-graph F-gap attacked",
 )
 MODELS = {"GAT": 0.904, "FGAI": 0.924, "uniform (null)": 0.517, "random (null)": 0.507, "chance": 0.203}
 

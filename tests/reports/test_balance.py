@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fgai.evaluation.summary import BETTER, SAME, WORSE, sentences
+from fgai.evaluation.summary import BETTER, SAME, WORSE, sentences, summary_table, verdict
 from fgai.reports.words import _changes, _kind_of, _verdict, balance_words, table
 
 
@@ -92,8 +92,40 @@ def test_attention_taken_by_injected_nodes_stands_beside_uniform_attention() -> 
     )
     other = record("B", intruders__explanation__mass__all=0.148)
     (said,) = sentences([reference, other])
-    assert "take 46 % in A and 15 % in B when" in said.replace("\u00a0", " ")
-    assert said.replace("\u00a0", " ").endswith("(uniform attention: 8 %).")
+    assert said.replace("\u00a0", " ") == (
+        "Injected nodes take 46 % (A) and 15 % (B) of the attention of the nodes they are joined to when the"
+        " attack aims at explanations (uniform attention: 8 %)."
+    )
     (change,) = _changes(reference, other)
     assert change.chance == 0.083 and change.texts == ("45.6\u00a0%", "14.8\u00a0%")
     assert sentences([record("A")]) == []
+
+
+@pytest.mark.parametrize(
+    ("threat", "ledgers", "aims"),
+    [
+        ("ensemble", {"prediction": {"value": 1.0}, "explanation": {"value": 2.0}}, True),
+        ("random", {"prediction": {"steps": 0}, "explanation": {"steps": 0}}, False),
+        ("random", {"prediction": {"steps": 0}}, False),
+        ("preserving", {"prediction": {"steps": 50}}, False),
+        ("ensemble", {"prediction": {"steps": 50}}, True),
+    ],
+)
+def test_an_attack_that_counts_for_both_has_no_aim(threat: str, ledgers: dict[str, Any], aims: bool) -> None:
+    paths = [f"overlap_touched__{key}__all" for key in ledgers]
+    if "explanation" in ledgers:
+        paths.append("intruders__explanation__mass__all")
+    measured = {**record("A", **dict.fromkeys(paths, 0.7)), "threat": {"name": threat}, "ledgers": ledgers}
+    said, names = sentences([measured]), [row[0] for row in summary_table([measured]).rows]
+    assert any("aims at" in sentence for sentence in said) == aims
+    assert any("attack on" in str(name) for name in names) == aims
+    assert names.count("top 7 kept, under attack") == (not aims)
+
+
+def test_verdict_of_a_score_that_is_no_share() -> None:
+    for after, words in (
+        (0.8, "can lower ROC-AUC from 90 % to 80 %."),
+        (0.95, "did not lower ROC-AUC of 90 %."),
+    ):
+        made = record("A", roc_auc__clean=0.9, roc_auc__attacked=after)
+        assert verdict(made).replace("\u00a0", " ") == f"The attack {words}"

@@ -33,9 +33,9 @@ from fgai.training import train_method
 
 K = 5
 NOTE = (
-    f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over the"
-    " nodes in reach of the attack. Attention decides: how much more it hurts to remove the strongest edges"
-    f" than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking, uniform"
+    f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
+    " touched nodes (in reach of the attack). F-slope gap: how much more it hurts to remove the strongest"
+    f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking, uniform"
     f" attention, or always the most frequent class. {RULE}"
 )
 

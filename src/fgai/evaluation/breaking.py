@@ -86,7 +86,7 @@ def breaking_point(
 ) -> BreakingPoint:
     """Find a number of injected nodes that breaks explanations while one fewer does not.
 
-    The explanation attack is run with 1, 2, 4, ... nodes until the overlap (mean over layers, nodes in reach)
+    The explanation attack is run with 1, 2, 4, ... nodes until the overlap (mean over layers, touched nodes)
     is below the threshold, then the number is bisected. Budgets are nested: an attack with n nodes has the
     first n nodes, and all their edges, of one with more. The overlap need not fall with every node, so a
     smaller number that was not tried may break the threshold, too.
@@ -119,7 +119,11 @@ def breaking_point(
     one_of(targets, "targets", ("test", "val"))
     chosen = threat_of(threat)
     original = as_graph(data)
-    if not chosen.budget.nodes or not task_of(original).row_per_node:
+    if not (task := task_of(original)).row_per_node:
+        raise InputError(
+            f"a breaking point is for node tasks, {original.name!r} holds a {task.name} task; use `evaluate`"
+        )
+    if not chosen.budget.nodes:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
     graph = prepared(model, original)
     warn_unread(model)

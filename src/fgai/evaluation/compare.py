@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Comparison(TabledDocument):
-    """Records of several models under one threat, on the same endpoints.
+    """Records of several models under one threat.
 
     Attributes:
         records: one per model.
@@ -107,7 +107,10 @@ def compare(
     seed: int = 0,
     **options: Any,
 ) -> Comparison:
-    """Evaluate several models under the same threat, with the same endpoints.
+    """Evaluate several models under the same threat.
+
+    Under an ensemble explanations are compared at endpoints that all models share. Scores are under the
+    strongest change found, whose endpoints may differ between models.
 
     Args:
         models: by their name in tables.

@@ -33,9 +33,10 @@ def paired_interval(
 
         d̄ ± t · s / √(n + 2),   d_i = second_i − first_i
 
-    With layers a node's values are averaged, every layer counting the same. Two nodes are added that differ
-    by 1 and −1: without them a handful of nodes that happen to agree would prove a difference. For values of
-    0 and 1 that asks for six nodes on one side and none on the other, as the exact sign test does.
+    The mean d̄ and the standard deviation s are over n + 2 values: those of the n nodes, and 1 and −1. Without
+    the two a handful of nodes that happen to agree would prove a difference. For values of 0 and 1 that asks
+    for six nodes on one side and none on the other, as the exact sign test does. `difference` is the mean
+    over the n nodes alone. With layers a node's values are averaged, every layer counting the same.
 
     Args:
         first: [N] or [L, N], in [0, 1]; NaN where a node has no value.

@@ -54,22 +54,28 @@ def evaluate(
     """Attack a model and measure how its predictions and its attention hold, on original nodes and edges.
 
     The model is attacked through its own gradients in eval mode and is left as it was. docs/metrics.md
-    defines the numbers. Endpoints of the attack depend on the seed and the targets alone, so every model gets
-    the same. Where a number may mislead, a `ReliabilityWarning` is given and kept in the record.
+    defines the numbers. Every model meets the same threat. Scores are under the strongest change found, whose
+    endpoints may differ between models; under an ensemble explanations are compared at endpoints that all
+    models with the same seed and `vanilla` share. Where a number may mislead, a `ReliabilityWarning` is given
+    and kept in the record.
 
     Args:
         model: fgai's, or any PyG model the recorder supports, for the task of the data.
         data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested.
-        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own. `standard`, the paper's, is fast
-            and weak: a claim needs `ensemble`, which takes minutes on a CPU.
+        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own. The default, `ensemble-short`,
+            takes about a minute on a small graph. A claim needs `ensemble`, which takes minutes on a CPU.
+            `standard`, the paper's, is fast and weak.
         vanilla: the model that `model` was made from, to measure their similarity.
         seed: of the attacks and of the random null row.
         name: of the model in tables; its class by default.
         k: neighbours in a node's explanation.
         targets: what is attacked and scored: `test`, or `val` while settings are still being chosen.
-        nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
-        edges: how many edges each injected node gets, or how many change where none is injected; likewise.
-        explanation_attack: also attack the explanation (threats that search only).
+        nodes: how many nodes the attack injects; the threat's number by default. Lower it if the graph has
+            few nodes.
+        edges: how many edges each injected node gets, or how many change where none is injected; the threat's
+            number by default.
+        explanation_attack: also attack the explanation. A threat without gradient steps, or with its own
+            objective as `preserving` has, runs once; its numbers then count for both attacks.
         curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
         per_node: keep values of every node in the record.

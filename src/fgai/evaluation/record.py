@@ -50,7 +50,8 @@ class EvaluationRecord(TabledDocument):
         seconds: wall-clock time, by part and in all.
         peak_memory: bytes, and how they were counted.
         metrics: nested, see docs/metrics.md.
-        ledgers: by attack: the value it reached, at its start and by random noise, and its `Ledger`.
+        ledgers: under `prediction` and `explanation`, the `value` that the attack reached, that at its
+            `start`, that of random `noise`, and the fields of its `fgai.attacks.Ledger`.
         warnings: code and message of each warning.
         per_node: packed arrays of per-node values, or empty; see `node_values`.
         provenance: see `fgai.records.provenance`.
@@ -88,9 +89,7 @@ class EvaluationRecord(TabledDocument):
             elif isinstance(value, Mapping) and part in value:
                 value = value[part]
             else:
-                names = ", ".join(value) if isinstance(value, Mapping) else ""
-                where = f"no {part!r} among {names}" if names else f"{above!r} was not measured"
-                raise InputError(f"the record has no metric {path!r}: {where}")
+                raise InputError(f"the record has no metric {path!r}: {_why_missing(value, part, above)}")
             above = f"{above}.{part}".lstrip(".")
         return value
 
@@ -136,15 +135,30 @@ class EvaluationRecord(TabledDocument):
         return data_frame({self.name: self.flat()})
 
 
+def _why_missing(value: Any, part: str, above: str) -> str:
+    """Why there is no `part` in the value at the path `above`."""
+    if isinstance(value, list):
+        return f"{above!r} is a list of {len(value)}"
+    if value and isinstance(value, Mapping):
+        return f"no {part!r} among {', '.join(value)}"
+    return f"{above!r} was not measured" if value is None or value == {} else f"{above!r} is a single value"
+
+
 def show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
-    """Print the summary of some records, the reference first: one table, sentences, notes and warnings."""
+    """Print the summary of some records, the reference first: one table, sentences, notes and warnings.
+
+    The table has every record. Of three or more, the sentences compare the first and the last.
+    """
     console, plain_records = console or Console(), [vars(record) for record in records]
     pair = [plain_records[0], *plain_records[1:][-1:]]
     lines = sentences(pair) if len(records) > 1 else [verdict(pair[0]), *sentences(pair)]
     summary_table(plain_records).show(console)
     for line in [*lines, *_extra_notes(records)]:
         console.print(line, markup=False, highlight=False)
-    console.print("Every number: show(every=True), --all.", style="dim", highlight=False)
+    pair_note = f"Sentences: {records[0].name} and {records[-1].name} alone. " if len(records) > 2 else ""
+    console.print(
+        f"{pair_note}Every number: show(every=True), --all.", style="dim", markup=False, highlight=False
+    )
 
 
 def _extra_notes(records: Sequence[EvaluationRecord]) -> list[str]:
@@ -178,7 +192,8 @@ def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
     about = (
         f"{first.data['name']}, threat {threat_words(first)}, {first.config['targets']} {_rows_name(first)},"
         f" seed {first.seed}, k={first.config['k']}; `all` layers unless said otherwise;"
-        " F-gap = f− − f+ by node, the paper's over the whole graph by the last layer."
+        " F-gap: f− minus f+, edges ranked within each node; whole-graph: all edges ranked together by the"
+        " last layer, as the paper does."
     )
     sharp = [f"{r.name}, {words}." for r in records if (words := _sharpness_words(r.metrics))]
     return (about, *sharp, *_extra_notes(records))

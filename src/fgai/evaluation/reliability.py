@@ -73,7 +73,7 @@ def check_range(clipped: int, total: int, reference_share: float) -> None:
         _warn(
             "out-of-range",
             f"{share:.1%} of the nodes' values lie outside the model's limits, {reference_share:.1%} on the"
-            " graph of the limits; measure the limits on this graph with `fgai.limit`",
+            " graph they were measured on; measure them on this graph with `fgai.limit`",
         )
 
 

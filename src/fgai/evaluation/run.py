@@ -115,9 +115,9 @@ class _Run:
         reliability.check_range(count[0], count[1], clipped_share(self.model))
         sharpness = sharpness_by_layer(self.clean.attention)
         reliability.check_attention(sharpness, self.clean.attention, self.k)
-        self.vanilla = self._vanilla_attention()
-        if self.vanilla is not None:
-            sharpness = sharpness_by_layer(self.vanilla)
+        self.vanilla_attention = self._vanilla_attention()
+        if self.vanilla_attention is not None:
+            sharpness = sharpness_by_layer(self.vanilla_attention)
         self.sharpest = metrics.sharpest_layer(sharpness)
 
     def _vanilla_attention(self) -> AttentionMap | None:
@@ -130,7 +130,8 @@ class _Run:
         if len(attention) == len(self.clean.attention):
             return attention
         text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
-        warn(FgaiWarning(f"{text}: their similarity is left out"))
+        left_out = "similarity, and of Definition 1 `same_*` and `all_four`"
+        warn(FgaiWarning(f"{text}, so numbers that compare the two are left out: {left_out}"))
         return None
 
     def _attack(self, threat: Threat, objective: str) -> Attack:
@@ -173,8 +174,8 @@ class _Run:
             model=self.model,
             curves=curves,
             attacks=attacked,
-            vanilla=self.vanilla,
-            vanilla_model=None if self.vanilla is None else self.vanilla_model,
+            vanilla_attention=self.vanilla_attention,
+            vanilla_model=None if self.vanilla_attention is None else self.vanilla_model,
             sharpest=self.sharpest,
         )
 
@@ -189,11 +190,11 @@ class _Run:
             if spec.measure is None:
                 continue
             if spec.measure not in done:  # metrics that share a function are measured together
-                _set_value(out, spec.place, spec.measure(views))
+                _set_value(out, spec.place, _values(spec, spec.measure, views))
                 done.add(spec.measure)
             if spec.chance is not None:
-                levels = {spec.place: spec.chance(views)} if spec.place else spec.chance(views)
-                for path, level in levels.items():
+                levels = _values(spec, spec.chance, views)
+                for path, level in ({spec.place: levels} if spec.place else levels).items():
                     _set_value(out, f"{path}.chance", level)
             meter.lap("curves" if spec.section == "fidelity" else "metrics")
         return out
@@ -204,8 +205,19 @@ def _null_row(views: Views) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for spec in {spec.null: spec for spec in metrics.METRICS.values()}.values():  # a shared function once
         if spec.null is not None:
-            _set_value(row, spec.place, spec.null(views))
+            _set_value(row, spec.place, _values(spec, spec.null, views))
     return row
+
+
+def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: Views) -> Any:
+    """Call `measure`, `null` or `chance` of a metric; they return mappings unless it has one path, no `*`."""
+    values = function(views)
+    if not spec.place and not isinstance(values, Mapping):
+        raise InputError(
+            f"the metric {spec.name!r} has several paths or one with `*`, so `measure`, `null` and `chance`"
+            f" must return mappings, got {values!r}"
+        )
+    return values
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
@@ -223,8 +235,6 @@ def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise InputError(f"a metric with `chance` returns its values by name, got {values!r} at {path!r}")
-    if not last and not isinstance(value, Mapping):
-        raise InputError(f"a metric with several paths returns mappings from the top, got {value!r}")
     if isinstance(value, Mapping) and (not last or isinstance(values.get(last), dict)):
         for name, part in value.items():
             _set_value(values[last] if last else values, name, part)

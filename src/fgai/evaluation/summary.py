@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fgai.attacks import THREATS
 from fgai.evaluation.paired import Interval
 from fgai.evaluation.reliability import WEAK
 from fgai.records import Cell, Column, Table, look_up
@@ -77,7 +78,7 @@ def interval_in(intervals: Intervals | None, name: str, key: str) -> Interval | 
 
 
 _KEPT = "overlap_touched.{}.all"
-_REACH = "all layers, nodes in reach"
+_TOUCHED = "all layers, touched nodes"
 _KEPT_CHANCE = _KEPT.format("chance")
 _TAKEN = Measure(
     "taken", "mass", "attention that injected nodes take, attack on explanations",
@@ -90,18 +91,15 @@ MEASURES = (
     Measure("attention", "g-JSD", "how far attention moves", "g_jsd.all", "distance"),
     Measure(
         "kept", "overlap", "top {k} kept, attack on predictions",
-        _KEPT.format("prediction"), "share", _KEPT_CHANCE, _REACH,
+        _KEPT.format("prediction"), "share", _KEPT_CHANCE, _TOUCHED,
     ),
     Measure(  # stored as "aimed": the attack aims at explanations
         "aimed", "overlap", "top {k} kept, attack on explanations",
-        _KEPT.format("explanation"), "share", _KEPT_CHANCE, _REACH,
+        _KEPT.format("explanation"), "share", _KEPT_CHANCE, _TOUCHED,
     ),
     _TAKEN,
-    Measure("slope", "F-slope gap", "attention decides", "f_slope.node.clean.gap", "slope"),
-    Measure(
-        "slope_attacked", "F-slope gap", "attention decides, under attack",
-        "f_slope.node.attacked.gap", "slope",
-    ),
+    Measure("slope", "F-gap", "F-slope gap, without attack", "f_slope.node.clean.gap", "slope"),
+    Measure("slope_attacked", "F-gap", "F-slope gap, under attack", "f_slope.node.attacked.gap", "slope"),
     Measure("proved", "certified", "top {k} proved to stay", "", "share"),
     Measure(
         "definition", "Definition 1", "all four properties",
@@ -123,30 +121,39 @@ def sentences(
     reference, out = records[0], list[str]()
     parts = [words for record in records if (words := _fall(record, intervals))]
     if parts:
-        same = "Under the same attack" if len(parts) > 1 else "Under attack"
+        same = "Under the same threat" if len(parts) > 1 else "Under attack"
         chance = _chance(reference, f"{score_of(reference)}.chance")
         out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
     out.append(_missed(records, classes))
-    stays = [
-        f"{shares} when the attack {aim}"
-        for key, aim in (("prediction", "aims at predictions"), ("explanation", "aims at explanations"))
-        if (shares := _shares(records, _KEPT.format(key)))
-    ]
+    aims = {key: f" when the attack aims at {key}s" for key in ("prediction", "explanation")}
+    if _one_attack(reference):
+        aims = {"prediction": ""}
+    stays = [f"{shares}{aim}" for key, aim in aims.items() if (shares := _shares(records, _KEPT.format(key)))]
     if stays:
-        top = f"Of the top {size_of(reference)} neighbours of the nodes in reach there stay"
+        top = f"Of the top {size_of(reference)} neighbours of touched nodes there stay"
         out.append(f"{top} {', and '.join(stays)}{_chance(reference, _KEPT_CHANCE)}.")
-    if shares := _shares(records, _TAKEN.path):  # overlap is about original neighbours and cannot show it
-        taken = f"Of the attention of the nodes they are joined to, injected nodes take {shares}"
+    # Overlap is about original neighbours and cannot show this.
+    if shares := _shares(records, _TAKEN.path, "{} ({})"):
+        taken = f"Injected nodes take {shares} of the attention of the nodes they are joined to"
         uniform = _chance(reference, _TAKEN.chance, "uniform attention")
-        out.append(f"{taken} when the attack aims at explanations{uniform}.")
+        out.append(f"{taken}{aims.get('explanation', '')}{uniform}.")
     out.append(_sharpness(records))
     return [sentence for sentence in out if sentence]
 
 
-def _shares(records: Sequence[Record], path: str) -> str:
-    """The share at a path, of every record that has it, in words."""
+def _one_attack(record: Record) -> bool:
+    """Whether the attack has no aim to name: its threat follows no gradients or has its own objective."""
+    first, second = (look_up(record, f"ledgers.{name}") for name in ("prediction", "explanation"))
+    if second is not None:
+        return bool(first == second)
+    threat = THREATS.get(str(look_up(record, "threat.name")))
+    return look_up(record, "ledgers.prediction.steps") == 0 or bool(threat and threat.objective)
+
+
+def _shares(records: Sequence[Record], path: str, form: str = "{} in {}") -> str:
+    """The share at a path, of every record that has it, in words; `form` takes the share and the name."""
     shares = [(record.get("name"), number_at(record, path)) for record in records]
-    return " and ".join(f"{percent(share)} in {name}" for name, share in shares if share is not None)
+    return " and ".join(form.format(percent(share), name) for name, share in shares if share is not None)
 
 
 def _chance(record: Record, path: str, name: str = "chance") -> str:
@@ -292,7 +299,7 @@ def measure_names(record: Record) -> dict[str, str]:
 
     Example:
         >>> names = measure_names({"config": {"k": 3}})
-        >>> names["top 3 kept, attack on explanations, all layers, nodes in reach"]
+        >>> names["top 3 kept, attack on explanations, all layers, touched nodes"]
         'overlap_touched.explanation.all'
     """
     score, out = score_of(record), dict[str, str]()
@@ -311,19 +318,22 @@ def summary_table(records: Sequence[Record]) -> Table:
     first = records[0]
     columns = [Column(""), *(Column(str(record.get("name"))) for record in records), Column("chance")]
     rows: list[list[Cell]] = []
-    in_records = [measure for measure in MEASURES if measure.path]
+    in_records, one = [measure for measure in MEASURES if measure.path], _one_attack(first)
     for measure, (name, path) in zip(in_records, measure_names(first).items(), strict=True):
         values = [number_at(record, path) for record in records]
-        if all(value is None for value in values):
+        if all(value is None for value in values) or (measure.key == "aimed" and one):
             continue
         beside = measure.chance_of(score_of(first))
         texts = ["–" if value is None else measure.text(value) for value in values]
-        title = name.removesuffix(", all layers, nodes in reach")
+        title = name.removesuffix(f", {_TOUCHED}")
+        if one and ", attack on " in title:
+            title = f"{title.partition(', attack on ')[0]}, under attack"
         rows.append([title, *texts, percent(number_at(first, beside) if beside else None, 1)])
     data, threat, config = (first.get(part) or {} for part in ("data", "threat", "config"))
     note = (
         f"{config.get('targets')} {_task_in(first).rows_are}, seed {first.get('seed')}. Kept: all layers,"
-        " nodes in reach of the attack. Chance: a random ranking, uniform attention, or always the most"
+        " touched nodes (in reach of the attack). F-slope gap: how much more it hurts to remove the"
+        " strongest edges than the weakest. Chance: a random ranking, uniform attention, or always the most"
         " frequent class."
     )
     return Table(f"{data.get('name')}, threat {threat.get('name')}", columns, rows, [note])
@@ -345,15 +355,18 @@ def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
     budget = (record.get("threat") or {}).get("budget") or {}
     nodes = budget.get("nodes") if isinstance(budget, Mapping) else None
     who = f"{nodes} fake nodes" if nodes else "The attack"
-    what, before, after = "right predictions", score_at(record, "clean"), score_at(record, "attacked")
-    verb, end = "turn", " wrong"
-    if (rare := _rarest(record)) is not None:
+    before, after, rare = score_at(record, "clean"), score_at(record, "attacked"), _rarest(record)
+    if rare is not None:
         _, before, after = recall_by_class(record)[rare]
-        label = _class_name(record, rare, classes)
-        verb, end, what = "hide", "", f"nodes of class {label} that it finds"
     if before and after is not None:
         lost = max(0, round(100 * (before - after) / before))
-        out.append(f"{who} can {verb} {lost} of 100 {what}{end}.")
+        does = f"can turn {lost} of 100 right predictions wrong"
+        if rare is not None:
+            does = f"can hide {lost} of 100 nodes of class {_class_name(record, rare, classes)} that it finds"
+        elif score_of(record) not in SHARES:
+            fall = f"can lower {heading_of(record)} from {percent(before)} to {percent(after)}"
+            does = fall if after < before else f"did not lower {heading_of(record)} of {percent(before)}"
+        out.append(f"{who} {does}.")
     return " ".join(out) or "How far can its attention be trusted?"
 
 

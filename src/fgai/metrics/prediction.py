@@ -56,7 +56,7 @@ def _most_frequent(target: Tensor) -> float:
         Shown(
             "f1.attacked_chosen",
             words="F1, new nodes joined where it hurts",
-            about="The same where rules that read the graph and the reference choose them.",
+            about="The same where rules that read the graph, the reference or the model choose them.",
         ),
         Shown(
             "f1.attacked_explanation",

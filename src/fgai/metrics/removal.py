@@ -230,12 +230,15 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
         ),
         Shown(
             "f_slope.graph.clean.gap",
-            "paper's clean",
+            "whole-graph F-gap clean",
             "F-slope gap over the whole graph, clean",
             "The paper's way: all edges ranked together by the last layer.",
         ),
         Shown(
-            "f_slope.graph.attacked.gap", "paper's attacked", "… attacked", "The same on the attacked graph."
+            "f_slope.graph.attacked.gap",
+            "whole-graph F-gap attacked",
+            "… attacked",
+            "The same on the attacked graph.",
         ),
     ),
     measure=_slopes,

@@ -50,8 +50,8 @@ def _sharpness(views: Views) -> dict[str, Any]:
         "clean": views.by_layer(sharpness_by_layer(views.attention["clean"])),
         "attacked": views.by_layer(after),
     }
-    if views.vanilla is not None:
-        out["vanilla"] = views.by_layer(sharpness_by_layer(views.vanilla))
+    if views.vanilla_attention is not None:
+        out["vanilla"] = views.by_layer(sharpness_by_layer(views.vanilla_attention))
     return {"sharpness": out}
 
 

@@ -119,8 +119,9 @@ class MetricSpec:
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, `attacked`,
             or whatever varies); metrics may share one. None for scores, which a task names.
         null: the same for a null row, `views.null`; an empty mapping leaves the row out.
-        chance: the value that guessing gets, stored as `chance`: for a score from the labels [T], else from
-            the `Views`, in the form that `measure` has without its last names.
+        chance: what guessing gets, stored at `<path>.chance`. Without `measure` (a score) it takes the labels
+            [T] and returns a number. Else it takes the `Views` and returns a number or `views.by_layer(...)`;
+            with several paths or `*`, a mapping from dotted path to that.
 
     Raises:
         InputError: another function is declared under this name, or its place in records is taken.

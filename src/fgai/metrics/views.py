@@ -87,12 +87,12 @@ class AttackViews:
 class Views:
     """A model's outputs on the clean and on the attacked graph.
 
-    Views are `clean`, `attacked` (the attack on predictions) and, where that is run, `attacked_explanation`.
     Original nodes come first on attacked graphs; edges are matched by `AttentionMap.align`.
 
     Attributes:
         graph: the original one.
-        observations: by view, heads averaged; `logits` and `attention` are those of each.
+        observations: the model's outputs, heads averaged, under the keys `clean`, `attacked` (the attack on
+            predictions) and, where run, `attacked_explanation`; `logits` and `attention` have the same keys.
         target: true classes of all rows, or None.
         rows: [T] the rows that are scored.
         k: size of a node's explanation.
@@ -100,7 +100,7 @@ class Views:
         model: the model itself, for metrics that run it again, or None.
         curves: whether to measure what takes many runs.
         attacks: by what is attacked, `prediction` and `explanation`.
-        vanilla: attention of the model it was made from, on the clean graph, or None.
+        vanilla_attention: that of the model it was made from, on the clean graph, or None.
         vanilla_model: that model, or None.
         sharpest: number of the sharpest layer, of the vanilla model if there is one.
         null: the attention of a null row in place of the model's: one of `NULLS`, else empty.
@@ -115,26 +115,27 @@ class Views:
     model: nn.Module | None = None
     curves: bool = True
     attacks: Mapping[str, AttackViews] = field(default_factory=dict)
-    vanilla: AttentionMap | None = None
+    vanilla_attention: AttentionMap | None = None
     vanilla_model: nn.Module | None = None
     sharpest: int = 0
     null: str = ""
 
     @property
     def logits(self) -> dict[str, Tensor]:
-        """By view, a row per node, link or small graph."""
+        """By key of `observations`, a row per node, link or small graph."""
         return {name: view.logits for name, view in self.observations.items()}
 
     @property
     def attention(self) -> dict[str, AttentionMap]:
-        """By view, heads averaged, [E, 1] per layer."""
+        """By key of `observations`, heads averaged, [E, 1] per layer."""
         return {name: view.attention for name, view in self.observations.items()}
 
     @cached_property
     def similarity(self) -> AttentionPair | None:
-        """The attention of `vanilla` compared with the model's own, both on the clean graph."""
+        """The vanilla model's attention compared with the model's own, both on the clean graph."""
         clean = self.observations["clean"].attention
-        return None if self.vanilla is None else AttentionPair(self.vanilla, clean, self.k)
+        vanilla = self.vanilla_attention
+        return None if vanilla is None else AttentionPair(vanilla, clean, self.k)
 
     @property
     def by_rule(self) -> dict[str, dict[str, View]]:
