@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import warnings
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,6 +33,8 @@ from fgai.attacks import (
     check_budget,
     explanation,
 )
+from fgai.attacks.base import _DamageAttack
+from fgai.attacks.search.climb import SearchResult
 from fgai.attacks.search.members import GRADIENTS
 from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, prepared
 from fgai.errors import ReliabilityWarning
@@ -414,3 +418,28 @@ def test_a_search_that_loses_to_noise_is_told() -> None:
     attack = cases.attack(PGDInjection, box=(-20.0, 20.0), step_size=0.01, restarts=1)
     with pytest.warns(ReliabilityWarning, match="weaker-than-noise"):
         attack.run(Masked("flipped"), cases.tiny_graph())
+
+
+class ByCount(_DamageAttack):
+    """Takes a step of which the loss knows nothing good, and one that a count of damage may prefer."""
+
+    counts = (0.0, 0.0)
+
+    def candidates(self, graph: Graph, nodes: Tensor, *rest: Any) -> Iterator[GraphChange]:
+        ledger = rest[-1]
+        ledger.add(SearchResult(torch.zeros(1, 6), 0.0, 0.0, gradient=1.0, steps=1), "one")
+        for size in (20.0, 0.0):
+            yield GraphChange(endpoints=nodes[:1, None], features=torch.full((1, 6), size))
+
+    def damage(self, judge: Any, change: GraphChange, value: float) -> float:
+        return self.counts[int(not change.features.any())]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_search_judged_by_damage_is_weak_only_if_its_damage_is(more: bool) -> None:
+    attack = ByCount(Budget(nodes=1, edges=1, steps=1, box=(-20.0, 20.0)), "prediction")
+    attack.counts = (0.1, 0.2) if more else (0.2, 0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        attack.run(cases.trained("pyg", "vanilla"), cases.tiny_graph())
+    assert any("weaker-than-noise" in str(one.message) for one in caught) is not more

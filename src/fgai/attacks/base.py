@@ -338,7 +338,7 @@ class Attack(ABC):
             warn_if_narrow(self.budget.box, low, high)
         ledger, began = Ledger(), perf_counter()
         strongest: dict[str, tuple[float, float, GraphChange]] = {}  # by rule of endpoints, `""` of all
-        noise = -math.inf
+        noise = noise_damage = -math.inf
         label = f"{self.objective.name} attack"
         with evaluating(model, freeze=True), stage(label, self.max_steps or None):
             recompute = None
@@ -361,8 +361,9 @@ class Attack(ABC):
                     check_budget(frozen, self.budget, graph)
                     with torch.no_grad():
                         value = float(judge.value(frozen))
-                    noise = max(noise, value) if index == 0 else noise
                     damage = self.damage(judge, frozen, value)
+                    drawn = (damage, value) if index == 0 else (-math.inf, -math.inf)
+                    noise_damage, noise = max(noise_damage, drawn[0]), max(noise, drawn[1])
                     ledger.damages.append(damage)
                     for rule in ("", *ledger.rules[-1:]):
                         if (damage, value) > strongest.get(rule, (-math.inf, -math.inf))[:2]:
@@ -376,10 +377,10 @@ class Attack(ABC):
         ledger.curve = torch.stack(judge._trace).tolist() if judge._trace else []
         if self.objective.constrained:
             ledger.feasible = sum(value >= 0 for value in ledger.curve) / max(1, len(ledger.curve))
-        _, value, change = strongest.pop("")
+        damage, value, change = strongest.pop("")
         by_rule = {rule: one for rule, (_, _, one) in strongest.items()}
         result = AttackResult(*change.apply(graph), change, value, start, noise, ledger, by_rule)
-        _warn_if_weak(self, result)
+        _warn_if_weak(self, result, damage > noise_damage)
         if tracker is not None:
             _tell(tracker, label, result)
         return result
@@ -428,13 +429,18 @@ def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
     tracker.on_end(run, {**totals, "steps": result.ledger.steps, "seconds": result.ledger.seconds})
 
 
-def _warn_if_weak(attack: Attack, result: AttackResult) -> None:
-    """Warn when a search found nothing: its result is then no evidence of robustness."""
+def _warn_if_weak(attack: Attack, result: AttackResult, grew: bool) -> None:
+    """Warn when a search found nothing: its result is then no evidence of robustness.
+
+    A search that chooses by damage found something where that `grew` beyond noise, even at a smaller loss.
+    """
     if not result.ledger.steps:
         return
     label = f"{attack.name} ({attack.objective.name})"
     if result.ledger.gradient == 0.0:
         code, text = "zero-gradient", f"every gradient {label} saw was exactly zero: it searched blindly"
+    elif grew and isinstance(attack, _DamageAttack):
+        return
     elif result.value <= result.start:
         code, text = "attack-without-effect", f"{label} did not raise its objective above clean"
     elif result.value <= result.noise:
