@@ -21,7 +21,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --max-worker-restart 0 --durations=20
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 check: $(STAMP)
 	$(BIN)/ruff check .

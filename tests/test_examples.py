@@ -26,7 +26,7 @@ def test_a_users_own_model_becomes_more_stable(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.filterwarnings("ignore:.weak-attention")
+@pytest.mark.filterwarnings("ignore:.weak-attention", "ignore:.masked-gradients")
 def test_a_users_own_model_keeps_its_predictions_on_cora(data_root: Path) -> None:
     names = runpy.run_path(str(EXAMPLES / "pyg_model.py"))
     comparison = names["main"]("cora", epochs=100)

@@ -1,4 +1,7 @@
-"""No ensemble reorders the first layer: on every graph, in both precisions, exactly no member is lost."""
+"""No ensemble reorders the first layer: on every graph, in both precisions, exactly no member is lost.
+
+On arxiv-tape in one precision: the other takes 20 GB.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from fgai.models import GAT, GATv2
 from support import attack_cases as cases
 
 SMALL = ("planted", "cora", "citeseer", "pubmed", "amazon-photo")
-LARGE = ("amazon-cs", "coauthor-cs", "coauthor-physics", "arxiv-tape")
+LARGE = ("amazon-cs", "coauthor-cs", "coauthor-physics")
 K = 5
 
 
@@ -41,8 +44,11 @@ def lost(kind: type[GAT] | type[GATv2], name: str, root: Path, dtype: torch.dtyp
 
 @pytest.mark.data
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", [*SMALL, *LARGE])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, dtype) for name in (*SMALL, *LARGE) for dtype in (torch.float32, torch.float64)]
+    + [("arxiv-tape", torch.float32)],
+)
 @pytest.mark.parametrize("kind", [GAT, GATv2])
 def test_exactly_no_member_is_lost(
     kind: type[GAT] | type[GATv2], name: str, dtype: torch.dtype, data_root: Path

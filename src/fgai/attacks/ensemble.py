@@ -305,7 +305,7 @@ def _warn_if_masked(evolved: SearchResult, climbed: Sequence[SearchResult]) -> N
     if evolved.damage > most + MASKED:
         text = (
             f"a search without gradients did more damage ({evolved.damage:.3f}) than every climb"
-            f" ({most:.3f}): the model masks its gradients, so these numbers do not show robustness"
+            f" ({most:.3f}): the model may mask its gradients, and these numbers do not show robustness"
         )
         warn(ReliabilityWarning("masked-gradients", text))
 
