@@ -21,7 +21,7 @@ def test_a_dead_worker_fails_the_run(tmp_path: Path) -> None:
         "import os, signal\n\ndef test_dies():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     (tmp_path / "test_passes.py").write_text("def test_passes():\n    pass\n")
-    (options,) = re.findall(r"-m pytest (.*-n .*)", MAKEFILE.read_text())
+    (options,) = re.findall(r"-m pytest (-m .*-n .*)", MAKEFILE.read_text())
     command = [sys.executable, "-m", "pytest", *shlex.split(options), "-p", "no:cacheprovider", "."]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert run.returncode == 1 and run.stdout.count("crashed while running") == 2, run.stdout
