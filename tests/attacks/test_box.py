@@ -216,3 +216,13 @@ def test_a_threat_in_another_box() -> None:
         THREATS["edges"].sized(box=(0.0, 1.0))
     with pytest.raises(BudgetError, match="low < high"):
         THREATS["standard"].sized(box=(1.0, 0.0))
+
+
+def test_a_box_follows_its_range_and_the_values() -> None:
+    low, graph = torch.zeros(2), cases.tiny_graph()
+    widths = [float(Budget().box_in(low, torch.full((2,), most)).half[0]) for most in (1.0, 2.0)]
+    assert widths[1] == pytest.approx(2 * widths[0])
+    before = Budget().feature_box(graph)
+    assert Budget().feature_box(graph) is before and Budget(box=(-9.0, 9.0)).feature_box(graph) is not before
+    graph.features.stored.mul_(3)
+    assert torch.allclose(Budget().feature_box(graph).half, 3 * before.half)

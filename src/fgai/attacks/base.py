@@ -334,7 +334,7 @@ class Attack(ABC):
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
             low, high = data_range(graph)
-            self.budget.box_in(low, high)  # raises where there is none
+            self.budget.feature_box(graph)  # raises where there is none
             warn_if_narrow(self.budget.box, low, high)
         ledger, began = Ledger(), perf_counter()
         strongest: dict[str, tuple[float, float, GraphChange]] = {}  # by rule of endpoints, `""` of all
@@ -362,8 +362,8 @@ class Attack(ABC):
                     with torch.no_grad():
                         value = float(judge.value(frozen))
                     damage = self.damage(judge, frozen, value)
-                    drawn = (damage, value) if index == 0 else (-math.inf, -math.inf)
-                    noise_damage, noise = max(noise_damage, drawn[0]), max(noise, drawn[1])
+                    noise = max(noise, value) if index == 0 else noise
+                    noise_damage = max(noise_damage, damage) if index == 0 else noise_damage
                     ledger.damages.append(damage)
                     for rule in ("", *ledger.rules[-1:]):
                         if (damage, value) > strongest.get(rule, (-math.inf, -math.inf))[:2]:
@@ -439,7 +439,7 @@ def _warn_if_weak(attack: Attack, result: AttackResult, grew: bool) -> None:
     label = f"{attack.name} ({attack.objective.name})"
     if result.ledger.gradient == 0.0:
         code, text = "zero-gradient", f"every gradient {label} saw was exactly zero: it searched blindly"
-    elif grew and isinstance(attack, _DamageAttack):
+    elif grew and type(attack).damage is not Attack.damage:
         return
     elif result.value <= result.start:
         code, text = "attack-without-effect", f"{label} did not raise its objective above clean"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict, dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -35,25 +34,23 @@ class Box:
     Attributes:
         low: [F] lower ends.
         high: [F] upper ends.
+        middle: [F] between them.
+        half: [F] half the width; 0 where a feature has one value only.
     """
 
     low: Tensor
     high: Tensor
+    middle: Tensor = field(init=False)
+    half: Tensor = field(init=False)
 
-    @cached_property
-    def middle(self) -> Tensor:
-        """The middle [F] of each interval."""
-        return ((self.low.double() + self.high.double()) / 2).to(self.low.dtype)
-
-    @cached_property
-    def half(self) -> Tensor:
-        """Half the width [F] of each interval; 0 where a feature has one value only."""
-        middle = self.middle
+    def __post_init__(self) -> None:
+        middle = ((self.low.double() + self.high.double()) / 2).to(self.low.dtype)
         half = torch.minimum(self.high - middle, middle - self.low)  # exact where it is small
         for _ in range(2):  # the corners stay inside, whatever rounding does
             outside = (middle + half > self.high) | (middle - half < self.low)
             half = torch.where(outside, half * (1 - torch.finfo(half.dtype).eps), half)
-        return half
+        object.__setattr__(self, "middle", middle)
+        object.__setattr__(self, "half", half)
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.low, self.high))
@@ -93,7 +90,7 @@ def data_range(graph: Graph) -> tuple[Tensor, Tensor]:
     if graph.features is None:
         return torch.zeros(0, device=graph.device), torch.zeros(0, device=graph.device)
     low, high = graph.features.range(graph.peers)
-    cached_on(low, "checked", lambda: _check_range(low, high, graph.name))
+    cached_on(low, "fgai.attacks.budget", lambda: _check_range(low, high, graph.name))
     return low, high
 
 
@@ -192,7 +189,8 @@ class Budget:
         """
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
-        return self.box_in(*data_range(graph))
+        low, high = data_range(graph)  # kept with the features: one `high` for each `low`
+        return cached_on(low, ("fgai.attacks.budget", self.box), lambda: self.box_in(low, high))
 
     def noise_box(self, graph: Graph) -> Box:
         """Return where random features of new nodes lie: in `box`, or else in the data's range."""
@@ -201,9 +199,6 @@ class Budget:
 
     def box_in(self, low: Tensor, high: Tensor) -> Box:
         """Return `feature_box` for data between `low` and `high`, [F] each."""
-        return cached_on(low, ("box", self.box), lambda: self._box_in(low, high))
-
-    def _box_in(self, low: Tensor, high: Tensor) -> Box:
         if self.box is None:
             if low.numel() and bool((low == high).all()):
                 raise BudgetError(
