@@ -224,6 +224,8 @@ def interpret() -> None:
         if name != "node_scores":
             compare_reach(name, "cpu", (3, 5), torch.float64, 24)
     compare("attend_additive", adjacency, (8, 8), torch.float32, 0.0)
+    for name in ("attend_dynamic", "attend_dot"):  # three heads, two at a time
+        compare(name, adjacency, (3, 64), torch.float64, 0.4)
     for name in FUSED:
         compare_averaged(name, adjacency, (3, 5), torch.float64)
         compare_bias(name, adjacency, torch.float64)

@@ -42,6 +42,7 @@ from fgai.ops.gpu.plan import (
     _add_parts,
     _factor,
     _head_tile,
+    _heads,
     _inside,
     _leaky,
     _load_heads,
@@ -55,7 +56,7 @@ from fgai.ops.gpu.plan import (
     incoming,
     outgoing,
 )
-from fgai.ops.reference import ADDITIVE, DYNAMIC, Drop, Score, _limit_and_scale
+from fgai.ops.reference import ADDITIVE, DOT, DYNAMIC, Drop, Score, _limit_and_scale
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import active_rows
 
@@ -67,16 +68,27 @@ ALL, MEAN = 1, 2
 PROGRAMS = 4096
 
 
-def _sizes(heads: int, channels: int, score: int) -> dict[str, int]:
+def _sizes(heads: int, channels: int, score: int, backward: bool = True) -> dict[str, int]:
     """Sizes measured on an H200: four edges at a time, eight where the row is of middle size.
 
     One warp computes a tile, unless rows are very wide: several would wait for each other in every step, to
-    exchange weights. The dynamic score, the longest computation, loads one step ahead.
+    exchange weights. The dynamic score, the longest computation, loads one step ahead. Where whole rows of
+    every edge are scored, programs take about 128 numbers of a row (two heads of 64 channels), except in the
+    backward pass of the dynamic score.
     """
-    row = heads * channels
-    sizes = _row_tile(heads, channels, 8 if heads > 1 and 128 <= row <= 256 else 4, 32, 256)
+    row, group = heads * channels, heads
+    if row > 128 and score != ADDITIVE and not (backward and score == DYNAMIC):
+        group = max(1, min(heads, 128 // channels))
+    edges = 8 if group == heads > 1 and 128 <= row <= 256 else 4
+    sizes = _row_tile(group, channels, edges, 32, 256)
     warps = max(1, min(8, sizes["BE"] * sizes["BH"] * sizes["BC"] // 4096))
-    return {**sizes, "STAGES": 2 if score == DYNAMIC and row > 128 else 1, "num_warps": warps}
+    stages = 2 if score == DYNAMIC and row > 128 else 1
+    return {**sizes, "H": heads, "STAGES": stages, "num_warps": warps}
+
+
+def _grid(programs: int, sizes: dict[str, int]) -> tuple[int, int]:
+    """Programs of each group of heads, group after group, so that less has to fit into the cache at once."""
+    return programs, -(-sizes["H"] // sizes["BH"])
 
 
 def _whole_rows(sizes: dict[str, int]) -> dict[str, int]:
@@ -94,7 +106,7 @@ class _Attend(Function):
     def forward(
         ctx: Any, near: Tensor, far: Tensor, weight: Tensor, values: Tensor, bias: Tensor, *options: Any
     ) -> tuple[Tensor, Tensor]:
-        adjacency, score, slope, p, seed, written = options
+        adjacency, score, slope, p, seed, written, ctx.one = options
         near, far, weight, values = (t.contiguous() for t in (near, far, weight, values))
         heads, channels = values.shape[1:]
         limit, scale = _limit_and_scale(p)
@@ -102,19 +114,19 @@ class _Attend(Function):
         ctx.draws = {"LIMIT": limit, "SCALE": scale, "DROP": p > 0}
         ctx.adjacency, ctx.written = adjacency, written
         with_edges = active_rows(adjacency).with_edges
-        work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels, score)
+        work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels, score, False)
         wide = partial(values.new_empty, dtype=_sum_type(values))
         out, lse = _zeros_after(values, with_edges), wide(len(values), heads)
         attention = wide(adjacency.num_edges if written else 0, heads)
         tops, totals, parts = (wide(work.slots, heads, *more) for more in ((), (), (channels,)))
         if len(work.row):
-            _forward[(len(work.row),)](
+            _forward[_grid(len(work.row), sizes)](
                 *work.pieces, work.node, near, far, weight, values, out, lse, attention, tops, totals, parts,
                 seed, **ctx.draws, **ctx.numbers, **sizes, WRITE=written > 0,
                 SAME=far.data_ptr() == values.data_ptr() and score != ADDITIVE,
             )  # fmt: skip
         if work.slots:
-            _join[(len(work.split_row),)](
+            _join[_grid(len(work.split_row), sizes)](
                 work.split_row, work.split_slot, tops, totals, parts, out, lse, **_whole_rows(sizes)
             )
         mean = wide(len(attention) if written == MEAN else 0, 1)
@@ -137,6 +149,7 @@ class _Attend(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         near, far, weight, values, bias, out, lse, attention, seed = ctx.saved_tensors
+        ctx.maybe_clear_saved_tensors()  # if no later pass reads them, each is freed after its last use here
         heads, channels = values.shape[1:]
         d_out = torch.zeros_like(out) if gradients[0] is None else gradients[0].contiguous()
         d_attention = attention if gradients[1] is None else gradients[1].contiguous()
@@ -148,30 +161,34 @@ class _Attend(Function):
         few = few and with_grad < len(values)
         work = outgoing(ctx.adjacency, with_grad)
         sizes = _sizes(heads, channels, ctx.numbers["SCORE"])
-        d_values, d_far = (_zeros_after(t, with_grad) for t in (values, far))
+        d_far = _zeros_after(far, with_grad)
+        d_values = d_far[:0] if ctx.one else _zeros_after(values, with_grad)
         delta = torch.empty_like(lse)
         d_scores = lse.new_empty(ctx.adjacency.num_edges, heads)
-        value_parts, far_parts = (lse.new_empty(work.slots, *t.shape[1:]) for t in (values, far))
+        value_parts, far_parts = (lse.new_empty(work.slots, *t.shape[1:]) for t in (d_values, far))
         if len(work.row):
             index = ctx.adjacency.index32
-            _deltas[(max(1, with_edges),)](
+            _deltas[_grid(max(1, with_edges), sizes)](
                 index.rowptr, index.source, near, far, lse, out, bias, d_out, attention, d_attention, delta,
                 SLOPE=ctx.numbers["SLOPE"], **_whole_rows(sizes), FEW=32, BW=max(32, 1024 // sizes["BH"]),
                 RECOMPUTE=not attention.numel(), GRADIENT=mode, BIAS=bias.numel() > 0,
             )  # fmt: skip
-            _sources[(len(work.row),)](
+            _sources[_grid(len(work.row), sizes)](
                 *work.pieces, work.edge, work.node, near, far, weight, values, d_out, lse, delta, d_attention,
                 d_values, d_far, value_parts, far_parts, d_scores, seed,
-                **ctx.draws, **ctx.numbers, **sizes, GRADIENT=mode,
+                **ctx.draws, **ctx.numbers, **sizes, GRADIENT=mode, ONE=ctx.one,
             )  # fmt: skip
-        _add_parts(work, value_parts, d_values)
+        if not ctx.one:
+            _add_parts(work, value_parts, d_values)
         _add_parts(work, far_parts, d_far)
         if few:
             d_near, d_weight = _part_destinations(ctx, near, far, weight, values, d_out, lse, delta), None
         else:
+            if ctx.numbers["SCORE"] == DOT:
+                near = values = far[:0]
             d_near, d_weight = _destinations(ctx, near, far, weight, d_scores, channels)
         d_bias = d_out.sum(0) if ctx.needs_input_grad[4] else None
-        return (d_near, d_far, d_weight, d_values, d_bias, *(None for _ in range(6)))
+        return (d_near, d_far, d_weight, None if ctx.one else d_values, d_bias, *(None for _ in range(7)))
 
 
 def _destinations(
@@ -181,13 +198,13 @@ def _destinations(
     work, heads, score = incoming(ctx.adjacency), d_scores.shape[1], ctx.numbers["SCORE"]
     count = len(work.row)
     step = min(count, PROGRAMS) if score == DYNAMIC else count
-    d_near, near_parts = torch.empty_like(near), d_scores.new_empty(work.slots, *near.shape[1:])
+    d_near, near_parts = torch.empty_like(far), d_scores.new_empty(work.slots, *far.shape[1:])
     shares = d_scores.new_empty(step if score == DYNAMIC else 0, heads, channels)
     sizes = _sizes(heads, channels, score)
     if score == ADDITIVE:
         sizes |= {**_head_tile(heads, 256), "STAGES": 1, "num_warps": 1}
     if count:
-        _destinations_kernel[(step,)](
+        _destinations_kernel[_grid(step, sizes)](
             *work.pieces, work.node, near, far, weight, d_scores, d_near, near_parts, shares, count, step,
             **ctx.numbers, **sizes,
         )  # fmt: skip
@@ -204,7 +221,7 @@ def _part_destinations(ctx: Any, near: Tensor, *tensors: Tensor) -> Tensor:
     if len(work.row):
         heads, channels = values.shape[1:]
         sizes = _sizes(heads, channels, ctx.numbers["SCORE"])
-        _part_destinations_kernel[(len(work.row),)](
+        _part_destinations_kernel[_grid(len(work.row), sizes)](
             *work.pieces, work.node, near, *tensors, d_near, parts, **ctx.numbers, **sizes,
             SAME=far.data_ptr() == values.data_ptr() and ctx.numbers["SCORE"] != ADDITIVE,
         )  # fmt: skip
@@ -225,7 +242,8 @@ def attend(
     kind, near, far, weight, slope = score
     weight, bias = (values.new_empty(0) if t is None else t for t in (weight, bias))
     attention = (MEAN if averaged else ALL) if written else 0
-    options = adjacency, kind, slope, drop[0], _seed_tensor(values, drop[1]), attention
+    one = far is values
+    options = adjacency, kind, slope, drop[0], _seed_tensor(values, drop[1]), attention, one
     return _Attend.apply(near, far, weight, values, bias, *options)  # type: ignore[no-any-return]
 
 
@@ -288,7 +306,7 @@ def _forward(
 ):  # fmt: skip
     """One piece of a row. `near` belongs to the destination, `far` to the sources."""
     i, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    h, c = _heads(BH), tl.arange(0, BC)
     kind: tl.constexpr = lse.dtype.element_ty
     mine = _load_side(near, i, h, c, H, C, SCORE)
     w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
@@ -333,7 +351,7 @@ def _join(
     """Combine the pieces of one row, in order: rescale their sums to the common maximum."""
     r = tl.program_id(0)
     i = tl.load(split_row + r).to(tl.int64)
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    h, c = _heads(BH), tl.arange(0, BC)
     kind: tl.constexpr = lse.dtype.element_ty
     top = tl.full([BH], float("-inf"), dtype=kind)
     total = tl.zeros([BH], dtype=kind)
@@ -381,7 +399,7 @@ def _part_destinations_kernel(
 ):  # fmt: skip
     """∂near over a piece of a destination's edges."""
     i, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    h, c = _heads(BH), tl.arange(0, BC)
     kind: tl.constexpr = lse.dtype.element_ty
     d = _load_row(d_out, i, h, c, H, C)
     level = tl.load(lse + i * H + h, mask=h < H, other=0.0)
@@ -446,7 +464,7 @@ def _deltas(
     was not stored and is computed again from the additive score.
     """
     i = tl.program_id(0).to(tl.int64)
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    h, c = _heads(BH), tl.arange(0, BC)
     o = _load_row(out, i, h, c, H, C)
     if BIAS:
         o -= _load_row(bias, 0, h, c, H, C)
@@ -473,11 +491,14 @@ def _sources(
     d_values, d_far, value_parts, far_parts, d_scores, seed,
     LIMIT: tl.constexpr, SCALE: tl.constexpr, SLOPE: tl.constexpr, RATE: tl.constexpr,
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
-    STAGES: tl.constexpr, SCORE: tl.constexpr, DROP: tl.constexpr, GRADIENT: tl.constexpr,
+    STAGES: tl.constexpr, SCORE: tl.constexpr, DROP: tl.constexpr, GRADIENT: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive)."""
+    """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive).
+
+    ONE: values and far are one tensor, whose gradient is the sum of both.
+    """
     j, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    h, c = _heads(BH), tl.arange(0, BC)
     kind: tl.constexpr = lse.dtype.element_ty
     v = _load_row(values, j, h, c, H, C)
     sums = tl.zeros([BH, BC], dtype=kind)
@@ -515,7 +536,10 @@ def _sources(
         else:
             passed += tl.sum((ds * RATE)[:, :, None] * other, axis=0)
         tl.store(d_scores + at, ds, mask=good)
-    _store_sums(d_values, value_parts, j, part, sums, h, c, H, C, 1)
+    if ONE:
+        passed += sums
+    else:
+        _store_sums(d_values, value_parts, j, part, sums, h, c, H, C, 1)
     _store_sums(d_far, far_parts, j, part, passed, h, c, H, C, SCORE)
 
 
@@ -526,7 +550,7 @@ def _destinations_kernel(
     BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, STAGES: tl.constexpr, SCORE: tl.constexpr,
 ):  # fmt: skip
     """∂near over every `step`-th piece; for the dynamic score this program's share of ∂weight in `shares`."""
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    h, c = _heads(BH), tl.arange(0, BC)
     kind: tl.constexpr = d_scores.dtype.element_ty
     if SCORE == 1:
         w = _load_row(weight, 0, h, c, H, C)

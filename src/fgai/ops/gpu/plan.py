@@ -58,6 +58,12 @@ def _factor(position, seed, LIMIT: tl.constexpr, SCALE: tl.constexpr, kind: tl.c
 
 
 @triton.jit
+def _heads(BH: tl.constexpr):
+    """The heads of this program: those of a kernel's second grid axis, BH at a time."""
+    return tl.program_id(1) * BH + tl.arange(0, BH)
+
+
+@triton.jit
 def _inside(h, c, H: tl.constexpr, C: tl.constexpr):
     """Mask of the [BH, BC] entries that are not padding."""
     return (h[:, None] < H) & (c[None, :] < C)
@@ -73,7 +79,7 @@ def _wide(x):
 def _load_rows(pointer, node, h, c, live, H: tl.constexpr, C: tl.constexpr):
     """Rows [BE, BH, BC] of a [N, H, C] array; without padding there is less to check."""
     where = pointer + (node * (H * C))[:, None, None] + (h[:, None] * C + c[None, :])[None, :, :]
-    if h.shape[0] == H and c.shape[0] == C:
+    if (h.shape[0] == H or h.shape[0] == 1) and c.shape[0] == C:
         x = tl.load(where, mask=live[:, None, None], other=0.0)
     else:
         x = tl.load(where, mask=live[:, None, None] & _inside(h, c, H, C)[None, :, :], other=0.0)
