@@ -125,10 +125,9 @@ class _Run:
         vanilla = self.vanilla_model
         if vanilla is None or vanilla is self.model:
             return None if vanilla is None else self.clean.attention
-        theirs = observe(vanilla, prepared(vanilla, self.original)).averaged()
-        attention = theirs.attention.to(self.graph.device)
+        attention = observe(vanilla, prepared(vanilla, self.original)).averaged().attention
         if len(attention) == len(self.clean.attention):
-            return attention
+            return attention.to(self.graph.device)
         text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
         left_out = "similarity, and of Definition 1 `same_*` and `all_four`"
         warn(FgaiWarning(f"{text}, so numbers that compare the two are left out: {left_out}"))
@@ -190,29 +189,33 @@ class _Run:
             if spec.measure is None:
                 continue
             if spec.measure not in done:  # metrics that share a function are measured together
-                _set_value(out, spec.place, _values(spec, spec.measure, views))
+                for path, value in _values(spec, spec.measure, views).items():
+                    _set_value(out, path, value)
                 done.add(spec.measure)
             if spec.chance is not None:
-                levels = _values(spec, spec.chance, views)
-                for path, level in ({spec.place: levels} if spec.place else levels).items():
+                for path, level in _values(spec, spec.chance, views).items():
                     _set_value(out, f"{path}.chance", level)
             meter.lap("curves" if spec.section == "fidelity" else "metrics")
         return out
 
 
 def _null_row(views: Views) -> dict[str, Any]:
-    """Every metric with a null row, of uniform or random attention."""
+    """Every metric with a null row, of uniform or random attention; the name of the only attack is left out."""
     row: dict[str, Any] = {}
     for spec in {spec.null: spec for spec in metrics.METRICS.values()}.values():  # a shared function once
         if spec.null is not None:
-            _set_value(row, spec.place, _values(spec, spec.null, views))
+            for path, value in _values(spec, spec.null, views).items():
+                one_attack = isinstance(value, Mapping) and list(value) == ["prediction"]
+                _set_value(row, path, value["prediction"] if one_attack else value)
     return row
 
 
-def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: Views) -> Any:
-    """Call `measure`, `null` or `chance` of a metric; they return mappings unless it has one path, no `*`."""
+def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: Views) -> Mapping[str, Any]:
+    """Call `measure`, `null` or `chance` of a metric; return the values by path."""
     values = function(views)
-    if not spec.place and not isinstance(values, Mapping):
+    if spec.place:
+        return {spec.place: values}
+    if not isinstance(values, Mapping):
         raise InputError(
             f"the metric {spec.name!r} has several paths or one with `*`, so `measure`, `null` and `chance`"
             f" must return mappings, got {values!r}"
@@ -221,7 +224,7 @@ def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: V
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value in nested mappings at its dotted path; mappings are merged, an empty path is the top.
+    """Set a value in nested mappings at its dotted path; mappings are merged.
 
     Example:
         >>> values = {"f1": {"clean": 0.9}}
@@ -235,9 +238,9 @@ def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise InputError(f"a metric with `chance` returns its values by name, got {values!r} at {path!r}")
-    if isinstance(value, Mapping) and (not last or isinstance(values.get(last), dict)):
+    if isinstance(value, Mapping) and isinstance(values.get(last), dict):
         for name, part in value.items():
-            _set_value(values[last] if last else values, name, part)
+            _set_value(values[last], name, part)
     else:
         values[last] = value
 
@@ -291,16 +294,13 @@ def _node_arrays(views: Views) -> dict[str, Any]:
         predicted["correct_clean"] = (before.argmax(1) == labels, np.bool_)
         predicted["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
     prefix = "" if task.row_per_node else "item_"
-    sharp = [
-        torch.stack([metrics.sharpness_per_node(getattr(p, side), p.rowptr) for p in pairs])
-        for side in ("before", "after")
-    ]
+    sharpness = metrics.sharpness_per_node
     values: dict[str, tuple[Tensor, type]] = {
         "degree": (graph.adjacency.degree, np.int32),
         **{f"{prefix}{name}": value for name, value in predicted.items()},
-        "touched": (torch.stack(list(first.shared.pair.touched or ())), np.bool_),
-        "sharpness": (sharp[0], np.float32),
-        "sharpness_attacked": (sharp[1], np.float32),
+        "touched": (torch.stack(list(first.shared.pair.touched)), np.bool_),
+        "sharpness": (torch.stack([sharpness(p.before, p.rowptr) for p in pairs]), np.float32),
+        "sharpness_attacked": (torch.stack([sharpness(p.after, p.rowptr) for p in pairs]), np.float32),
     }
     for name, overlap in views.by_attack(lambda view: view.pair.overlap).items():
         values[f"overlap_{name}"] = (overlap, np.float32)

@@ -24,28 +24,18 @@ def _intruders(views: Views) -> dict[str, Any]:
     originals = views.attention["clean"].layers[0].num_nodes
 
     def numbers(view: View) -> dict[str, Any]:
-        rows = []
+        values: dict[str, list[float]] = {"nodes": [], "places": [], "mass": []}
         for layer in view.output.attention:
-            w, ranks, new = layer.values[:, 0], layer.ranking(), layer.source >= originals
-            old = torch.arange(layer.num_nodes, device=w.device) < originals
-            nodes = intruder_nodes(ranks, new, layer.rowptr, views.k, nodes=old)
-            places = intruder_places(ranks, new, layer.rowptr, views.k, nodes=old)
-            rows.append((nodes, places, intruder_mass(w, new, layer.rowptr, nodes=old)))
-        names = ("nodes", "places", "mass")
-        return {name: views.by_layer(v) for name, v in zip(names, zip(*rows, strict=True), strict=True)}
+            new, old = layer.source >= originals, torch.arange(originals, device=layer.source.device)
+            ranks = layer.ranking()
+            values["nodes"].append(intruder_nodes(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["places"].append(intruder_places(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["mass"].append(intruder_mass(layer.values[:, 0], new, layer.rowptr, nodes=old))
+        if views.null == "random":
+            del values["mass"]  # random scores are no distribution
+        return {name: views.by_layer(layers) for name, layers in values.items()}
 
-    out = {"intruders": views.by_attack(numbers)}
-    for rule, by_attack in views.by_rule.items():
-        rules = out.setdefault("endpoints", {})
-        rules[rule] = {name: {"intruders": numbers(view)} for name, view in by_attack.items()}
-    return out
-
-
-def _null_intruders(views: Views) -> dict[str, Any]:
-    row = _intruders(views)["intruders"]["prediction"]
-    if views.null == "random":
-        del row["mass"]  # random scores are no distribution
-    return {"intruders": row}
+    return {"intruders": views.by_attack(numbers), **views.by_endpoints("intruders", numbers)}
 
 
 @metric(
@@ -61,7 +51,7 @@ def _null_intruders(views: Views) -> dict[str, Any]:
         "Of the nodes a new node was joined to, the share with a new one among their top k.",
     ),
     measure=_intruders,
-    null=_null_intruders,
+    null=_intruders,
 )
 @typed
 def intruder_nodes(
@@ -71,14 +61,13 @@ def intruder_nodes(
 
         mean over joined i of 1(T_k(i) ∩ new ≠ ∅)
 
-    Ties are broken by edge order, as everywhere. A node with at most k neighbours, the new ones included,
-    shows them all and counts. NaN if no node has a new neighbour.
+    Of a node with at most k neighbours, the new ones included, all are shown. NaN if no node has a new one.
 
     Args:
         w: [E], what neighbours are ranked by, on the attacked graph.
         injected: bool [E], the edges from new nodes.
         rowptr: [N+1].
-        k: how many neighbours are shown.
+        k: how many neighbours are shown; ties are broken by edge order.
         nodes: bool [N] or indices; only these count, as the original nodes.
 
     Example:
@@ -98,7 +87,7 @@ def intruder_nodes(
     section="explanation",
     shown=(),
     measure=_intruders,
-    null=_null_intruders,
+    null=_intruders,
 )
 @typed
 def intruder_places(
@@ -109,11 +98,6 @@ def intruder_places(
         mean over joined i of |T_k(i) ∩ new| / min(k, degree_i)
 
     Arguments as in `intruder_nodes`; a node with fewer than k neighbours has as many places.
-
-    Example:
-        >>> w, new = torch.tensor([0.5, 0.3, 0.2, 0.1, 0.9]), torch.tensor([False, False, True, True, False])
-        >>> intruder_places(w, new, torch.tensor([0, 3, 5]), k=2)
-        0.25
     """
     return mean_over(_shares(w, injected, rowptr, k), nodes)
 
@@ -130,7 +114,7 @@ def intruder_places(
         "Attention that new nodes take at the nodes they were joined to.",
     ),
     measure=_intruders,
-    null=_null_intruders,
+    null=_intruders,
 )
 @typed
 def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
@@ -139,11 +123,6 @@ def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor 
         mean over joined i of Σ_{j new} w_ij
 
     Arguments as in `intruder_nodes`, `w` with heads averaged.
-
-    Example:
-        >>> w, new = torch.tensor([0.5, 0.25, 0.25, 1.0]), torch.tensor([False, True, True, False])
-        >>> intruder_mass(w, new, torch.tensor([0, 3, 4]))
-        0.5
     """
     _check_attention(w, rowptr)
     _check_edge_mask(injected, w, "injected")

@@ -25,12 +25,12 @@ ATTACKED = "The same on the attacked graph."
 
 
 def _shown(
-    name: str, words: str, about: str, clean: str = "clean graph", *, ends: bool = False
+    name: str, words: str, about: str, rows: str = "graph", *, ends: bool = False
 ) -> tuple[Shown, ...]:
     """A score on the clean and on the attacked graph; with `ends` also by the endpoints of the attack."""
-    again = ATTACKED if clean == "clean graph" else "The same under attack."
+    again = ATTACKED if rows == "graph" else "The same under attack."
     scores = (
-        Shown(f"{name}.clean", words=f"{words}, {clean}", about=about),
+        Shown(f"{name}.clean", words=f"{words}, clean {rows}", about=about),
         Shown(f"{name}.attacked", words=f"{words}, attacked", about=again),
     )
     return (*scores, *(Shown(f"{name}.attacked_{by}") for by in ("random", "chosen") if ends))
@@ -69,14 +69,7 @@ def _most_frequent(target: Tensor) -> float:
 )
 @typed
 def f1(prediction: Tensor, target: Tensor) -> float:
-    """Micro-F1, `2 TP / (2 TP + FP + FN)` over all classes: the accuracy, where a node has one class.
-
-    Arguments and range as in `accuracy`.
-
-    Example:
-        >>> f1(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
-        0.75
-    """
+    """Micro-F1, `2 TP / (2 TP + FP + FN)` over all classes: the accuracy, where a node has one class."""
     return accuracy(prediction, target)
 
 
@@ -94,14 +87,7 @@ def f1(prediction: Tensor, target: Tensor) -> float:
 )
 @typed
 def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C.
-
-    Arguments and range as in `accuracy`.
-
-    Example:
-        >>> balanced_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
-        0.5
-    """
+    """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C."""
     return float(recall(prediction, target).nanmean())
 
 
@@ -114,14 +100,7 @@ def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
 )
 @typed
 def macro_f1(prediction: Tensor, target: Tensor) -> float:
-    """Mean of `2 TP / (2 TP + FP + FN)` over the classes that occur in either argument.
-
-    Arguments and range as in `accuracy`.
-
-    Example:
-        >>> macro_f1(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
-        0.42857142857142855
-    """
+    """Mean of `2 TP / (2 TP + FP + FN)` over the classes that occur in either argument."""
     guess, truth = _labelled(prediction, target)
     if not truth.numel():
         return float("nan")
@@ -134,9 +113,7 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
 @metric(
     direction="higher",
     paths=("accuracy.*",),
-    shown=_shown(
-        "accuracy", "Accuracy", "Share of the tested graphs classified right.", "clean graphs", ends=True
-    ),
+    shown=_shown("accuracy", "Accuracy", "Share of the tested graphs classified right.", "graphs", ends=True),
     chance=_most_frequent,
 )
 @typed
@@ -168,11 +145,7 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
 
         AUC = P(s+ > s-) + 1/2 P(s+ = s-) = (sum of the positives' mid-ranks - n+(n+ + 1)/2) / (n+ n-)
 
-    0.5 for equal scores, NaN if one of the two kinds is missing.
-
-    Args:
-        score: [M], larger for more likely positive.
-        target: bool or 0/1 [M].
+    0.5 for equal scores, NaN if one of the two kinds is missing. `score` and `target` (bool or 0/1) are [M].
 
     Example:
         >>> roc_auc(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
@@ -197,11 +170,7 @@ def average_precision(score: Tensor, target: Tensor) -> float:
 
         AP = sum_n (R_n - R_{n-1}) P_n over distinct scores, from the largest down
 
-    For equal scores the share of positives, NaN without positives. Arguments as in `roc_auc`.
-
-    Example:
-        >>> average_precision(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
-        0.8333333333333333
+    For equal scores the share of positives, NaN without positives.
     """
     score, positive = _scored(score, target)
     if not bool(positive.any()):
@@ -230,13 +199,7 @@ def _recalls(views: Views) -> dict[str, Any]:
 def recall(prediction: Tensor, target: Tensor) -> Tensor:
     """Share of the nodes of each class that are predicted as such, [C]; NaN for a class without nodes.
 
-    Args:
-        prediction: logits [N, C], or class indices [N]; then C is the largest class plus one.
-        target: class indices [N]; -1 is left out.
-
-    Example:
-        >>> recall(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
-        tensor([0.6667, 1.0000], dtype=torch.float64)
+    Of class indices [N] in place of logits [N, C], C is the largest class plus one.
     """
     guess, truth = _labelled(prediction, target)
     classes = prediction.shape[1] if prediction.dim() == 2 else 0
@@ -259,11 +222,6 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
         node   micro-F1, balanced accuracy, macro-F1
         link   ROC-AUC and average precision of the link's logit minus the other
         graph  accuracy, and ROC-AUC (two classes: of the second; more: mean of one against the rest)
-
-    Args:
-        task: its name, e.g. `node`, `link` or `graph`; see `fgai.tasks.Task.scores`.
-        logits: [T, C].
-        target: [T] classes; -1 is left out.
 
     Example:
         >>> logits = torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
@@ -289,14 +247,6 @@ def chance_score(name: str, target: Tensor) -> float:
 
     0.5 for ROC-AUC, one over the number of classes for balanced accuracy; NaN for macro-F1, and without any
     known class.
-
-    Args:
-        name: of the score, e.g. `f1`, `balanced_accuracy` or `roc_auc`.
-        target: [T] classes; -1 is left out.
-
-    Example:
-        >>> chance_score("f1", torch.tensor([2, 2, 0, -1]))
-        0.6666666666666666
     """
     _check_labels(target, tuple(target.shape))
     labels = target[target >= 0]
@@ -312,14 +262,6 @@ def error_weights(score: str, target: Tensor) -> Tensor | None:
     """Return what a wrong prediction of each row costs of a score, [T]; None where all rows cost the same.
 
     For balanced accuracy a row of a class with n of the rows costs 1 / (n · classes).
-
-    Args:
-        score: name of a metric, as in `fgai.tasks.Task.scores`.
-        target: [T] classes, all known.
-
-    Example:
-        >>> error_weights("balanced_accuracy", torch.tensor([0, 0, 1]))
-        tensor([0.2500, 0.2500, 0.5000])
     """
     if score != "balanced_accuracy":
         return None

@@ -21,11 +21,10 @@ from fgai.typed import typed
 
 def _output_changes(views: Views) -> dict[str, Any]:
     """All three distances of the outputs under each attack from the clean ones."""
-    rows = views.rows if views.measured is None else views.measured
-    before = views.logits["clean"][rows]
+    before = views.logits["clean"][views.measured]
     out: dict[str, Any] = {}
     for attack, attacked in views.attacks.items():
-        after = attacked.worst.output.logits[rows]
+        after = attacked.worst.output.logits[views.measured]
         out["g_tvd" if attack == "prediction" else f"g_tvd_{attack}"] = {
             "logits": g_tvd(before, after),
             "probs": g_tvd_prob(before, after),
@@ -109,14 +108,7 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
 )
 @typed
 def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
-    """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`.
-
-    Arguments as in `g_tvd_rel`.
-
-    Example:
-        >>> g_tvd_prob(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
-        1.0
-    """
+    """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`."""
     change = tvd(*_finite(y, y_other), "probabilities")
     return float(change.sum() / max(1, change.numel()))
 
@@ -135,12 +127,6 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the logits, per node: `1/(2|N|) sum |y - y'|`.
 
     Not scale-free: halving all logits halves it. `g_tvd_rel` is.
-
-    Arguments as in `g_tvd_rel`.
-
-    Example:
-        >>> g_tvd(torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([[0.5, 1.0], [2.0, 2.0]]))
-        0.375
     """
     change = tvd(*_finite(y, y_other))
     return float(change.sum() / max(1, change.numel()))
@@ -175,14 +161,6 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
     """Jensen-Shannon divergence of attention per edge: `1/(2|E|) (KL(w‖m) + KL(w'‖m))`, `m = (w + w')/2`.
 
     In nats, the sums over all edges at once; 0 exactly when nothing changed.
-
-    Args:
-        w: [E], attention before (heads averaged).
-        w_other: [E], attention after, on the same edges in the same order.
-
-    Example:
-        >>> g_jsd(torch.tensor([0.25, 0.75]), torch.tensor([0.25, 0.75]))
-        0.0
     """
     w, w_other = _finite(w, w_other, "w")
     # With d = (w - w')/(w + w') an edge adds m φ(d), φ(d) = (1+d) log(1+d) + (1-d) log(1-d). For small d,
@@ -200,17 +178,9 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
 @metric(direction="lower", title="changed predictions", paths=("changed",), measure=_class_changes)
 @typed
 def changed_share(before: Tensor, after: Tensor) -> float:
-    """Share of nodes whose predicted class is another one, whatever the true one is.
+    """Share of nodes whose predicted class is another one, whatever the true one is; NaN without nodes.
 
-    NaN without nodes.
-
-    Args:
-        before: logits [N, C], or class indices [N].
-        after: likewise, of the same nodes.
-
-    Example:
-        >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))
-        0.25
+    Both are logits [N, C] or class indices [N], of the same nodes.
     """
     one, two = _matched_classes(before, after)
     return float((one != two).double().mean())

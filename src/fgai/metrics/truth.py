@@ -115,14 +115,8 @@ def truth_auc(
         graph  one AUC over the edges into `nodes`
         node   the mean over nodes of the AUC within their neighbourhood, over nodes with true and other edges
 
-    0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts.
-
-    Args:
-        w: [E].
-        truth: bool [E].
-        rowptr: [N+1].
-        scope: "graph" or "node".
-        nodes: bool [N] or indices; only edges into these nodes count, as the nodes the truth is about.
+    0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts. `truth` is a
+    mask [E]; with `nodes` only edges into these count.
 
     Example:
         >>> truth_auc(torch.tensor([0.7, 0.2, 0.1]), torch.tensor([True, False, False]), torch.tensor([0, 3]))
@@ -160,13 +154,8 @@ def truth_precision(
 
         |T_{k_i} ∩ truth_i| / k_i,   k_i = min(k, number of true edges of node i)
 
-    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores. Arguments as in
-    `truth_auc`, with k neighbours shown, or None for as many as are true.
-
-    Example:
-        >>> w, truth = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([True, False, True])
-        >>> truth_precision(w, truth, torch.tensor([0, 3]))
-        0.5
+    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores. `truth` is a mask
+    [E]; without k as many neighbours are shown as are true.
     """
     _check(w, truth, rowptr)
     check_k(k)
@@ -179,12 +168,7 @@ def truth_precision(
 
 @typed
 def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
-    """What `truth_precision` is on average for a random ranking: the mean share of true edges.
-
-    Example:
-        >>> truth_chance(torch.tensor([True, False, False, True]), torch.tensor([0, 3, 4])) == 1 / 3
-        True
-    """
+    """What `truth_precision` is on average for a random ranking: the mean share of true edges."""
     checks.mask(truth, tuple(truth.shape[:1]), "truth")
     check_rows(truth, rowptr, "truth")
     positives, degree = row_sum(truth, rowptr), rowptr.diff()
