@@ -27,23 +27,14 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, eq=False)
 class Clean:
-    """The model's output before the attack, and the true classes.
+    """The model's output before the attack, and the true classes."""
 
-    Attributes:
-        logits: on the clean graph, a row per node, link or small graph.
-        attention: on the clean graph.
-        nodes: [T] the rows under attack.
-        truth: the true class of every row, negative if unknown; None if all are.
-        task: its name.
-        score: name of the task's score that is reported.
-    """
-
-    logits: Tensor
+    logits: Tensor  # on the clean graph, a row per node, link or small graph
     attention: AttentionMap
-    nodes: Tensor
-    truth: Tensor | None = None
+    nodes: Tensor  # [T] the rows under attack
+    truth: Tensor | None = None  # the true class of every row, negative if unknown; None if all are
     task: str = "node"
-    score: str = "f1"
+    score: str = "f1"  # name of the task's score that is reported
 
     @property
     def labels(self) -> Tensor:
@@ -53,14 +44,12 @@ class Clean:
 
     def members(self, k: int) -> list[tuple[Tensor, Tensor]]:
         """Return per layer the top-k mask [E] and the nodes with more than k neighbours; cached."""
-        return cached_on(
-            self,
-            ("fgai.objectives", k),
-            lambda: [
-                (topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten())
-                for w in self.attention.layers
-            ],
-        )
+
+        def members() -> list[tuple[Tensor, Tensor]]:
+            layers = self.attention.layers
+            return [(topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten()) for w in layers]
+
+        return cached_on(self, ("fgai.objectives", k), members)
 
 
 Loss = Callable[[Tensor, AttentionMap, Clean], Tensor]
@@ -154,8 +143,7 @@ def _wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tenso
 @typed
 def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Cross-entropy of the attacked logits against the clean prediction, to be maximised."""
-    label = clean.logits[clean.nodes].argmax(1)
-    return cross_entropy(logits[clean.nodes], label)
+    return cross_entropy(logits[clean.nodes], clean.logits[clean.nodes].argmax(1))
 
 
 @typed
@@ -189,9 +177,6 @@ class TopKMargin:
     is a smooth share of the explanation lost; its mean over nodes and layers is maximised. By the logarithm
     the margin is a difference of scores, whose size does not depend on how flat the attention is; the
     gradient of the sigmoid is largest for swaps that are about to happen.
-
-    Args:
-        k: size of the explanation.
     """
 
     def __init__(self, k: int) -> None:
@@ -286,21 +271,15 @@ def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective
 
         hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
 
-    own being the clean prediction. The damage has the share of the top-k that touched nodes lost in the place
-    of `TopKMargin(k)`.
-
-    Args:
-        k: size of the explanation.
-        keep: share of the attacked nodes that must keep their class, above 0 and at most 1.
-        slack: distance to the class boundary, in nats, from which a hinge pushes back.
+    own being the clean prediction and `slack` a distance in nats. The damage has the share of the top-k that
+    touched nodes lost in the place of `TopKMargin(k)`.
     """
     if not 0 < keep <= 1:
         raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
     smooth = TopKMargin(k)
 
     def share_kept(logits: Tensor, clean: Clean) -> Tensor:
-        rows = clean.nodes
-        return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
+        return (logits[clean.nodes].argmax(1) == clean.logits[clean.nodes].argmax(1)).double().mean()
 
     def loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         margin = smooth(logits, attention, clean)

@@ -200,7 +200,7 @@ class _Run:
 
 
 def _null_row(views: Views) -> dict[str, Any]:
-    """Every metric with a null row, of uniform or random attention; the name of the only attack is left out."""
+    """Every metric of uniform or random attention that has a null row, without the name of the only attack."""
     row: dict[str, Any] = {}
     for spec in {spec.null: spec for spec in metrics.METRICS.values()}.values():  # a shared function once
         if spec.null is not None:

@@ -137,7 +137,7 @@ def sentences(
         taken = f"Injected nodes take {shares} of the attention of the nodes they are joined to"
         uniform = _chance(reference, _TAKEN.chance, "uniform attention")
         out.append(f"{taken}{aims.get('explanation', '')}{uniform}.")
-    out.append(_sharpness(records))
+    out.append(sharpness_sentence(records))
     return [sentence for sentence in out if sentence]
 
 
@@ -206,8 +206,8 @@ def _missed(records: Sequence[Record], names: Sequence[str] | None) -> str:
     return f"Of the {count} tested nodes of class {label}, the rarest, {' and '.join(parts)}."
 
 
-def _sharpness(records: Sequence[Record]) -> str:
-    """The share of the strongest neighbour, beside that of uniform attention."""
+def sharpness_sentence(records: Sequence[Record]) -> str:
+    """Return the share of the strongest neighbour, beside that of uniform attention."""
     uniform, parts = number_at(records[0], "top_share.uniform.all"), []
     for record in records:
         top, sharp = number_at(record, "top_share.clean.all"), number_at(record, "sharpness.clean.all")
@@ -295,13 +295,7 @@ def signed(value: float | None, form: str) -> str:
 
 
 def measure_names(record: Record) -> dict[str, str]:
-    """Return readable names of the measures, with layer and nodes, and the paths they stand for.
-
-    Example:
-        >>> names = measure_names({"config": {"k": 3}})
-        >>> names["top 3 kept, attack on explanations, all layers, touched nodes"]
-        'overlap_touched.explanation.all'
-    """
+    """Return readable names of the measures, with layer and nodes, and the paths they stand for."""
     score, out = score_of(record), dict[str, str]()
     for measure in MEASURES:
         title = measure.title.format(k=size_of(record))

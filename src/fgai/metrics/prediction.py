@@ -87,7 +87,7 @@ def f1(prediction: Tensor, target: Tensor) -> float:
 )
 @typed
 def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C."""
+    """Mean of the recalls of the classes that occur in `target`: 1/C if one class of C is always named."""
     return float(recall(prediction, target).nanmean())
 
 
@@ -119,10 +119,6 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
 @typed
 def accuracy(prediction: Tensor, target: Tensor) -> float:
     """Share of nodes whose predicted class is the true one; NaN if no class is known.
-
-    Args:
-        prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 marks an unknown class, which is left out.
 
     Example:
         >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, -1]))

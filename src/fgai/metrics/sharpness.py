@@ -141,7 +141,7 @@ def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
 @typed
 def uniform_share(rowptr: Tensor) -> float:
-    """What `top_share` is for uniform attention: the mean of 1/degree of nodes with two neighbours or more."""
+    """What `top_share` is for uniform attention: the mean of 1/degree of nodes with two or more neighbours."""
     degree = rowptr.diff().double()
     return mean_over(torch.where(degree >= 2, 1 / degree, float("nan")))
 

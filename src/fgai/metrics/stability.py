@@ -79,10 +79,6 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     Unchanged when both arguments are multiplied by one factor. Where every node had equal logits before: 0 if
     nothing moved, else infinite.
 
-    Args:
-        y: [N, C], logits before; their spread is the unit.
-        y_other: [N, C], logits after.
-
     Example:
         >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
         0.5
@@ -178,9 +174,9 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
 @metric(direction="lower", title="changed predictions", paths=("changed",), measure=_class_changes)
 @typed
 def changed_share(before: Tensor, after: Tensor) -> float:
-    """Share of nodes whose predicted class is another one, whatever the true one is; NaN without nodes.
+    """Share of nodes whose predicted class is another one, whatever the true one is.
 
-    Both are logits [N, C] or class indices [N], of the same nodes.
+    Both are logits [N, C] or class indices [N], of the same nodes. NaN without nodes.
     """
     one, two = _matched_classes(before, after)
     return float((one != two).double().mean())

@@ -121,17 +121,15 @@ class Table:
 
     def _longest_words(self) -> list[int]:
         return [
-            max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in self._cells()
+            max((len(word) for cell in cells for word in cell.split()), default=0) for cells in self._cells()
         ]
 
     def _widths(self, most: int) -> list[int]:
         """Characters of each column: those of its cells, the widest narrowed down to whole words."""
         least = self._longest_words()
         widths = [max(map(len, cells)) for cells in self._cells()]
-        while _line_width(widths) > most:
+        while _line_width(widths) > most and widths != least:
             spare = [width if width > low else 0 for width, low in zip(widths, least, strict=True)]
-            if not any(spare):
-                break
             widths[spare.index(max(spare))] -= 1
         return widths
 
