@@ -63,19 +63,6 @@ READS = ("logits", "ranking", "heads")
 class Objective:
     """What an attacker maximises, the number that is reported, and the outputs of the model both need.
 
-    Attributes:
-        name: for messages and records.
-        loss: (logits, attention, clean) → a scalar that searches climb.
-        reads: outputs that `loss` and `damage` need: `logits`; `ranking`, also the ranking of neighbours and
-            the mean attention over heads; or `heads`, also the attention of all heads.
-        node_mean: whether the loss is the mean over the attacked rows of a function of that row's logits.
-        constrained: whether a value below zero means that a constraint is violated.
-        damage: (logits, attention, clean) → the scalar that is reported, larger for a stronger attack; None
-            takes the loss.
-        row_losses: whether searches may climb any of `ROW_LOSSES` in place of the loss, as the damage is one
-            minus the task's score.
-        top_k_margin: the loss as a sum over rows of attention, where it is one.
-
     Raises:
         InputError: `reads` is none of these, or not `logits` with `node_mean`.
 
@@ -86,13 +73,15 @@ class Objective:
     """
 
     name: str
-    loss: Loss
+    loss: Loss  # that searches climb
+    # Outputs that `loss` and `damage` need: `logits`; `ranking`, also the ranking of neighbours and the mean
+    # attention over heads; or `heads`, also the attention of all heads.
     reads: str = "heads"
-    node_mean: bool = False
-    constrained: bool = False
-    damage: Loss | None = None
-    row_losses: bool = False
-    top_k_margin: TopKMargin | None = None
+    node_mean: bool = False  # the loss is the mean over the attacked rows of a function of that row's logits
+    constrained: bool = False  # a value below zero means that a constraint is violated
+    damage: Loss | None = None  # what is reported, larger for a stronger attack; None takes the loss
+    row_losses: bool = False  # searches may climb any of `ROW_LOSSES`: the damage is one minus the score
+    top_k_margin: TopKMargin | None = None  # the loss as a sum over rows of attention, where it is one
 
     def __post_init__(self) -> None:
         one_of(self.reads, "reads", READS)

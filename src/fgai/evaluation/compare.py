@@ -12,7 +12,6 @@ from torch import nn
 from fgai.attacks import DEFAULT, Threat
 from fgai.attention.interface import originals
 from fgai.errors import InputError
-from fgai.evaluation.protocol import evaluate
 from fgai.evaluation.record import (
     EvaluationRecord,
     _class_table,
@@ -20,6 +19,7 @@ from fgai.evaluation.record import (
     _prediction_table,
     show_summary,
 )
+from fgai.evaluation.run import evaluate
 from fgai.progress import show_progress, stage
 from fgai.records import Table, TabledDocument, data_frame
 from fgai.records.table import csv_text

@@ -89,8 +89,7 @@ def _definition(views: Views) -> dict[str, Any]:
     ),
     measure=_definition,
 )
-@typed
 def faithful_share(certificate: CertificateRecord, layer: int = -1) -> float:
-    """Share of the nodes that have all four properties of Definition 1 in a layer; NaN where one is unknown."""
+    """Share of the nodes with all four properties of Definition 1 in a layer; NaN where one is unknown."""
     share = certificate.shares(layer)[ALL_FOUR]
     return nan if share is None else share

@@ -272,14 +272,14 @@ def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
 def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
     """Explanation metrics of each model, and of null attention on the model of `nulls`."""
     paths = [entry.path for entry in shown_numbers([record.metrics for record in records], "explanation")]
-    values = {record.name: [look_up(record.metrics, path) for path in paths] for record in records}
+    rows = [[record.name, *(look_up(record.metrics, path) for path in paths)] for record in records]
     if nulls is not None:
         for kind, metrics in nulls.metrics.get("null", {}).items():
-            values[f"{kind} (null)"] = [look_up(metrics, null_path(path)) for path in paths]
-        values["chance"] = [look_up(nulls.metrics, chance_path(path)) for path in paths]
-    shown = [i for i in range(len(paths)) if any(row[i] is not None for row in values.values())]
-    columns = [Column("model"), *(quantity(paths[i]).column for i in shown)]
-    return Table("Explanation", columns, [[name, *(row[i] for i in shown)] for name, row in values.items()])
+            rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
+        rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
+    shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
+    columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
+    return Table("Explanation", columns, [[row[0], *(row[i] for i in shown)] for row in rows])
 
 
 def _long_table(record: EvaluationRecord) -> Table:

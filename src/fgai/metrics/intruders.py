@@ -6,6 +6,7 @@ attention. These metrics count the new ones, on the attacked graph, at the origi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from fgai.metrics.common import _check_attention, _check_edge_mask, mean_over
 from fgai.metrics.spec import _under_attacks, metric
 from fgai.metrics.views import View, Views
 from fgai.ops.segments import row_sum
-from fgai.typed import typed
 
 
 def _intruders(views: Views) -> dict[str, Any]:
@@ -38,22 +38,19 @@ def _intruders(views: Views) -> dict[str, Any]:
     return {"intruders": views.by_attack(numbers), **views.by_endpoints("intruders", numbers)}
 
 
-@metric(
-    direction="lower",
-    parameters=("k",),
+_metric = partial(metric, direction="lower", section="explanation", measure=_intruders, null=_intruders)
+
+
+@_metric(
     title="intruded nodes",
     paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
-    section="explanation",
     shown=_under_attacks(
         "intruders.{}.nodes.all",
         "intruded",
         "Nodes that show an intruder",
         "Of the nodes a new node was joined to, the share with a new one among their top k.",
     ),
-    measure=_intruders,
-    null=_intruders,
 )
-@typed
 def intruder_nodes(
     w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
 ) -> float:
@@ -79,17 +76,11 @@ def intruder_nodes(
     return mean_over(torch.where(shares.isnan(), shares, (shares > 0).double()), nodes)
 
 
-@metric(
-    direction="lower",
-    parameters=("k",),
+@_metric(
     title="intruders' places",
     paths=("intruders.*.places", "endpoints.*.*.intruders.places"),
-    section="explanation",
     shown=(),
-    measure=_intruders,
-    null=_intruders,
 )
-@typed
 def intruder_places(
     w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
 ) -> float:
@@ -102,21 +93,16 @@ def intruder_places(
     return mean_over(_shares(w, injected, rowptr, k), nodes)
 
 
-@metric(
-    direction="lower",
+@_metric(
     title="intruders' mass",
     paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
-    section="explanation",
     shown=_under_attacks(
         "intruders.{}.mass.all",
         "their mass",
         "Attention on intruders",
         "Attention that new nodes take at the nodes they were joined to.",
     ),
-    measure=_intruders,
-    null=_intruders,
 )
-@typed
 def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Attention that new neighbours take, mean over the nodes that have any.
 

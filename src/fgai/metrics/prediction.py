@@ -21,19 +21,25 @@ from fgai.typed import typed
 
 MOST_CLASSES = 10_000_000
 """Classes that are counted one by one."""
-ATTACKED = "The same on the attacked graph."
 
 
 def _shown(
-    name: str, words: str, about: str, rows: str = "graph", *, ends: bool = False
+    name: str, words: str, about: str, clean: str = "clean graph", *, ends: bool = False
 ) -> tuple[Shown, ...]:
     """A score on the clean and on the attacked graph; with `ends` also by the endpoints of the attack."""
-    again = ATTACKED if rows == "graph" else "The same under attack."
-    scores = (
-        Shown(f"{name}.clean", words=f"{words}, clean {rows}", about=about),
-        Shown(f"{name}.attacked", words=f"{words}, attacked", about=again),
-    )
-    return (*scores, *(Shown(f"{name}.attacked_{by}") for by in ("random", "chosen") if ends))
+    again = "The same on the attacked graph." if clean == "clean graph" else "The same under attack."
+    shown = [
+        Shown(f"{name}.clean", words=f"{words}, {clean}", about=about),
+        Shown(f"{name}.attacked", words=f"{words}, prediction attacked", about=again),
+    ]
+    where = {
+        "random": ("at random", "may not choose its endpoints"),
+        "chosen": ("where it hurts", "chooses them by rules that read the graph, the reference or the model"),
+    }
+    for by, (place, rule) in where.items() if ends else ():
+        joined = f"{words}, new nodes joined {place}"
+        shown.append(Shown(f"{name}.attacked_{by}", words=joined, about=f"The same where the attack {rule}."))
+    return tuple(shown)
 
 
 def _most_frequent(target: Tensor) -> float:
@@ -46,18 +52,7 @@ def _most_frequent(target: Tensor) -> float:
     title="F1",
     paths=("f1.*",),
     shown=(
-        Shown("f1.clean", words="F1, clean graph", about="Share of the tested nodes classified right."),
-        Shown("f1.attacked", words="F1, prediction attacked", about=ATTACKED),
-        Shown(
-            "f1.attacked_random",
-            words="F1, new nodes joined at random",
-            about="The same where the attack may not choose its endpoints.",
-        ),
-        Shown(
-            "f1.attacked_chosen",
-            words="F1, new nodes joined where it hurts",
-            about="The same where rules that read the graph, the reference or the model choose them.",
-        ),
+        *_shown("f1", "F1", "Share of the tested nodes classified right.", ends=True),
         Shown(
             "f1.attacked_explanation",
             words="F1, explanation attacked",
@@ -67,7 +62,6 @@ def _most_frequent(target: Tensor) -> float:
     ),
     chance=_most_frequent,
 )
-@typed
 def f1(prediction: Tensor, target: Tensor) -> float:
     """Micro-F1, `2 TP / (2 TP + FP + FN)` over all classes: the accuracy, where a node has one class."""
     return accuracy(prediction, target)
@@ -85,7 +79,6 @@ def f1(prediction: Tensor, target: Tensor) -> float:
     ),
     chance=lambda target: 1 / len(target.unique()),
 )
-@typed
 def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
     """Mean of the recalls of the classes that occur in `target`: 1/C if one class of C is always named."""
     return float(recall(prediction, target).nanmean())
@@ -98,7 +91,6 @@ def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
     shown=_shown("macro_f1", "Macro-F1", "Mean over classes of their F1."),
     chance=lambda target: float("nan"),
 )
-@typed
 def macro_f1(prediction: Tensor, target: Tensor) -> float:
     """Mean of `2 TP / (2 TP + FP + FN)` over the classes that occur in either argument."""
     guess, truth = _labelled(prediction, target)
@@ -113,10 +105,11 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
 @metric(
     direction="higher",
     paths=("accuracy.*",),
-    shown=_shown("accuracy", "Accuracy", "Share of the tested graphs classified right.", "graphs", ends=True),
+    shown=_shown(
+        "accuracy", "Accuracy", "Share of the tested graphs classified right.", "clean graphs", ends=True
+    ),
     chance=_most_frequent,
 )
-@typed
 def accuracy(prediction: Tensor, target: Tensor) -> float:
     """Share of nodes whose predicted class is the true one; NaN if no class is known.
 
@@ -135,7 +128,6 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     shown=_shown("roc_auc", "ROC-AUC", "Chance that a positive outranks a negative.", ends=True),
     chance=lambda target: 0.5,
 )
-@typed
 def roc_auc(score: Tensor, target: Tensor) -> float:
     """Area under the ROC curve: the chance that a positive outranks a negative.
 
@@ -160,7 +152,6 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     shown=_shown("average_precision", "Average precision", "Precision over all thresholds."),
     chance=_most_frequent,
 )
-@typed
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
 
@@ -191,7 +182,6 @@ def _recalls(views: Views) -> dict[str, Any]:
 
 
 @metric(direction="higher", paths=("recall",), measure=_recalls)
-@typed
 def recall(prediction: Tensor, target: Tensor) -> Tensor:
     """Share of the nodes of each class that are predicted as such, [C]; NaN for a class without nodes.
 

@@ -125,7 +125,6 @@ def _touched(views: Views) -> dict[str, Any]:
 
 @metric(
     direction="higher",
-    parameters=("k",),
     paths=(
         "overlap.*",
         "overlap_touched.*",
@@ -175,7 +174,6 @@ def _touched(views: Views) -> dict[str, Any]:
     null=_overlaps,
     chance=_overlap_chances,
 )
-@typed
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """Mean top-k overlap over nodes with more than k neighbours; NaN if there is none.
 
@@ -220,7 +218,6 @@ def _lost(views: Views) -> dict[str, Any]:
     ),
     measure=_lost,
 )
-@typed
 def lost(kept: float) -> float:
     """Share of the top-k that touched nodes lose, by the endpoints of the attack: 1 - overlap."""
     return 1 - kept
@@ -234,7 +231,6 @@ def lost(kept: float) -> float:
     shown=(),
     measure=_same_class,
 )
-@typed
 def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = None) -> float:
     """Share of the nodes whose top-k lost a member although their class stayed; NaN if no node counts.
 
@@ -245,7 +241,6 @@ def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = N
 
 
 @metric(direction="", title="same class", paths=("same_class.*.kept",), shown=(), measure=_same_class)
-@typed
 def same_class_share(before: Tensor, after: Tensor) -> float:
     """Share of nodes whose predicted class stays: 1 - `changed_share`, with the same arguments."""
     one, two = _matched_classes(before, after)
@@ -255,7 +250,6 @@ def same_class_share(before: Tensor, after: Tensor) -> float:
 @metric(
     direction="", title="touched nodes", paths=("touched",), section="explanation", shown=(), measure=_touched
 )
-@typed
 def touched_share(touched: Tensor) -> float:
     """Share of nodes within reach of the attack; see `fgai.attention.touched_rows`."""
     return float(checks.mask(touched, (touched.numel(),), "touched").double().mean())
@@ -315,7 +309,6 @@ def _graph_overlap(views: Views) -> dict[str, Any]:
 
 @metric(
     direction="higher",
-    parameters=("k",),
     paths=("overlap_graph.*", "similarity.overlap_graph"),
     section="explanation",
     shown=(),
@@ -323,7 +316,6 @@ def _graph_overlap(views: Views) -> dict[str, Any]:
     null=_graph_overlap,
     chance=_graph_chance,
 )
-@typed
 def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) -> float:
     """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`; NaN without edges.
 
@@ -350,7 +342,6 @@ def _correlation(views: Views) -> dict[str, Any]:
     measure=_correlation,
     null=_correlation,
 )
-@typed
 def rank_correlation(w: Tensor, w_other: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean correlation of the ranks over nodes with at least two neighbours; tied values share a mean rank.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
 from fgai.progress import current_stage, stage
 from fgai.topk import ranks_in_rows, scoped_rows, topk_mask
-from fgai.typed import typed
 
 _SCOPES = ("graph", "node")
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -138,19 +138,17 @@ def _slopes(views: Views) -> dict[str, Any]:
     return {"f_slope": curves}
 
 
-@metric(
+_slope_metric = partial(
+    metric, section="fidelity", low=-_STEEPEST, high=_STEEPEST, measure=_slopes, null=_slopes
+)
+
+
+@_slope_metric(
     direction="lower",
-    low=-_STEEPEST,
-    high=_STEEPEST,
-    parameters=("fractions",),
     title="f+",
     paths=("f_slope.*.*.plus", "f_slope.*.*.curve_plus"),
     shown=(),
-    section="fidelity",
-    measure=_slopes,
-    null=_slopes,
 )
-@typed
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the top of the ranking.
 
@@ -175,19 +173,12 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     return float((x * (y - y.mean())).sum() / x.square().sum())
 
 
-@metric(
+@_slope_metric(
     direction="higher",
-    low=-_STEEPEST,
-    high=_STEEPEST,
-    parameters=("fractions",),
     title="f−",
     paths=("f_slope.*.*.minus", "f_slope.*.*.curve_minus"),
     shown=(),
-    section="fidelity",
-    measure=_slopes,
-    null=_slopes,
 )
-@typed
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
@@ -197,13 +188,12 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     return f_slope_plus(shares, fractions)  # the same formula, of the other curve
 
 
-@metric(
+@_slope_metric(
     direction="higher",
     low=-2 * _STEEPEST,
     high=2 * _STEEPEST,
     title="F-gap",
     paths=("f_slope.node.*.gap", "f_slope.graph.*.gap"),
-    section="fidelity",
     shown=(
         Shown(
             "f_slope.node.clean.gap",
@@ -228,10 +218,7 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
             "The same on the attacked graph.",
         ),
     ),
-    measure=_slopes,
-    null=_slopes,
 )
-@typed
 def f_slope_gap(minus: float, plus: float) -> float:
     """How much faster predictions fail from the top than from the bottom: `f_slope_minus - f_slope_plus`."""
     return minus - plus
@@ -261,15 +248,15 @@ def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: 
     return {"plus": plus, "minus": minus, "characterization": characterization(plus, minus)}
 
 
-@metric(
+_fidelity_metric = partial(metric, section="fidelity", measure=_fidelity)
+
+
+@_fidelity_metric(
     direction="higher",
     title="fidelity+",
     paths=("fidelity.*.plus",),
-    section="fidelity",
     shown=(),
-    measure=_fidelity,
 )
-@typed
 def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
     """Share of predictions that change without the explanation: high if it is necessary.
 
@@ -281,24 +268,20 @@ def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
     return changed_share(prediction, without)
 
 
-@metric(
+@_fidelity_metric(
     direction="lower",
     title="fidelity−",
     paths=("fidelity.*.minus",),
-    section="fidelity",
     shown=(),
-    measure=_fidelity,
 )
-@typed
 def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
     """Share of predictions that change when only the explanation is left: low if it is sufficient."""
     return changed_share(prediction, only)
 
 
-@metric(
+@_fidelity_metric(
     direction="higher",
     paths=("fidelity.*.characterization",),
-    section="fidelity",
     shown=(
         Shown(
             "fidelity.clean.characterization",
@@ -307,9 +290,7 @@ def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
             table="",
         ),
     ),
-    measure=_fidelity,
 )
-@typed
 def characterization(plus: float, minus: float) -> float:
     """Harmonic mean of fidelity+ and 1 - fidelity-, both in [0, 1]; 0 if either is 0."""
     checks.fraction(plus, "plus")

@@ -80,7 +80,6 @@ def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, A
     measure=_sharpness,
     null=lambda views: _of_uniform("sharpness", [0.0] * len(views.attention["clean"]), views),
 )
-@typed
 def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean distance of attention from uniform over nodes with at least two neighbours.
 
@@ -124,7 +123,6 @@ def _top_shares(views: Views) -> dict[str, Any]:
         "top_share", [uniform_share(layer.rowptr) for layer in views.attention["clean"]], views
     ),
 )
-@typed
 def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.
 
@@ -141,7 +139,7 @@ def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
 @typed
 def uniform_share(rowptr: Tensor) -> float:
-    """What `top_share` is for uniform attention: the mean of 1/degree of nodes with two or more neighbours."""
+    """What `top_share` is for uniform attention: mean of 1/degree of nodes with two or more neighbours."""
     degree = rowptr.diff().double()
     return mean_over(torch.where(degree >= 2, 1 / degree, float("nan")))
 
@@ -156,7 +154,6 @@ def uniform_share(rowptr: Tensor) -> float:
     shown=(),
     measure=lambda views: views.sharpest,
 )
-@typed
 def sharpest_layer(sharpness: Sequence[float]) -> int:
     """Index of the layer with the largest sharpness, undefined ones last."""
     if not len(sharpness):

@@ -71,7 +71,7 @@ def _under_attacks(path: str, heading: str, words: str, about: str) -> tuple[Sho
 @typed
 @dataclass(kw_only=True, eq=False)
 class MetricSpec:
-    """`@metric(...)` declares a function as a metric; the function itself is returned unchanged.
+    """`@metric(...)` declares a function as a metric, and makes it check the types of its arguments.
 
     With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. `METRICS` holds
     every declaration with the `name` of the function, the `function` and its `description`, the first line of
@@ -81,7 +81,6 @@ class MetricSpec:
         direction: "higher" or "lower", whichever is better; empty if neither is.
         low: the smallest value it can take.
         high: the largest.
-        parameters: names of the arguments that change its value.
         title: heading in tables; the name of the function by default.
         form: how its numbers print, e.g. `.2e`.
         paths: where its numbers stand in a record's metrics; `*` stands for any one name. The name of the
@@ -104,7 +103,6 @@ class MetricSpec:
     direction: str
     low: float = 0
     high: float = 1
-    parameters: tuple[str, ...] = ()
     title: str = ""
     form: str = ".3f"
     paths: tuple[str, ...] = ()
@@ -123,6 +121,7 @@ class MetricSpec:
 
     def __call__(self, function: _Function) -> _Function:
         """Declare `function`."""
+        function = typed(function)
         spec, name = copy(self), function.__name__
         spec.name, spec.function = name, function
         spec.description = (function.__doc__ or name).strip().splitlines()[0]
@@ -143,9 +142,14 @@ class MetricSpec:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The defaults of `parameters`."""
-        arguments = inspect.signature(self.function).parameters
-        return {name: arguments[name].default for name in self.parameters}
+        """The arguments that change its value, with their defaults."""
+        arguments = inspect.signature(self.function).parameters.values()
+        return {a.name: a.default for a in arguments if a.kind != a.KEYWORD_ONLY and a.default is not a.empty}
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the arguments that change its value."""
+        return tuple(self.defaults)
 
 
 metric = MetricSpec
@@ -229,10 +233,8 @@ def chance_path(path: str) -> str:
     """Return where a record keeps the chance level of the number at `path`; empty if its metric has none.
 
     Example:
-        >>> chance_path("f1.attacked"), chance_path("overlap_touched.explanation.all")
-        ('f1.chance', 'overlap_touched.chance.all')
-        >>> chance_path("similarity.overlap.all"), chance_path("truth.auc.last")
-        ('overlap.chance.all', '')
+        >>> chance_path("overlap_touched.explanation.all"), chance_path("similarity.overlap.all")
+        ('overlap_touched.chance.all', 'overlap.chance.all')
     """
     spec = metric_at(path)
     if spec is None or spec.chance is None:

@@ -6,6 +6,7 @@ All compare the original nodes and edges before and after, already matched; dist
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,6 @@ from fgai.divergence import same_shape, tvd
 from fgai.metrics.common import _matched_classes
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import AttentionPair, Views
-from fgai.typed import typed
 
 
 def _output_changes(views: Views) -> dict[str, Any]:
@@ -57,8 +57,10 @@ def _class_changes(views: Views) -> dict[str, float]:
     return {name: changed_share(before, logits[views.rows]) for name, logits in attacked.items()}
 
 
-@metric(
-    direction="lower",
+_output_metric = partial(metric, direction="lower", measure=_output_changes)
+
+
+@_output_metric(
     high=math.inf,
     title="g-TVD rel",
     form=".2e",
@@ -70,9 +72,7 @@ def _class_changes(views: Views) -> dict[str, float]:
             about="How far the outputs move under attack, as a share of their own spread.",
         ),
     ),
-    measure=_output_changes,
 )
-@typed
 def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
 
@@ -88,8 +88,7 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     return change / spread if spread else math.inf if change else 0.0
 
 
-@metric(
-    direction="lower",
+@_output_metric(
     title="g-TVD probs",
     form=".2e",
     paths=("g_tvd.probs", "g_tvd_explanation.probs"),
@@ -100,25 +99,20 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
             about="Probability that changes hands between classes, averaged over nodes.",
         ),
     ),
-    measure=_output_changes,
 )
-@typed
 def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`."""
     change = tvd(*_finite(y, y_other), "probabilities")
     return float(change.sum() / max(1, change.numel()))
 
 
-@metric(
-    direction="lower",
+@_output_metric(
     high=math.inf,
     title="g-TVD logits",
     form=".2f",
     paths=("g_tvd.logits", "g_tvd_explanation.logits"),
     shown=(),
-    measure=_output_changes,
 )
-@typed
 def g_tvd(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the logits, per node: `1/(2|N|) sum |y - y'|`.
 
@@ -152,7 +146,6 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
     measure=_attention_change,
     null=_attention_change,
 )
-@typed
 def g_jsd(w: Tensor, w_other: Tensor) -> float:
     """Jensen-Shannon divergence of attention per edge: `1/(2|E|) (KL(w‖m) + KL(w'‖m))`, `m = (w + w')/2`.
 
@@ -172,7 +165,6 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
 
 
 @metric(direction="lower", title="changed predictions", paths=("changed",), measure=_class_changes)
-@typed
 def changed_share(before: Tensor, after: Tensor) -> float:
     """Share of nodes whose predicted class is another one, whatever the true one is.
 

@@ -27,24 +27,9 @@ MISSING = "–"
 _PROSE = 40  # columns with longer texts are aligned left
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 """Which direction is better, as headings show it."""
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
-    "$": r"\$",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "×": r"$\times$",
-    "–": "--",
-    "−": "$-$",
-    "±": r"$\pm$",
-}
+_LATEX = {letter: f"\\{letter}" for letter in "&%#_${}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$", "–": "--", "−": "$-$", "±": r"$\pm$"}
 
 
 @typed
