@@ -13,16 +13,7 @@ from fgai.attacks import THREATS, weak_search_note
 from fgai.errors import InputError
 from fgai.evaluation.summary import percent, sentences, sharpness_sentence, summary_table, verdict
 from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
-from fgai.records import (
-    Cell,
-    Column,
-    Table,
-    TabledDocument,
-    data_frame,
-    look_up,
-    plain,
-    unpack_array,
-)
+from fgai.records import Cell, Column, Table, TabledDocument, data_frame, look_up, plain, unpack_array
 from fgai.records.table import csv_text
 from fgai.tasks import TASKS
 from fgai.typed import typed

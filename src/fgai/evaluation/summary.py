@@ -300,12 +300,7 @@ def number_at(record: Record, path: str) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-SCORES = {
-    "f1": "F1",
-    "accuracy": "accuracy",
-    "roc_auc": "ROC-AUC",
-    "balanced_accuracy": "balanced accuracy",
-}
+SCORES = {"f1": "F1", "accuracy": "accuracy", "roc_auc": "ROC-AUC", "balanced_accuracy": "balanced accuracy"}
 """Headings of scores by their names in records."""
 SHARES = ("f1", "accuracy")  # scores that are shares of what is classified right
 

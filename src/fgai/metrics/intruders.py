@@ -76,11 +76,7 @@ def intruder_nodes(
     return mean_over(torch.where(shares.isnan(), shares, (shares > 0).double()), nodes)
 
 
-@_metric(
-    title="intruders' places",
-    paths=("intruders.*.places", "endpoints.*.*.intruders.places"),
-    shown=(),
-)
+@_metric(title="intruders' places", paths=("intruders.*.places", "endpoints.*.*.intruders.places"), shown=())
 def intruder_places(
     w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
 ) -> float:

@@ -94,12 +94,7 @@ def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -
 
 
 def _removal_curves(
-    model: nn.Module,
-    observed: Observation,
-    scored: LayerAttention,
-    scope: str,
-    right: Tensor,
-    target: Tensor,
+    model: nn.Module, observed: Observation, scored: LayerAttention, scope: str, right: Tensor, target: Tensor
 ) -> dict[str, Any]:
     """Remove edges from the top and from the bottom of a ranking, and record the share still right.
 
@@ -143,12 +138,7 @@ _slope_metric = partial(
 )
 
 
-@_slope_metric(
-    direction="lower",
-    title="f+",
-    paths=("f_slope.*.*.plus", "f_slope.*.*.curve_plus"),
-    shown=(),
-)
+@_slope_metric(direction="lower", title="f+", paths=("f_slope.*.*.plus", "f_slope.*.*.curve_plus"), shown=())
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the top of the ranking.
 
@@ -174,10 +164,7 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 
 
 @_slope_metric(
-    direction="higher",
-    title="f−",
-    paths=("f_slope.*.*.minus", "f_slope.*.*.curve_minus"),
-    shown=(),
+    direction="higher", title="f−", paths=("f_slope.*.*.minus", "f_slope.*.*.curve_minus"), shown=()
 )
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
@@ -251,12 +238,7 @@ def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: 
 _fidelity_metric = partial(metric, section="fidelity", measure=_fidelity)
 
 
-@_fidelity_metric(
-    direction="higher",
-    title="fidelity+",
-    paths=("fidelity.*.plus",),
-    shown=(),
-)
+@_fidelity_metric(direction="higher", title="fidelity+", paths=("fidelity.*.plus",), shown=())
 def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
     """Share of predictions that change without the explanation: high if it is necessary.
 
@@ -268,12 +250,7 @@ def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
     return changed_share(prediction, without)
 
 
-@_fidelity_metric(
-    direction="lower",
-    title="fidelity−",
-    paths=("fidelity.*.minus",),
-    shown=(),
-)
+@_fidelity_metric(direction="lower", title="fidelity−", paths=("fidelity.*.minus",), shown=())
 def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
     """Share of predictions that change when only the explanation is left: low if it is sufficient."""
     return changed_share(prediction, only)
