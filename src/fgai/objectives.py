@@ -17,7 +17,8 @@ from fgai.attention.layer import mean_heads
 from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.errors import InputError
-from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
+from fgai.metrics import mean_of_defined, task_scores
+from fgai.metrics.ranking import kept_by_layer
 from fgai.ops.segments import row_sum
 from fgai.topk import topk_mask
 from fgai.topk.swaps import swap_gaps, take_values

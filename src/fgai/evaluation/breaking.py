@@ -134,10 +134,6 @@ def bisect_below(
     """Return an n with measure(n) below the threshold and measure(n - 1) not, and all measures.
 
     By doubling, then bisection; None if no number tried is below. measure(0) and NaN count as not below.
-
-    Example:
-        >>> bisect_below(lambda n: 1 / n, 0.3, 100)
-        (4, {1: 1.0, 2: 0.5, 4: 0.25, 3: 0.3333333333333333})
     """
     measures: dict[int, float] = {}
 

@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Comparison(TabledDocument):
-    """Records of several models under one threat.
-
-    Attributes:
-        records: one per model.
-        reference: name of the model that the others are compared with and whose null rows are shown.
-    """
+    """Records of several models under one threat, which are compared with the model named `reference`."""
 
     KIND: ClassVar[str] = "comparison"
 
@@ -116,8 +111,8 @@ def compare(
         models: by their name in tables.
         data: a `Graph` or PyG `Data`.
         threat: see `evaluate`.
-        vanilla: name of the reference, the model the others are compared with; the first by default.
         seed: of the attacks.
+        vanilla: name of the reference, the model the others are compared with; the first by default.
         **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`, `edges=2`.
 
     Raises:

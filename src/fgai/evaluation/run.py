@@ -33,9 +33,11 @@ from fgai.evaluation import reliability
 from fgai.evaluation.record import EvaluationRecord
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
-from fgai.metrics import AttackViews, AttentionPair, View, Views
+from fgai.metrics import AttentionPair, Views
 from fgai.metrics.prediction import score_views
 from fgai.metrics.sharpness import sharpness_by_layer
+from fgai.metrics.spec import MetricSpec
+from fgai.metrics.views import AttackViews, View
 from fgai.models import as_graph
 from fgai.progress import show_progress
 from fgai.records import Meter, pack_array, plain, provenance
@@ -89,10 +91,8 @@ def evaluate(
         name: of the model in tables; its class by default.
         k: neighbours in a node's explanation.
         targets: what is attacked and scored: `test`, or `val` while settings are still being chosen.
-        nodes: how many nodes the attack injects; the threat's number by default. Lower it if the graph has
-            few nodes.
-        edges: how many edges each injected node gets, or how many change where none is injected; the threat's
-            number by default.
+        nodes: how many nodes the attack injects, in place of the threat's number; fewer for a small graph.
+        edges: how many edges each injected node gets, or how many change where none is injected.
         explanation_attack: also attack the explanation. A threat without gradient steps, or with its own
             objective as `preserving` has, runs once; its numbers then count for both attacks.
         curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
@@ -214,13 +214,29 @@ class _Run:
         attacked = {"prediction": self._run(attack, "prediction")}
         meter.lap("prediction attack")
         if explanation_attack:
-            # A threat that follows no gradients, or has its own objective: both attacks are the same one.
-            same = not attack.follows_gradients or threat.objective is not None
-            attacked["explanation"] = attacked["prediction"]
-            if not same:
+            # Without gradients, or with an objective of its own, the threat has one attack for both.
+            if attack.follows_gradients and threat.objective is None:
                 attacked["explanation"] = self._run(self._attack(threat, "explanation"), "explanation")
+            else:
+                attacked["explanation"] = attacked["prediction"]
             meter.lap("explanation attack")
-        views = self._views(attacked, curves)
+        observations = {"clean": self.clean}
+        for name, each in attacked.items():
+            observations["attacked" if name == "prediction" else f"attacked_{name}"] = each.worst.output
+        views = Views(
+            graph=self.original,
+            observations=observations,
+            target=self.task.labels(self.graph),
+            rows=self.rows,
+            k=self.k,
+            measured=self.task.row_of(self.graph) if self.task.row_per_node else self.rows,
+            model=self.model,
+            curves=curves,
+            attacks=attacked,
+            vanilla_attention=self.vanilla_attention,
+            vanilla_model=None if self.vanilla_attention is None else self.vanilla_model,
+            sharpest=self.sharpest,
+        )
         classes = [views.logits[name][self.rows].argmax(1) for name in ("clean", "attacked")]
         result = self.results["prediction"]
         reliability.check_reach(result, attack.budget.target_nodes(self.graph), *classes)
@@ -228,10 +244,9 @@ class _Run:
         if nulls:
             out["null"] = {kind: _null_row(views.with_null(kind, self.seed)) for kind in metrics.NULLS}
             meter.lap("null rows")
-        runs = {name: self.results.get(name, result) for name in attacked}
         ledgers = {
             name: {"value": run.value, "start": run.start, "noise": run.noise, **run.ledger.to_dict()}
-            for name, run in runs.items()
+            for name, run in ((name, self.results.get(name, result)) for name in attacked)
         }
         return {
             "threat": {"name": threat.name, "budget": plain(attack.budget.to_dict())},
@@ -298,25 +313,6 @@ class _Run:
         touched = touched_rows(self.clean.attention, output.attention, changed)
         return View(output, AttentionPair(self.clean.attention, output.attention, self.k, touched))
 
-    def _views(self, attacked: dict[str, AttackViews], curves: bool) -> Views:
-        observations = {"clean": self.clean}
-        for name, result in attacked.items():
-            observations["attacked" if name == "prediction" else f"attacked_{name}"] = result.worst.output
-        return Views(
-            graph=self.original,
-            observations=observations,
-            target=self.task.labels(self.graph),
-            rows=self.rows,
-            k=self.k,
-            measured=self.task.row_of(self.graph) if self.task.row_per_node else self.rows,
-            model=self.model,
-            curves=curves,
-            attacks=attacked,
-            vanilla_attention=self.vanilla_attention,
-            vanilla_model=None if self.vanilla_attention is None else self.vanilla_model,
-            sharpest=self.sharpest,
-        )
-
     def _metrics(self, views: Views, meter: Meter) -> dict[str, Any]:
         """Return the scores of the task and every metric with a `measure`, each beside its chance level."""
         out: dict[str, Any] = score_views(views, self.headline)
@@ -349,7 +345,7 @@ def _null_row(views: Views) -> dict[str, Any]:
     return row
 
 
-def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: Views) -> Mapping[str, Any]:
+def _values(spec: MetricSpec, function: Callable[[Views], Any], views: Views) -> Mapping[str, Any]:
     """Call `measure`, `null` or `chance` of a metric; return the values by path."""
     values = function(views)
     if spec.place:
@@ -363,15 +359,7 @@ def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: V
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value in nested mappings at its dotted path; mappings are merged.
-
-    Example:
-        >>> values = {"f1": {"clean": 0.9}}
-        >>> _set_value(values, "calibration.clean", 0.1)
-        >>> _set_value(values, "f1", {"attacked": 0.8})
-        >>> values
-        {'f1': {'clean': 0.9, 'attacked': 0.8}, 'calibration': {'clean': 0.1}}
-    """
+    """Set a value in nested mappings at its dotted path; mappings are merged."""
     *parents, last = path.split(".")
     for name in parents:
         values = values.setdefault(name, {})
@@ -395,11 +383,6 @@ def damage_by_endpoints(ledger: Ledger) -> dict[str, float]:
     """Return the largest damage by endpoint rule, and that of all rules but `random` as `chosen`.
 
     A restart's random noise counts as `random`. Empty unless an ensemble also tried other endpoints.
-
-    Example:
-        >>> rows = [{"member": "sign", "endpoints": "random"}, {"member": "sign", "endpoints": "cover"}]
-        >>> damage_by_endpoints(Ledger(members=rows, damages=[0.1, 0.3, 0.4]))
-        {'random': 0.3, 'cover': 0.4, 'chosen': 0.4}
     """
     worst: dict[str, float] = {}
     if any("endpoints" not in row for row in ledger.members):

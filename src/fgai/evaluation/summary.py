@@ -390,15 +390,7 @@ def summary_table(records: Sequence[Record]) -> Table:
 
 
 def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
-    """Say in two sentences how a model holds: how many top neighbours stay, and what an attack can do.
-
-    Example:
-        >>> metrics = {"f1": {"clean": 0.9, "attacked": 0.8}}
-        >>> metrics["overlap_touched"] = {"explanation": {"all": 0.94}}
-        >>> threat = {"name": "ensemble", "budget": {"nodes": 20}}
-        >>> verdict({"metrics": metrics, "threat": threat}).replace("\u00a0", " ")
-        '94 % of the top neighbours stay. 20 fake nodes can turn 11 of 100 right predictions wrong.'
-    """
+    """Say in two sentences how a model holds: how many top neighbours stay, and what an attack can do."""
     kept = [number_at(record, f"overlap_touched.{key}.all") for key in ("explanation", "prediction")]
     shares = [share for share in kept if share is not None]
     out = [f"{percent(min(shares))} of the top neighbours stay."] if shares else []

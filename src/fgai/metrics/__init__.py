@@ -29,7 +29,9 @@ from fgai.metrics.prediction import (
     task_scores,
 )
 from fgai.metrics.ranking import (
-    kept_by_layer,
+    intruder_mass,
+    intruder_nodes,
+    intruder_places,
     lost,
     overlap,
     overlap_chance,
@@ -40,7 +42,6 @@ from fgai.metrics.ranking import (
     tied_share,
     touched_share,
 )
-from fgai.metrics.intruders import intruder_mass, intruder_nodes, intruder_places
 from fgai.metrics.stability import changed_share, g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.sharpness import (
     UNIFORM_SHARPNESS,
@@ -71,7 +72,6 @@ from fgai.metrics.common import (
 )
 from fgai.metrics.spec import (
     METRICS,
-    MetricSpec,
     Quantity,
     Shown,
     chance_path,
@@ -81,7 +81,7 @@ from fgai.metrics.spec import (
     quantity,
     shown_numbers,
 )
-from fgai.metrics.views import NULLS, AttackViews, AttentionPair, View, Views
+from fgai.metrics.views import NULLS, AttentionPair, Views
 
 for _module in iter_modules(__path__, f"{__name__}."):
     import_module(_module.name)
@@ -91,12 +91,9 @@ __all__ = [
     "METRICS",
     "NULLS",
     "UNIFORM_SHARPNESS",
-    "AttackViews",
     "AttentionPair",
-    "MetricSpec",
     "Quantity",
     "Shown",
-    "View",
     "Views",
     "accuracy",
     "average_precision",
@@ -119,7 +116,6 @@ __all__ = [
     "intruder_mass",
     "intruder_nodes",
     "intruder_places",
-    "kept_by_layer",
     "lost",
     "macro_f1",
     "mean_of_defined",

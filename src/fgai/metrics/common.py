@@ -102,10 +102,6 @@ def uniform_attention(rowptr: Tensor, num_edges: int) -> Tensor:
     """Uniform attention, 1/degree on every edge, float64 [E].
 
     Within a node all edges tie; over the whole graph it ranks edges by the degree of their destination.
-
-    Example:
-        >>> uniform_attention(torch.tensor([0, 2, 2, 3]), 3).tolist()
-        [0.5, 0.5, 1.0]
     """
     check_row_pointers(rowptr, checks.whole(num_edges, "num_edges"))
     return (1 / rowptr.diff().clamp(min=1).double())[row_index(rowptr, num_edges)]

@@ -1,12 +1,14 @@
-"""Whether two attentions point at the same neighbours: top-k overlap and rank correlation.
+"""Whether two attentions point at the same neighbours: top-k overlap, rank correlation, injected neighbours.
 
 Both arguments hold one value per edge, what neighbours are ranked by (`LayerAttention.ranking`), on the same
-edges. Before and after an attack those are the original edges: the top-k of a node among its old neighbours.
+edges. Before and after an attack those are the original edges: overlap stays at 1 when a new neighbour takes
+all the attention. `intruder_*` count the new ones on the attacked graph, at original nodes that have any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from fgai.attention import AttentionMap
 from fgai.metrics.common import (
     _check_attention,
     _check_attentions,
+    _check_edge_mask,
     _matched_classes,
     mean_over,
     overlap_per_node,
@@ -347,11 +350,6 @@ def rank_correlation(w: Tensor, w_other: Tensor, rowptr: Tensor, *, nodes: Tenso
 
     Where all values of a node are equal there is no ranking and the formula is 0/0: such a node counts as 0
     if only one argument is constant there, and as 1 if both are.
-
-    Example:
-        >>> w = torch.tensor([0.5, 0.3, 0.2])
-        >>> rank_correlation(w, w.flip(0), torch.tensor([0, 3]))
-        -1.0
     """
     _check_attentions(w, w_other, rowptr)
     a, b = w.detach().double(), w_other.detach().double()
@@ -379,3 +377,110 @@ def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
     middle = rank[starts].double() + (count.double() - 1) / 2
     ranks = middle[group]
     return torch.empty_like(ranks).scatter_(0, order, ranks)
+
+
+def _intruders(views: Views) -> dict[str, Any]:
+    """The three numbers of new neighbours under each attack, and by rule of endpoints."""
+    originals = views.attention["clean"].layers[0].num_nodes
+
+    def numbers(view: View) -> dict[str, Any]:
+        values: dict[str, list[float]] = {"nodes": [], "places": [], "mass": []}
+        for layer in view.output.attention:
+            new, old = layer.source >= originals, torch.arange(originals, device=layer.source.device)
+            ranks = layer.ranking()
+            values["nodes"].append(intruder_nodes(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["places"].append(intruder_places(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["mass"].append(intruder_mass(layer.values[:, 0], new, layer.rowptr, nodes=old))
+        if views.null == "random":
+            del values["mass"]  # random scores are no distribution
+        return {name: views.by_layer(layers) for name, layers in values.items()}
+
+    return {"intruders": views.by_attack(numbers), **views.by_endpoints("intruders", numbers)}
+
+
+_intruded = partial(metric, direction="lower", section="explanation", measure=_intruders, null=_intruders)
+
+
+@_intruded(
+    title="intruded nodes",
+    paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
+    shown=_under_attacks(
+        "intruders.{}.nodes.all",
+        "intruded",
+        "Nodes that show an intruder",
+        "Of the nodes a new node was joined to, the share with a new one among their top k.",
+    ),
+)
+def intruder_nodes(
+    w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
+) -> float:
+    """Share of the nodes with a new neighbour that show one in their top-k.
+
+        mean over joined i of 1(T_k(i) ∩ new ≠ ∅)
+
+    Of a node with at most k neighbours, the new ones included, all are shown. NaN if no node has a new one.
+
+    Args:
+        w: [E], what neighbours are ranked by, on the attacked graph.
+        injected: bool [E], the edges from new nodes.
+        rowptr: [N+1].
+        k: how many neighbours are shown; ties are broken by edge order.
+        nodes: bool [N] or indices; only these count, as the original nodes.
+
+    Example:
+        >>> w, new = torch.tensor([0.5, 0.3, 0.2, 0.1, 0.9]), torch.tensor([False, False, True, True, False])
+        >>> intruder_nodes(w, new, torch.tensor([0, 3, 5]), k=2)
+        0.5
+    """
+    shares = _shares(w, injected, rowptr, k)
+    return mean_over(torch.where(shares.isnan(), shares, (shares > 0).double()), nodes)
+
+
+@_intruded(
+    title="intruders' places", paths=("intruders.*.places", "endpoints.*.*.intruders.places"), shown=()
+)
+def intruder_places(
+    w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
+) -> float:
+    """Share of the places in the top-k that new neighbours take, mean over the nodes that have any.
+
+        mean over joined i of |T_k(i) ∩ new| / min(k, degree_i)
+
+    Arguments as in `intruder_nodes`; a node with fewer than k neighbours has as many places.
+    """
+    return mean_over(_shares(w, injected, rowptr, k), nodes)
+
+
+@_intruded(
+    title="intruders' mass",
+    paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
+    shown=_under_attacks(
+        "intruders.{}.mass.all",
+        "their mass",
+        "Attention on intruders",
+        "Attention that new nodes take at the nodes they were joined to.",
+    ),
+)
+def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
+    """Attention that new neighbours take, mean over the nodes that have any.
+
+        mean over joined i of Σ_{j new} w_ij
+
+    Arguments as in `intruder_nodes`, `w` with heads averaged.
+    """
+    _check_attention(w, rowptr)
+    _check_edge_mask(injected, w, "injected")
+    return mean_over(_where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr), nodes)
+
+
+def _shares(w: Tensor, injected: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    """Share of the places in the top-k that new neighbours take, float64 [N]; NaN at nodes without any."""
+    _check_attention(w, rowptr)
+    _check_edge_mask(injected, w, "injected")
+    checks.whole(k, "k", 1)
+    taken = row_sum(topk.topk_mask(w, rowptr, k) & injected, rowptr).double()
+    return _where_joined(taken / rowptr.diff().clamp(min=1, max=max(1, min(k, len(w)))), injected, rowptr)
+
+
+def _where_joined(values: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
+    return torch.where(row_sum(injected, rowptr) > 0, values, float("nan"))

@@ -19,7 +19,7 @@ from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.errors import InputError
 from fgai.metrics.common import _classes_of
-from fgai.metrics.spec import Shown, metric
+from fgai.metrics.spec import Shown, _clean_and_attacked, metric
 from fgai.metrics.stability import changed_share
 from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
@@ -146,10 +146,6 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 
     Strongly negative if the edges attention points at matter; NaN if a share, of the nodes that are still
     predicted right, is. The declared range is for the default `fractions`.
-
-    Example:
-        >>> round(f_slope_plus([1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), 6)
-        -1.0
     """
     heights = [share if share != share else checks.real_number(share, "shares") for share in shares]
     x = torch.tensor([checks.real_number(one, "fractions") for one in fractions], dtype=torch.float64)
@@ -182,27 +178,17 @@ def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTION
     title="F-gap",
     paths=("f_slope.node.*.gap", "f_slope.graph.*.gap"),
     shown=(
-        Shown(
-            "f_slope.node.clean.gap",
-            words="F-slope gap, clean",
-            about="How much more removing the strongest edges hurts than removing the weakest.",
+        *_clean_and_attacked(
+            "f_slope.node.{}.gap",
+            "",
+            "F-slope gap",
+            "How much more removing the strongest edges hurts than removing the weakest.",
         ),
-        Shown(
-            "f_slope.node.attacked.gap",
-            words="F-slope gap, attacked",
-            about="The same on the attacked graph.",
-        ),
-        Shown(
-            "f_slope.graph.clean.gap",
-            "whole-graph F-gap clean",
-            "F-slope gap over the whole graph, clean",
+        *_clean_and_attacked(
+            "f_slope.graph.{}.gap",
+            "whole-graph F-gap",
+            "F-slope gap over the whole graph",
             "The paper's way: all edges ranked together by the last layer.",
-        ),
-        Shown(
-            "f_slope.graph.attacked.gap",
-            "whole-graph F-gap attacked",
-            "… attacked",
-            "The same on the attacked graph.",
         ),
     ),
 )

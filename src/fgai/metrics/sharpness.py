@@ -52,9 +52,12 @@ def _sharpness(views: Views) -> dict[str, Any]:
     return {"sharpness": {name: views.by_layer(layers) for name, layers in values.items()}}
 
 
-def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, Any]:
-    """The null row of a metric that only distributions have, which random scores are not."""
-    return {name: views.by_layer(values)} if views.null == "uniform" else {}
+def _uniform(views: Views) -> dict[str, Any]:
+    """The null row of uniform attention; random scores are no distribution."""
+    if views.null == "random":
+        return {}
+    shares = [uniform_share(layer.rowptr) for layer in views.attention["clean"]]
+    return {"sharpness": views.by_layer([0.0] * len(shares)), "top_share": views.by_layer(shares)}
 
 
 @metric(
@@ -78,7 +81,7 @@ def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, A
         ),
     ),
     measure=_sharpness,
-    null=lambda views: _of_uniform("sharpness", [0.0] * len(views.attention["clean"]), views),
+    null=_uniform,
 )
 def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean distance of attention from uniform over nodes with at least two neighbours.
@@ -119,9 +122,7 @@ def _top_shares(views: Views) -> dict[str, Any]:
         ),
     ),
     measure=_top_shares,
-    null=lambda views: _of_uniform(
-        "top_share", [uniform_share(layer.rowptr) for layer in views.attention["clean"]], views
-    ),
+    null=_uniform,
 )
 def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.

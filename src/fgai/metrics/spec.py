@@ -68,6 +68,19 @@ def _under_attacks(path: str, heading: str, words: str, about: str) -> tuple[Sho
     )
 
 
+def _clean_and_attacked(path: str, heading: str, words: str, about: str) -> tuple[Shown, Shown]:
+    """The number at `path`, whose `{}` names the graph, on the clean and on the attacked graph."""
+    return (
+        Shown(path.format("clean"), heading and f"{heading} clean", f"{words}, clean", about),
+        Shown(
+            path.format("attacked"),
+            heading and f"{heading} attacked",
+            f"{words}, attacked",
+            "The same on the attacked graph.",
+        ),
+    )
+
+
 @typed
 @dataclass(kw_only=True, eq=False)
 class MetricSpec:
@@ -193,11 +206,6 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
 
     Raises:
         InputError: nothing is declared there.
-
-    Example:
-        >>> number = quantity("f1.attacked")
-        >>> number.title, number.form, number.direction
-        ('F1 attacked', '.3f', 'higher')
     """
     spec = metric_at(path)
     if spec is not None:

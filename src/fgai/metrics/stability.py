@@ -78,10 +78,6 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
 
     Unchanged when both arguments are multiplied by one factor. Where every node had equal logits before: 0 if
     nothing moved, else infinite.
-
-    Example:
-        >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
-        0.5
     """
     y, y_other = _finite(y, y_other)
     change, spread = float((y - y_other).abs().sum()), float((y - y.mean(-1, keepdim=True)).abs().sum())

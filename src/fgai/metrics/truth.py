@@ -84,10 +84,6 @@ def truth_auc(
 
     0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts. `truth` is a
     mask [E]; with `nodes` only edges into these count.
-
-    Example:
-        >>> truth_auc(torch.tensor([0.7, 0.2, 0.1]), torch.tensor([True, False, False]), torch.tensor([0, 3]))
-        1.0
     """
     _check(w, truth, rowptr)
     if checks.one_of(scope, "scope", SCOPES) == "graph":

@@ -60,14 +60,6 @@ def to_text(values: Any, *, sort_keys: bool = False) -> str:
     """Return plain values as JSON that is small and can be compared line by line.
 
     Lists of scalars, and whatever fits into `WIDTH` characters, take one line; the rest one line per item.
-
-    Example:
-        >>> print(to_text({"name": "x" * 90, "curve": [1.0, 0.5], "about": {"k": "y" * 80}}))
-        {
-         "name": "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
-         "curve": [1.0, 0.5],
-         "about": {"k": "yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy"}
-        }
     """
     return _text(values, 0, sort_keys)
 

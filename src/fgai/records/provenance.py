@@ -74,12 +74,6 @@ class Meter:
 
     On CUDA, memory is the peak of allocated bytes since construction, which resets the device's statistics;
     on the CPU it is the largest size the process ever had.
-
-    Example:
-        >>> meter = Meter(torch.device("cpu"))
-        >>> meter.lap("attack")
-        >>> sorted(meter.seconds())
-        ['attack', 'total']
     """
 
     def __init__(self, device: torch.device) -> None:
