@@ -1,10 +1,10 @@
-"""`EvaluationRecord`: one evaluation as a small JSON document, and its tables."""
+"""`EvaluationRecord` and `Comparison`: evaluations as small JSON documents, and their tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from numpy.typing import NDArray
 from rich.console import Console
@@ -108,6 +108,66 @@ class EvaluationRecord(TabledDocument):
     def to_pandas(self) -> pandas.DataFrame:
         """Return every number as a `DataFrame` (needs pandas): a row per dotted metric, one column."""
         return data_frame({self.name: self.flat()})
+
+
+@typed
+@dataclass(frozen=True, kw_only=True)
+class Comparison(TabledDocument):
+    """Records of several models under one threat, which are compared with the model named `reference`."""
+
+    KIND: ClassVar[str] = "comparison"
+
+    records: list[EvaluationRecord]
+    reference: str
+
+    def __getitem__(self, name: str) -> EvaluationRecord:
+        names = [record.name for record in self.records]
+        if name not in names:
+            raise InputError(f"there is no row {name!r}; there are {', '.join(names)}")
+        return self.records[names.index(name)]
+
+    def __iter__(self) -> Iterator[EvaluationRecord]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, the schema version first."""
+        records = [record.to_dict() for record in self.records]
+        return {"kind": self.KIND, "schema": self.SCHEMA, "reference": self.reference, "records": records}
+
+    @classmethod
+    def layout(cls) -> dict[str, Any]:
+        """Return the names and types of a file's values."""
+        return {**super().layout(), "records": list[dict[str, Any]]}
+
+    @classmethod
+    def _build(cls, fields: dict[str, Any]) -> Self:
+        records = [EvaluationRecord.from_dict(values) for values in fields["records"]]
+        return cls(records=records, reference=fields["reference"])
+
+    def tables(self) -> list[Table]:
+        """Return the tables: prediction and stability, recall by class, explanation."""
+        base = self[self.reference]
+        predicted = _prediction_table(self.records, base)
+        return [predicted, *_class_table(self.records), _explanation_table(self.records, base)]
+
+    def show(self, console: Console | None = None, *, every: bool = False) -> None:
+        """Print a summary of at most twelve rows and what it means; `every` prints all tables instead."""
+        if every:
+            super().show(console)
+        else:
+            show_summary([self[self.reference], *(r for r in self if r.name != self.reference)], console)
+
+    def to_csv(self) -> str:
+        """Return one CSV, a row per model and metric; full precision."""
+        rows = [(record.name, *item) for record in self.records for item in record.flat().items()]
+        return csv_text([("model", "metric", "value"), *rows])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return every number as a `DataFrame` (needs pandas): a row per metric, a column per model."""
+        return data_frame({record.name: record.flat() for record in self.records})
 
 
 def _why_missing(value: Any, part: str, above: str) -> str:

@@ -1,4 +1,4 @@
-"""`evaluate`: one model under one threat, measured as the protocol says, as a record."""
+"""`evaluate` and `compare`: models under one threat, measured as the protocol says, as records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fgai.attention.calls import device_of
 from fgai.attention.interface import originals
 from fgai.errors import FgaiWarning, InputError, collect_warnings, warn
 from fgai.evaluation import reliability
-from fgai.evaluation.record import EvaluationRecord
+from fgai.evaluation.record import Comparison, EvaluationRecord
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.metrics import AttentionPair, Views
@@ -39,12 +39,12 @@ from fgai.metrics.sharpness import sharpness_by_layer
 from fgai.metrics.spec import MetricSpec
 from fgai.metrics.views import AttackViews, View
 from fgai.models import as_graph
-from fgai.progress import show_progress
+from fgai.progress import show_progress, stage
 from fgai.records import Meter, pack_array, plain, provenance
 from fgai.tasks import check_logits, task_of
 from fgai.threads import with_gradients
 from fgai.typed import typed
-from fgai.version import versions
+from fgai.version import adding_facts, versions
 
 _SHARED_RULE = "cover"  # endpoints at which the explanations of several models are compared
 _RANDOM_RULE = "random"
@@ -161,6 +161,49 @@ def evaluate(
         provenance=provenance(model, described["fingerprint"], command="fgai.evaluate", seed=seed),
         **measured,
     )
+
+
+@show_progress()
+@with_gradients
+def compare(
+    models: Mapping[str, nn.Module],
+    data: Any,
+    threat: str | Threat = DEFAULT,
+    *,
+    vanilla: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Comparison:
+    """Evaluate several models under the same threat.
+
+    Under an ensemble explanations are compared at endpoints that all models share. Scores are under the
+    strongest change found, whose endpoints may differ between models.
+
+    Args:
+        models: by their name in tables.
+        data: a `Graph` or PyG `Data`.
+        threat: see `evaluate`.
+        seed: of the attacks.
+        vanilla: name of the reference, the model the others are compared with; the first by default.
+        **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`, `edges=2`.
+
+    Raises:
+        InputError: no models, models without names, or `vanilla` names none of them.
+    """
+    if not isinstance(models, Mapping) or not models:
+        got = "none" if isinstance(models, Mapping) else type(models).__name__
+        raise InputError(f"`models` must hold at least one model by name, as {{'GAT': model}}, got {got}")
+    models = dict(zip(models, originals(*models.values()), strict=True))
+    reference = next(iter(models)) if vanilla is None else vanilla
+    if reference not in models:
+        raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")
+    records = []
+    for number, (name, model) in enumerate(models.items(), start=1):
+        with stage(f"{name} {number}/{len(models)}"), adding_facts(command="fgai.compare"):
+            records.append(
+                evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
+            )
+    return Comparison(records=records, reference=reference)
 
 
 @typed
@@ -348,8 +391,8 @@ def _null_row(views: Views) -> dict[str, Any]:
 def _values(spec: MetricSpec, function: Callable[[Views], Any], views: Views) -> Mapping[str, Any]:
     """Call `measure`, `null` or `chance` of a metric; return the values by path."""
     values = function(views)
-    if spec.place:
-        return {spec.place: values}
+    if spec.path:
+        return {spec.path: values}
     if not isinstance(values, Mapping):
         raise InputError(
             f"the metric {spec.name!r} has several paths or one with `*`, so `measure`, `null` and `chance`"

@@ -32,13 +32,13 @@ def _shown(
         Shown(f"{name}.clean", words=f"{words}, {clean}", about=about),
         Shown(f"{name}.attacked", words=f"{words}, prediction attacked", about=again),
     ]
-    where = {
+    rules = {
         "random": ("at random", "may not choose its endpoints"),
         "chosen": ("where it hurts", "chooses them by rules that read the graph, the reference or the model"),
     }
-    for by, (place, rule) in where.items() if ends else ():
-        joined = f"{words}, new nodes joined {place}"
-        shown.append(Shown(f"{name}.attacked_{by}", words=joined, about=f"The same where the attack {rule}."))
+    for by, (joined, rule) in rules.items() if ends else ():
+        row, about = f"{words}, new nodes joined {joined}", f"The same where the attack {rule}."
+        shown.append(Shown(f"{name}.attacked_{by}", words=row, about=about))
     return tuple(shown)
 
 

@@ -97,7 +97,7 @@ class MetricSpec:
         title: heading in tables; the name of the function by default.
         form: how its numbers print, e.g. `.2e`.
         paths: where its numbers stand in a record's metrics; `*` stands for any one name. The name of the
-            function by default. A single path without `*` is the place of what `measure` returns; else
+            function by default. What `measure` returns is stored at a single path without `*`; else
             `measure` returns nested mappings from the top of the record's metrics.
         section: "prediction", "explanation", or "fidelity": whether the explanation decides the prediction.
         shown: the numbers that tables and report show; by default all of them.
@@ -110,7 +110,7 @@ class MetricSpec:
             with several paths or `*`, a mapping from dotted path to that.
 
     Raises:
-        InputError: another function is declared under this name, or its place in records is taken.
+        InputError: another function is declared under this name, or its path in records is taken.
     """
 
     direction: str
@@ -149,8 +149,8 @@ class MetricSpec:
         return function
 
     @property
-    def place(self) -> str:
-        """The one path at which the values of `measure` stand; empty if it returns them from the top."""
+    def path(self) -> str:
+        """The one path of the values that `measure` returns; empty if it returns them from the top."""
         return self.paths[0] if len(self.paths) == 1 and "*" not in self.paths[0] else ""
 
     @property
