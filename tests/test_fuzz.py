@@ -162,9 +162,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "fidelity of sparse classes": lambda: fgai.metrics.fidelity_minus(
         torch.ones(3).long().to_sparse(), torch.ones(3).long()
     ),
-    "removal by truth values": lambda: fgai.metrics.removal._edges_to_remove(
-        torch.ones(4, dtype=torch.bool), torch.tensor([0, 2, 4]), 0.5, largest=False
-    ),
     "a double model": lambda: fgai.attention.call_model(gat().double(), GRAPH),
     "a half model": lambda: fgai.attention.call_model(gat().half(), GRAPH),
     **{

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
         MissingExtraError,
         ReliabilityWarning,
     )
-    from fgai.evaluation import evaluate
-    from fgai.evaluation.compare import compare
+    from fgai.evaluation.run import compare, evaluate
     from fgai.explanations import explain
     from fgai.graph import Graph
     from fgai.hub import from_pretrained, save_pretrained

@@ -16,20 +16,11 @@ SPACES = ("logits", "probabilities")
 def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     """Return the total variation between the predictions of each node, `1/2 sum_c |y_ic - y'_ic|`, [...].
 
-    On logits it depends on their scale (logits times 0.01 look stable); on probabilities it is in [0, 1].
-
-    Args:
-        y: [..., C], logits.
-        y_other: [..., C], logits.
-        on: "logits" compares them as they are, "probabilities" their softmax.
+    On "logits" [..., C] it depends on their scale (logits times 0.01 look stable); on "probabilities", their
+    softmax, it is in [0, 1].
 
     Raises:
         InputError: the shapes differ or `on` is unknown.
-
-    Example:
-        >>> import torch
-        >>> tvd(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 1.0]])).tolist()
-        [0.75]
     """
     same_shape(y, y_other)
     if checks.one_of(on, "on", SPACES) == "probabilities":
@@ -41,13 +32,7 @@ def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
 def row_tvd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
     """Return the total variation between two attentions at every node, `1/2 sum_j |w_ij - w'_ij|`.
 
-    Args:
-        w: [E] or [E, H].
-        w_other: on the same edges.
-        rowptr: [N+1].
-
-    Returns:
-        [N] or [N, H]; 0 for a node without edges.
+    Both are [E] or [E, H] on the same edges; the result is [N] or [N, H], 0 for a node without edges.
 
     Example:
         >>> import torch

@@ -17,7 +17,8 @@ from fgai.attention.layer import mean_heads
 from fgai.cache import cached_on
 from fgai.checks import one_of
 from fgai.errors import InputError
-from fgai.metrics import kept_by_layer, mean_of_defined, task_scores
+from fgai.metrics import mean_of_defined, task_scores
+from fgai.metrics.ranking import kept_by_layer
 from fgai.ops.segments import row_sum
 from fgai.topk import topk_mask
 from fgai.topk.swaps import swap_gaps, take_values
@@ -27,23 +28,14 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True, eq=False)
 class Clean:
-    """The model's output before the attack, and the true classes.
+    """The model's output before the attack, and the true classes."""
 
-    Attributes:
-        logits: on the clean graph, a row per node, link or small graph.
-        attention: on the clean graph.
-        nodes: [T] the rows under attack.
-        truth: the true class of every row, negative if unknown; None if all are.
-        task: its name.
-        score: name of the task's score that is reported.
-    """
-
-    logits: Tensor
+    logits: Tensor  # on the clean graph, a row per node, link or small graph
     attention: AttentionMap
-    nodes: Tensor
-    truth: Tensor | None = None
+    nodes: Tensor  # [T] the rows under attack
+    truth: Tensor | None = None  # the true class of every row, negative if unknown; None if all are
     task: str = "node"
-    score: str = "f1"
+    score: str = "f1"  # name of the task's score that is reported
 
     @property
     def labels(self) -> Tensor:
@@ -53,14 +45,12 @@ class Clean:
 
     def members(self, k: int) -> list[tuple[Tensor, Tensor]]:
         """Return per layer the top-k mask [E] and the nodes with more than k neighbours; cached."""
-        return cached_on(
-            self,
-            ("fgai.objectives", k),
-            lambda: [
-                (topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten())
-                for w in self.attention.layers
-            ],
-        )
+
+        def members() -> list[tuple[Tensor, Tensor]]:
+            layers = self.attention.layers
+            return [(topk_mask(w.ranking(), w.rowptr, k), (w.degree > k).nonzero().flatten()) for w in layers]
+
+        return cached_on(self, ("fgai.objectives", k), members)
 
 
 Loss = Callable[[Tensor, AttentionMap, Clean], Tensor]
@@ -74,19 +64,6 @@ READS = ("logits", "ranking", "heads")
 class Objective:
     """What an attacker maximises, the number that is reported, and the outputs of the model both need.
 
-    Attributes:
-        name: for messages and records.
-        loss: (logits, attention, clean) → a scalar that searches climb.
-        reads: outputs that `loss` and `damage` need: `logits`; `ranking`, also the ranking of neighbours and
-            the mean attention over heads; or `heads`, also the attention of all heads.
-        node_mean: whether the loss is the mean over the attacked rows of a function of that row's logits.
-        constrained: whether a value below zero means that a constraint is violated.
-        damage: (logits, attention, clean) → the scalar that is reported, larger for a stronger attack; None
-            takes the loss.
-        row_losses: whether searches may climb any of `ROW_LOSSES` in place of the loss, as the damage is one
-            minus the task's score.
-        top_k_margin: the loss as a sum over rows of attention, where it is one.
-
     Raises:
         InputError: `reads` is none of these, or not `logits` with `node_mean`.
 
@@ -97,13 +74,15 @@ class Objective:
     """
 
     name: str
-    loss: Loss
+    loss: Loss  # that searches climb
+    # Outputs that `loss` and `damage` need: `logits`; `ranking`, also the ranking of neighbours and the mean
+    # attention over heads; or `heads`, also the attention of all heads.
     reads: str = "heads"
-    node_mean: bool = False
-    constrained: bool = False
-    damage: Loss | None = None
-    row_losses: bool = False
-    top_k_margin: TopKMargin | None = None
+    node_mean: bool = False  # the loss is the mean over the attacked rows of a function of that row's logits
+    constrained: bool = False  # a value below zero means that a constraint is violated
+    damage: Loss | None = None  # what is reported, larger for a stronger attack; None takes the loss
+    row_losses: bool = False  # searches may climb any of `ROW_LOSSES`: the damage is one minus the score
+    top_k_margin: TopKMargin | None = None  # the loss as a sum over rows of attention, where it is one
 
     def __post_init__(self) -> None:
         one_of(self.reads, "reads", READS)
@@ -154,8 +133,7 @@ def _wrong_share(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tenso
 @typed
 def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Cross-entropy of the attacked logits against the clean prediction, to be maximised."""
-    label = clean.logits[clean.nodes].argmax(1)
-    return cross_entropy(logits[clean.nodes], label)
+    return cross_entropy(logits[clean.nodes], clean.logits[clean.nodes].argmax(1))
 
 
 @typed
@@ -189,9 +167,6 @@ class TopKMargin:
     is a smooth share of the explanation lost; its mean over nodes and layers is maximised. By the logarithm
     the margin is a difference of scores, whose size does not depend on how flat the attention is; the
     gradient of the sigmoid is largest for swaps that are about to happen.
-
-    Args:
-        k: size of the explanation.
     """
 
     def __init__(self, k: int) -> None:
@@ -286,21 +261,15 @@ def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective
 
         hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
 
-    own being the clean prediction. The damage has the share of the top-k that touched nodes lost in the place
-    of `TopKMargin(k)`.
-
-    Args:
-        k: size of the explanation.
-        keep: share of the attacked nodes that must keep their class, above 0 and at most 1.
-        slack: distance to the class boundary, in nats, from which a hinge pushes back.
+    own being the clean prediction and `slack` a distance in nats. The damage has the share of the top-k that
+    touched nodes lost in the place of `TopKMargin(k)`.
     """
     if not 0 < keep <= 1:
         raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")
     smooth = TopKMargin(k)
 
     def share_kept(logits: Tensor, clean: Clean) -> Tensor:
-        rows = clean.nodes
-        return (logits[rows].argmax(1) == clean.logits[rows].argmax(1)).double().mean()
+        return (logits[clean.nodes].argmax(1) == clean.logits[clean.nodes].argmax(1)).double().mean()
 
     def loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
         margin = smooth(logits, attention, clean)

@@ -23,7 +23,7 @@ from fgai.attacks.search.members import EXPLANATION_MEMBERS
 from fgai.attention import AttentionMap, LayerAttention, evaluating, observe, prepared
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.metrics import kept_by_layer
+from fgai.metrics.ranking import kept_by_layer
 from fgai.objectives import Clean, TopKMargin
 from support import attack_cases as cases
 from support.graph_cases import small_data

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from fgai.evaluation.paired import paired_interval
+from fgai.evaluation.summary import paired_interval
 
 
 def shares(gained: int, lost: int, nodes: int = 140) -> tuple[np.ndarray, np.ndarray]:

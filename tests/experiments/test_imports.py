@@ -45,7 +45,7 @@ def test_something_is_imported() -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_no_private_attribute_of_the_package(file: Path) -> None:
-    """`fgai.evaluation.protocol.describe` would be the same by another way."""
+    """`fgai.evaluation.run.describe` would be the same by another way."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "fgai":
             assert node.attr in fgai.__all__ or node.attr in ("__file__", *PACKAGES), (

@@ -14,7 +14,8 @@ import fgai
 from fgai.certificates import CertificateRecord, InjectionCertificate
 from fgai.errors import CheckpointError
 from fgai.evaluation import Comparison, EvaluationRecord
-from fgai.records import code_hash, provenance, weights_hash
+from fgai.records import provenance, weights_hash
+from fgai.records.provenance import code_hash
 from fgai.version import __version__, adding_facts
 from support.graph_cases import small_data
 

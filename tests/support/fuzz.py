@@ -184,7 +184,9 @@ def pools() -> dict[str, list[Any]]:
         "change": [fgai.graph.GraphChange(), fgai.graph.GraphChange(endpoints=torch.tensor([[0, 1]]))],
         "attack": [RandomInjection, RandomInjection(Budget(nodes=1, edges=1))],
         "views": [
-            Views(graph=graph, observations={"clean": seen}, target=graph.y, rows=graph.y, k=5),
+            Views(
+                graph=graph, observations={"clean": seen}, target=graph.y, rows=graph.y, measured=graph.y, k=5
+            ),
         ],
         "generator": [torch.Generator().manual_seed(3)],
         "sequence": [

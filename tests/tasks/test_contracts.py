@@ -232,7 +232,7 @@ def test_explanations_of_links_and_graphs_equal_a_loop(task: str) -> None:
     clean, attacked = (observe(model, g).averaged() for g in (seen, result.graph))
     compared, rows = AttentionPair(clean.attention, attacked.attention, k), task_of(seen).rows(seen, "test")
     pairs = compared.layers
-    views = Views(graph=seen, observations={"clean": clean}, target=None, rows=rows, k=k)
+    views = Views(graph=seen, observations={"clean": clean}, target=None, rows=rows, measured=rows, k=k)
     found = _item_overlaps(views, compared)
     ranks, shown = pairs[0].ranks, pairs[0].shown
     ends = seen.adjacency.destination.tolist()

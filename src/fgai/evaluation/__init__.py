@@ -1,11 +1,9 @@
 """The evaluation protocol: attack a model, measure it, and keep the result as a record."""
 
 from fgai.evaluation.breaking import BreakingPoint, breaking_point
-from fgai.evaluation.compare import Comparison, compare
 from fgai.evaluation.definition import definition_shares, faithful_share
-from fgai.evaluation.protocol import describe, evaluate
-from fgai.evaluation.record import EvaluationRecord
-from fgai.evaluation.run import damage_by_endpoints
+from fgai.evaluation.record import Comparison, EvaluationRecord
+from fgai.evaluation.run import compare, damage_by_endpoints, describe, evaluate
 
 __all__ = [
     "BreakingPoint",

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rich.console import Console
 from torch import nn
 
 from fgai.attacks import Threat, threat_of
@@ -18,7 +17,7 @@ from fgai.errors import InputError
 from fgai.metrics import AttentionPair, mean_of_defined
 from fgai.metrics.ranking import overlap_layers
 from fgai.models import as_graph
-from fgai.records import Column, Table
+from fgai.records import Column, Table, Tabled, plain
 from fgai.tasks import task_of
 from fgai.threads import with_gradients
 from fgai.topk import check_k
@@ -27,48 +26,32 @@ from fgai.typed import typed
 
 @typed
 @dataclass(frozen=True)
-class BreakingPoint:
-    """The measured breaking point of explanations.
+class BreakingPoint(Tabled):
+    """The measured breaking point of explanations."""
 
-    Attributes:
-        nodes: a number of injected nodes that breaks the threshold while one fewer does not; None if no
-            number tried does.
-        threshold: overlap below which explanations count as broken.
-        limit: largest number of nodes tried.
-        edges: of each injected node.
-        overlap: mean overlap of touched nodes, by number of injected nodes, where measured.
-        threat: name of the threat.
-        k: size of a node's explanation.
-        seed: of endpoints and starts.
-        seconds: of all attacks.
-    """
-
-    nodes: int | None
-    threshold: float
-    limit: int
-    edges: int
-    overlap: dict[int, float]
-    threat: str
-    k: int
-    seed: int
-    seconds: float
+    nodes: int | None  # that break the threshold while one fewer do not; None if no number tried does
+    threshold: float  # overlap below which explanations count as broken
+    limit: int  # largest number of nodes tried
+    edges: int  # of each injected node
+    overlap: dict[int, float]  # mean of touched nodes, by number of injected nodes
+    threat: str  # name of the threat
+    k: int  # size of a node's explanation
+    seed: int  # of endpoints and starts
+    seconds: float  # of all attacks
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for records; undefined overlaps are None."""
-        values = asdict(self)
-        values["overlap"] = {str(n): v if v == v else None for n, v in sorted(self.overlap.items())}
-        return values
+        return plain({**asdict(self), "overlap": dict(sorted(self.overlap.items()))})  # type: ignore[no-any-return]
 
-    def show(self, console: Console | None = None) -> None:
-        """Print what was measured."""
+    def tables(self) -> list[Table]:
+        """Return the overlap by number of injected nodes."""
         where = "not reached" if self.nodes is None else f"{self.nodes} nodes × {self.edges} edges"
         note = (
             f"top-{self.k} overlap of touched nodes under the explanation attack ({self.threat}, seed"
             f" {self.seed}), threshold {self.threshold:g}, at most {self.limit} nodes; {self.seconds:.1f} s"
         )
         rows = [[n, value] for n, value in sorted(self.overlap.items())]
-        columns = [Column("nodes", "d"), Column("overlap")]
-        Table(f"breaking point: {where}", columns, rows, [note]).show(console)
+        return [Table(f"breaking point: {where}", [Column("nodes", "d"), Column("overlap")], rows, [note])]
 
 
 @typed
@@ -151,10 +134,6 @@ def bisect_below(
     """Return an n with measure(n) below the threshold and measure(n - 1) not, and all measures.
 
     By doubling, then bisection; None if no number tried is below. measure(0) and NaN count as not below.
-
-    Example:
-        >>> bisect_below(lambda n: 1 / n, 0.3, 100)
-        (4, {1: 1.0, 2: 0.5, 4: 0.25, 3: 0.3333333333333333})
     """
     measures: dict[int, float] = {}
 

@@ -17,22 +17,16 @@ RADII = {"r001": 0.001, "r01": 0.01}
 """Radii of the l1 balls, by record name: the digits are decimals, so `r001` is 0.001 and `r01` is 0.01."""
 ALPHA, BETA = 0.1, 0.8
 """Largest change of probabilities and smallest overlap of the top k that count as the same."""
-_TITLES = {
-    "same_explanation": (
-        "same explanation",
-        f"At least {BETA:.0%} of the vanilla model's top k are among the model's top k.",
-    ),
+_ABOUT = {
+    "same_explanation": f"At least {BETA:.0%} of the vanilla model's top k are among the model's top k.",
     "stable_explanation": (
-        "stable explanation",
-        f"At least {BETA:.0%} of the top k provably stay while the explanation moves by at most 0.01.",
+        f"At least {BETA:.0%} of the top k provably stay while the explanation moves by at most 0.01."
     ),
     "same_prediction": (
-        "same prediction",
-        f"The probabilities differ from the vanilla model's by at most {ALPHA} in total variation.",
+        f"The probabilities differ from the vanilla model's by at most {ALPHA} in total variation."
     ),
     "stable_prediction": (
-        "stable prediction",
-        f"The probabilities provably change by at most {ALPHA} while each head moves by at most 0.01.",
+        f"The probabilities provably change by at most {ALPHA} while each head moves by at most 0.01."
     ),
 }
 
@@ -43,11 +37,8 @@ def definition_shares(
 ) -> dict[str, dict[str, list[Any]]]:
     """Share of the nodes with each property and with all four: by name of the radius, property and layer.
 
-    Args:
-        model: any that `fgai.certify_attention` takes.
-        data: the clean graph.
-        vanilla: the model it was made from; without it, the two `same_` properties are None.
-        k: size of an explanation; only nodes with more than k neighbours are counted (`counted`: how many).
+    Without `vanilla`, the model it was made from, the two `same_` properties are None. Only nodes with more
+    than k neighbours count; `counted` says how many.
     """
     settings = {"k1": k, "k2": k, "norm": "l1", "divergence": "probabilities", "alpha": ALPHA, "beta": BETA}
     records = certify_radii(model, data, vanilla, tuple(RADII.values()), settings)
@@ -90,27 +81,15 @@ def _definition(views: Views) -> dict[str, Any]:
             " prediction, in the output layer, while attention moves by at most 0.01.",
         ),
         *(
-            Shown(f"definition.r01.{name}.last", name.replace("_", " "), f"… {title}", about, table="")
-            for name, (title, about) in _TITLES.items()
+            Shown(f"definition.r01.{name}.last", title, f"… {title}", about, table="")
+            for name, about in _ABOUT.items()
+            for title in [name.replace("_", " ")]
         ),
         Shown("definition.r001.all_four.all", table=""),
     ),
     measure=_definition,
 )
-@typed
 def faithful_share(certificate: CertificateRecord, layer: int = -1) -> float:
-    """Share of the nodes that have all four properties of Definition 1; NaN where one is unknown.
-
-    Args:
-        certificate: of `fgai.certify_attention`, with a vanilla model.
-        layer: number of the layer; the output layer by default.
-
-    Example:
-        >>> import fgai
-        >>> data = fgai.load_dataset("planted")
-        >>> model = fgai.train("GAT", data, epochs=3, progress=False)
-        >>> 0 <= faithful_share(fgai.certify_attention(model, data, vanilla=model)) <= 1
-        True
-    """
+    """Share of the nodes with all four properties of Definition 1 in a layer; NaN where one is unknown."""
     share = certificate.shares(layer)[ALL_FOUR]
     return nan if share is None else share

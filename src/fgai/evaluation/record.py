@@ -1,28 +1,19 @@
-"""`EvaluationRecord`: one evaluation as a small JSON document, and its tables."""
+"""`EvaluationRecord` and `Comparison`: evaluations as small JSON documents, and their tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from numpy.typing import NDArray
 from rich.console import Console
 
 from fgai.attacks import THREATS, weak_search_note
 from fgai.errors import InputError
-from fgai.evaluation.summary import percent, sentences, summary_table, verdict
+from fgai.evaluation.summary import percent, sentences, sharpness_sentence, summary_table, verdict
 from fgai.metrics import Quantity, chance_path, null_path, quantity, shown_numbers
-from fgai.records import (
-    Cell,
-    Column,
-    Table,
-    TabledDocument,
-    data_frame,
-    look_up,
-    plain,
-    unpack_array,
-)
+from fgai.records import Cell, Column, Table, TabledDocument, data_frame, look_up, plain, unpack_array
 from fgai.records.table import csv_text
 from fgai.tasks import TASKS
 from fgai.typed import typed
@@ -37,43 +28,27 @@ class EvaluationRecord(TabledDocument):
     """One model on one dataset under one threat.
 
     Numbers that are not defined (an overlap where no node has enough neighbours) are None.
-
-    Attributes:
-        name: of the model in tables.
-        model: class and settings of the model.
-        data: name, fingerprint and sizes of the dataset.
-        threat: name and budget.
-        config: the other arguments of `evaluate`.
-        seed: of the attacks and the random ranking.
-        version: of fgai and torch.
-        device: where it ran.
-        seconds: wall-clock time, by part and in all.
-        peak_memory: bytes, and how they were counted.
-        metrics: nested, see docs/metrics.md.
-        ledgers: under `prediction` and `explanation`, the `value` that the attack reached, that at its
-            `start`, that of random `noise`, and the fields of its `fgai.attacks.Ledger`.
-        warnings: code and message of each warning.
-        per_node: packed arrays of per-node values, or empty; see `node_values`.
-        provenance: see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "evaluation"
 
-    name: str
-    model: dict[str, Any]
-    data: dict[str, Any]
-    threat: dict[str, Any]
-    config: dict[str, Any]
-    seed: int
-    version: dict[str, str]
-    device: str
-    seconds: dict[str, float]
-    peak_memory: dict[str, Any]
-    metrics: dict[str, Any]
+    name: str  # of the model in tables
+    model: dict[str, Any]  # class and settings
+    data: dict[str, Any]  # name, fingerprint and sizes of the dataset
+    threat: dict[str, Any]  # name and budget
+    config: dict[str, Any]  # the other arguments of `evaluate`
+    seed: int  # of the attacks and the random ranking
+    version: dict[str, str]  # of fgai and torch
+    device: str  # where it ran
+    seconds: dict[str, float]  # wall-clock time, by part and in all
+    peak_memory: dict[str, Any]  # bytes, and how they were counted
+    metrics: dict[str, Any]  # nested, see docs/metrics.md
+    # Under `prediction` and `explanation`, the `value` that the attack reached, that at its `start`, that of
+    # random `noise`, and the fields of its `fgai.attacks.Ledger`.
     ledgers: dict[str, Any]
-    warnings: list[dict[str, str]] = field(default_factory=list)
-    per_node: dict[str, Any] = field(default_factory=dict)
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
+    warnings: list[dict[str, str]] = field(default_factory=list)  # code and message of each
+    per_node: dict[str, Any] = field(default_factory=dict)  # packed arrays, see `node_values`
+    provenance: dict[str, Any] = field(default_factory=dict, compare=False)  # see `fgai.records.provenance`
 
     def value(self, path: str) -> Any:
         """Return one metric by its dotted name, e.g. `overlap_touched.prediction.all`.
@@ -135,6 +110,66 @@ class EvaluationRecord(TabledDocument):
         return data_frame({self.name: self.flat()})
 
 
+@typed
+@dataclass(frozen=True, kw_only=True)
+class Comparison(TabledDocument):
+    """Records of several models under one threat, which are compared with the model named `reference`."""
+
+    KIND: ClassVar[str] = "comparison"
+
+    records: list[EvaluationRecord]
+    reference: str
+
+    def __getitem__(self, name: str) -> EvaluationRecord:
+        names = [record.name for record in self.records]
+        if name not in names:
+            raise InputError(f"there is no row {name!r}; there are {', '.join(names)}")
+        return self.records[names.index(name)]
+
+    def __iter__(self) -> Iterator[EvaluationRecord]:
+        return iter(self.records)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, the schema version first."""
+        records = [record.to_dict() for record in self.records]
+        return {"kind": self.KIND, "schema": self.SCHEMA, "reference": self.reference, "records": records}
+
+    @classmethod
+    def layout(cls) -> dict[str, Any]:
+        """Return the names and types of a file's values."""
+        return {**super().layout(), "records": list[dict[str, Any]]}
+
+    @classmethod
+    def _build(cls, fields: dict[str, Any]) -> Self:
+        records = [EvaluationRecord.from_dict(values) for values in fields["records"]]
+        return cls(records=records, reference=fields["reference"])
+
+    def tables(self) -> list[Table]:
+        """Return the tables: prediction and stability, recall by class, explanation."""
+        base = self[self.reference]
+        predicted = _prediction_table(self.records, base)
+        return [predicted, *_class_table(self.records), _explanation_table(self.records, base)]
+
+    def show(self, console: Console | None = None, *, every: bool = False) -> None:
+        """Print a summary of at most twelve rows and what it means; `every` prints all tables instead."""
+        if every:
+            super().show(console)
+        else:
+            show_summary([self[self.reference], *(r for r in self if r.name != self.reference)], console)
+
+    def to_csv(self) -> str:
+        """Return one CSV, a row per model and metric; full precision."""
+        rows = [(record.name, *item) for record in self.records for item in record.flat().items()]
+        return csv_text([("model", "metric", "value"), *rows])
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return every number as a `DataFrame` (needs pandas): a row per metric, a column per model."""
+        return data_frame({record.name: record.flat() for record in self.records})
+
+
 def _why_missing(value: Any, part: str, above: str) -> str:
     """Why there is no `part` in the value at the path `above`."""
     if isinstance(value, list):
@@ -176,14 +211,14 @@ def _flat(prefix: str, values: Any) -> list[tuple[str, Any]]:
     return [row for key, value in items for row in _flat(f"{prefix}.{key}" if prefix else str(key), value)]
 
 
-def shown_quantities(metrics: Mapping[str, Any]) -> list[Quantity]:
-    """Return the numbers of a record's metrics that its tables show, in their order; they may be None."""
-    shown = []
+def shown_paths(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the paths that tables show of a record's metrics, in their order; the numbers may be None."""
+    paths = []
     for entry in (*shown_numbers([metrics], "prediction"), *shown_numbers([metrics], "explanation")):
         parent, _, name = entry.path.rpartition(".")
         if name in ((look_up(metrics, parent) if parent else metrics) or {}):
-            shown.append(quantity(entry.path))
-    return shown
+            paths.append(entry.path)
+    return paths
 
 
 def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
@@ -195,8 +230,8 @@ def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
         " F-gap: f− minus f+, edges ranked within each node; whole-graph: all edges ranked together by the"
         " last layer, as the paper does."
     )
-    sharp = [f"{r.name}, {words}." for r in records if (words := _sharpness_words(r.metrics))]
-    return (about, *sharp, *_extra_notes(records))
+    sharp = sharpness_sentence([vars(record) for record in records])
+    return (about, *([sharp] if sharp else []), *_extra_notes(records))
 
 
 def _rows_name(record: EvaluationRecord) -> str:
@@ -215,36 +250,8 @@ def threat_words(record: EvaluationRecord) -> str:
     return f"{name} ({', '.join(sizes)})" if sizes else str(name)
 
 
-def _sharpness_words(metrics: Mapping[str, Any]) -> str:
-    """The sharpness, and what the strongest neighbour gets, beside its share if all got the same.
-
-    Example:
-        >>> shares = {"clean": {"all": 0.26}, "uniform": {"all": 0.13}}
-        >>> words = _sharpness_words({"sharpness": {"clean": {"all": 0.08}}, "top_share": shares})
-        >>> " ".join(words.split())
-        "sharpness 0.080: the strongest neighbour gets 26 % of a node's attention, 13 % if all got the same"
-    """
-    sharp = look_up(metrics, "sharpness.clean.all")
-    top, uniform = (look_up(metrics, f"top_share.{name}.all") for name in ("clean", "uniform"))
-    if not all(isinstance(value, int | float) for value in (sharp, top, uniform)):
-        return ""
-    digits = 0 if f"{top:.0%}" != f"{uniform:.0%}" else 1
-    shares = [percent(value, digits) for value in (top, uniform)]
-    return (
-        f"sharpness {sharp:#.2g}: the strongest neighbour gets {shares[0]} of a node's attention,"
-        f" {shares[1]} if all got the same"
-    )
-
-
 def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
-    """The shares of Definition 1 at the output layer, in words.
-
-    Example:
-        >>> shares = {"counted": [7, 9], "same_explanation": {"last": 0.5}, "all_four": {"last": 0.4}}
-        >>> words = _definition_words({"definition": {"r01": shares}}, "nodes")
-        >>> " ".join(words.split())
-        'Definition 1 at the output layer, radius 0.01, of 9 nodes: same explanation 50.0 %, all four 40.0 %'
-    """
+    """The shares of Definition 1 at the output layer, in words."""
     layers = look_up(metrics, "definition.r01") or {}
     shares = {name: look_up(part, "last") for name, part in layers.items() if isinstance(part, Mapping)}
     if not shares:
@@ -316,13 +323,10 @@ def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
 def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
     """Explanation metrics of each model, and of null attention on the model of `nulls`."""
     paths = [entry.path for entry in shown_numbers([record.metrics for record in records], "explanation")]
-    rows: list[list[Cell]] = [
-        [record.name, *(look_up(record.metrics, path) for path in paths)] for record in records
-    ]
+    rows = [[record.name, *(look_up(record.metrics, path) for path in paths)] for record in records]
     if nulls is not None:
-        for kind, values in nulls.metrics.get("null", {}).items():
-            name = "uniform (null)" if kind == "uniform" else "random (null)"
-            rows.append([name, *(look_up(values, null_path(path)) for path in paths)])
+        for kind, metrics in nulls.metrics.get("null", {}).items():
+            rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
         rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
     columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]

@@ -107,13 +107,7 @@ def check_attention(sharpness: list[float], attention: AttentionMap, k: int) -> 
 
 
 def check_sharpness(sharpness: list[float], top: list[float], uniform: list[float]) -> None:
-    """Warn if attention is flat in every layer (`flat-attention`, `weak-attention`).
-
-    Args:
-        sharpness: of each layer, NaN where undefined.
-        top: `fgai.metrics.top_share` of each layer.
-        uniform: `fgai.metrics.uniform_share` of each layer.
-    """
+    """Warn if attention is flat in every layer, see `fgai.metrics.top_share` and `uniform_share`."""
     most = max((value for value in sharpness if value == value), default=0.0)
     layer = sharpness.index(most) if most in sharpness else 0
     text = (

@@ -1,4 +1,4 @@
-"""`_Run`: one evaluation in progress, from the clean view to the nested metrics."""
+"""`evaluate` and `compare`: models under one threat, measured as the protocol says, as records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fgai import divergence, metrics
-from fgai.attacks import Attack, AttackResult, Ledger, Threat, make_attack
+from fgai import checks, divergence, metrics
+from fgai.attacks import DEFAULT, Attack, AttackResult, Ledger, Threat, make_attack, threat_of
 from fgai.attacks.endpoints import SHARED_RULES
 from fgai.attention import (
     AttentionMap,
@@ -19,24 +19,206 @@ from fgai.attention import (
     clipped_share,
     counting,
     evaluating,
+    model_name,
     observe,
     prepared,
     touched_rows,
     warn_coupled,
     warn_unread,
 )
-from fgai.errors import FgaiWarning, InputError, warn
+from fgai.attention.calls import device_of
+from fgai.attention.interface import originals
+from fgai.errors import FgaiWarning, InputError, collect_warnings, warn
 from fgai.evaluation import reliability
+from fgai.evaluation.record import Comparison, EvaluationRecord
 from fgai.graph import Graph
-from fgai.metrics import AttackViews, AttentionPair, View, Views
+from fgai.graph.fingerprint import fingerprint
+from fgai.metrics import AttentionPair, Views
 from fgai.metrics.prediction import score_views
 from fgai.metrics.sharpness import sharpness_by_layer
-from fgai.records import Meter, pack_array, plain
+from fgai.metrics.spec import MetricSpec
+from fgai.metrics.views import AttackViews, View
+from fgai.models import as_graph
+from fgai.progress import show_progress, stage
+from fgai.records import Meter, pack_array, plain, provenance
 from fgai.tasks import check_logits, task_of
+from fgai.threads import with_gradients
 from fgai.typed import typed
+from fgai.version import adding_facts, versions
 
 _SHARED_RULE = "cover"  # endpoints at which the explanations of several models are compared
 _RANDOM_RULE = "random"
+
+
+@typed
+@show_progress()
+@with_gradients
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    threat: str | Threat = DEFAULT,
+    *,
+    vanilla: nn.Module | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    k: int = 5,
+    targets: str = "test",
+    nodes: int | None = None,
+    edges: int | None = None,
+    explanation_attack: bool = True,
+    curves: bool = True,
+    nulls: bool = True,
+    per_node: bool = False,
+    on_step: Callable[[str], None] | None = None,
+    on_attack: Callable[[str, dict[str, AttackResult]], None] | None = None,
+) -> EvaluationRecord:
+    """Attack a model and measure how its predictions and its attention hold, on original nodes and edges.
+
+    The model is attacked through its own gradients in eval mode and is left as it was. docs/metrics.md
+    defines the numbers. Every model meets the same threat. Scores are under the strongest change found, whose
+    endpoints may differ between models; under an ensemble explanations are compared at endpoints that all
+    models with the same seed and `vanilla` share. Where a number may mislead, a `ReliabilityWarning` is given
+    and kept in the record.
+
+    Args:
+        model: fgai's, or any PyG model the recorder supports, for the task of the data.
+        data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested.
+        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own. The default, `ensemble-short`,
+            takes about a minute on a small graph. A claim needs `ensemble`, which takes minutes on a CPU.
+            `standard`, the paper's, is fast and weak.
+        vanilla: the model that `model` was made from, to measure their similarity.
+        seed: of the attacks and of the random null row.
+        name: of the model in tables; its class by default.
+        k: neighbours in a node's explanation.
+        targets: what is attacked and scored: `test`, or `val` while settings are still being chosen.
+        nodes: how many nodes the attack injects, in place of the threat's number; fewer for a small graph.
+        edges: how many edges each injected node gets, or how many change where none is injected.
+        explanation_attack: also attack the explanation. A threat without gradient steps, or with its own
+            objective as `preserving` has, runs once; its numbers then count for both attacks.
+        curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
+        nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
+        per_node: keep values of every node in the record.
+        on_step: called with a few words before each long step of an attack.
+        on_attack: called with `name` and the result of each attack by its objective.
+
+    Raises:
+        InputError: a model for another task, no features, or the outputs do not fit the labels.
+        BudgetError: the threat is impossible on this graph.
+        AttentionError: the model has no attention that can be recorded.
+
+    Example:
+        >>> import fgai
+        >>> data = fgai.load_dataset("planted")
+        >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=20, progress=False)
+        >>> record = evaluate(model, data, "random", curves=False)
+        >>> record.value("f1.clean") > 0.5
+        True
+    """
+    checks.whole(k, "k", 1)
+    checks.seed(seed)
+    checks.one_of(targets, "targets", ("test", "val"))
+    threat = threat_of(threat).sized(nodes, edges)
+    model, vanilla = originals(model, vanilla)
+    data = as_graph(data)
+    task = task_of(data)
+    if getattr(model, "task", task.name) != task.name:
+        raise InputError(f"{data.name!r} holds a {task.name} task, got a model for {model.task!r} tasks")
+    original = task.view(data.to(device_of(model, data)), targets)
+    graph = prepared(model, original)
+    meter = Meter(graph.device)
+    with collect_warnings() as notes:
+        run = _Run(model, original, graph, vanilla, k, seed, targets, on_step)
+        options = {"explanation_attack": explanation_attack, "curves": curves, "nulls": nulls}
+        measured = run.measure(threat, meter, per_node=per_node, **options)
+    name = name or model_name(model)
+    if on_attack is not None:
+        on_attack(name, run.results)
+    for note in notes:
+        warn(note)
+    described, config = describe(data), getattr(model, "config", None)
+    return EvaluationRecord(
+        name=name,
+        model={
+            "class": model_name(model),
+            "config": plain(config) if isinstance(config, dict) else {},
+            "parameters": sum(p.numel() for p in model.parameters()),
+        },
+        data=described,
+        config={
+            "k": k,
+            "task": task.name,
+            "headline": run.headline,
+            "targets": targets,
+            **options,
+            "vanilla": vanilla is not None,
+        },
+        seed=seed,
+        version=versions(),
+        device=torch.cuda.get_device_name(graph.device) if graph.device.type == "cuda" else str(graph.device),
+        seconds=meter.seconds(),
+        peak_memory=meter.peak_memory(),
+        warnings=reliability.warning_entries(notes),
+        provenance=provenance(model, described["fingerprint"], command="fgai.evaluate", seed=seed),
+        **measured,
+    )
+
+
+@show_progress()
+@with_gradients
+def compare(
+    models: Mapping[str, nn.Module],
+    data: Any,
+    threat: str | Threat = DEFAULT,
+    *,
+    vanilla: str | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Comparison:
+    """Evaluate several models under the same threat.
+
+    Under an ensemble explanations are compared at endpoints that all models share. Scores are under the
+    strongest change found, whose endpoints may differ between models.
+
+    Args:
+        models: by their name in tables.
+        data: a `Graph` or PyG `Data`.
+        threat: see `evaluate`.
+        seed: of the attacks.
+        vanilla: name of the reference, the model the others are compared with; the first by default.
+        **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`, `edges=2`.
+
+    Raises:
+        InputError: no models, models without names, or `vanilla` names none of them.
+    """
+    if not isinstance(models, Mapping) or not models:
+        got = "none" if isinstance(models, Mapping) else type(models).__name__
+        raise InputError(f"`models` must hold at least one model by name, as {{'GAT': model}}, got {got}")
+    models = dict(zip(models, originals(*models.values()), strict=True))
+    reference = next(iter(models)) if vanilla is None else vanilla
+    if reference not in models:
+        raise InputError(f"`vanilla` must be one of {', '.join(models)}, got {reference!r}")
+    records = []
+    for number, (name, model) in enumerate(models.items(), start=1):
+        with stage(f"{name} {number}/{len(models)}"), adding_facts(command="fgai.compare"):
+            records.append(
+                evaluate(model, data, threat, vanilla=models[reference], seed=seed, name=name, **options)
+            )
+    return Comparison(records=records, reference=reference)
+
+
+@typed
+def describe(graph: Graph) -> dict[str, Any]:
+    """Name, fingerprint and sizes of a graph; the fingerprint is computed once per graph object."""
+    names = {} if graph.class_names is None else {"class_names": list(graph.class_names)}
+    return {
+        "name": graph.name,
+        "fingerprint": fingerprint(graph),
+        "nodes": graph.num_nodes,
+        "edges": graph.num_edges,
+        "features": graph.num_features,
+        "classes": graph.num_classes,
+        **names,
+    }
 
 
 @dataclass(eq=False)
@@ -75,13 +257,29 @@ class _Run:
         attacked = {"prediction": self._run(attack, "prediction")}
         meter.lap("prediction attack")
         if explanation_attack:
-            # A threat that follows no gradients, or has its own objective: both attacks are the same one.
-            same = not attack.follows_gradients or threat.objective is not None
-            attacked["explanation"] = attacked["prediction"]
-            if not same:
+            # Without gradients, or with an objective of its own, the threat has one attack for both.
+            if attack.follows_gradients and threat.objective is None:
                 attacked["explanation"] = self._run(self._attack(threat, "explanation"), "explanation")
+            else:
+                attacked["explanation"] = attacked["prediction"]
             meter.lap("explanation attack")
-        views = self._views(attacked, curves)
+        observations = {"clean": self.clean}
+        for name, each in attacked.items():
+            observations["attacked" if name == "prediction" else f"attacked_{name}"] = each.worst.output
+        views = Views(
+            graph=self.original,
+            observations=observations,
+            target=self.task.labels(self.graph),
+            rows=self.rows,
+            k=self.k,
+            measured=self.task.row_of(self.graph) if self.task.row_per_node else self.rows,
+            model=self.model,
+            curves=curves,
+            attacks=attacked,
+            vanilla_attention=self.vanilla_attention,
+            vanilla_model=None if self.vanilla_attention is None else self.vanilla_model,
+            sharpest=self.sharpest,
+        )
         classes = [views.logits[name][self.rows].argmax(1) for name in ("clean", "attacked")]
         result = self.results["prediction"]
         reliability.check_reach(result, attack.budget.target_nodes(self.graph), *classes)
@@ -89,10 +287,9 @@ class _Run:
         if nulls:
             out["null"] = {kind: _null_row(views.with_null(kind, self.seed)) for kind in metrics.NULLS}
             meter.lap("null rows")
-        runs = {name: self.results.get(name, result) for name in attacked}
         ledgers = {
             name: {"value": run.value, "start": run.start, "noise": run.noise, **run.ledger.to_dict()}
-            for name, run in runs.items()
+            for name, run in ((name, self.results.get(name, result)) for name in attacked)
         }
         return {
             "threat": {"name": threat.name, "budget": plain(attack.budget.to_dict())},
@@ -125,10 +322,9 @@ class _Run:
         vanilla = self.vanilla_model
         if vanilla is None or vanilla is self.model:
             return None if vanilla is None else self.clean.attention
-        theirs = observe(vanilla, prepared(vanilla, self.original)).averaged()
-        attention = theirs.attention.to(self.graph.device)
+        attention = observe(vanilla, prepared(vanilla, self.original)).averaged().attention
         if len(attention) == len(self.clean.attention):
-            return attention
+            return attention.to(self.graph.device)
         text = f"`vanilla` has {len(attention)} attention layers, the model {len(self.clean.attention)}"
         left_out = "similarity, and of Definition 1 `same_*` and `all_four`"
         warn(FgaiWarning(f"{text}, so numbers that compare the two are left out: {left_out}"))
@@ -160,25 +356,6 @@ class _Run:
         touched = touched_rows(self.clean.attention, output.attention, changed)
         return View(output, AttentionPair(self.clean.attention, output.attention, self.k, touched))
 
-    def _views(self, attacked: dict[str, AttackViews], curves: bool) -> Views:
-        observations = {"clean": self.clean}
-        for name, result in attacked.items():
-            observations["attacked" if name == "prediction" else f"attacked_{name}"] = result.worst.output
-        return Views(
-            graph=self.original,
-            observations=observations,
-            target=self.task.labels(self.graph),
-            rows=self.rows,
-            k=self.k,
-            measured=self.task.row_of(self.graph) if self.task.row_per_node else self.rows,
-            model=self.model,
-            curves=curves,
-            attacks=attacked,
-            vanilla_attention=self.vanilla_attention,
-            vanilla_model=None if self.vanilla_attention is None else self.vanilla_model,
-            sharpest=self.sharpest,
-        )
-
     def _metrics(self, views: Views, meter: Meter) -> dict[str, Any]:
         """Return the scores of the task and every metric with a `measure`, each beside its chance level."""
         out: dict[str, Any] = score_views(views, self.headline)
@@ -190,29 +367,33 @@ class _Run:
             if spec.measure is None:
                 continue
             if spec.measure not in done:  # metrics that share a function are measured together
-                _set_value(out, spec.place, _values(spec, spec.measure, views))
+                for path, value in _values(spec, spec.measure, views).items():
+                    _set_value(out, path, value)
                 done.add(spec.measure)
             if spec.chance is not None:
-                levels = _values(spec, spec.chance, views)
-                for path, level in ({spec.place: levels} if spec.place else levels).items():
+                for path, level in _values(spec, spec.chance, views).items():
                     _set_value(out, f"{path}.chance", level)
             meter.lap("curves" if spec.section == "fidelity" else "metrics")
         return out
 
 
 def _null_row(views: Views) -> dict[str, Any]:
-    """Every metric with a null row, of uniform or random attention."""
+    """Every metric of uniform or random attention with a null row, without the name of the only attack."""
     row: dict[str, Any] = {}
     for spec in {spec.null: spec for spec in metrics.METRICS.values()}.values():  # a shared function once
         if spec.null is not None:
-            _set_value(row, spec.place, _values(spec, spec.null, views))
+            for path, value in _values(spec, spec.null, views).items():
+                one_attack = isinstance(value, Mapping) and list(value) == ["prediction"]
+                _set_value(row, path, value["prediction"] if one_attack else value)
     return row
 
 
-def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: Views) -> Any:
-    """Call `measure`, `null` or `chance` of a metric; they return mappings unless it has one path, no `*`."""
+def _values(spec: MetricSpec, function: Callable[[Views], Any], views: Views) -> Mapping[str, Any]:
+    """Call `measure`, `null` or `chance` of a metric; return the values by path."""
     values = function(views)
-    if not spec.place and not isinstance(values, Mapping):
+    if spec.path:
+        return {spec.path: values}
+    if not isinstance(values, Mapping):
         raise InputError(
             f"the metric {spec.name!r} has several paths or one with `*`, so `measure`, `null` and `chance`"
             f" must return mappings, got {values!r}"
@@ -221,23 +402,15 @@ def _values(spec: metrics.MetricSpec, function: Callable[[Views], Any], views: V
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value in nested mappings at its dotted path; mappings are merged, an empty path is the top.
-
-    Example:
-        >>> values = {"f1": {"clean": 0.9}}
-        >>> _set_value(values, "calibration.clean", 0.1)
-        >>> _set_value(values, "f1", {"attacked": 0.8})
-        >>> values
-        {'f1': {'clean': 0.9, 'attacked': 0.8}, 'calibration': {'clean': 0.1}}
-    """
+    """Set a value in nested mappings at its dotted path; mappings are merged."""
     *parents, last = path.split(".")
     for name in parents:
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
             raise InputError(f"a metric with `chance` returns its values by name, got {values!r} at {path!r}")
-    if isinstance(value, Mapping) and (not last or isinstance(values.get(last), dict)):
+    if isinstance(value, Mapping) and isinstance(values.get(last), dict):
         for name, part in value.items():
-            _set_value(values[last] if last else values, name, part)
+            _set_value(values[last], name, part)
     else:
         values[last] = value
 
@@ -253,11 +426,6 @@ def damage_by_endpoints(ledger: Ledger) -> dict[str, float]:
     """Return the largest damage by endpoint rule, and that of all rules but `random` as `chosen`.
 
     A restart's random noise counts as `random`. Empty unless an ensemble also tried other endpoints.
-
-    Example:
-        >>> rows = [{"member": "sign", "endpoints": "random"}, {"member": "sign", "endpoints": "cover"}]
-        >>> damage_by_endpoints(Ledger(members=rows, damages=[0.1, 0.3, 0.4]))
-        {'random': 0.3, 'cover': 0.4, 'chosen': 0.4}
     """
     worst: dict[str, float] = {}
     if any("endpoints" not in row for row in ledger.members):
@@ -291,16 +459,13 @@ def _node_arrays(views: Views) -> dict[str, Any]:
         predicted["correct_clean"] = (before.argmax(1) == labels, np.bool_)
         predicted["correct_attacked"] = (after.argmax(1) == labels, np.bool_)
     prefix = "" if task.row_per_node else "item_"
-    sharp = [
-        torch.stack([metrics.sharpness_per_node(getattr(p, side), p.rowptr) for p in pairs])
-        for side in ("before", "after")
-    ]
+    sharpness = metrics.sharpness_per_node
     values: dict[str, tuple[Tensor, type]] = {
         "degree": (graph.adjacency.degree, np.int32),
         **{f"{prefix}{name}": value for name, value in predicted.items()},
-        "touched": (torch.stack(list(first.shared.pair.touched or ())), np.bool_),
-        "sharpness": (sharp[0], np.float32),
-        "sharpness_attacked": (sharp[1], np.float32),
+        "touched": (torch.stack(list(first.shared.pair.touched)), np.bool_),
+        "sharpness": (torch.stack([sharpness(p.before, p.rowptr) for p in pairs]), np.float32),
+        "sharpness_attacked": (torch.stack([sharpness(p.after, p.rowptr) for p in pairs]), np.float32),
     }
     for name, overlap in views.by_attack(lambda view: view.pair.overlap).items():
         values[f"overlap_{name}"] = (overlap, np.float32)

@@ -26,7 +26,7 @@ from fgai.datasets.own import MASKS
 from fgai.divergence import row_tvd
 from fgai.hetero.model import HeteroCall
 from fgai.hetero.view import HeteroView
-from fgai.metrics.ranking import chance_layers, overlap_layers
+from fgai.metrics.ranking import overlap_layers
 from fgai.objectives import Loss, Objective
 from fgai.records import Column, Table, Tabled, plain
 from fgai.tasks import task_of
@@ -196,7 +196,9 @@ def _stability(
     pairs = compared.layers
     by_entry = {
         "overlap": overlap_layers(compared)["overlap_touched"],
-        "chance": chance_layers(compared, touched=True),
+        "chance": [
+            metrics.overlap_chance(p.rowptr, k, nodes=rows) for p, rows in zip(pairs, touched, strict=True)
+        ],
         "tvd": [
             metrics.mean_over(torch.where(pair.rowptr.diff() > 0, tvd, torch.nan), rows)
             for pair, rows in zip(pairs, touched, strict=True)

@@ -1,12 +1,14 @@
 """Metrics of prediction, stability and explanation: functions, each declared by `@metric` in one place.
 
-The decorator holds direction, range, title, place in records and tables, null row, chance level and
+The decorator holds direction, range, title, path in records and tables, null row, chance level and
 `measure`, which `fgai.evaluate` calls; metrics from outside the package are declared the same way. Modules of
-this package are found by themselves.
+this package are found by themselves. `METRICS` holds the declarations by name, in the order of tables.
 
-Attention arguments are one value per edge, [E], on matched edges in one order, with `rowptr` [N+1]: heads
-averaged for distances, `LayerAttention.ranking` for rankings. All return a Python float. `METRICS` holds the
-declarations by name, in the order of tables. `nodes=` restricts a mean to some nodes.
+Attention arguments `w`, `w_other` and `values` hold one value per edge, [E], on matched edges in one order,
+with `rowptr` [N+1]: heads averaged for distances, `LayerAttention.ranking` for rankings. `k` is the number of
+neighbours in an explanation. `nodes`, bool [N] or indices, restricts a mean to some nodes. `y` and `y_other`
+are logits [N, C] before and after, `prediction` logits or class indices [N], `target` class indices [N], -1
+where unknown. All return a Python float; what does not fit raises `InputError`.
 """
 
 from importlib import import_module
@@ -27,7 +29,9 @@ from fgai.metrics.prediction import (
     task_scores,
 )
 from fgai.metrics.ranking import (
-    kept_by_layer,
+    intruder_mass,
+    intruder_nodes,
+    intruder_places,
     lost,
     overlap,
     overlap_chance,
@@ -38,7 +42,6 @@ from fgai.metrics.ranking import (
     tied_share,
     touched_share,
 )
-from fgai.metrics.intruders import intruder_mass, intruder_nodes, intruder_places
 from fgai.metrics.stability import changed_share, g_jsd, g_tvd, g_tvd_prob, g_tvd_rel
 from fgai.metrics.sharpness import (
     UNIFORM_SHARPNESS,
@@ -69,7 +72,6 @@ from fgai.metrics.common import (
 )
 from fgai.metrics.spec import (
     METRICS,
-    MetricSpec,
     Quantity,
     Shown,
     chance_path,
@@ -79,7 +81,7 @@ from fgai.metrics.spec import (
     quantity,
     shown_numbers,
 )
-from fgai.metrics.views import NULLS, AttackViews, AttentionPair, View, Views
+from fgai.metrics.views import NULLS, AttentionPair, Views
 
 for _module in iter_modules(__path__, f"{__name__}."):
     import_module(_module.name)
@@ -89,12 +91,9 @@ __all__ = [
     "METRICS",
     "NULLS",
     "UNIFORM_SHARPNESS",
-    "AttackViews",
     "AttentionPair",
-    "MetricSpec",
     "Quantity",
     "Shown",
-    "View",
     "Views",
     "accuracy",
     "average_precision",
@@ -117,7 +116,6 @@ __all__ = [
     "intruder_mass",
     "intruder_nodes",
     "intruder_places",
-    "kept_by_layer",
     "lost",
     "macro_f1",
     "mean_of_defined",

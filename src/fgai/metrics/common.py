@@ -73,16 +73,7 @@ def _matched_classes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
 
 @typed
 def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
-    """Mean of the entries that are not NaN, among `nodes` if given; NaN if there is none.
-
-    Args:
-        per_node: [N], NaN where a node does not count.
-        nodes: bool [N] or indices; None for all.
-
-    Example:
-        >>> mean_over(torch.tensor([0.5, float("nan"), 1.0]))
-        0.75
-    """
+    """Mean of the entries of [N] that are not NaN, of all nodes or of some; NaN if there is none."""
     if per_node.dim() != 1 or not per_node.is_floating_point():
         got = f"{per_node.dtype} {tuple(per_node.shape)}"
         raise InputError(f"`per_node` must hold one floating-point number per node, got {got}")
@@ -92,26 +83,14 @@ def mean_over(per_node: Tensor, nodes: Tensor | None = None) -> float:
 
 @typed
 def mean_of_defined(values: Iterable[float]) -> float:
-    """Mean of the values that are not NaN, e.g. over layers; NaN if there is none.
-
-    Example:
-        >>> mean_of_defined([0.5, float("nan"), 1.0])
-        0.75
-    """
+    """Mean of the values that are not NaN, e.g. over layers; NaN if there is none."""
     defined = [value for value in values if value == value]
     return sum(defined) / len(defined) if defined else float("nan")
 
 
 @typed
 def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> Tensor:
-    """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of nodes with more than k neighbours, float64 [N]; else NaN.
-
-    Args:
-        w: [E].
-        w_other: [E], on the same edges.
-        rowptr: [N+1].
-        k: how many neighbours are shown.
-    """
+    """Top-k overlap `V_k = |T_k ∩ T'_k| / k` of nodes with more than k neighbours, float64 [N]; else NaN."""
     _check_attentions(w, w_other, rowptr)
     checks.whole(k, "k", 1)
     shared = topk.overlap(topk.topk_mask(w, rowptr, k), topk.topk_mask(w_other, rowptr, k), rowptr)
@@ -119,42 +98,22 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
 
 
 @typed
-def uniform_attention(rowptr: Tensor, num_edges: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Uniform attention, 1/degree on every edge, [E].
+def uniform_attention(rowptr: Tensor, num_edges: int) -> Tensor:
+    """Uniform attention, 1/degree on every edge, float64 [E].
 
     Within a node all edges tie; over the whole graph it ranks edges by the degree of their destination.
-
-    Example:
-        >>> uniform_attention(torch.tensor([0, 2, 2, 3]), 3).tolist()
-        [0.5, 0.5, 1.0]
     """
     check_row_pointers(rowptr, checks.whole(num_edges, "num_edges"))
-    _check_dtype(dtype)
-    degree = rowptr.diff().clamp(min=1).to(dtype)
-    return (1 / degree).index_select(0, row_index(rowptr, num_edges))
+    return (1 / rowptr.diff().clamp(min=1).double())[row_index(rowptr, num_edges)]
 
 
 @typed
-def random_ranking(
-    num_edges: int, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """A random ranking: independent uniform scores, [E], the same on every device for one seed.
+def random_ranking(num_edges: int, seed: int) -> Tensor:
+    """A random ranking: independent uniform scores, float64 [E] on the CPU.
 
     The scores do not sum to one over a node: normalising them would rank by degree in graph scope. Use them
     where only the order counts.
-
-    Example:
-        >>> torch.equal(random_ranking(5, seed=3), random_ranking(5, seed=3))
-        True
     """
     checks.memory(checks.whole(num_edges, "num_edges"), 8, "num_edges")
-    _check_dtype(dtype)
-    checks.device(device)
     generator = torch.Generator().manual_seed(checks.seed(seed))
-    drawn = torch.rand(num_edges, generator=generator, dtype=torch.float64)
-    return drawn.to(device=device, dtype=dtype)
-
-
-def _check_dtype(dtype: torch.dtype) -> None:
-    if not dtype.is_floating_point:
-        raise InputError(f"`dtype` must be a floating-point type, got {dtype}")
+    return torch.rand(num_edges, generator=generator, dtype=torch.float64)

@@ -21,19 +21,25 @@ from fgai.typed import typed
 
 MOST_CLASSES = 10_000_000
 """Classes that are counted one by one."""
-ATTACKED = "The same on the attacked graph."
 
 
 def _shown(
     name: str, words: str, about: str, clean: str = "clean graph", *, ends: bool = False
 ) -> tuple[Shown, ...]:
     """A score on the clean and on the attacked graph; with `ends` also by the endpoints of the attack."""
-    again = ATTACKED if clean == "clean graph" else "The same under attack."
-    scores = (
+    again = "The same on the attacked graph." if clean == "clean graph" else "The same under attack."
+    shown = [
         Shown(f"{name}.clean", words=f"{words}, {clean}", about=about),
-        Shown(f"{name}.attacked", words=f"{words}, attacked", about=again),
-    )
-    return (*scores, *(Shown(f"{name}.attacked_{by}") for by in ("random", "chosen") if ends))
+        Shown(f"{name}.attacked", words=f"{words}, prediction attacked", about=again),
+    ]
+    rules = {
+        "random": ("at random", "may not choose its endpoints"),
+        "chosen": ("where it hurts", "chooses them by rules that read the graph, the reference or the model"),
+    }
+    for by, (joined, rule) in rules.items() if ends else ():
+        row, about = f"{words}, new nodes joined {joined}", f"The same where the attack {rule}."
+        shown.append(Shown(f"{name}.attacked_{by}", words=row, about=about))
+    return tuple(shown)
 
 
 def _most_frequent(target: Tensor) -> float:
@@ -46,18 +52,7 @@ def _most_frequent(target: Tensor) -> float:
     title="F1",
     paths=("f1.*",),
     shown=(
-        Shown("f1.clean", words="F1, clean graph", about="Share of the tested nodes classified right."),
-        Shown("f1.attacked", words="F1, prediction attacked", about=ATTACKED),
-        Shown(
-            "f1.attacked_random",
-            words="F1, new nodes joined at random",
-            about="The same where the attack may not choose its endpoints.",
-        ),
-        Shown(
-            "f1.attacked_chosen",
-            words="F1, new nodes joined where it hurts",
-            about="The same where rules that read the graph, the reference or the model choose them.",
-        ),
+        *_shown("f1", "F1", "Share of the tested nodes classified right.", ends=True),
         Shown(
             "f1.attacked_explanation",
             words="F1, explanation attacked",
@@ -67,16 +62,8 @@ def _most_frequent(target: Tensor) -> float:
     ),
     chance=_most_frequent,
 )
-@typed
 def f1(prediction: Tensor, target: Tensor) -> float:
-    """Micro-F1, `2 TP / (2 TP + FP + FN)` over all classes: the accuracy, where a node has one class.
-
-    Arguments and range as in `accuracy`.
-
-    Example:
-        >>> f1(torch.tensor([0, 1, 1, 1]), torch.tensor([0, 0, 1, 1]))
-        0.75
-    """
+    """Micro-F1, `2 TP / (2 TP + FP + FN)` over all classes: the accuracy, where a node has one class."""
     return accuracy(prediction, target)
 
 
@@ -92,16 +79,8 @@ def f1(prediction: Tensor, target: Tensor) -> float:
     ),
     chance=lambda target: 1 / len(target.unique()),
 )
-@typed
 def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Mean of the recalls of the classes that occur in `target`: 1/C for a model that names one class of C.
-
-    Arguments and range as in `accuracy`.
-
-    Example:
-        >>> balanced_accuracy(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
-        0.5
-    """
+    """Mean of the recalls of the classes that occur in `target`: 1/C if one class of C is always named."""
     return float(recall(prediction, target).nanmean())
 
 
@@ -112,16 +91,8 @@ def balanced_accuracy(prediction: Tensor, target: Tensor) -> float:
     shown=_shown("macro_f1", "Macro-F1", "Mean over classes of their F1."),
     chance=lambda target: float("nan"),
 )
-@typed
 def macro_f1(prediction: Tensor, target: Tensor) -> float:
-    """Mean of `2 TP / (2 TP + FP + FN)` over the classes that occur in either argument.
-
-    Arguments and range as in `accuracy`.
-
-    Example:
-        >>> macro_f1(torch.tensor([0, 0, 0, 0]), torch.tensor([0, 0, 0, 1]))
-        0.42857142857142855
-    """
+    """Mean of `2 TP / (2 TP + FP + FN)` over the classes that occur in either argument."""
     guess, truth = _labelled(prediction, target)
     if not truth.numel():
         return float("nan")
@@ -139,18 +110,8 @@ def macro_f1(prediction: Tensor, target: Tensor) -> float:
     ),
     chance=_most_frequent,
 )
-@typed
 def accuracy(prediction: Tensor, target: Tensor) -> float:
-    """Share of nodes whose predicted class is the true one; NaN if no class is known.
-
-    Args:
-        prediction: logits [N, C], or class indices [N].
-        target: class indices [N]; -1 marks an unknown class, which is left out.
-
-    Example:
-        >>> accuracy(torch.tensor([0, 1, 1]), torch.tensor([0, 1, -1]))
-        1.0
-    """
+    """Share of nodes whose predicted class is the true one; NaN if no class is known."""
     guess, truth = _labelled(prediction, target)
     return float((guess == truth).double().mean())
 
@@ -162,17 +123,12 @@ def accuracy(prediction: Tensor, target: Tensor) -> float:
     shown=_shown("roc_auc", "ROC-AUC", "Chance that a positive outranks a negative.", ends=True),
     chance=lambda target: 0.5,
 )
-@typed
 def roc_auc(score: Tensor, target: Tensor) -> float:
     """Area under the ROC curve: the chance that a positive outranks a negative.
 
         AUC = P(s+ > s-) + 1/2 P(s+ = s-) = (sum of the positives' mid-ranks - n+(n+ + 1)/2) / (n+ n-)
 
-    0.5 for equal scores, NaN if one of the two kinds is missing.
-
-    Args:
-        score: [M], larger for more likely positive.
-        target: bool or 0/1 [M].
+    0.5 for equal scores, NaN if one of the two kinds is missing. `score` and `target` (bool or 0/1) are [M].
 
     Example:
         >>> roc_auc(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
@@ -191,17 +147,12 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
     shown=_shown("average_precision", "Average precision", "Precision over all thresholds."),
     chance=_most_frequent,
 )
-@typed
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
 
         AP = sum_n (R_n - R_{n-1}) P_n over distinct scores, from the largest down
 
-    For equal scores the share of positives, NaN without positives. Arguments as in `roc_auc`.
-
-    Example:
-        >>> average_precision(torch.tensor([0.9, 0.4, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
-        0.8333333333333333
+    For equal scores the share of positives, NaN without positives.
     """
     score, positive = _scored(score, target)
     if not bool(positive.any()):
@@ -226,17 +177,10 @@ def _recalls(views: Views) -> dict[str, Any]:
 
 
 @metric(direction="higher", paths=("recall",), measure=_recalls)
-@typed
 def recall(prediction: Tensor, target: Tensor) -> Tensor:
     """Share of the nodes of each class that are predicted as such, [C]; NaN for a class without nodes.
 
-    Args:
-        prediction: logits [N, C], or class indices [N]; then C is the largest class plus one.
-        target: class indices [N]; -1 is left out.
-
-    Example:
-        >>> recall(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 0, 1]))
-        tensor([0.6667, 1.0000], dtype=torch.float64)
+    Of class indices [N] in place of logits [N, C], C is the largest class plus one.
     """
     guess, truth = _labelled(prediction, target)
     classes = prediction.shape[1] if prediction.dim() == 2 else 0
@@ -259,11 +203,6 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
         node   micro-F1, balanced accuracy, macro-F1
         link   ROC-AUC and average precision of the link's logit minus the other
         graph  accuracy, and ROC-AUC (two classes: of the second; more: mean of one against the rest)
-
-    Args:
-        task: its name, e.g. `node`, `link` or `graph`; see `fgai.tasks.Task.scores`.
-        logits: [T, C].
-        target: [T] classes; -1 is left out.
 
     Example:
         >>> logits = torch.tensor([[0.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
@@ -289,14 +228,6 @@ def chance_score(name: str, target: Tensor) -> float:
 
     0.5 for ROC-AUC, one over the number of classes for balanced accuracy; NaN for macro-F1, and without any
     known class.
-
-    Args:
-        name: of the score, e.g. `f1`, `balanced_accuracy` or `roc_auc`.
-        target: [T] classes; -1 is left out.
-
-    Example:
-        >>> chance_score("f1", torch.tensor([2, 2, 0, -1]))
-        0.6666666666666666
     """
     _check_labels(target, tuple(target.shape))
     labels = target[target >= 0]
@@ -312,14 +243,6 @@ def error_weights(score: str, target: Tensor) -> Tensor | None:
     """Return what a wrong prediction of each row costs of a score, [T]; None where all rows cost the same.
 
     For balanced accuracy a row of a class with n of the rows costs 1 / (n · classes).
-
-    Args:
-        score: name of a metric, as in `fgai.tasks.Task.scores`.
-        target: [T] classes, all known.
-
-    Example:
-        >>> error_weights("balanced_accuracy", torch.tensor([0, 0, 1]))
-        tensor([0.2500, 0.2500, 0.5000])
     """
     if score != "balanced_accuracy":
         return None

@@ -1,12 +1,14 @@
-"""Whether two attentions point at the same neighbours: top-k overlap and rank correlation.
+"""Whether two attentions point at the same neighbours: top-k overlap, rank correlation, injected neighbours.
 
 Both arguments hold one value per edge, what neighbours are ranked by (`LayerAttention.ranking`), on the same
-edges. Before and after an attack those are the original edges: the top-k of a node among its old neighbours.
+edges. Before and after an attack those are the original edges: overlap stays at 1 when a new neighbour takes
+all the attention. `intruder_*` count the new ones on the attacked graph, at original nodes that have any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from fgai.attention import AttentionMap
 from fgai.metrics.common import (
     _check_attention,
     _check_attentions,
+    _check_edge_mask,
     _matched_classes,
     mean_over,
     overlap_per_node,
@@ -32,19 +35,11 @@ from fgai.typed import typed
 def overlap_layers(pair: AttentionPair) -> dict[str, list[float]]:
     """Top-k overlap of every layer: of all nodes and of touched ones, `mean` with heads averaged first."""
     averaged = [overlap_per_node(p.before, p.after, p.rowptr, pair.k) for p in pair.layers]
-    names: dict[str, Sequence[Tensor]] = {"overlap": list(pair.overlap), "overlap_mean": averaged}
-    values = {name: [mean_over(row) for row in rows] for name, rows in names.items()}
-    if pair.touched is not None:
-        for name, rows in names.items():
-            values[f"{name}_touched"] = [mean_over(v, t) for v, t in zip(rows, pair.touched, strict=True)]
+    by_node = {"overlap": list(pair.overlap), "overlap_mean": averaged}
+    values = {name: [mean_over(row) for row in rows] for name, rows in by_node.items()}
+    for name, rows in by_node.items() if pair.touched else ():
+        values[f"{name}_touched"] = [mean_over(row, n) for row, n in zip(rows, pair.touched, strict=True)]
     return values
-
-
-@typed
-def chance_layers(pair: AttentionPair, *, touched: bool = False) -> list[float]:
-    """The overlap of a random ranking in every layer: of all nodes, or of touched ones."""
-    nodes = pair.touched if touched and pair.touched is not None else [None] * len(pair.layers)
-    return [overlap_chance(p.rowptr, pair.k, nodes=n) for p, n in zip(pair.layers, nodes, strict=True)]
 
 
 def _overlaps(views: Views) -> dict[str, Any]:
@@ -57,29 +52,23 @@ def _overlaps(views: Views) -> dict[str, Any]:
     for attack, by_name in views.by_attack(lambda view: layers(view.pair)).items():
         for name, value in by_name.items():
             out.setdefault(name, {})[attack] = value
+    pairs = {name: attacked.worst.pair for name, attacked in views.attacks.items()}
     if views.similarity is not None:
         out["similarity"] = layers(views.similarity)
-    for rule, by_attack in views.by_rule.items():
-        touched = {n: {"overlap": layers(v.pair)["overlap_touched"]} for n, v in by_attack.items()}
-        out.setdefault("endpoints", {})[rule] = touched
-    if not task_of(views.graph).row_per_node:
-        pairs = {name: attacked.worst.pair for name, attacked in views.attacks.items()}
-        if views.similarity is not None:
-            pairs["similarity"] = views.similarity
+        pairs["similarity"] = views.similarity
+    out |= views.by_endpoints("overlap", lambda view: layers(view.pair)["overlap_touched"])
+    if not task_of(views.graph).row_per_node and not views.null:
         out["explanations"] = {name: _item_overlaps(views, pair) for name, pair in pairs.items()}
     return out
-
-
-def _null_overlaps(views: Views) -> dict[str, Any]:
-    """Overlap of attention that explains nothing: it is not scored by link or small graph."""
-    return {name: v.get("prediction", v) for name, v in _overlaps(views).items() if name != "explanations"}
 
 
 def _overlap_chances(views: Views) -> dict[str, Any]:
     first = views.attacks["prediction"].shared.pair
     out = {
-        "overlap": views.by_layer(chance_layers(first)),
-        "overlap_touched": views.by_layer(chance_layers(first, touched=True)),
+        name: views.by_layer(
+            [overlap_chance(p.rowptr, first.k, nodes=n) for p, n in zip(first.layers, nodes, strict=True)]
+        )
+        for name, nodes in (("overlap", [None] * len(first.layers)), ("overlap_touched", first.touched))
     }
     if not task_of(views.graph).row_per_node:
         *_, last = views.attacks.values()
@@ -124,7 +113,7 @@ def _same_class(views: Views) -> dict[str, Any]:
         stayed = before.argmax(1) == view.output.logits[: before.shape[0]].argmax(1)
         scored = torch.zeros_like(stayed)
         scored[views.rows] = True
-        rows = list(zip(view.pair.overlap, view.pair.touched or (), strict=True))
+        rows = list(zip(view.pair.overlap, view.pair.touched, strict=True))
         kept = [mean_over(row, scored & near & stayed & ~row.isnan()) for row, near in rows]
         changed = [same_class_changed(row, stayed, nodes=scored & near) for row, near in rows]
         share = same_class_share(before[views.rows], view.output.logits[views.rows])
@@ -134,13 +123,11 @@ def _same_class(views: Views) -> dict[str, Any]:
 
 
 def _touched(views: Views) -> dict[str, Any]:
-    rows = views.attacks["prediction"].shared.pair.touched or ()
-    return views.by_layer([touched_share(each) for each in rows])
+    return views.by_layer([touched_share(rows) for rows in views.attacks["prediction"].shared.pair.touched])
 
 
 @metric(
     direction="higher",
-    parameters=("k",),
     paths=(
         "overlap.*",
         "overlap_touched.*",
@@ -187,10 +174,9 @@ def _touched(views: Views) -> dict[str, Any]:
         ),
     ),
     measure=_overlaps,
-    null=_null_overlaps,
+    null=_overlaps,
     chance=_overlap_chances,
 )
-@typed
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """Mean top-k overlap over nodes with more than k neighbours; NaN if there is none.
 
@@ -198,13 +184,6 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
 
     Nodes with at most k neighbours are left out: their overlap is 1 whatever the attention. `overlap_chance`
     is what a random ranking scores.
-
-    Args:
-        w: [E].
-        w_other: [E], on the same edges.
-        rowptr: [N+1].
-        k: how many neighbours are shown.
-        nodes: bool [N] or indices; only these nodes count, as those within reach of a perturbation.
 
     Example:
         >>> w, v = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.5, 0.2, 0.3])
@@ -242,14 +221,8 @@ def _lost(views: Views) -> dict[str, Any]:
     ),
     measure=_lost,
 )
-@typed
 def lost(kept: float) -> float:
-    """Share of the top-k that touched nodes lose, by the endpoints of the attack: 1 - overlap.
-
-    Example:
-        >>> lost(0.75)
-        0.25
-    """
+    """Share of the top-k that touched nodes lose, by the endpoints of the attack: 1 - overlap."""
     return 1 - kept
 
 
@@ -261,32 +234,18 @@ def lost(kept: float) -> float:
     shown=(),
     measure=_same_class,
 )
-@typed
 def same_class_changed(kept: Tensor, stayed: Tensor, *, nodes: Tensor | None = None) -> float:
     """Share of the nodes whose top-k lost a member although their class stayed; NaN if no node counts.
 
-    Args:
-        kept: [N] top-k overlap clean to attacked, NaN at nodes with at most k neighbours.
-        stayed: bool [N], the nodes that keep their predicted class.
-        nodes: bool [N] or indices; only these nodes count, as those within reach of the attack.
-
-    Example:
-        >>> same_class_changed(torch.tensor([0.8, 1.0, 0.6, 1.0]), torch.tensor([True, True, False, True]))
-        0.25
+    `kept` is the top-k overlap [N], NaN where it is undefined; `stayed`, bool [N], who keeps its class.
     """
     checks.mask(stayed, (kept.numel(),), "stayed")
     return mean_over(torch.where(kept.isnan(), float("nan"), ((kept < 1) & stayed).double()), nodes)
 
 
 @metric(direction="", title="same class", paths=("same_class.*.kept",), shown=(), measure=_same_class)
-@typed
 def same_class_share(before: Tensor, after: Tensor) -> float:
-    """Share of nodes whose predicted class stays: 1 - `changed_share`, with the same arguments.
-
-    Example:
-        >>> same_class_share(torch.eye(2), torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-        0.5
-    """
+    """Share of nodes whose predicted class stays: 1 - `changed_share`, with the same arguments."""
     one, two = _matched_classes(before, after)
     return float((one == two).double().mean())
 
@@ -294,36 +253,21 @@ def same_class_share(before: Tensor, after: Tensor) -> float:
 @metric(
     direction="", title="touched nodes", paths=("touched",), section="explanation", shown=(), measure=_touched
 )
-@typed
 def touched_share(touched: Tensor) -> float:
-    """Share of nodes within reach of the attack; see `fgai.attention.touched_rows`.
-
-    Example:
-        >>> touched_share(torch.tensor([True, False]))
-        0.5
-    """
+    """Share of nodes within reach of the attack; see `fgai.attention.touched_rows`."""
     return float(checks.mask(touched, (touched.numel(),), "touched").double().mean())
 
 
 @typed
 def kept_by_layer(before: AttentionMap, after: AttentionMap, k: int, nodes: Sequence[Tensor]) -> list[float]:
-    """Top-k overlap before and after a perturbation, layer by layer, on the edges that both have.
-
-    Attacks are judged by it and tables report it. NaN in a layer where none of the `nodes`, per layer bool
-    [N], counts.
-    """
+    """Top-k overlap of every layer, by which attacks are judged, on common edges and `nodes`, bool [N]."""
     pairs = zip(*before.heads("mean").align(after.heads("mean")), nodes, strict=True)
     return [overlap(a.ranking(), b.ranking(), a.rowptr, k, nodes=rows) for a, b, rows in pairs]
 
 
 @typed
 def overlap_chance(rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
-    """What `overlap` is on average for a random ranking: the mean of k/degree over the nodes that count.
-
-    Example:
-        >>> overlap_chance(torch.tensor([0, 4, 6]), k=3)
-        0.75
-    """
+    """What `overlap` is on average for a random ranking: the mean of k/degree over the nodes that count."""
     checks.whole(k, "k", 1)
     check_row_pointers(rowptr)
     degree = rowptr.diff().double()
@@ -339,11 +283,7 @@ def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
     """Share of the nodes with more than k neighbours whose top-k is cut within rounding; NaN without any.
 
     Their k-th neighbour and the next differ by at most `ROUNDING`, so that rounding, or the order of the
-    edges, decides which of them explains the node. Arguments as in `overlap`.
-
-    Example:
-        >>> tied_share(torch.tensor([0.4, 0.3, 0.3, 0.5, 0.3, 0.2]), torch.tensor([0, 3, 6]), k=2)
-        0.5
+    edges, decides which of them explains the node.
     """
     topk.check_k(k)
     _check_attention(w, rowptr)
@@ -372,7 +312,6 @@ def _graph_overlap(views: Views) -> dict[str, Any]:
 
 @metric(
     direction="higher",
-    parameters=("k",),
     paths=("overlap_graph.*", "similarity.overlap_graph"),
     section="explanation",
     shown=(),
@@ -380,17 +319,11 @@ def _graph_overlap(views: Views) -> dict[str, Any]:
     null=_graph_overlap,
     chance=_graph_chance,
 )
-@typed
 def overlap_graph(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 100_000) -> float:
     """Overlap of the top-k edges of the whole graph, `|T_k ∩ T'_k| / min(k, |E|)`; NaN without edges.
 
     Mostly decided by degree (a node of low degree has large attention), so it says little about explanations.
-    A random ranking scores k/|E|. Arguments as in `overlap`.
-
-    Example:
-        >>> w, v = torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.6, 0.4, 1.0])
-        >>> overlap_graph(w, v, torch.tensor([0, 2, 3]), k=2)
-        1.0
+    A random ranking scores k/|E|.
     """
     _check_attentions(w, w_other, rowptr)
     before, after = (topk.topk_mask(x, rowptr, k, "graph") for x in (w, w_other))
@@ -412,17 +345,11 @@ def _correlation(views: Views) -> dict[str, Any]:
     measure=_correlation,
     null=_correlation,
 )
-@typed
 def rank_correlation(w: Tensor, w_other: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean correlation of the ranks over nodes with at least two neighbours; tied values share a mean rank.
 
     Where all values of a node are equal there is no ranking and the formula is 0/0: such a node counts as 0
-    if only one argument is constant there, and as 1 if both are. Arguments as in `overlap`.
-
-    Example:
-        >>> w = torch.tensor([0.5, 0.3, 0.2])
-        >>> rank_correlation(w, w.flip(0), torch.tensor([0, 3]))
-        -1.0
+    if only one argument is constant there, and as 1 if both are.
     """
     _check_attentions(w, w_other, rowptr)
     a, b = w.detach().double(), w_other.detach().double()
@@ -450,3 +377,110 @@ def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
     middle = rank[starts].double() + (count.double() - 1) / 2
     ranks = middle[group]
     return torch.empty_like(ranks).scatter_(0, order, ranks)
+
+
+def _intruders(views: Views) -> dict[str, Any]:
+    """The three numbers of new neighbours under each attack, and by rule of endpoints."""
+    originals = views.attention["clean"].layers[0].num_nodes
+
+    def numbers(view: View) -> dict[str, Any]:
+        values: dict[str, list[float]] = {"nodes": [], "places": [], "mass": []}
+        for layer in view.output.attention:
+            new, old = layer.source >= originals, torch.arange(originals, device=layer.source.device)
+            ranks = layer.ranking()
+            values["nodes"].append(intruder_nodes(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["places"].append(intruder_places(ranks, new, layer.rowptr, views.k, nodes=old))
+            values["mass"].append(intruder_mass(layer.values[:, 0], new, layer.rowptr, nodes=old))
+        if views.null == "random":
+            del values["mass"]  # random scores are no distribution
+        return {name: views.by_layer(layers) for name, layers in values.items()}
+
+    return {"intruders": views.by_attack(numbers), **views.by_endpoints("intruders", numbers)}
+
+
+_intruded = partial(metric, direction="lower", section="explanation", measure=_intruders, null=_intruders)
+
+
+@_intruded(
+    title="intruded nodes",
+    paths=("intruders.*.nodes", "endpoints.*.*.intruders.nodes"),
+    shown=_under_attacks(
+        "intruders.{}.nodes.all",
+        "intruded",
+        "Nodes that show an intruder",
+        "Of the nodes a new node was joined to, the share with a new one among their top k.",
+    ),
+)
+def intruder_nodes(
+    w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
+) -> float:
+    """Share of the nodes with a new neighbour that show one in their top-k.
+
+        mean over joined i of 1(T_k(i) ∩ new ≠ ∅)
+
+    Of a node with at most k neighbours, the new ones included, all are shown. NaN if no node has a new one.
+
+    Args:
+        w: [E], what neighbours are ranked by, on the attacked graph.
+        injected: bool [E], the edges from new nodes.
+        rowptr: [N+1].
+        k: how many neighbours are shown; ties are broken by edge order.
+        nodes: bool [N] or indices; only these count, as the original nodes.
+
+    Example:
+        >>> w, new = torch.tensor([0.5, 0.3, 0.2, 0.1, 0.9]), torch.tensor([False, False, True, True, False])
+        >>> intruder_nodes(w, new, torch.tensor([0, 3, 5]), k=2)
+        0.5
+    """
+    shares = _shares(w, injected, rowptr, k)
+    return mean_over(torch.where(shares.isnan(), shares, (shares > 0).double()), nodes)
+
+
+@_intruded(
+    title="intruders' places", paths=("intruders.*.places", "endpoints.*.*.intruders.places"), shown=()
+)
+def intruder_places(
+    w: Tensor, injected: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None
+) -> float:
+    """Share of the places in the top-k that new neighbours take, mean over the nodes that have any.
+
+        mean over joined i of |T_k(i) ∩ new| / min(k, degree_i)
+
+    Arguments as in `intruder_nodes`; a node with fewer than k neighbours has as many places.
+    """
+    return mean_over(_shares(w, injected, rowptr, k), nodes)
+
+
+@_intruded(
+    title="intruders' mass",
+    paths=("intruders.*.mass", "endpoints.*.*.intruders.mass"),
+    shown=_under_attacks(
+        "intruders.{}.mass.all",
+        "their mass",
+        "Attention on intruders",
+        "Attention that new nodes take at the nodes they were joined to.",
+    ),
+)
+def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
+    """Attention that new neighbours take, mean over the nodes that have any.
+
+        mean over joined i of Σ_{j new} w_ij
+
+    Arguments as in `intruder_nodes`, `w` with heads averaged.
+    """
+    _check_attention(w, rowptr)
+    _check_edge_mask(injected, w, "injected")
+    return mean_over(_where_joined(row_sum(w.detach().double() * injected, rowptr), injected, rowptr), nodes)
+
+
+def _shares(w: Tensor, injected: Tensor, rowptr: Tensor, k: int) -> Tensor:
+    """Share of the places in the top-k that new neighbours take, float64 [N]; NaN at nodes without any."""
+    _check_attention(w, rowptr)
+    _check_edge_mask(injected, w, "injected")
+    checks.whole(k, "k", 1)
+    taken = row_sum(topk.topk_mask(w, rowptr, k) & injected, rowptr).double()
+    return _where_joined(taken / rowptr.diff().clamp(min=1, max=max(1, min(k, len(w)))), injected, rowptr)
+
+
+def _where_joined(values: Tensor, injected: Tensor, rowptr: Tensor) -> Tensor:
+    return torch.where(row_sum(injected, rowptr) > 0, values, float("nan"))

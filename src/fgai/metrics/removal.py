@@ -2,14 +2,14 @@
 
 F-slope: for each fraction of the edges, those are taken out of every attention layer, the model predicts, and
 the share still right is recorded; the slope of these shares is the metric. Fidelity follows GraphFramEx
-(Amara et al., 2022) and PyG's `explain.metric`, from class predictions alone; with an empty or a perfect side
-the characterization score is its limit, not NaN.
+(Amara et al., 2022) and PyG's `explain.metric`, from class predictions alone.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attention import AttentionMap, LayerAttention, Observation, observe
 from fgai.errors import InputError
-from fgai.metrics.common import _check_attention, _check_edge_mask, _classes_of
-from fgai.metrics.spec import Shown, metric
+from fgai.metrics.common import _classes_of
+from fgai.metrics.spec import Shown, _clean_and_attacked, metric
 from fgai.metrics.stability import changed_share
 from fgai.metrics.views import Views
 from fgai.ops.segments import row_index, row_sum
 from fgai.progress import current_stage, stage
 from fgai.topk import ranks_in_rows, scoped_rows, topk_mask
-from fgai.typed import typed
 
 _SCOPES = ("graph", "node")
 FRACTIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
@@ -48,13 +47,9 @@ def _edges_to_remove(
     Of n edges of each node or of the graph that are not in `keep` the nearest integer to `fraction` n goes,
     halves up, ties in edge order. Sets for growing fractions are nested.
     """
-    _check_attention(values, rowptr, "values")
-    if keep is not None:
-        _check_edge_mask(keep, values, "keep")
-    checks.fraction(fraction, "fraction")
     rows = scoped_rows(rowptr, values.shape[0], scope)
     free = torch.ones_like(values, dtype=torch.bool) if keep is None else ~keep
-    score = values.detach() if largest else -values.detach()
+    score = values if largest else -values
     ranks = ranks_in_rows(score.masked_fill(~free, float("-inf")), rows)
     # The small shift makes halves go up even where the product falls just short, as 0.3 · 5 may.
     count = (row_sum(free, rows).double() * fraction + 0.5 + 1e-9).floor().long()
@@ -64,10 +59,10 @@ def _edges_to_remove(
 def combined(attention: AttentionMap) -> LayerAttention:
     """Mean of a head-averaged map over its layers, types of edges joined, on the edges all layers have."""
     attention = attention.joined()
-    first = attention.layers[0]
-    if not all(first.same_edges(layer) for layer in attention.layers[1:]):
+    first, *others = attention.layers
+    if not all(first.same_edges(layer) for layer in others):
         shared = first.keys
-        for layer in attention.layers[1:]:
+        for layer in others:
             shared = shared[torch.isin(shared, layer.keys)]
         attention = attention.restrict(shared)
     return attention.over_layers("mean")
@@ -99,13 +94,7 @@ def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -
 
 
 def _removal_curves(
-    model: nn.Module,
-    observed: Observation,
-    scored: LayerAttention,
-    scope: str,
-    right: Tensor,
-    target: Tensor,
-    fractions: Sequence[float] = FRACTIONS,
+    model: nn.Module, observed: Observation, scored: LayerAttention, scope: str, right: Tensor, target: Tensor
 ) -> dict[str, Any]:
     """Remove edges from the top and from the bottom of a ranking, and record the share still right.
 
@@ -115,14 +104,14 @@ def _removal_curves(
     count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
     loops = scored.source == scored.destination if scope == "node" else None
     curves: dict[bool, list[float]] = {True: [], False: []}
-    for fraction in fractions:
+    for fraction in FRACTIONS:
         current_stage().advance()
         for largest in (True, False):
             gone = _edges_to_remove(values, rowptr, fraction, largest=largest, scope=scope, keep=loops)
             removed = scored.keys[gone]
             logits = _predict_without(model, observed, removed) if gone.numel() else observed.logits
             curves[largest].append(float((_classes_of(logits[:count]) == target)[right].double().mean()))
-    plus, minus = f_slope_plus(curves[True], fractions), f_slope_minus(curves[False], fractions)
+    plus, minus = f_slope_plus(curves[True]), f_slope_minus(curves[False])
     slopes = {"plus": plus, "minus": minus, "gap": f_slope_gap(minus, plus)}
     return {**slopes, "curve_plus": curves[True], "curve_minus": curves[False]}
 
@@ -134,43 +123,29 @@ def _slopes(views: Views) -> dict[str, Any]:
     target, rows = views.target, views.rows
     right = torch.zeros_like(target, dtype=torch.bool)
     right[rows] = views.logits["clean"][rows].argmax(1) == target[rows]
-    observations = {name: views.observations[name] for name in ("clean", "attacked")}
+    observations = [(name, views.observations[name]) for name in ("clean", "attacked")]
     label = "removing edges" + (f" by {views.null} attention" if views.null else "")
     curves: dict[str, Any] = {scope: {} for scope in _SCOPES}
     with stage(label, len(_SCOPES) * len(observations) * len(FRACTIONS)):
-        for scope, (name, view) in itertools.product(_SCOPES, observations.items()):
+        for scope, (name, view) in itertools.product(_SCOPES, observations):
             ranking = _edge_ranking(view.attention, scope)
             curves[scope][name] = _removal_curves(views.model, view, ranking, scope, right, target)
     return {"f_slope": curves}
 
 
-@metric(
-    direction="lower",
-    low=-_STEEPEST,
-    high=_STEEPEST,
-    parameters=("fractions",),
-    title="f+",
-    paths=("f_slope.*.*.plus", "f_slope.*.*.curve_plus"),
-    shown=(),
-    section="fidelity",
-    measure=_slopes,
-    null=_slopes,
+_slope_metric = partial(
+    metric, section="fidelity", low=-_STEEPEST, high=_STEEPEST, measure=_slopes, null=_slopes
 )
-@typed
+
+
+@_slope_metric(direction="lower", title="f+", paths=("f_slope.*.*.plus", "f_slope.*.*.curve_plus"), shown=())
 def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the top of the ranking.
 
         Σ (r - mean r)(share - mean share) / Σ (r - mean r)², the least-squares line over the fractions r
 
-    Strongly negative if the edges attention points at matter; NaN if a share is.
-
-    Args:
-        shares: of the nodes that are still predicted right, at each fraction.
-        fractions: where they were measured; the declared range is for the default.
-
-    Example:
-        >>> round(f_slope_plus([1.0, 0.9, 0.8, 0.7, 0.6, 0.5]), 6)
-        -1.0
+    Strongly negative if the edges attention points at matter; NaN if a share, of the nodes that are still
+    predicted right, is. The declared range is for the default `fractions`.
     """
     heights = [share if share != share else checks.real_number(share, "shares") for share in shares]
     x = torch.tensor([checks.real_number(one, "fractions") for one in fractions], dtype=torch.float64)
@@ -184,74 +159,41 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     return float((x * (y - y.mean())).sum() / x.square().sum())
 
 
-@metric(
-    direction="higher",
-    low=-_STEEPEST,
-    high=_STEEPEST,
-    parameters=("fractions",),
-    title="f−",
-    paths=("f_slope.*.*.minus", "f_slope.*.*.curve_minus"),
-    shown=(),
-    section="fidelity",
-    measure=_slopes,
-    null=_slopes,
+@_slope_metric(
+    direction="higher", title="f−", paths=("f_slope.*.*.minus", "f_slope.*.*.curve_minus"), shown=()
 )
-@typed
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
     Near 0 if edges of low attention do not matter; above 0 the model got better without them, which is a
-    warning, not a success. Arguments as in `f_slope_plus`.
-
-    Example:
-        >>> f_slope_minus([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
-        0.0
+    warning, not a success.
     """
     return f_slope_plus(shares, fractions)  # the same formula, of the other curve
 
 
-@metric(
+@_slope_metric(
     direction="higher",
     low=-2 * _STEEPEST,
     high=2 * _STEEPEST,
     title="F-gap",
     paths=("f_slope.node.*.gap", "f_slope.graph.*.gap"),
-    section="fidelity",
     shown=(
-        Shown(
-            "f_slope.node.clean.gap",
-            words="F-slope gap, clean",
-            about="How much more removing the strongest edges hurts than removing the weakest.",
+        *_clean_and_attacked(
+            "f_slope.node.{}.gap",
+            "",
+            "F-slope gap",
+            "How much more removing the strongest edges hurts than removing the weakest.",
         ),
-        Shown(
-            "f_slope.node.attacked.gap",
-            words="F-slope gap, attacked",
-            about="The same on the attacked graph.",
-        ),
-        Shown(
-            "f_slope.graph.clean.gap",
-            "whole-graph F-gap clean",
-            "F-slope gap over the whole graph, clean",
+        *_clean_and_attacked(
+            "f_slope.graph.{}.gap",
+            "whole-graph F-gap",
+            "F-slope gap over the whole graph",
             "The paper's way: all edges ranked together by the last layer.",
         ),
-        Shown(
-            "f_slope.graph.attacked.gap",
-            "whole-graph F-gap attacked",
-            "… attacked",
-            "The same on the attacked graph.",
-        ),
     ),
-    measure=_slopes,
-    null=_slopes,
 )
-@typed
 def f_slope_gap(minus: float, plus: float) -> float:
-    """How much faster predictions fail from the top than from the bottom: `f_slope_minus - f_slope_plus`.
-
-    Example:
-        >>> f_slope_gap(minus=-0.25, plus=-1.0)
-        0.75
-    """
+    """How much faster predictions fail from the top than from the bottom: `f_slope_minus - f_slope_plus`."""
     return minus - plus
 
 
@@ -259,9 +201,12 @@ def _fidelity(views: Views) -> dict[str, Any]:
     """Both fidelities of the top-k and their characterization, clean and attacked."""
     if views.model is None or not views.curves or views.target is None:
         return {}
-    observations = {name: views.observations[name] for name in ("clean", "attacked")}
-    values = {n: _fidelity_of_top(views.model, view, views.rows, views.k) for n, view in observations.items()}
-    return {"fidelity": values}
+    return {
+        "fidelity": {
+            name: _fidelity_of_top(views.model, views.observations[name], views.rows, views.k)
+            for name in ("clean", "attacked")
+        }
+    }
 
 
 def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: int) -> dict[str, float]:
@@ -276,58 +221,30 @@ def _fidelity_of_top(model: nn.Module, observed: Observation, nodes: Tensor, k: 
     return {"plus": plus, "minus": minus, "characterization": characterization(plus, minus)}
 
 
-@metric(
-    direction="higher",
-    title="fidelity+",
-    paths=("fidelity.*.plus",),
-    section="fidelity",
-    shown=(),
-    measure=_fidelity,
-)
-@typed
+_fidelity_metric = partial(metric, section="fidelity", measure=_fidelity)
+
+
+@_fidelity_metric(direction="higher", title="fidelity+", paths=("fidelity.*.plus",), shown=())
 def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
     """Share of predictions that change without the explanation: high if it is necessary.
 
         1 - mean 1(ŷ_without = ŷ)
 
-    NaN without nodes.
-
-    Args:
-        prediction: ŷ, logits [N, C] or class indices [N] on the whole graph.
-        without: the same with the explanatory edges removed.
-
-    Example:
-        >>> fidelity_plus(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 2, 0, 2]))
-        0.5
+    NaN without nodes. ŷ are logits [N, C] or class indices [N], `without` those with the explanatory edges
+    removed.
     """
     return changed_share(prediction, without)
 
 
-@metric(
-    direction="lower",
-    title="fidelity−",
-    paths=("fidelity.*.minus",),
-    section="fidelity",
-    shown=(),
-    measure=_fidelity,
-)
-@typed
+@_fidelity_metric(direction="lower", title="fidelity−", paths=("fidelity.*.minus",), shown=())
 def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
-    """Share of predictions that change when only the explanation is left: low if it is sufficient.
-
-    Arguments as in `fidelity_plus`, `only` predicted with nothing but the explanatory edges.
-
-    Example:
-        >>> fidelity_minus(torch.tensor([0, 1, 1, 2]), torch.tensor([0, 1, 1, 0]))
-        0.25
-    """
+    """Share of predictions that change when only the explanation is left: low if it is sufficient."""
     return changed_share(prediction, only)
 
 
-@metric(
+@_fidelity_metric(
     direction="higher",
     paths=("fidelity.*.characterization",),
-    section="fidelity",
     shown=(
         Shown(
             "fidelity.clean.characterization",
@@ -336,16 +253,9 @@ def fidelity_minus(prediction: Tensor, only: Tensor) -> float:
             table="",
         ),
     ),
-    measure=_fidelity,
 )
-@typed
 def characterization(plus: float, minus: float) -> float:
-    """Harmonic mean of fidelity+ and 1 - fidelity-, both in [0, 1]; 0 if either is 0.
-
-    Example:
-        >>> characterization(0.5, 0.5)
-        0.5
-    """
+    """Harmonic mean of fidelity+ and 1 - fidelity-, both in [0, 1]; 0 if either is 0."""
     checks.fraction(plus, "plus")
     checks.fraction(minus, "minus")
     if plus == 0 or minus == 1:

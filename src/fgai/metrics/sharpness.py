@@ -46,18 +46,18 @@ def sharpness_by_layer(attention: AttentionMap) -> list[float]:
 
 def _sharpness(views: Views) -> dict[str, Any]:
     after = [sharpness(p.after, p.rowptr) for p in views.attacks["prediction"].worst.pair.layers]
-    out = {
-        "clean": views.by_layer(sharpness_by_layer(views.attention["clean"])),
-        "attacked": views.by_layer(after),
-    }
+    values = {"clean": sharpness_by_layer(views.attention["clean"]), "attacked": after}
     if views.vanilla_attention is not None:
-        out["vanilla"] = views.by_layer(sharpness_by_layer(views.vanilla_attention))
-    return {"sharpness": out}
+        values["vanilla"] = sharpness_by_layer(views.vanilla_attention)
+    return {"sharpness": {name: views.by_layer(layers) for name, layers in values.items()}}
 
 
-def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, Any]:
-    """The null row of a metric that only distributions have, which random scores are not."""
-    return {name: views.by_layer(values)} if views.null == "uniform" else {}
+def _uniform(views: Views) -> dict[str, Any]:
+    """The null row of uniform attention; random scores are no distribution."""
+    if views.null == "random":
+        return {}
+    shares = [uniform_share(layer.rowptr) for layer in views.attention["clean"]]
+    return {"sharpness": views.by_layer([0.0] * len(shares)), "top_share": views.by_layer(shares)}
 
 
 @metric(
@@ -81,9 +81,8 @@ def _of_uniform(name: str, values: Sequence[float], views: Views) -> dict[str, A
         ),
     ),
     measure=_sharpness,
-    null=lambda views: _of_uniform("sharpness", [0.0] * len(views.attention["clean"]), views),
+    null=_uniform,
 )
-@typed
 def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean distance of attention from uniform over nodes with at least two neighbours.
 
@@ -91,11 +90,6 @@ def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
     0: attention is uniform (1/degree everywhere). 1: every node attends to one neighbour only.
     Stability bought by flattening shows here. NaN if no node has two neighbours.
-
-    Args:
-        w: [E], non-negative, heads averaged.
-        rowptr: [N+1].
-        nodes: bool [N] or indices; only these nodes count.
 
     Example:
         >>> sharpness(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([0, 2, 4]))
@@ -128,20 +122,13 @@ def _top_shares(views: Views) -> dict[str, Any]:
         ),
     ),
     measure=_top_shares,
-    null=lambda views: _of_uniform(
-        "top_share", [uniform_share(layer.rowptr) for layer in views.attention["clean"]], views
-    ),
+    null=_uniform,
 )
-@typed
 def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.
 
     Of the nodes with at least two neighbours. Rows are divided by their sum; rows of zeros count as uniform,
-    which gives 1/degree, see `uniform_share`. Arguments and range as in `sharpness`.
-
-    Example:
-        >>> top_share(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([0, 2, 4]))
-        0.75
+    which gives 1/degree, see `uniform_share`.
     """
     check_rows(w, rowptr, "w")
     w, degree = w.detach().double(), rowptr.diff()
@@ -153,12 +140,7 @@ def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
 @typed
 def uniform_share(rowptr: Tensor) -> float:
-    """What `top_share` is for uniform attention: the mean of 1/degree over nodes with two neighbours or more.
-
-    Example:
-        >>> uniform_share(torch.tensor([0, 2, 6, 7]))
-        0.375
-    """
+    """What `top_share` is for uniform attention: mean of 1/degree of nodes with two or more neighbours."""
     degree = rowptr.diff().double()
     return mean_over(torch.where(degree >= 2, 1 / degree, float("nan")))
 
@@ -173,14 +155,8 @@ def uniform_share(rowptr: Tensor) -> float:
     shown=(),
     measure=lambda views: views.sharpest,
 )
-@typed
 def sharpest_layer(sharpness: Sequence[float]) -> int:
-    """Index of the layer with the largest sharpness, undefined ones last.
-
-    Example:
-        >>> sharpest_layer([0.1, float("nan"), 0.3])
-        2
-    """
+    """Index of the layer with the largest sharpness, undefined ones last."""
     if not len(sharpness):
         raise InputError("`sharpness` must hold one value per layer, got none")
     return max(range(len(sharpness)), key=lambda i: sharpness[i] if sharpness[i] == sharpness[i] else -1.0)

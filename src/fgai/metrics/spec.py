@@ -17,32 +17,19 @@ from fgai.typed import typed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-DIRECTIONS = ("higher", "lower", "")
 SECTIONS = ("prediction", "explanation", "fidelity")
 """What a metric is about; the first has a table of its own, the others share one."""
 
 
 @typed
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Quantity:
-    """One number of a record.
-
-    Attributes:
-        path: dotted, in the metrics of a record: `f1.attacked`.
-        title: heading.
-        form: how it prints, e.g. `.3f`.
-        direction: "higher" or "lower", whichever is better; empty where neither is.
-        about: one sentence, or nothing.
-    """
+    """One number of a record: its dotted path, heading, format, and whether `higher` or `lower` is better."""
 
     path: str
     title: str
     form: str = ".3f"
     direction: str = ""
-    about: str = ""
-
-    def __post_init__(self) -> None:
-        checks.one_of(self.direction, "direction", DIRECTIONS)
 
     @property
     def sign(self) -> int:
@@ -55,35 +42,21 @@ class Quantity:
         return Column(self.title, self.form, self.direction)
 
     def best(self, values: Iterable[float]) -> float:
-        """The best of at least one value.
-
-        Example:
-            >>> Quantity(path="g_tvd.rel", title="g-TVD rel", direction="lower").best([0.5, 0.25])
-            0.25
-        """
+        """The best of at least one value."""
         return max(values) if self.sign > 0 else min(values)
 
 
 @typed
 @dataclass(frozen=True)
 class Shown:
-    """A number of a metric that tables or the report show.
+    """A number of a metric that tables or the report show."""
 
-    Attributes:
-        path: in the metrics of a record.
-        heading: in tables; the metric's title and the rest of the path by default.
-        words: row of the report, in plain words; the report leaves it out where there are none.
-        about: one sentence for the report.
-        table: "prediction" or "explanation"; empty for no table, None for that of the metric's section.
-        like: path of the number it should stay close to, where neither higher nor lower is better.
-    """
-
-    path: str
-    heading: str = ""
-    words: str = ""
-    about: str = ""
-    table: str | None = None
-    like: str = ""
+    path: str  # in the metrics of a record
+    heading: str = ""  # in tables; the metric's title and the rest of the path by default
+    words: str = ""  # row of the report, in plain words; the report leaves it out where there are none
+    about: str = ""  # one sentence for the report
+    table: str | None = None  # "prediction", "explanation", empty for no table; by default by the section
+    like: str = ""  # path of the number to stay close to, where neither higher nor lower is better
 
 
 def _under_attacks(path: str, heading: str, words: str, about: str) -> tuple[Shown, Shown]:
@@ -95,42 +68,54 @@ def _under_attacks(path: str, heading: str, words: str, about: str) -> tuple[Sho
     )
 
 
+def _clean_and_attacked(path: str, heading: str, words: str, about: str) -> tuple[Shown, Shown]:
+    """The number at `path`, whose `{}` names the graph, on the clean and on the attacked graph."""
+    return (
+        Shown(path.format("clean"), heading and f"{heading} clean", f"{words}, clean", about),
+        Shown(
+            path.format("attacked"),
+            heading and f"{heading} attacked",
+            f"{words}, attacked",
+            "The same on the attacked graph.",
+        ),
+    )
+
+
 @typed
 @dataclass(kw_only=True, eq=False)
 class MetricSpec:
-    """`@metric(...)` declares a function as a metric; the function itself is returned unchanged.
+    """`@metric(...)` declares a function as a metric, and makes it check the types of its arguments.
 
-    With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. Nothing else has
-    to be changed; fgai's own metrics are declared the same way. `METRICS` holds every declaration with the
-    `name` of the function, the `function` and its `description`, the first line of its docstring.
+    With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. `METRICS` holds
+    every declaration with the `name` of the function, the `function` and its `description`, the first line of
+    its docstring.
 
     Attributes:
         direction: "higher" or "lower", whichever is better; empty if neither is.
         low: the smallest value it can take.
         high: the largest.
-        parameters: names of the arguments that change its value.
         title: heading in tables; the name of the function by default.
         form: how its numbers print, e.g. `.2e`.
         paths: where its numbers stand in a record's metrics; `*` stands for any one name. The name of the
-            function by default. A single path without `*` is the place of what `measure` returns; else
+            function by default. What `measure` returns is stored at a single path without `*`; else
             `measure` returns nested mappings from the top of the record's metrics.
         section: "prediction", "explanation", or "fidelity": whether the explanation decides the prediction.
         shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, `attacked`,
             or whatever varies); metrics may share one. None for scores, which a task names.
-        null: the same for a null row, `views.null`; an empty mapping leaves the row out.
+        null: the same for a null row, `views.null`, which has one attack: of values by attack those under
+            `prediction` count. An empty mapping leaves the row out.
         chance: what guessing gets, stored at `<path>.chance`. Without `measure` (a score) it takes the labels
             [T] and returns a number. Else it takes the `Views` and returns a number or `views.by_layer(...)`;
             with several paths or `*`, a mapping from dotted path to that.
 
     Raises:
-        InputError: another function is declared under this name, or its place in records is taken.
+        InputError: another function is declared under this name, or its path in records is taken.
     """
 
     direction: str
     low: float = 0
     high: float = 1
-    parameters: tuple[str, ...] = ()
     title: str = ""
     form: str = ".3f"
     paths: tuple[str, ...] = ()
@@ -144,11 +129,12 @@ class MetricSpec:
     description: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        checks.one_of(self.direction, "direction", DIRECTIONS)
+        checks.one_of(self.direction, "direction", ("higher", "lower", ""))
         checks.one_of(self.section, "section", SECTIONS)
 
     def __call__(self, function: _Function) -> _Function:
         """Declare `function`."""
+        function = typed(function)
         spec, name = copy(self), function.__name__
         spec.name, spec.function = name, function
         spec.description = (function.__doc__ or name).strip().splitlines()[0]
@@ -163,15 +149,20 @@ class MetricSpec:
         return function
 
     @property
-    def place(self) -> str:
-        """The one path at which the values of `measure` stand; empty if it returns them from the top."""
+    def path(self) -> str:
+        """The one path of the values that `measure` returns; empty if it returns them from the top."""
         return self.paths[0] if len(self.paths) == 1 and "*" not in self.paths[0] else ""
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The defaults of `parameters`."""
-        arguments = inspect.signature(self.function).parameters
-        return {name: arguments[name].default for name in self.parameters}
+        """The arguments that change its value, with their defaults."""
+        arguments = inspect.signature(self.function).parameters.values()
+        return {a.name: a.default for a in arguments if a.kind != a.KEYWORD_ONLY and a.default is not a.empty}
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the arguments that change its value."""
+        return tuple(self.defaults)
 
 
 metric = MetricSpec
@@ -192,15 +183,15 @@ def _check_paths(spec: MetricSpec) -> None:
 _OTHERS = {
     entry.path: entry
     for entry in (
-        Quantity(path="training.epoch_seconds", title="seconds per epoch", form=".3g", direction="lower"),
-        Quantity(path="training.seconds", title="training s", form=".1f", direction="lower"),
-        Quantity(path="training.peak_memory", title="peak memory", form=".3g", direction="lower"),
-        Quantity(path="certificate.share", title="certified share", direction="higher"),
-        Quantity(path="certificate.median_radius", title="median radius", direction="higher"),
-        Quantity(path="certificate.class_share", title="certified class", direction="higher"),
-        Quantity(path="certificate.sharpness", title="sharpness", direction="higher"),
-        Quantity(path="injection.class_share", title="certified class, injection", direction="higher"),
-        Quantity(path="injection.order_share", title="certified order, injection", direction="higher"),
+        Quantity("training.epoch_seconds", "seconds per epoch", ".3g", "lower"),
+        Quantity("training.seconds", "training s", ".1f", "lower"),
+        Quantity("training.peak_memory", "peak memory", ".3g", "lower"),
+        Quantity("certificate.share", "certified share", direction="higher"),
+        Quantity("certificate.median_radius", "median radius", direction="higher"),
+        Quantity("certificate.class_share", "certified class", direction="higher"),
+        Quantity("certificate.sharpness", "sharpness", direction="higher"),
+        Quantity("injection.class_share", "certified class, injection", direction="higher"),
+        Quantity("injection.order_share", "certified order, injection", direction="higher"),
     )
 }
 """Numbers of other records than evaluations: costs and certified shares."""
@@ -215,23 +206,13 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
 
     Raises:
         InputError: nothing is declared there.
-
-    Example:
-        >>> number = quantity("f1.attacked")
-        >>> number.title, number.form, number.direction
-        ('F1 attacked', '.3f', 'higher')
     """
     spec = metric_at(path)
     if spec is not None:
         heading = next((entry.heading for entry in spec.shown or () if entry.path == path), "")
-        is_chance = "chance" in path.split(".")
-        declared = Quantity(
-            path=path,
-            title="chance" if is_chance else heading or _default_title(spec, path),
-            form=spec.form,
-            direction="" if is_chance else spec.direction,
-            about=spec.description,
-        )
+        declared = Quantity(path, heading or _default_title(spec, path), spec.form, spec.direction)
+        if "chance" in path.split("."):
+            declared = replace(declared, title="chance", direction="")
     elif path in _OTHERS:
         declared = _OTHERS[path]
     else:
@@ -241,21 +222,16 @@ def quantity(path: str, title: str | None = None, form: str | None = None) -> Qu
 
 def _default_title(spec: MetricSpec, path: str) -> str:
     """The metric's title and the names that its path adds; `attacked_random` is "random ends"."""
-    names = next(rest for pattern in spec.paths if (rest := _rest(pattern, path)) is not None)
-    ends = ("attacked_explanation",)
-    chosen = (name.startswith("attacked_") and name not in ends for name in names)
-    words = (f"{n.removeprefix('attacked_')} ends" if c else n for n, c in zip(names, chosen, strict=True))
-    return " ".join([spec.title, *words])
+    words = [spec.title]
+    for name in next(rest for pattern in spec.paths if (rest := _rest(pattern, path)) is not None):
+        ends = name.startswith("attacked_") and name != "attacked_explanation"
+        words.append(f"{name.removeprefix('attacked_')} ends" if ends else name)
+    return " ".join(words)
 
 
 @typed
 def metric_at(path: str) -> MetricSpec | None:
-    """Return the metric whose number stands at a path of a record, or None where no metric gives it.
-
-    Example:
-        >>> metric_at("overlap_touched.prediction.all").name
-        'overlap'
-    """
+    """Return the metric whose number stands at a path of a record, or None where no metric gives it."""
     specs = (s for s in METRICS.values() if any(_rest(pattern, path) is not None for pattern in s.paths))
     return next(specs, None)
 
@@ -265,10 +241,8 @@ def chance_path(path: str) -> str:
     """Return where a record keeps the chance level of the number at `path`; empty if its metric has none.
 
     Example:
-        >>> chance_path("f1.attacked"), chance_path("overlap_touched.explanation.all")
-        ('f1.chance', 'overlap_touched.chance.all')
-        >>> chance_path("similarity.overlap.all"), chance_path("truth.auc.last")
-        ('overlap.chance.all', '')
+        >>> chance_path("overlap_touched.explanation.all"), chance_path("similarity.overlap.all")
+        ('overlap_touched.chance.all', 'overlap.chance.all')
     """
     spec = metric_at(path)
     if spec is None or spec.chance is None:
@@ -299,11 +273,8 @@ def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None
     """Return the numbers that metrics show, in the order of their declaration.
 
     Of a metric that declares none these are all its numbers in any of the records (their metrics); of values
-    per layer, their mean, `all`. Numbers under the attack on predictions come first.
-
-    Args:
-        records: the metrics of records.
-        table: "prediction" or "explanation", or None for both and for what only the report shows.
+    per layer, their mean, `all`. Of the `table` "prediction" or "explanation" those under the attack on
+    predictions come first; without one, numbers that only the report shows are among them.
     """
     values = list(records)
     if not all(isinstance(each, Mapping) for each in values):
@@ -315,11 +286,8 @@ def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None
         entries += [replace(entry, table=own if entry.table is None else entry.table) for entry in shown]
     if table is None:
         return entries
-    attacks = (".prediction.", ".explanation.")
-    return sorted(
-        (entry for entry in entries if entry.table == table),
-        key=lambda entry: next((i for i, name in enumerate(attacks) if name in entry.path), len(attacks)),
-    )
+    entries = [entry for entry in entries if entry.table == table]
+    return sorted(entries, key=lambda e: (".prediction." not in e.path, ".explanation." not in e.path))
 
 
 def _every_number(spec: MetricSpec, records: list[Mapping[str, Any]]) -> list[Shown]:

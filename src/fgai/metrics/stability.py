@@ -6,6 +6,7 @@ All compare the original nodes and edges before and after, already matched; dist
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +17,14 @@ from fgai.divergence import same_shape, tvd
 from fgai.metrics.common import _matched_classes
 from fgai.metrics.spec import Shown, metric
 from fgai.metrics.views import AttentionPair, Views
-from fgai.typed import typed
 
 
 def _output_changes(views: Views) -> dict[str, Any]:
     """All three distances of the outputs under each attack from the clean ones."""
-    rows = views.rows if views.measured is None else views.measured
-    before = views.logits["clean"][rows]
+    before = views.logits["clean"][views.measured]
     out: dict[str, Any] = {}
     for attack, attacked in views.attacks.items():
-        after = attacked.worst.output.logits[rows]
+        after = attacked.worst.output.logits[views.measured]
         out["g_tvd" if attack == "prediction" else f"g_tvd_{attack}"] = {
             "logits": g_tvd(before, after),
             "probs": g_tvd_prob(before, after),
@@ -58,8 +57,10 @@ def _class_changes(views: Views) -> dict[str, float]:
     return {name: changed_share(before, logits[views.rows]) for name, logits in attacked.items()}
 
 
-@metric(
-    direction="lower",
+_output_metric = partial(metric, direction="lower", measure=_output_changes)
+
+
+@_output_metric(
     high=math.inf,
     title="g-TVD rel",
     form=".2e",
@@ -71,30 +72,19 @@ def _class_changes(views: Views) -> dict[str, float]:
             about="How far the outputs move under attack, as a share of their own spread.",
         ),
     ),
-    measure=_output_changes,
 )
-@typed
 def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
 
     Unchanged when both arguments are multiplied by one factor. Where every node had equal logits before: 0 if
     nothing moved, else infinite.
-
-    Args:
-        y: [N, C], logits before; their spread is the unit.
-        y_other: [N, C], logits after.
-
-    Example:
-        >>> g_tvd_rel(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 2.0]]))
-        0.5
     """
     y, y_other = _finite(y, y_other)
     change, spread = float((y - y_other).abs().sum()), float((y - y.mean(-1, keepdim=True)).abs().sum())
     return change / spread if spread else math.inf if change else 0.0
 
 
-@metric(
-    direction="lower",
+@_output_metric(
     title="g-TVD probs",
     form=".2e",
     paths=("g_tvd.probs", "g_tvd_explanation.probs"),
@@ -105,42 +95,24 @@ def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
             about="Probability that changes hands between classes, averaged over nodes.",
         ),
     ),
-    measure=_output_changes,
 )
-@typed
 def g_tvd_prob(y: Tensor, y_other: Tensor) -> float:
-    """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`.
-
-    Arguments as in `g_tvd_rel`.
-
-    Example:
-        >>> g_tvd_prob(torch.tensor([[100.0, 0.0]]), torch.tensor([[0.0, 100.0]]))
-        1.0
-    """
+    """Total variation of the class probabilities, per node: `1/(2|N|) sum |softmax(y) - softmax(y')|`."""
     change = tvd(*_finite(y, y_other), "probabilities")
     return float(change.sum() / max(1, change.numel()))
 
 
-@metric(
-    direction="lower",
+@_output_metric(
     high=math.inf,
     title="g-TVD logits",
     form=".2f",
     paths=("g_tvd.logits", "g_tvd_explanation.logits"),
     shown=(),
-    measure=_output_changes,
 )
-@typed
 def g_tvd(y: Tensor, y_other: Tensor) -> float:
     """Total variation of the logits, per node: `1/(2|N|) sum |y - y'|`.
 
     Not scale-free: halving all logits halves it. `g_tvd_rel` is.
-
-    Arguments as in `g_tvd_rel`.
-
-    Example:
-        >>> g_tvd(torch.tensor([[1.0, 0.0], [2.0, 2.0]]), torch.tensor([[0.5, 1.0], [2.0, 2.0]]))
-        0.375
     """
     change = tvd(*_finite(y, y_other))
     return float(change.sum() / max(1, change.numel()))
@@ -170,19 +142,10 @@ def g_tvd(y: Tensor, y_other: Tensor) -> float:
     measure=_attention_change,
     null=_attention_change,
 )
-@typed
 def g_jsd(w: Tensor, w_other: Tensor) -> float:
     """Jensen-Shannon divergence of attention per edge: `1/(2|E|) (KL(w‖m) + KL(w'‖m))`, `m = (w + w')/2`.
 
     In nats, the sums over all edges at once; 0 exactly when nothing changed.
-
-    Args:
-        w: [E], attention before (heads averaged).
-        w_other: [E], attention after, on the same edges in the same order.
-
-    Example:
-        >>> g_jsd(torch.tensor([0.25, 0.75]), torch.tensor([0.25, 0.75]))
-        0.0
     """
     w, w_other = _finite(w, w_other, "w")
     # With d = (w - w')/(w + w') an edge adds m φ(d), φ(d) = (1+d) log(1+d) + (1-d) log(1-d). For small d,
@@ -198,19 +161,10 @@ def g_jsd(w: Tensor, w_other: Tensor) -> float:
 
 
 @metric(direction="lower", title="changed predictions", paths=("changed",), measure=_class_changes)
-@typed
 def changed_share(before: Tensor, after: Tensor) -> float:
     """Share of nodes whose predicted class is another one, whatever the true one is.
 
-    NaN without nodes.
-
-    Args:
-        before: logits [N, C], or class indices [N].
-        after: likewise, of the same nodes.
-
-    Example:
-        >>> changed_share(torch.tensor([0, 1, 1, 0]), torch.tensor([0, 1, 0, 0]))
-        0.25
+    Both are logits [N, C] or class indices [N], of the same nodes. NaN without nodes.
     """
     one, two = _matched_classes(before, after)
     return float((one != two).double().mean())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fgai import checks
-from fgai.attention import AttentionMap
-from fgai.graph import Graph
 from fgai.metrics.common import _check_attention, _check_edge_mask, mean_over
 from fgai.metrics.prediction import _auc_from_ranks, roc_auc
 from fgai.metrics.ranking import _row_midranks
@@ -21,79 +19,51 @@ from fgai.topk import SCOPES, check_k, ranks_in_rows
 from fgai.typed import typed
 
 
-class _LayerTruth(NamedTuple):
-    """One layer on the edges whose truth is known: ranking, attention, truth, rows, nodes with true edges."""
+def _truth(views: Views) -> dict[str, Any]:
+    """All numbers and their chance level, on the clean graph and under each attack, if the truth is known.
 
-    ranking: Tensor
-    averaged: Tensor
-    truth: Tensor
-    rowptr: Tensor
-    nodes: Tensor
-
-
-def _per_view(views: Views, parts: Mapping[str, Callable[[_LayerTruth], float]]) -> dict[str, Any]:
-    """Numbers per layer on the clean graph and under each attack; nothing where the truth is unknown."""
-    if views.graph.edge_truth is None:
+    Of the graph's own edges without loops; edges into nodes without any true edge say nothing.
+    """
+    graph = views.graph
+    if graph.edge_truth is None:
         return {}
+    real = (graph.adjacency.source != graph.adjacency.destination).nonzero().flatten()
     maps = {"truth": views.attention["clean"]}
     maps |= {f"truth_{name}": attacked.worst.output.attention for name, attacked in views.attacks.items()}
-    return {
-        name: {
-            part: views.by_layer([value(layer) for layer in _truth_by_layer(views.graph, attention)])
-            for part, value in parts.items()
-        }
-        for name, attention in maps.items()
-    }
+    out: dict[str, Any] = {}
+    for name, attention in maps.items():
+        there = real[torch.isin(graph.keys[real], attention.layers[0].keys)]  # attacks may remove edges
+        keys, truth = graph.keys[there], graph.edge_truth[there]
+        values: dict[str, list[float]] = {}
+        for layer, averaged in zip(
+            attention.heads("log").restrict(keys), attention.restrict(keys), strict=True
+        ):
+            w, rowptr = layer.values[:, 0], layer.rowptr
+            nodes = torch.zeros(layer.num_nodes, dtype=torch.bool, device=truth.device)
+            nodes[layer.destination[truth]] = True
+            numbers = {
+                "auc": truth_auc(w, truth, rowptr, nodes=nodes),
+                "auc_mean": truth_auc(averaged.values[:, 0], truth, rowptr, nodes=nodes),
+                "auc_node": truth_auc(w, truth, rowptr, "node"),
+                "precision": truth_precision(w, truth, rowptr, views.k),
+                "chance": truth_chance(truth, rowptr),
+            }
+            for part, value in numbers.items():
+                values.setdefault(part, []).append(value)
+        out[name] = {part: views.by_layer(layers) for part, layers in values.items()}
+    return out
 
 
-def _truth_by_layer(graph: Graph, attention: AttentionMap) -> Iterator[_LayerTruth]:
-    """The graph's own edges without loops; edges into nodes without any true edge say nothing."""
-    assert graph.edge_truth is not None
-    real = (graph.adjacency.source != graph.adjacency.destination).nonzero().flatten()
-    keys, truth = graph.keys[real], graph.edge_truth[real]
-    there = torch.isin(keys, attention.layers[0].keys)  # all of them, unless the attack removed some
-    keys, truth = keys[there], truth[there]
-    for layer, averaged in zip(attention.heads("log").restrict(keys), attention.restrict(keys), strict=True):
-        nodes = torch.zeros(layer.num_nodes, dtype=torch.bool, device=truth.device)
-        nodes[layer.destination[truth]] = True
-        yield _LayerTruth(layer.values[:, 0], averaged.values[:, 0], truth, layer.rowptr, nodes)
-
-
-def _aucs(views: Views) -> dict[str, Any]:
-    return _per_view(
-        views,
-        {
-            "auc": lambda e: truth_auc(e.ranking, e.truth, e.rowptr, nodes=e.nodes),
-            "auc_mean": lambda e: truth_auc(e.averaged, e.truth, e.rowptr, nodes=e.nodes),
-            "auc_node": lambda e: truth_auc(e.ranking, e.truth, e.rowptr, "node"),
-        },
-    )
-
-
-def _precision(views: Views) -> dict[str, Any]:
-    parts: dict[str, Callable[[_LayerTruth], float]] = {
-        "precision": lambda e: truth_precision(e.ranking, e.truth, e.rowptr, views.k)
-    }
-    if views.null:  # its own edges may be fewer
-        parts["chance"] = lambda e: truth_chance(e.truth, e.rowptr)
-    return _per_view(views, parts)
+_metric = partial(metric, direction="higher", section="fidelity", measure=_truth, null=_truth)
 
 
 def _paths(*parts: str) -> tuple[str, ...]:
     return tuple(f"truth{view}.{part}" for view in ("", "_prediction", "_explanation") for part in parts)
 
 
-def _chance(views: Views) -> dict[str, Any]:
-    chances = _per_view(views, {"chance": lambda e: truth_chance(e.truth, e.rowptr)})
-    return {name: parts["chance"] for name, parts in chances.items()}
-
-
-@metric(
-    direction="higher",
-    parameters=("scope",),
+@_metric(
     title="truth AUC",
     paths=_paths("auc", "auc_mean", "auc_node"),
-    section="fidelity",
     shown=(
         Shown(
             "truth.auc.all",
@@ -103,10 +73,7 @@ def _chance(views: Views) -> dict[str, Any]:
         ),
         Shown("truth_prediction.auc.all", "attacked truth AUC"),
     ),
-    measure=_aucs,
-    null=_aucs,
 )
-@typed
 def truth_auc(
     w: Tensor, truth: Tensor, rowptr: Tensor, scope: str = "graph", *, nodes: Tensor | None = None
 ) -> float:
@@ -115,18 +82,8 @@ def truth_auc(
         graph  one AUC over the edges into `nodes`
         node   the mean over nodes of the AUC within their neighbourhood, over nodes with true and other edges
 
-    0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts.
-
-    Args:
-        w: [E].
-        truth: bool [E].
-        rowptr: [N+1].
-        scope: "graph" or "node".
-        nodes: bool [N] or indices; only edges into these nodes count, as the nodes the truth is about.
-
-    Example:
-        >>> truth_auc(torch.tensor([0.7, 0.2, 0.1]), torch.tensor([True, False, False]), torch.tensor([0, 3]))
-        1.0
+    0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts. `truth` is a
+    mask [E]; with `nodes` only edges into these count.
     """
     _check(w, truth, rowptr)
     if checks.one_of(scope, "scope", SCOPES) == "graph":
@@ -141,18 +98,12 @@ def truth_auc(
     return mean_over(_auc_from_ranks(row_sum(rank * truth, rowptr), positives, negatives), nodes)
 
 
-@metric(
-    direction="higher",
-    parameters=("k",),
+@_metric(
     title="truth precision",
     paths=_paths("precision", "chance"),
-    section="fidelity",
     shown=(),
-    measure=_precision,
-    null=_precision,
-    chance=_chance,
+    chance=lambda views: {},  # `_truth` measures it
 )
-@typed
 def truth_precision(
     w: Tensor, truth: Tensor, rowptr: Tensor, k: int | None = 5, *, nodes: Tensor | None = None
 ) -> float:
@@ -160,13 +111,8 @@ def truth_precision(
 
         |T_{k_i} ∩ truth_i| / k_i,   k_i = min(k, number of true edges of node i)
 
-    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores. Arguments as in
-    `truth_auc`, with k neighbours shown, or None for as many as are true.
-
-    Example:
-        >>> w, truth = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([True, False, True])
-        >>> truth_precision(w, truth, torch.tensor([0, 3]))
-        0.5
+    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores. `truth` is a mask
+    [E]; without k as many neighbours are shown as are true.
     """
     _check(w, truth, rowptr)
     check_k(k)
@@ -179,12 +125,7 @@ def truth_precision(
 
 @typed
 def truth_chance(truth: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
-    """What `truth_precision` is on average for a random ranking: the mean share of true edges.
-
-    Example:
-        >>> truth_chance(torch.tensor([True, False, False, True]), torch.tensor([0, 3, 4])) == 1 / 3
-        True
-    """
+    """What `truth_precision` is on average for a random ranking: the mean share of true edges."""
     checks.mask(truth, tuple(truth.shape[:1]), "truth")
     check_rows(truth, rowptr, "truth")
     positives, degree = row_sum(truth, rowptr), rowptr.diff()

@@ -33,15 +33,11 @@ class _LayerPair(NamedTuple):
 class AttentionPair:
     """Two attentions, head-averaged, on the edges that both have.
 
-    Args:
-        before: one attention.
-        after: the other.
-        k: size of a node's explanation.
-        touched: per layer bool [N], the nodes within reach of what happened between; None for no such nodes.
+    `touched` holds per layer, bool [N], the nodes within reach of what happened between them.
     """
 
     def __init__(
-        self, before: AttentionMap, after: AttentionMap, k: int, touched: Sequence[Tensor] | None = None
+        self, before: AttentionMap, after: AttentionMap, k: int, touched: Sequence[Tensor] = ()
     ) -> None:
         self.layers = [
             _LayerPair(
@@ -87,38 +83,24 @@ class AttackViews:
 class Views:
     """A model's outputs on the clean and on the attacked graph.
 
-    Original nodes come first on attacked graphs; edges are matched by `AttentionMap.align`.
-
-    Attributes:
-        graph: the original one.
-        observations: the model's outputs, heads averaged, under the keys `clean`, `attacked` (the attack on
-            predictions) and, where run, `attacked_explanation`; `logits` and `attention` have the same keys.
-        target: true classes of all rows, or None.
-        rows: [T] the rows that are scored.
-        k: size of a node's explanation.
-        measured: [M] the rows whose outputs are compared; those that are scored by default.
-        model: the model itself, for metrics that run it again, or None.
-        curves: whether to measure what takes many runs.
-        attacks: by what is attacked, `prediction` and `explanation`.
-        vanilla_attention: that of the model it was made from, on the clean graph, or None.
-        vanilla_model: that model, or None.
-        sharpest: number of the sharpest layer, of the vanilla model if there is one.
-        null: the attention of a null row in place of the model's: one of `NULLS`, else empty.
+    Original nodes come first on attacked graphs; edges are matched by `AttentionMap.align`. `observations`,
+    `logits` and `attention` (heads averaged) have the keys `clean`, `attacked` (the attack on predictions)
+    and, where run, `attacked_explanation`; `attacks` has `prediction` and `explanation`.
     """
 
-    graph: Graph
+    graph: Graph  # the original one
     observations: Mapping[str, Observation]
-    target: Tensor | None
-    rows: Tensor
-    k: int
-    measured: Tensor | None = None
-    model: nn.Module | None = None
-    curves: bool = True
+    target: Tensor | None  # true classes of all rows
+    rows: Tensor  # [T] the rows that are scored
+    k: int  # size of a node's explanation
+    measured: Tensor  # [M] the rows whose outputs are compared
+    model: nn.Module | None = None  # for metrics that run it again
+    curves: bool = True  # whether to measure what takes many runs
     attacks: Mapping[str, AttackViews] = field(default_factory=dict)
-    vanilla_attention: AttentionMap | None = None
+    vanilla_attention: AttentionMap | None = None  # of the model it was made from, on the clean graph
     vanilla_model: nn.Module | None = None
-    sharpest: int = 0
-    null: str = ""
+    sharpest: int = 0  # number of the sharpest layer, of the vanilla model if there is one
+    null: str = ""  # the attention of a null row in place of the model's: one of `NULLS`
 
     @property
     def logits(self) -> dict[str, Tensor]:
@@ -137,17 +119,6 @@ class Views:
         vanilla = self.vanilla_attention
         return None if vanilla is None else AttentionPair(vanilla, clean, self.k)
 
-    @property
-    def by_rule(self) -> dict[str, dict[str, View]]:
-        """Views by rule of endpoints and attack; nothing unless there are several rules."""
-        rules = dict.fromkeys(rule for a in self.attacks.values() for rule in a.by_rule)
-        if len(rules) < 2:
-            return {}
-        return {
-            rule: {name: a.by_rule[rule] for name, a in self.attacks.items() if rule in a.by_rule}
-            for rule in rules
-        }
-
     def by_layer(self, values: Sequence[float]) -> dict[str, Any]:
         """Return values per layer with their summaries: `last`, `all` (mean of those defined), `sharpest`."""
         mean = mean_of_defined(values)
@@ -157,14 +128,29 @@ class Views:
         """Return a value by attack, at the endpoints that all models share."""
         return {name: value(attacked.shared) for name, attacked in self.attacks.items()}
 
+    def by_endpoints(self, name: str, value: Callable[[View], Any]) -> dict[str, Any]:
+        """Return a value by rule of endpoints and attack; nothing unless there are several rules."""
+        rules = dict.fromkeys(rule for a in self.attacks.values() for rule in a.by_rule)
+        if len(rules) < 2:
+            return {}
+        return {
+            "endpoints": {
+                rule: {
+                    key: {name: value(a.by_rule[rule])}
+                    for key, a in self.attacks.items()
+                    if rule in a.by_rule
+                }
+                for rule in rules
+            }
+        }
+
     def compare_layers(self, name: str, value: Callable[[_LayerPair], float]) -> dict[str, Any]:
         """Return a number of every layer by attack, and with `vanilla` under `similarity`."""
 
         def layers(pair: AttentionPair) -> dict[str, Any]:
             return self.by_layer([value(layer) for layer in pair.layers])
 
-        by_attack = self.by_attack(lambda view: layers(view.pair))
-        out: dict[str, Any] = {name: by_attack["prediction"] if self.null else by_attack}
+        out: dict[str, Any] = {name: self.by_attack(lambda view: layers(view.pair))}
         if self.similarity is not None:
             out["similarity"] = {name: layers(self.similarity)}
         return out
@@ -193,11 +179,10 @@ def _null_map(attention: AttentionMap, kind: str, seed: int) -> AttentionMap:
     """Replace every layer's values; random ones are the same in all layers, so their mean is as random."""
 
     def replaced(layer: LayerAttention) -> LayerAttention:
-        like = layer.values
         if kind == "uniform":
-            values = uniform_attention(layer.rowptr, layer.num_edges, like.dtype)
+            values = uniform_attention(layer.rowptr, layer.num_edges)
         else:
-            values = random_ranking(layer.num_edges, seed, like.device, like.dtype)
-        return layer.with_values(values[:, None])
+            values = random_ranking(layer.num_edges, seed)
+        return layer.with_values(values.to(layer.values)[:, None])
 
     return AttentionMap(tuple(replaced(layer) for layer in attention))

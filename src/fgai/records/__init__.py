@@ -1,8 +1,17 @@
 """Records, which are JSON documents with their provenance, and the tables they print."""
 
-from fgai.records.document import Document, TabledDocument, read_json
-from fgai.records.plain import PackedArray, check_arrays, look_up, pack_array, plain, to_text, unpack_array
-from fgai.records.provenance import Meter, code_hash, provenance, provenance_line, weights_hash
+from fgai.records.document import (
+    Document,
+    PackedArray,
+    TabledDocument,
+    look_up,
+    pack_array,
+    plain,
+    read_json,
+    to_text,
+    unpack_array,
+)
+from fgai.records.provenance import Meter, provenance, provenance_line, weights_hash
 from fgai.records.table import ARROWS, MISSING, Cell, Column, Table, Tabled, data_frame
 
 __all__ = [
@@ -16,8 +25,6 @@ __all__ = [
     "Table",
     "Tabled",
     "TabledDocument",
-    "check_arrays",
-    "code_hash",
     "data_frame",
     "look_up",
     "pack_array",

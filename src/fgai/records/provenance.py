@@ -28,13 +28,8 @@ except ImportError:  # not on Windows
 def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = None) -> dict[str, Any]:
     """Return what identifies a result: hashes of weights, data and code, date, command and seed.
 
-    Comparisons of records leave this block out, since the date differs between equal runs.
-
-    Args:
-        model: whose weights are hashed.
-        data: fingerprint of the graph.
-        command: the function that was called, unless `fgai.version.stating` names a command line.
-        seed: of the random numbers, if any were drawn.
+    `data` is the fingerprint of the graph. Records are compared without this block: the date of equal runs
+    differs.
     """
     return {
         "weights": weights_hash(model),
@@ -50,14 +45,7 @@ def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = 
 
 @typed
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of the tensors in a model's `state_dict`: names, types, shapes and values.
-
-    Example:
-        >>> from torch import nn
-        >>> one, two = nn.Linear(2, 2), nn.Linear(2, 2)
-        >>> weights_hash(one) == weights_hash(one), weights_hash(one) == weights_hash(two)
-        (True, False)
-    """
+    """Return the SHA-256 of the tensors in a model's `state_dict`: names, types, shapes and values."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     return tensors_digest(state)
 
@@ -86,12 +74,6 @@ class Meter:
 
     On CUDA, memory is the peak of allocated bytes since construction, which resets the device's statistics;
     on the CPU it is the largest size the process ever had.
-
-    Example:
-        >>> meter = Meter(torch.device("cpu"))
-        >>> meter.lap("attack")
-        >>> sorted(meter.seconds())
-        ['attack', 'total']
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -27,24 +27,9 @@ MISSING = "–"
 _PROSE = 40  # columns with longer texts are aligned left
 ARROWS = {"higher": "↑", "lower": "↓", "": ""}
 """Which direction is better, as headings show it."""
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "#": r"\#",
-    "_": r"\_",
-    "$": r"\$",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "×": r"$\times$",
-    "–": "--",
-    "−": "$-$",
-    "±": r"$\pm$",
-}
+_LATEX = {letter: f"\\{letter}" for letter in "&%#_${}"}
+_LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "×": r"$\times$", "–": "--", "−": "$-$", "±": r"$\pm$"}
 
 
 @typed
@@ -121,17 +106,15 @@ class Table:
 
     def _longest_words(self) -> list[int]:
         return [
-            max(len(word) for cell in cells for word in (cell.split() or [""])) for cells in self._cells()
+            max((len(word) for cell in cells for word in cell.split()), default=0) for cells in self._cells()
         ]
 
     def _widths(self, most: int) -> list[int]:
         """Characters of each column: those of its cells, the widest narrowed down to whole words."""
         least = self._longest_words()
         widths = [max(map(len, cells)) for cells in self._cells()]
-        while _line_width(widths) > most:
+        while _line_width(widths) > most and widths != least:
             spare = [width if width > low else 0 for width, low in zip(widths, least, strict=True)]
-            if not any(spare):
-                break
             widths[spare.index(max(spare))] -= 1
         return widths
 

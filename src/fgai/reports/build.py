@@ -47,7 +47,7 @@ class Report(Document):
         records: evaluation records as plain values, without their per-node arrays.
         certificates: by model: norm, radius, k, promise, and shares over radii for each layer.
         injections: by model: shares of nodes that no injected neighbour can change, threat by threat.
-        intervals: by model: confidence intervals of differences, see `fgai.evaluation.paired`.
+        intervals: by model: confidence intervals of differences, see `fgai.evaluation.summary`.
         histories: by model: loss terms per epoch, and the epoch kept.
         distribution: per-node overlap under each attack, counted in bins.
         subgraph: positions, edges and attention of one neighbourhood, before and after the attack.

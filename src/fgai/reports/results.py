@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fgai.certificates import InjectionCertificate, certify_injection
-from fgai.evaluation.paired import Interval, paired_interval
-from fgai.evaluation.summary import FALL, SHARES, score_of
+from fgai.evaluation.summary import FALL, SHARES, Interval, paired_interval, score_of
 from fgai.graph import Graph
 from fgai.records import look_up, unpack_array
 

@@ -16,7 +16,7 @@ from fgai.checks import one_of
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.evaluation.definition import ALPHA, BETA, RADII
-from fgai.evaluation.record import shown_quantities, threat_words
+from fgai.evaluation.record import shown_paths, threat_words
 from fgai.evaluation.summary import measure_names
 from fgai.files import check, write_atomic
 from fgai.metrics import chance_path, metric_at, quantity
@@ -239,7 +239,7 @@ def _number(path: str, value: Any, parameters: dict[str, Any], chance: Any = Non
 def _measured_numbers(record: EvaluationRecord) -> dict[str, dict[str, Any]]:
     """The metrics, and the shares of Definition 1 at the output layer for the larger radius."""
     numbers = {}
-    for path in (number.path for number in shown_quantities(record.metrics)):
+    for path in shown_paths(record.metrics):
         spec, chance = metric_at(path), chance_path(path)
         defaults = {} if spec is None else spec.defaults
         options = plain({name: record.config.get(name, value) for name, value in defaults.items()})
