@@ -141,7 +141,7 @@ class HeteroLayout:
         return logits.new_zeros(num_nodes, logits.shape[1]).index_copy(0, rows, logits)
 
     def _added(self, source: Tensor, destination: Tensor, new: Tensor) -> Tensor:
-        """Return the mask [E] of new edges that have the injected type."""
+        """The mask [E] of new edges that have the injected type."""
         if not bool(new.any()):
             return new
         if self.injected is None:
@@ -157,8 +157,8 @@ class HeteroLayout:
         return added
 
     def _is_of(self, node_type: str, nodes: Tensor) -> Tensor:
-        first, behind = self._range(node_type)
-        own = (nodes >= first) & (nodes < behind)
+        first, end = self._range(node_type)
+        own = (nodes >= first) & (nodes < end)
         assert self.injected is not None
         return own | (nodes >= self.num_nodes) if node_type == self.injected[0] else own
 
@@ -204,8 +204,7 @@ class HeteroModel(Wrapped):
                 f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}; say"
                 " where they are with `call`"
             )
-        logits: Tensor = self.layout._pad_logits(outputs, graph.num_nodes)
-        return logits
+        return self.layout._pad_logits(outputs, graph.num_nodes)
 
 
 class _TypedEdges(NamedTuple):

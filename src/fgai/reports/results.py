@@ -104,10 +104,9 @@ class _ModelResults:
 
         Every layer counts the same, so the mean is the record's `overlap_touched.*.all`.
         """
-        values = self.arrays.get(f"overlap_{attack}")
+        values, reach = self.arrays.get(f"overlap_{attack}"), self.arrays.get("touched")
         if values is None:
             return None
-        reach = self.arrays.get("touched")
         # Both attacks share their endpoints, so they reach the same nodes.
         counted = np.isfinite(values) & (True if reach is None or reach.shape != values.shape else reach)
         rows = [row[mask].astype(np.float64) for row, mask in zip(values, counted, strict=True) if mask.any()]
@@ -154,10 +153,8 @@ def _results_of(
                 words["class_status"] = "unknown"
             layers.append({**words, **unpacked})
         kept = {key: value for key, value in record.items() if key != "per_node"}
-        against = (injections or {}).get(name, ())
-        out.append(
-            _ModelResults(name, kept, arrays, None if proof is None else _summary(proof), layers, against)
-        )
+        summary = None if proof is None else _summary(proof)
+        out.append(_ModelResults(name, kept, arrays, summary, layers, (injections or {}).get(name, ())))
     return out
 
 

@@ -58,7 +58,7 @@ def _changes(
         before, after = (
             number_at(record, path)
             if path
-            else output_share(certificates, str(record.get("name")), TOPK_SHARE)
+            else output_share(certificates or {}, str(record.get("name")), TOPK_SHARE)
             for record in (reference, other)
         )
         if before is None or after is None:
@@ -130,13 +130,16 @@ def table(changes: Sequence[Change], reference: str, other: str) -> Table:
     return Table(f"What changed from {reference} to {other}", columns, rows)
 
 
-def output_share(certificates: Mapping[str, Mapping[str, Any]] | None, name: str, path: str) -> float | None:
+def output_share(certificates: Mapping[str, Mapping[str, Any]], name: str, path: str) -> float | None:
     """A share of a model's output layer, `DEFINITION_SHARE` or `TOPK_SHARE`; None where it is not known."""
-    proof = certificates.get(name) if isinstance(certificates, Mapping) else None
-    layers = proof.get("layers") if isinstance(proof, Mapping) else None
-    last = layers[-1] if isinstance(layers, list | tuple) and layers else None
-    share = look_up(last, path) if isinstance(last, Mapping) else None
+    share = look_up(_output_layer(certificates, name), path)
     return float(share) if isinstance(share, int | float) else None
+
+
+def _output_layer(certificates: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    layers = (certificates.get(name) or {}).get("layers")
+    last = layers[-1] if isinstance(layers, list) and layers else {}
+    return last if isinstance(last, Mapping) else {}
 
 
 def headline(report: Report) -> str:
@@ -176,10 +179,12 @@ def attack_words(record: Record, several: bool = True) -> str:
     nodes, edges, steps = (budget.get(name) or 0 for name in ("nodes", "edges", "steps"))
     did, what = [], "what it adds"
     if nodes:
-        did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
+        new = "1 fake node and joins it" if nodes == 1 else f"{nodes} fake nodes and joins each"
+        did.append(f"adds {new} to {edges} {who} node{_plural(edges)}")
     elif edges:
         removes = attack is None or attack.removes_edges  # if unknown, suppose that it does
-        did.append(f"{'adds or removes' if removes else 'adds'} {edges} edges between {who} nodes")
+        verb = "adds or removes" if removes else "adds"
+        did.append(f"{verb} {edges} edge{_plural(edges)} between {who} nodes")
         what = "what it changes" if removes else what
     if budget.get("radius"):
         what = "what it changes"
@@ -199,6 +204,10 @@ def attack_words(record: Record, several: bool = True) -> str:
     where = "; where it is spent is chosen for each" if chosen else " and the same places to attack"
     fair = f" Every model gets the same budget{where}." if several else ""
     return f"The {name} attack {' and '.join(did)}.{tail}{fair} {weak_search_note(name)}".rstrip()
+
+
+def _plural(count: Any) -> str:
+    return "" if count == 1 else "s"
 
 
 @typed

@@ -6,13 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 from rich.console import Console
 
 from fgai.attacks import weak_search_note
 from fgai.certificates import ALL_FOUR, PROPERTIES, CertificateRecord, InjectionCertificate
-from fgai.checks import one_of
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.evaluation.definition import ALPHA, BETA, RADII
@@ -58,7 +57,6 @@ class Card(TabledDocument):
     """What was measured and certified of one model on one dataset under one threat.
 
     Attributes:
-        name: of the model.
         model: class and settings.
         data: name, fingerprint and sizes of the dataset.
         threat: name, budget, and the name with a size that is not its own, in `words`.
@@ -67,8 +65,6 @@ class Card(TabledDocument):
         limits: of what the numbers say, a sentence each.
         definition: at how many nodes Definition 1 holds, a sentence for each property.
         warnings: code and message of everything raised while measuring.
-        version: of fgai and torch.
-        provenance: of the evaluation, see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "card"
@@ -151,7 +147,7 @@ class Card(TabledDocument):
             "threat": f"{self.threat['words']}: {_settings(self.threat.get('budget') or {})}",
             "protocol": _settings(self.protocol),
             "versions": _settings(self.version),
-            "evidence": provenance_line(self.provenance) or "none: the record is of an older fgai",
+            "evidence": _evidence(self),
         }
         cells = [[_literal(str(cell)) for cell in row] for row in table.rows]
         lines = [f"# {_literal(self.title)}", ""]
@@ -220,6 +216,10 @@ def card(
     )
 
 
+def _evidence(card: Card) -> str:
+    return provenance_line(card.provenance) or "none: the record is of an older fgai"
+
+
 def _form_of(path: str) -> str:
     """Format of a number; plain if this fgai does not know it, or if it is a count."""
     try:
@@ -285,14 +285,11 @@ def _check_same(record: EvaluationRecord, proof: Proof) -> None:
         ours, theirs = record.provenance.get(what), proof.provenance.get(what)
         if ours is None or theirs is None:
             which = "the record" if ours is None else "a certificate"
-            raise InputError(
-                f"`certificates` must be of the same weights and data: {which} does not name its {what};"
-                " make it again with this fgai"
-            )
+            text = f"and data: {which} does not name its {what}; make it again with this fgai"
+            raise InputError(f"`certificates` must be of the same weights {text}")
         if ours != theirs:
-            raise InputError(
-                f"`certificates` must be of the same {what} as the record: {theirs} is not {ours}"
-            )
+            text = f"as the record: {theirs} is not {ours}"
+            raise InputError(f"`certificates` must be of the same {what} {text}")
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -314,11 +311,7 @@ _KINDS: dict[str, type[Document]] = {
 
 @typed
 def card_from_files(files: Iterable[Path | str], *, name: str | None = None) -> Card:
-    """Make a card from one evaluation or comparison and any certificates of the same model.
-
-    Args:
-        files: in any order.
-        name: see `fgai.card`.
+    """Make a card from files: one evaluation or comparison and certificates of the same model, see `card`.
 
     Raises:
         CheckpointError: a file is missing, damaged, from a newer fgai or of another kind.
@@ -336,35 +329,20 @@ def _read(path: Path) -> Document:
     kind = values.get("kind") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise CheckpointError(f"{path} holds {kind!r}; a card is made of {', '.join(_KINDS)}")
-    try:
-        return _KINDS[kind].from_dict(values)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    return _KINDS[kind].load(path)
 
 
-@typed
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One number of a card compared with one bar.
-
-    Attributes:
-        path: of the number on the card.
-        side: `min` or `max`.
-        bound: the least or largest value allowed.
-        value: the number; None if it is undefined, which meets no bar.
-    """
+class Finding(NamedTuple):
+    """The `value` at a `path` of a card, None if undefined, and a `bound`, by `side` its `min` or `max`."""
 
     path: str
     side: str
     bound: float
     value: float | None
 
-    def __post_init__(self) -> None:
-        one_of(self.side, "side", ("min", "max"))
-
     @property
     def met(self) -> bool:
-        """Whether the number is on the right side of the bar, or on it."""
+        """Whether the number is on the right side of the bar, or on it; an undefined one is not."""
         if self.value is None:
             return False
         return self.value >= self.bound if self.side == "min" else self.value <= self.bound
@@ -374,16 +352,11 @@ class Finding:
 def check_card(
     card: Card, minimum: Mapping[str, float] | None = None, maximum: Mapping[str, float] | None = None
 ) -> list[Finding]:
-    """Compare a card's numbers with bars; return one finding for each number and bar.
+    """Compare numbers of a card with least and largest values by name; return one finding for each.
 
     A bar on `f1` holds for every number below that name, `f1.clean` and `f1.attacked`; a bar on a metric's
     name, such as `g_tvd_rel`, for every number of that metric; a bar on the beginning of a readable name,
     such as `top 5 kept`, for all that begin so, see `Card.readable`.
-
-    Args:
-        card: whose numbers.
-        minimum: least values by name.
-        maximum: largest values by name.
 
     Raises:
         InputError: no bars, a bar that is not finite, or a name that is not on the card.
@@ -400,10 +373,8 @@ def check_card(
         for name, bound in bars.items():
             if not abs(bound) < float("inf"):
                 raise InputError(f"the bar of {name!r} must be a finite number, got {bound!r}")
-            findings += [
-                Finding(path=path, side=side, bound=bound, value=card.numbers[path]["value"])
-                for path in _paths(card, name)
-            ]
+            paths = _paths(card, name)
+            findings += [Finding(path, side, bound, card.numbers[path]["value"]) for path in paths]
     if not findings:
         names = "; ".join(card.readable().values())
         raise InputError(f"set at least one bar, `--min NAME=NUMBER` or `--max NAME=NUMBER`, of: {names}")

@@ -55,9 +55,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
         "kept", (history.kept_epoch, 0), xycoords=("data", "axes fraction"), xytext=(-2, 2),
         textcoords="offset points", ha="right", va="bottom", fontsize=7, color="#555555",
     )  # fmt: skip
-    axes.set_title(name)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("loss")
+    axes.set(title=name, xlabel="epoch", ylabel="loss")
     outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     axes.legend(**(outside if len(names) > 3 else {}))  # so many lines leave no room for a legend
 
@@ -85,14 +83,11 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
                 points = [(r, s) for r, s in zip(RADII, curve, strict=True) if s is not None]
                 if points:
                     axes.plot(*zip(*points, strict=True), label=name, **_line(index))
-            axes.set_title(title)
-            axes.set_xscale("log")
-            axes.set_xlabel(f"radius R ({first.norm} ball)")
+            axes.set(title=title, xscale="log", xlabel=f"radius R ({first.norm} ball)")
             if not axes.lines:
                 axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color="#555555")
-        panels[0].set_ylim(-0.02, 1.02)
+        panels[0].set(ylim=(-0.02, 1.02), ylabel="share of nodes")
         panels[0].yaxis.set_major_formatter(PercentFormatter(1.0))
-        panels[0].set_ylabel("share of nodes")
         if len(named) > 1:
             panels[0].legend()
         notes = (full_promise(record.promise, record.explanation) for record in named.values())
@@ -120,11 +115,10 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
             for index, record in enumerate(measured):
                 curves: Mapping[str, Any] = record.value(f"f_slope.{scope}.{view}")
                 look: dict[str, Any] = {"color": style.COLOURS[index % 7], "marker": style.MARKERS[index % 7]}
+                hollow = {**look, "linestyle": "--", "markerfacecolor": style.PAPER}
                 axes.plot(FRACTIONS, curves["curve_plus"], label=record.name, **look)
-                look |= {"linestyle": "--", "markerfacecolor": style.PAPER}
-                axes.plot(FRACTIONS, curves["curve_minus"], **look)
-            axes.set_title(f"{view.capitalize()} graph")
-            axes.set_xlabel("share of edges removed")
+                axes.plot(FRACTIONS, curves["curve_minus"], **hollow)
+            axes.set(title=f"{view.capitalize()} graph", xlabel="share of edges removed")
             axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panels[0].set_ylabel("share still right")
         panels[0].plot([], [], color=style.INK, label="strongest first")
@@ -204,9 +198,7 @@ def _dots_panel(axes: Axes, title: str, dots: Sequence[ExplainerDot], k: int) ->
             marks.append(("another seed, no attack", [dot.again], {**disc, "markerfacecolor": "none"}))
         for label, shares, look in marks:
             axes.plot(list(shares), [row] * len(shares), linestyle="", label=label, **look)
-    axes.set_title(title)
-    axes.set_xlabel(f"share of the top {k}")
-    axes.set_xlim(0.0, 1.04)
+    axes.set(title=title, xlabel=f"share of the top {k}", xlim=(0.0, 1.04))
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.tick_params(axis="y", length=0)
 
@@ -237,24 +229,17 @@ def injected_curves(curves: Mapping[str, InjectedCurve], *, alone: float | None 
     with style.new_figure(7.4, 2.9) as figure:
         panels = figure.subplots(1, len(_WORDS), sharey=True)
         for axes, (where, words) in zip(panels, _WORDS.items(), strict=True):
-            _injected_panel(axes, where, words, curves, alone)
+            for index, (name, curve) in enumerate(curves.items()):
+                look: dict[str, Any] = {"label": name, "marker": "o", "markersize": 3, **_line(index)}
+                axes.plot(curve.neighbours, curve.shares[where], **look)
+            if alone is not None:
+                axes.axhline(alone, color=style.INK, linewidth=0.8, linestyle=":", label="features alone")
+            axes.set(title=words, xlabel="injected neighbours t", ylim=(-0.02, 1.02))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panels[0].set_ylabel("right and certified")
         panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
-
-
-def _injected_panel(
-    axes: Axes, where: str, words: str, curves: Mapping[str, InjectedCurve], alone: float | None
-) -> None:
-    for index, (name, curve) in enumerate(curves.items()):
-        axes.plot(curve.neighbours, curve.shares[where], label=name, marker="o", markersize=3, **_line(index))
-    if alone is not None:
-        axes.axhline(alone, color=style.INK, linewidth=0.8, linestyle=":", label="features alone")
-    axes.set_title(words)
-    axes.set_xlabel("injected neighbours t")
-    axes.set_ylim(-0.02, 1.02)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 # (title, what is measured, path in the record)
@@ -289,12 +274,9 @@ def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
                 axes.bar(index, value or 0.0, width=0.72, edgecolor=style.PAPER, label=record.name, **look)
                 text = "–" if value is None else f"{value:.2f}"
                 axes.text(index, (value or 0.0) + 0.02, text, ha="center", fontsize=8)
-            axes.set_xticks([])
-            axes.set_xlim(-0.7, len(rows) - 0.3)
-            axes.set_title(title)
+            axes.set(xticks=[], xlim=(-0.7, len(rows) - 0.3), title=title)
             axes.set_xlabel(measured.format(k=k), fontsize=7.5)
-        panels[0].set_ylim(0, 1.12)
-        panels[0].set_yticks([0, 0.5, 1])
+        panels[0].set(ylim=(0, 1.12), yticks=[0, 0.5, 1])
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(rows)))
     return figure

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch_geometric.utils import k_hop_subgraph
 
 from fgai.attacks import Budget, Objective, PGDInjection
 from fgai.attention import AttentionMap, Layerwise, limits_of, model_name, observe, prepared, stages_of
@@ -58,12 +59,7 @@ class NodeAnswer(NamedTuple):
 
 @typed
 class WhatIf:
-    """Models on one graph, and their attention and class at one node before and after a change.
-
-    Args:
-        models: node classifiers by name, or one, called by the name of its class.
-        data: a `Graph` or PyG `Data`.
-        k: neighbours in an explanation.
+    """Node classifiers by name, or one, on a graph: their attention and class at a node under a change.
 
     Raises:
         InputError: no models, or not node classification.
@@ -102,8 +98,7 @@ class WhatIf:
         first = 0 if graph.test_mask is None else int(graph.test_mask.nonzero()[0])
         start = first if node is None else node
         check_node(start, graph.num_nodes)
-        values: dict[str, Any] | None = None
-        layers: dict[str, Any] = {}
+        values, layers = None, dict[str, Any]()
         if all(in_browser(model, graph) for model in self.models.values()):
             values = graph_values(graph)
             layers = {name: model_values(model) for name, model in self.models.items()}
@@ -126,7 +121,7 @@ class WhatIf:
                 {
                     "name": name,
                     "hash": weights_hash(model),
-                    "proven": None if certified is None or name not in certified else list(certified[name]),
+                    "proven": list(certified[name]) if certified and name in certified else None,
                     "layers": layers.get(name),
                 }
                 for name, model in self.models.items()
@@ -135,13 +130,11 @@ class WhatIf:
 
     def certify(self) -> dict[str, list[int]]:
         """Return `certified_neighbours` of each model with limits, for the sizes `NEIGHBOURS`."""
-        counts = {
-            name: certified_neighbours(
-                [certify_injection(model, self.graph, neighbours=t, where="direct") for t in NEIGHBOURS]
-            )
-            for name, model in self.models.items()
-            if limits_of(model)
-        }
+        counts = {}
+        for name, model in self.models.items():
+            if limits_of(model):
+                certify = partial(certify_injection, model, self.graph, where="direct")
+                counts[name] = certified_neighbours([certify(neighbours=count) for count in NEIGHBOURS])
         return {name: most for name, most in counts.items() if most}
 
     @property
@@ -189,14 +182,12 @@ class WhatIf:
         stored = self.graph.features.stored
         box = (min(0.0, float(stored.min())), float(stored.max()))
         budget = Budget(nodes=1, edges=1, box=box, steps=STEPS, step_size=0.1)
+        search = PGDInjection(budget, Objective("class before", away, reads="logits", node_mean=True))
         with collect_warnings():  # that the search found little is seen on the page
-            objective = Objective("class before", away, reads="logits", node_mean=True)
-            result = PGDInjection(budget, objective).run(
-                network, graph.replace(test_mask=members == change.node)
-            )
-        features = result.change.features
-        assert features is not None
-        return [float(value) for value in features[0].tolist()]
+            result = search.run(network, graph.replace(test_mask=members == change.node))
+        assert result.change.features is not None
+        worst: list[float] = result.change.features[0].tolist()
+        return worst
 
     def _base(self, model: nn.Module) -> Graph:
         """The graph as loaded, with the encodings of the graph before the change where a model adds some."""
@@ -204,9 +195,8 @@ class WhatIf:
         if graph.positional is None:
             return self.graph
         both = {"positional": graph.positional, "positional_values": graph.positional_values}
-        return self.graph.derived(
-            f"positional {graph.positional.shape[1]}", lambda plain: plain.replace(**both)
-        )
+        name = f"positional {graph.positional.shape[1]}"
+        return self.graph.derived(name, lambda plain: plain.replace(**both))
 
 
 def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[int] | None:
@@ -225,16 +215,21 @@ def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[i
 
 
 def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
-    """The receptive field of a node, prepared, and the nodes in it; the whole graph if it is not known."""
+    """The receptive field of a node without labels, and the nodes in it; the whole graph if not known."""
     ready = prepared(model, graph)
     stages = stages_of(model) if body_of(model) and ready.edge_weight is None else None
     if not isinstance(stages, Layerwise):
         return ready, torch.arange(ready.num_nodes, device=ready.device)
-    inside = torch.zeros(ready.num_nodes, dtype=torch.bool, device=ready.device)
-    inside[node] = True
-    for _ in stages.stages:
-        inside[ready.adjacency.source[inside[ready.adjacency.destination]]] = True
-    return _subgraph(ready, inside), inside.nonzero().flatten()
+    size, hops = ready.num_nodes, len(stages.stages)
+    members, edges, _, _ = k_hop_subgraph(node, hops, ready.edge_index, relabel_nodes=True, num_nodes=size)
+    values = {name: getattr(ready, name) for name in ("positional", "positional_values")}
+    field = Graph(
+        Adjacency.from_sorted(edges[0], edges[1], len(members)),
+        None if ready.features is None else ready.features.take(members),
+        **{name: None if value is None else value[members] for name, value in values.items()},
+        name=ready.name,
+    )
+    return field, members
 
 
 def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
@@ -246,19 +241,3 @@ def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
         shares = layer.explanation()[row].tolist()
         layers.append({"neighbours": members[layer.source[row]].tolist(), "explanation": shares})
     return NodeAnswer(observation.logits[number].tolist(), layers)
-
-
-def _subgraph(graph: Graph, inside: Tensor) -> Graph:
-    """The nodes of `inside`, bool [N], in order, and the edges among them; labels are left out."""
-    members = inside.nonzero().flatten()
-    ends = graph.edge_index[:, inside[graph.edge_index].all(0)]
-    source, destination = (inside.cumsum(0) - 1)[ends]
-    encodings = (graph.positional, graph.positional_values)
-    positional, values = (None if one is None else one[members] for one in encodings)
-    return Graph(
-        Adjacency.from_sorted(source, destination, len(members)),
-        None if graph.features is None else graph.features.take(members),
-        positional=positional,
-        positional_values=values,
-        name=graph.name,
-    )

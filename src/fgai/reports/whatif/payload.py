@@ -17,8 +17,7 @@ from fgai.models.layer import AttentionLayer
 from fgai.sparse import SparseRows
 from fgai.sparse.adjacency import pointers
 
-LARGEST = 4_000_000
-"""Most characters of packed numbers on a page."""
+LARGEST = 4_000_000  # characters of packed numbers on a page
 
 
 def in_browser(model: nn.Module, graph: Graph) -> bool:
@@ -50,31 +49,28 @@ def model_values(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def _layer(layer: AttentionLayer) -> dict[str, Any]:
-    limits = None if layer.limits is None else layer.limits.items()
     values: dict[str, Any] = {
         **{name: getattr(layer, name) for name in ("score", "heads", "channels", "concat", "slope")},
         "width": layer.heads * layer.channels if layer.concat else layer.channels,
-        "value": _tensors(layer.value, weight="weight", bias="bias"),
-        **_tensors(layer, bias="bias"),
-        "norm": layer.input_norm and _tensors(layer.input_norm, scale="scale", shift="shift"),
-        "limits": None
-        if limits is None
-        else {
-            name: _tensors(one, low="low", high="high", radius="radius")
-            for name, one in limits
-            if isinstance(one, Limits)
-        },
+        "value": _tensors(layer.value, "weight", "bias"),
+        **_tensors(layer, "bias"),
+        "norm": layer.input_norm and _tensors(layer.input_norm, "scale", "shift"),
+        "limits": None,
     }
+    if layer.limits is not None:
+        limits = ((name, one) for name, one in layer.limits.items() if isinstance(one, Limits))
+        values["limits"] = {name: _tensors(one, "low", "high", "radius") for name, one in limits}
     if layer.score == "dynamic":
-        right = _tensors(layer.right, weight="weight", bias="bias")
-        return values | {"right": right} | _tensors(layer, weight="score_weight")
-    return values | _tensors(layer, source="source_weight", destination="destination_weight")
+        values["right"] = _tensors(layer.right, "weight", "bias")
+        return values | {"weight": as_base64(layer.score_weight, "f4")}
+    vectors = {"source": layer.source_weight, "destination": layer.destination_weight}
+    return values | {name: as_base64(vector, "f4") for name, vector in vectors.items()}
 
 
-def _tensors(module: nn.Module, **names: str) -> dict[str, Any]:
-    """Attributes of a module in base64 under other names."""
-    values = {key: getattr(module, name) for key, name in names.items()}
-    return {key: None if value is None else as_base64(value, "f4") for key, value in values.items()}
+def _tensors(module: nn.Module, *names: str) -> dict[str, Any]:
+    """Attributes of a module in base64."""
+    values = {name: getattr(module, name) for name in names}
+    return {name: None if value is None else as_base64(value, "f4") for name, value in values.items()}
 
 
 def graph_values(graph: Graph) -> dict[str, Any]:
