@@ -89,10 +89,7 @@ class HeteroAttention(Tabled):
 def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None) -> HeteroAttention:
     """Run a heterogeneous model once and return its attention by layer and type of edges.
 
-    Args:
-        model: see `fgai.hetero`; runs in evaluation mode, its mode is restored.
-        data: labels are not needed.
-        call: how the model is called, see `HeteroView.wrap`.
+    It runs in evaluation mode, and its mode is restored. Data need no labels. `call`: see `HeteroView.wrap`.
 
     Raises:
         AttentionError: the model has no attention that can be recorded.
@@ -193,15 +190,8 @@ def explain_node(
     within a type, the weights of every type sum to one, and types cannot be compared; with HGTConv the
     weights of all types together sum to one.
 
-    Args:
-        model: see `fgai.hetero`.
-        data: with labels, to report the prediction, too.
-        node_type: of the node.
-        node: its number within the type.
-        k: neighbours of each type that explain the node.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
-        target: type of the nodes that are classified; None takes the one that has labels.
-        call: how the model is called, see `HeteroView.wrap`.
+    `layer` is `mean`, `last` or `max` over layers, or one layer by number. Nodes of the type `target`, by
+    default the one that has labels, are classified. `call`: see `HeteroView.wrap`.
 
     Raises:
         InputError: no such type, no such node, or an argument out of range.

@@ -97,17 +97,9 @@ def attack(
     the type in which it ends. Edges of other types stay; where `edge_type` joins nodes of one type, edges go
     both ways. The model is attacked in evaluation mode; its mode is restored.
 
-    Args:
-        model: see `fgai.hetero`.
-        data: with labels of the nodes that `edge_type` ends at; without `test_mask` all of them are attacked.
-        edge_type: of the new edges.
-        threat: a name from `fgai.attacks.THREATS` that injects nodes, or a `Threat`.
-        objective: that the attack maximises: `prediction` by default, `explanation`, ...
-        nodes: how many nodes are injected, for small graphs; the threat's number by default.
-        edges: of each injected node, likewise.
-        k: neighbours in an explanation.
-        seed: of endpoints and starts.
-        call: see `HeteroView.wrap`.
+    The nodes that `edge_type` ends at need labels; without `test_mask` all of them are attacked. For small
+    graphs, `nodes` and `edges` set how many nodes are injected, and the edges of each. The attack maximises
+    `objective`: `prediction` by default, `explanation`, ... `call`: see `HeteroView.wrap`.
 
     Raises:
         InputError: data that cannot be read, an unknown type, or a threat that does not inject nodes.
@@ -152,16 +144,9 @@ def make_hetero_faithful(
     that are injected within one type and joined to training and validation nodes. Layers of GATConv,
     GATv2Conv and TransformerConv get limits in each type.
 
-    Args:
-        model: see `fgai.hetero`.
-        data: what it was trained on, with labels and masks of the nodes that `edge_type` ends at.
-        edge_type: of the edges of injected nodes.
-        settings: see `FaithfulSettings`.
-        call: see `HeteroView.wrap`.
-        **options: arguments of `fgai.make_faithful` and single settings, e.g. `seed=1`, `epochs=50`.
-
-    Returns:
-        A model of the same class, in eval mode, with its `history`.
+    `data` is what it was trained on, with labels and masks of the nodes that `edge_type` ends at; `options`
+    are arguments of `fgai.make_faithful` and single settings, e.g. `seed=1`, `epochs=50`; `call`: see
+    `HeteroView.wrap`. The result is of the same class, in eval mode, with its `history`.
 
     Raises:
         InputError: data that cannot be read, an unknown type, or a setting that is not known.

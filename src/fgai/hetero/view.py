@@ -77,12 +77,10 @@ class HeteroView:
         return f"HeteroView({self.graph.name!r}, {sizes}, target={self.layout.target!r})"
 
     def wrap(self, model: nn.Module, call: HeteroCall | None = None) -> HeteroModel:
-        """Return a model of the view's graph, for `make_faithful` and others, with the given one as `.model`.
+        """Return a model of the view's graph, for `make_faithful` and others, with the original as `.model`.
 
-        Args:
-            model: heterogeneous.
-            call: `(model, HeteroData) → logits` of the target nodes, or a dictionary with those; None calls
-                it as `model(x_dict, edge_index_dict)`. It must use the model and the data it is given.
+        `call` is a function `(model, HeteroData) → logits` of the target nodes, or a dictionary with those,
+        that uses these arguments alone; None calls the model as `model(x_dict, edge_index_dict)`.
 
         Raises:
             InputError: nothing to call, one of fgai's own models, or one that is wrapped already.

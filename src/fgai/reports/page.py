@@ -51,10 +51,7 @@ SCRIPTS = ("elements", "base", "charts", "network", "explorer", "node", "main")
 def write_report(report: Report, path: Path | str, *, document: bool = True) -> Path:
     """Write the page, and the document it is made of beside it (`.json`); return the path of the page.
 
-    Args:
-        report: see `make_report`.
-        path: of the page; `.html` is added where it is missing.
-        document: also write the document beside it.
+    The ending `.html` is added where it is missing; without `document` the page alone is written.
 
     Raises:
         MissingExtraError: plotly is not installed.
@@ -85,11 +82,7 @@ def check_page(path: Path | str) -> Path:
 
 @typed
 def render(report: Report, library: str | None = None) -> str:
-    """Return the page as text.
-
-    Args:
-        report: the document.
-        library: the script of plotly.js; that of the installed package by default.
+    """Return the page as text; `library` is the script of plotly.js, by default of the installed package.
 
     Raises:
         InputError: the document holds no evaluation.

@@ -48,7 +48,8 @@ class Number(TypedDict):
 
 
 _RADIUS = "r01"
-_NAMES = {"model": ("class",), "data": ("name", "fingerprint"), "threat": ("name", "words")}  # on every card
+_TEXTS = ("model.class", "data.name", "data.fingerprint", "threat.name", "threat.words")  # on every card
+_SETTINGS = ("model.config", "threat.budget")  # may be missing
 
 
 @typed
@@ -93,11 +94,13 @@ class Card(TabledDocument):
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
-        for part, names in _NAMES.items():
-            for name in names:
-                check(fields[part].get(name), str, f"{name} of {part} of the card")
-        for part, name in (("model", "config"), ("threat", "budget")):
-            check(fields[part].get(name), dict[str, Any] | None, f"{name} of {part} of the card")
+        layout = {
+            **dict.fromkeys(_TEXTS, str),
+            **dict.fromkeys(("model.config", "threat.budget"), dict[str, Any] | None),
+        }
+        for path, kind in layout.items():
+            part, name = path.split(".")
+            check(fields[part].get(name), kind, f"{name} of {part} of the card")
         return cls(**fields)
 
     def tables(self) -> list[Table]:
@@ -172,10 +175,7 @@ def card(
 ) -> Card:
     """Make the card of one model from results of `evaluate`, `compare` and `certify`.
 
-    Args:
-        record: an evaluation, or a comparison of which `name` names the model.
-        certificates: of the same model on the same data, by attention or against injection.
-        name: of the model in the comparison, or of the card.
+    A comparison needs the `name` of one of its models; else it is that of the card.
 
     Raises:
         InputError: no such model, or a certificate of something else.
@@ -256,11 +256,11 @@ def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
     """Certified shares under the names the metrics declare."""
     if isinstance(proof, InjectionCertificate):
         options: dict[str, Any] = {"neighbours": proof.neighbours, "where": proof.where, "k": proof.k}
-        orders = [proof.order_share(layer) for layer in range(len(proof.layers))]
-        shares = [share for share in orders if share is not None]
+        shares = [proof.order_share(layer) for layer in range(len(proof.layers))]
+        known = [share for share in shares if share is not None]
         values = {
             "injection.class_share": proof.share() if proof.known else None,
-            "injection.order_share": min(shares) if shares and len(shares) == len(orders) else None,
+            "injection.order_share": min(known) if known and len(known) == len(shares) else None,
         }
     else:
         options = {"radius": proof.radius, "norm": proof.norm, "k": proof.k2}
@@ -304,9 +304,8 @@ def _literal(text: str) -> str:
     return line
 
 
-_KINDS: dict[str, type[Document]] = {
-    kind.KIND: kind for kind in (EvaluationRecord, Comparison, CertificateRecord, InjectionCertificate)
-}
+_RECORDS = (EvaluationRecord, Comparison, CertificateRecord, InjectionCertificate)
+_KINDS: dict[str, type[Document]] = {record.KIND: record for record in _RECORDS}
 
 
 @typed

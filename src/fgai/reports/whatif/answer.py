@@ -90,9 +90,8 @@ class WhatIf:
     ) -> dict[str, Any]:
         """Return the values of a page, with edges, features and weights if the page can compute by itself.
 
-        Args:
-            node: that the page opens with; the first test node by default.
-            certified: see `certify`; models that are not in it are shown as not certified.
+        It opens with `node`, by default the first test node. Models that are not in `certified`, which `certify`
+        returns, are shown as not certified.
         """
         graph = self.graph
         first = 0 if graph.test_mask is None else int(graph.test_mask.nonzero()[0])

@@ -153,12 +153,7 @@ def explore(
     """Return a widget that shows how changed edges and injected nodes change one node's attention and class.
 
     GAT and GATv2 are computed in the browser, other models here. The extra `notebook` installs anywidget.
-
-    Args:
-        models: node classifiers by name, or one.
-        data: a `Graph` or PyG `Data`.
-        node: shown first; the first test node by default.
-        k: neighbours in an explanation.
+    `models` are node classifiers by name, or one; `node` is shown first, by default the first test node.
 
     Raises:
         InputError: no models, a node the graph does not have, or another task than node classification.
