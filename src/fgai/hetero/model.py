@@ -243,28 +243,18 @@ def _edges_by_type(layer: Any) -> Iterator[list[_TypedEdges]]:
 
 @contextmanager
 def _han(layer: Any, tap: Tap) -> Iterator[None]:
-    """Attention `softmax_j(LeakyReLU(a_src · h_j + a_dst · h_i))` of HANConv, a `propagate` for each type."""
+    """Attention `softmax_j(LeakyReLU(a_src · h_j + a_dst · h_i))` of HANConv, one run for each type."""
     check_layer(layer, "message", HANConv)
-    original: Callable[..., Tensor] = layer.propagate
-    current: list[_TypedEdges] = []
-
-    def propagate(edge_index: Any, **kwargs: Any) -> Tensor:
-        current[:] = [edges.pop(0)]
-        return original(edge_index, **kwargs)
 
     def message(
         x_j: Tensor, alpha_i: Tensor, alpha_j: Tensor, index: Tensor, ptr: Tensor | None, size_i: int | None
     ) -> Tensor:
         scores = leaky_relu(alpha_j + alpha_i, layer.negative_slope)
-        attention = current[0].call(tap, softmax(scores, index, ptr, size_i), scores)
+        attention = edges.pop(0).call(tap, softmax(scores, index, ptr, size_i), scores)
         weights = dropout(attention, p=layer.dropout, training=layer.training)
         return (x_j * weights.view(-1, layer.heads, 1)).view(-1, layer.out_channels)
 
-    with (
-        _edges_by_type(layer) as edges,
-        override(layer, "propagate", propagate),
-        override(layer, "message", message),
-    ):
+    with _edges_by_type(layer) as edges, override(layer, "message", message):
         yield
 
 

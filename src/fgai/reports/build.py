@@ -196,7 +196,7 @@ def _assemble(
     title: str | None = None,
     **fields: Any,
 ) -> Report:
-    """Return the document; `fields` are those that come from models alone."""
+    """The document; `fields` are those that come from models alone."""
     names = " and ".join(dict.fromkeys(result.name for result in results))
     data = results[0].record.get("data") or {}
     remarks = {result.name: look_up(result.record, "provenance.note") for result in results}
@@ -271,11 +271,9 @@ def read_report(
 
     Parts that are missing, damaged or of a newer schema are left out, which the notes and the page say.
 
-    Args:
-        files: one report document; or any number of comparisons, evaluations and certificates. A certificate
-            belongs to the row it is given as, in a mapping, or to the row its file is named after
-            (`certificate-gat.json`).
-        node: that the page opens with.
+    `files` are one report document, or any number of comparisons, evaluations and certificates. A certificate
+    belongs to the row it is given as, in a mapping, or to the row its file is named after
+    (`certificate-gat.json`). The page opens with `node`.
 
     Raises:
         CheckpointError: a file is missing, damaged, or none of these.
@@ -296,7 +294,11 @@ def read_report(
         if kind == "report":
             if len(named) > 1:
                 raise InputError(f"{path} is a whole report; give it alone")
-            return _report(values, path.name, notes)
+            layout = Report.layout()
+            parts = {name: values[name] for name in layout if name in values}
+            fields = _valid(parts, layout, path.name, notes)
+            fields["records"] = _records(fields.get("records"), path.name, notes)
+            return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
         if kind == "certificate":
             certificates[path] = label, _valid(values, _CERTIFICATE, path.name, notes, optional=_CERTIFICATE)
         elif kind == "comparison":
@@ -352,13 +354,6 @@ def _valid(
         else:
             valid[name] = value
     return valid
-
-
-def _report(values: Mapping[str, Any], file: str, notes: list[str]) -> Report:
-    layout = Report.layout()
-    fields = _valid({name: values[name] for name in layout if name in values}, layout, file, notes)
-    fields["records"] = _records(fields.get("records"), file, notes)
-    return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
 
 
 def _owner(label: str | None, path: Path, rows: Sequence[str], notes: list[str]) -> str:

@@ -105,10 +105,7 @@ def _in_units(weight: float | None) -> int | None:
 def _choose(
     total: int, priorities: Sequence[tuple[str, Iterable[int]]], cost: Ints, *, models: int = 1
 ) -> tuple[list[int], str]:
-    """Take nodes group by group, then at random, until the page is full; also say so in words.
-
-    `cost` [N] counts neighbours.
-    """
+    """Take nodes, of `cost` neighbours each, group by group until the page is full; also say so in words."""
     chosen, counts, taken = list[int](), Counter[str](), np.zeros(total, dtype=bool)
     left = MOST_ENTRIES // max(1, models)
     sample = np.random.Generator(np.random.PCG64(0)).permutation(total)
@@ -153,15 +150,14 @@ def _default_node(
 
 
 def _node_columns(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
-    index = np.asarray(nodes, dtype=np.int64)
     source, destination = graph.adjacency.source.cpu().numpy(), graph.adjacency.destination.cpu().numpy()
     degree = np.bincount(destination[source != destination], minlength=graph.num_nodes)
     label = _labels(graph)
     return {
         "id": list(nodes),
         "name": None if names is None else [_shorten(name_of(node, names)) for node in nodes],
-        "label": None if label is None else label[index].tolist(),
-        "degree": degree[index].tolist(),
+        "label": None if label is None else label[nodes].tolist(),
+        "degree": degree[nodes].tolist(),
     }
 
 
@@ -176,11 +172,10 @@ def _shorten(text: str) -> str:
 
 
 def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int) -> dict[str, Any]:
-    """Neighbours of each node and their attention in each model, before and after.
+    """Neighbours of each node and their attention in units in each model, before and after.
 
     Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
-    added up. Returns `neighbours` [n][d], `rest` [n], and per model `before`, `after` [n][d] in units,
-    `rest_before` and `rest_after` [n].
+    added up as the `rest`.
     """
     keys = ("before", "after", "rest_before", "rest_after")
     columns: list[dict[str, list[Any]]] = [{key: [] for key in keys} for _ in models]
@@ -193,8 +188,8 @@ def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int)
             kept |= set(_strongest(weights, k))
             for neighbour, weight in weights.items():
                 largest[neighbour] = max(weight, largest.get(neighbour, 0.0))
-        others = sorted(largest.keys() - kept, key=lambda n: (-largest[n], n))
-        kept |= set(others[: max(0, MOST_NEIGHBOURS - len(kept))])
+        others = {n: weight for n, weight in largest.items() if n not in kept}
+        kept |= set(_strongest(others, max(0, MOST_NEIGHBOURS - len(kept))))
         first = pairs[0][0]
         listed = sorted(kept, key=lambda n: (-first.get(n, -1.0), n))
         out["neighbours"].append(listed)
@@ -216,10 +211,9 @@ def _predictions(model: _ModelViews, nodes: Sequence[int]) -> dict[str, Any]:
 
 
 def _record_columns(result: _ModelResults, nodes: Sequence[int]) -> dict[str, Any]:
-    """Values of each node in a record's per-node arrays, as far as there are any, and certified radii.
+    """Values of each node in a record's per-node arrays, and certified radii.
 
-    `kept` and `kept_explanation` are percentages of the top-k kept, mean over layers; `reach` is whether the
-    attack can have moved the node's attention.
+    `kept` and `kept_explanation` are percentages of the top-k; `reach`: the attack may move its attention.
     """
     arrays = result.arrays
     radii = [_radii(layer, nodes) for layer in result.layers]
@@ -255,15 +249,11 @@ def _radii(layer: Mapping[str, Any], nodes: Sequence[int]) -> dict[str, Any]:
 
 
 def subgraph(models: Sequence[_ModelViews], graph: Graph, node: int, size: int = SIZE) -> dict[str, Any]:
-    """Lay out the surroundings of a node and give every edge its attention in every view.
+    """Return positions of the nodes around one, injected ones last, and attention of their edges by view.
 
     The `size` nodes reached first are drawn, and the `NEW` injected ones that are joined to most of them. An
-    edge shows the stronger of its two directions; self-loops are left out.
-
-    Returns:
-        `centre`, `nodes` (numbers, injected ones last), `x`, `y`, `edges` (pairs of positions) and per model
-        `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (per
-        node; against the class before the attack where no truth is known).
+    edge shows the stronger of its two directions; self-loops are left out. Without labels, `wrong` compares
+    with the class before the attack.
     """
     members = _surroundings(graph, node, size)
     count, new = len(members), _new_nodes(models, members, graph.num_nodes)[:NEW]
@@ -298,12 +288,11 @@ def subgraph(models: Sequence[_ModelViews], graph: Graph, node: int, size: int =
 
 def _new_nodes(models: Sequence[_ModelViews], members: list[int], original: int) -> list[int]:
     """The injected nodes that are joined to most members in any model."""
-    inside, reach = set(members), dict[int, int]()
+    reach = Counter[int]()
     for model in models:
         for number, ends in enumerate(model.new, start=original):
-            if joined := len(inside & set(ends)):
-                reach[number] = max(joined, reach.get(number, 0))
-    return sorted(reach, key=lambda n: (-reach[n], n))
+            reach[number] = max(len(set(members) & set(ends)), reach[number])
+    return sorted(+reach, key=lambda n: (-reach[n], n))
 
 
 def _edge_weights(view: GraphView, shown: list[int]) -> dict[tuple[int, int], float]:
@@ -327,9 +316,7 @@ def _nodes_of_models(
 ) -> dict[str, Any]:
     """The nodes on the page, with their neighbourhoods; the one it opens with comes first."""
     k = results[0].k
-    degree = graph.adjacency.degree.numpy()
-    label = _labels(graph)
-    mask = graph.test_mask
+    degree, label, mask = graph.adjacency.degree.numpy(), _labels(graph), graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
     centre = _default_node(models, degree, label, scored, k) if node is None else node
     close = _surroundings(graph, centre, SIZE)
@@ -415,8 +402,6 @@ def _around(count: int) -> Points:
 
 def _spring(count: int, edges: Ints, *, rounds: int = 300) -> Points:
     """[count, 2] positions within ±1: edges [E, 2] attract, all pairs repel, by ever smaller steps.
-
-    Starts on a circle. Takes time quadratic in `count`.
 
     Reference: Fruchterman, Reingold, Graph Drawing by Force-directed Placement, 1991.
     """

@@ -124,7 +124,6 @@ def render(report: Report, library: str | None = None) -> str:
         "numbers": {
             group: list(_rows(report, shown)) for group, shown in _numbers_of(report.records).items()
         },
-        "settings": _settings(report),
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
         "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
@@ -194,39 +193,6 @@ def _warnings(records: Sequence[Record]) -> dict[str, list[str]]:
             message = str(entry.get("message", "")) if isinstance(entry, Mapping) else str(entry)
             models.setdefault(message, []).append(str(record.get("name")))
     return models
-
-
-def _settings(report: Report) -> list[tuple[str, dict[str, Any]]]:
-    """Blocks of settings with their titles, without those that are missing or nested."""
-    first = report.records[0]
-    threat = first.get("threat") or {}
-    budget = threat.get("budget")
-    blocks: list[tuple[str, dict[str, Any]]] = [
-        ("Data", first.get("data") or {}),
-        ("Attack", {"name": threat.get("name"), **(budget if isinstance(budget, Mapping) else {})}),
-        ("Evaluation", {**(first.get("config") or {}), "seed": first.get("seed")}),
-        ("Versions", {**(first.get("version") or {}), "device": first.get("device")}),
-    ]
-    for name, record in zip(report.names, report.records, strict=True):
-        model: Mapping[str, Any] = record.get("model") or {}
-        history = report.histories.get(name) or {}
-        best, seconds = history.get("best_epoch"), history.get("seconds")
-        total = (record.get("seconds") or {}).get("total")
-        settings = {
-            "class": model.get("class"),
-            **(model.get("config") or {}),
-            "parameters": model.get("parameters"),
-            "training epochs": history.get("epochs"),
-            "training kept epoch": best + 1 if isinstance(best, int) else None,  # from 1, as the charts count
-            "training ended": history.get("ending", history["stopped"]) if "stopped" in history else None,
-            "training seconds": f"{seconds:.1f}" if isinstance(seconds, int | float) else None,
-            "evaluation seconds": f"{total:.1f}" if isinstance(total, int | float) else None,
-        }
-        blocks.append((f"Model: {name}", settings))
-    return [
-        (title, {name: v for name, v in block.items() if v is not None and not isinstance(v, Mapping)})
-        for title, block in blocks
-    ]
 
 
 def _properties(report: Report) -> list[tuple[str, Mapping[str, Any]]]:

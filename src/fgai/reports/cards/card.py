@@ -48,8 +48,9 @@ class Number(TypedDict):
 
 
 _RADIUS = "r01"
-_TEXTS = ("model.class", "data.name", "data.fingerprint", "threat.name", "threat.words")  # on every card
-_SETTINGS = ("model.config", "threat.budget")  # may be missing
+_TEXTS = ("model.class", "data.name", "data.fingerprint", "threat.name", "threat.words")
+_PARTS: dict[str, Any] = dict.fromkeys(_TEXTS, str)
+_PARTS |= dict.fromkeys(("model.config", "threat.budget"), dict[str, Any] | None)
 
 
 @typed
@@ -94,11 +95,7 @@ class Card(TabledDocument):
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
-        layout = {
-            **dict.fromkeys(_TEXTS, str),
-            **dict.fromkeys(("model.config", "threat.budget"), dict[str, Any] | None),
-        }
-        for path, kind in layout.items():
+        for path, kind in _PARTS.items():
             part, name = path.split(".")
             check(fields[part].get(name), kind, f"{name} of {part} of the card")
         return cls(**fields)

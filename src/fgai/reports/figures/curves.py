@@ -64,8 +64,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
 def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: int = -1) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, by radius.
 
-    Only nodes with more than k2 neighbours count. The promise is written below. Instead of certificates,
-    means over seeds with the same attributes are accepted.
+    Only nodes with more than k2 neighbours count. Means over seeds may stand for certificates.
 
     Raises:
         InputError: there is no certificate.
@@ -99,9 +98,8 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
 def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Figure:
     """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
 
-    Solid: the strongest edges are removed first. Dashed: the weakest. The wider the gap between the two, the
-    more the attention explains the prediction. `scope` is `node` (by neighbourhood, all layers) or `graph`
-    (all edges, output layer; the paper's).
+    Solid: the strongest edges are removed first. Dashed: the weakest. `scope` is `node` (by neighbourhood,
+    all layers) or `graph` (all edges, output layer; the paper's).
 
     Raises:
         InputError: no record holds curves of this scope.

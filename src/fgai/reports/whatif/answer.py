@@ -90,8 +90,7 @@ class WhatIf:
     ) -> dict[str, Any]:
         """Return the values of a page, with edges, features and weights if the page can compute by itself.
 
-        It opens with `node`, by default the first test node. Models that are not in `certified`, which `certify`
-        returns, are shown as not certified.
+        It opens with `node`, by default the first test node; `certified` is the result of `certify`.
         """
         graph = self.graph
         first = 0 if graph.test_mask is None else int(graph.test_mask.nonzero()[0])
