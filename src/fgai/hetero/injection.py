@@ -12,14 +12,7 @@ from torch_geometric.data import HeteroData
 
 from fgai import checks, metrics, training
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import (
-    Observation,
-    observe,
-    prepared,
-    touched_rows,
-    warn_coupled,
-    warn_unread,
-)
+from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled, warn_unread
 from fgai.attention.interface import EdgeType
 from fgai.datasets.own import MASKS
 from fgai.divergence import row_tvd

@@ -204,7 +204,8 @@ class HeteroModel(Wrapped):
                 f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}; say"
                 " where they are with `call`"
             )
-        return self.layout._pad_logits(outputs, graph.num_nodes)
+        logits: Tensor = self.layout._pad_logits(outputs, graph.num_nodes)
+        return logits
 
 
 class _TypedEdges(NamedTuple):

@@ -30,8 +30,7 @@ from fgai.reports.results import (
     _results_of,
     injection_summary,
 )
-from fgai.reports.whatif.answer import WhatIf, certified_neighbours
-from fgai.reports.whatif.payload import in_browser
+from fgai.reports.whatif.answer import WhatIf, certified_neighbours, in_browser
 from fgai.tasks import task_of
 from fgai.training import History
 from fgai.typed import typed

@@ -201,15 +201,6 @@ def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int)
     return out
 
 
-def _predictions(model: _ModelViews, nodes: Sequence[int]) -> dict[str, Any]:
-    """Class and confidence (in thousandths) of each node before and after."""
-    out: dict[str, Any] = {}
-    for suffix, view in (("", model.clean), ("_after", model.attacked)):
-        out[f"predicted{suffix}"] = view.predicted[nodes].tolist()
-        out[f"confidence{suffix}"] = np.rint(1000 * view.confidence[nodes]).astype(int).tolist()
-    return out
-
-
 def _record_columns(result: _ModelResults, nodes: Sequence[int]) -> dict[str, Any]:
     """Values of each node in a record's per-node arrays, and certified radii.
 
@@ -336,7 +327,10 @@ def _nodes_of_models(
     columns = [
         {
             **_record_columns(named[model.name], nodes),
-            **_predictions(model, nodes),
+            "predicted": model.clean.predicted[nodes].tolist(),
+            "confidence": np.rint(1000 * model.clean.confidence[nodes]).astype(int).tolist(),
+            "predicted_after": model.attacked.predicted[nodes].tolist(),
+            "confidence_after": np.rint(1000 * model.attacked.confidence[nodes]).astype(int).tolist(),
             **attention,
             "changed": [int(node in model.changed) for node in nodes] if model.changed else None,
             "injections": _injections_at(named[model.name].injections, nodes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +110,8 @@ def render(report: Report, library: str | None = None) -> str:
         "warnings": _warnings(report.records),
         "lead": meaning(report),
         "steps": next_steps(first) if alone else [],
-        "risks": _risks(report) if alone else [],
+        "recall": recall_by_class(first) if alone else [],
+        "percent": percent,
         "facts": _facts(report),
         "missing": missing(report),
         "cards": _cards(report),
@@ -118,7 +120,7 @@ def render(report: Report, library: str | None = None) -> str:
         "rule": "" if alone else RULE,
         "words": (values.get("explorer") or {}).get("words", ""),
         "one_attack": one_attack(first),
-        "properties": _properties(report),
+        "output_layer": partial(_output_layer, report.certificates),
         "promise": next(promises, ""),
         "nulls": _nulls(report),
         "numbers": {
@@ -175,16 +177,6 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def _risks(report: Report) -> list[list[Any]]:
-    """Rows of a single model's recall by class, without the attack and under it."""
-    names, rows = (report.explorer or {}).get("classes") or [], []
-    for number, (count, clean, attacked) in enumerate(recall_by_class(report.records[0])):
-        if count:
-            label = names[number] if number < len(names) else number
-            rows.append([label, count, percent(clean), percent(attacked), round(count * (1 - attacked))])
-    return rows
-
-
 def _warnings(records: Sequence[Record]) -> dict[str, list[str]]:
     """The models that each reliability warning concerns."""
     models: dict[str, list[str]] = {}
@@ -193,12 +185,6 @@ def _warnings(records: Sequence[Record]) -> dict[str, list[str]]:
             message = str(entry.get("message", "")) if isinstance(entry, Mapping) else str(entry)
             models.setdefault(message, []).append(str(record.get("name")))
     return models
-
-
-def _properties(report: Report) -> list[tuple[str, Mapping[str, Any]]]:
-    """The output layer of each certified model, with a sentence for each property of Definition 1."""
-    layers = ((name, _output_layer(report.certificates, name)) for name in report.names)
-    return [(name, layer) for name, layer in layers if isinstance(layer.get("sentences"), list)]
 
 
 _GROUPS = {"prediction": "Predictions", "explanation": "Explanations", "fidelity": "Does attention decide?"}

@@ -22,8 +22,7 @@ def _code(text: object) -> Markup:
     return Markup("").join(code.format(part.strip("`")) if at % 2 else part for at, part in enumerate(parts))
 
 
-_OPTIONS = dict.fromkeys(("autoescape", "trim_blocks", "lstrip_blocks", "keep_trailing_newline"), True)
-_ENVIRONMENT = Environment(undefined=StrictUndefined, **_OPTIONS)
+_ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
 _ENVIRONMENT.filters["code"] = _code
 
 

@@ -106,7 +106,8 @@ def _draw_star(
     drawn = [(neighbour, weight) for neighbour, weight in weights.items() if neighbour in positions]
     for neighbour, weight in drawn:
         (x, y), share = positions[neighbour], float(norm(weight))
-        marker, fill, edge, line = "o", style.PAPER, style.INK, "-"
+        line: Any = "-"
+        marker, fill, edge = "o", style.PAPER, style.INK
         if neighbour >= view.num_original:
             marker, fill, edge, line = "D", "#f6d9c6", style.INJECTED, (0, (2, 1))
         axes.plot([0, x], [0, y], color=colours(share), linewidth=0.8 + 4.2 * share, linestyle=line, zorder=1)

@@ -146,11 +146,6 @@ class ExplainerDot:
         for share in (*self.kept, self.chance, 0.0 if self.again is None else self.again):
             real_number(share, "kept, again and chance")
 
-    @property
-    def mean(self) -> float:
-        """The mean of `kept`."""
-        return sum(self.kept) / len(self.kept)
-
 
 @typed
 def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) -> Figure:
@@ -171,7 +166,11 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     with style.new_figure(2.2 + 1.9 * len(panels), 1.1 + 0.24 * len(names[0])) as figure:
         drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, dots) in zip(drawn, panels.items(), strict=True):
-            _dots_panel(axes, title, dots, k)
+            for row, dot in enumerate(dots):
+                _draw_dots(axes, row, dot)
+            axes.set(title=title, xlabel=f"share of the top {k}", xlim=(0.0, 1.04))
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axes.tick_params(axis="y", length=0)
         drawn[0].set_yticks(range(len(names[0])), names[0])
         drawn[0].invert_yaxis()
         for label, dot in zip(drawn[0].get_yticklabels(), next(iter(panels.values())), strict=True):
@@ -182,23 +181,19 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     return figure
 
 
-def _dots_panel(axes: Axes, title: str, dots: Sequence[ExplainerDot], k: int) -> None:
-    for row, dot in enumerate(dots):
-        colour = style.INJECTED if dot.ours else style.COLOURS[0]
-        axes.axhline(row, color=style.FAINT, linewidth=0.4, zorder=0)
-        disc = {"marker": "o", "markersize": 5.5, "color": colour}
-        marks: list[tuple[str, Sequence[float], dict[str, Any]]] = [
-            ("chance", [dot.chance], {"marker": "|", "markersize": 12, "color": style.INK}),
-            ("one seed", dot.kept, {"marker": ".", "alpha": 0.45, "color": colour}),
-            ("kept under attack", [dot.mean], disc),
-        ]
-        if dot.again is not None:
-            marks.append(("another seed, no attack", [dot.again], {**disc, "markerfacecolor": "none"}))
-        for label, shares, look in marks:
-            axes.plot(list(shares), [row] * len(shares), linestyle="", label=label, **look)
-    axes.set(title=title, xlabel=f"share of the top {k}", xlim=(0.0, 1.04))
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.tick_params(axis="y", length=0)
+def _draw_dots(axes: Axes, row: int, dot: ExplainerDot) -> None:
+    colour = style.INJECTED if dot.ours else style.COLOURS[0]
+    axes.axhline(row, color=style.FAINT, linewidth=0.4, zorder=0)
+    disc = {"marker": "o", "markersize": 5.5, "color": colour}
+    marks: list[tuple[str, Sequence[float], dict[str, Any]]] = [
+        ("chance", [dot.chance], {"marker": "|", "markersize": 12, "color": style.INK}),
+        ("one seed", dot.kept, {"marker": ".", "alpha": 0.45, "color": colour}),
+        ("kept under attack", [sum(dot.kept) / len(dot.kept)], disc),
+    ]
+    if dot.again is not None:
+        marks.append(("another seed, no attack", [dot.again], {**disc, "markerfacecolor": "none"}))
+    for label, shares, look in marks:
+        axes.plot(list(shares), [row] * len(shares), linestyle="", label=label, **look)
 
 
 _WORDS = {"any": "every node gains t", "direct": "the node itself gains t"}

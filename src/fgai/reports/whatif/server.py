@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -32,7 +33,7 @@ HEADERS = {
 
 
 @typed
-class Server:
+class Server(AbstractContextManager["Server"]):
     """Serves a page of `WhatIf.facts` on 127.0.0.1 under a random path, and writes no files.
 
     Requests without the token in the path, or for another host, get 403.
@@ -68,9 +69,6 @@ class Server:
     def stop(self) -> None:
         """End `serve`."""
         self._server.shutdown()
-
-    def __enter__(self) -> Server:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._server.server_close()
