@@ -1,8 +1,6 @@
 """Heterogeneous models on one graph of all nodes: `HeteroLayout`, `HeteroModel`, adapters of HAN and HGT.
 
-Importing this module registers adapters of HANConv and HGTConv. HANConv normalises attention within a type of
-edges, HGTConv over all types together. Both compute it in `message`, which the adapters replace on the
-instance; they call the tap once for every type.
+HANConv and HGTConv compute attention in `message`, which the adapters replace; they call the tap by type.
 """
 
 from __future__ import annotations
