@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-import fgai
-from fgai.attacks import THREATS, Attack, Budget, FeaturePGD, RandomEdges, make_attack
+from fgai.attacks import THREATS, Budget, FeaturePGD, RandomEdges
 from fgai.attention import LayerAttention
 from fgai.errors import FgaiError, InputError, MissingExtraError
-from fgai.evaluation import Comparison, evaluate
+from fgai.evaluation import Comparison
 from fgai.explanations import GraphView
 from fgai.reports import Report, make_report, page, render, write_report
 from fgai.reports.nodes import ANY, MOST_NEIGHBOURS, UNIT, _choose, _ModelViews, _neighbourhoods
@@ -43,29 +42,8 @@ from support.report_cases import (
 LIBRARY = "/* plotly */"
 
 
-@pytest.mark.filterwarnings("ignore::fgai.errors.ReliabilityWarning")
-def test_an_attack_is_run_again_with_the_size_and_box_of_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    threat, model = THREATS["random"].sized(2, 3, (-9.0, 9.0)), models()["FGAI"]
-    record = evaluate(model, GRAPH, threat, name="FGAI", curves=False, nulls=False)
-    budgets = []
-
-    def noted(*args: Any, **options: Any) -> Attack:
-        budgets.append(make_attack(*args, **options).budget)
-        return make_attack(*args, **options)
-
-    monkeypatch.setattr("fgai.reports.build.make_attack", noted)
-    make_report(record, models={"FGAI": model}, data=GRAPH)
-    assert budgets == [threat.budget]
-
-
-@pytest.mark.filterwarnings("ignore::fgai.errors.ReliabilityWarning")
 def test_features_and_weights_can_be_left_out() -> None:
-    model = fgai.GAT.for_data(GRAPH)
-    record = evaluate(model, GRAPH, "random", nodes=2, edges=3, curves=False, nulls=False)
-    pages = [
-        make_report(record, models={"GAT": model}, data=GRAPH, what_if=what_if) for what_if in (True, False)
-    ]
-    assert [page.whatif is None for page in pages] == [False, True]
+    assert [report(what_if=what_if).whatif is None for what_if in (True, False)] == [False, True]
 
 
 class Reader(HTMLParser):
@@ -187,8 +165,8 @@ class TestDocument:
         with pytest.raises(InputError, match="`data` must be given"):
             make_report(comparison(), models=models())
         assert [note for note in report(models={"GAT": models()["GAT"]}).notes if "'FGAI'" in note]
-        unnamed = report(attacks=None)
-        assert unnamed.subgraph is None and any("'few'" in note for note in unnamed.notes)
+        alone = report(attacks=None)
+        assert alone.subgraph is None and any("no attack on the row 'GAT'" in note for note in alone.notes)
 
     def test_single_record_without_models(self) -> None:
         alone = make_report(comparison()["FGAI"])
@@ -220,8 +198,7 @@ class TestChoice:
             GraphView(GRAPH, layer, np.zeros(300, dtype=int), np.ones(300), num_original=300)
             for layer in layers
         ]
-        nowhere = np.zeros(0, dtype=int)
-        model = _ModelViews("hub", *views, new=None, changed=nowhere, ends=nowhere)
+        model = _ModelViews("hub", *views, new=[], changed=set(), ends=set())
         found = _neighbourhoods([model], [0], 5)
         listed = found["neighbours"][0]
         assert len(listed) == MOST_NEIGHBOURS and found["rest"] == [300 - MOST_NEIGHBOURS]
@@ -322,12 +299,10 @@ class TestPage:
         assert "Plotly" in made and made.rstrip().endswith("</html>")
         assert Report.load(tmp_path / "page.json") == whole_report()
 
-    def test_options_go_to_the_document(self, tmp_path: Path) -> None:
-        path = write_report(comparison(), tmp_path / "a.html", title="A & B", reproduce=["fgai demo < x"])
-        made = path.read_text()
+    def test_title_and_commands_are_escaped(self, tmp_path: Path) -> None:
+        document = make_report(comparison(), title="A & B", reproduce=["fgai demo < x"])
+        made = write_report(document, tmp_path / "a.html").read_text()
         assert "<title>A &amp; B</title>" in made and html.escape("fgai demo < x") in made
-        with pytest.raises(InputError, match="takes no further options"):
-            write_report(whole_report(), tmp_path / "b.html", title="x")
         with pytest.raises(FgaiError, match="cannot write"):
             (tmp_path / "file").write_text("")
             write_report(whole_report(), tmp_path / "file" / "b.html")
@@ -369,6 +344,7 @@ class TestPage:
 def test_other_threats_are_described() -> None:
     values = comparison().to_dict()
     budgets: list[tuple[dict[str, Any], str]] = [
+        ({"nodes": 1, "edges": 1, "targets": "test"}, "adds 1 fake node and joins it to 1 test node."),
         ({"edges": 400, "targets": "test"}, "adds or removes 400 edges between test nodes. It does not"),
         (
             {"radius": 0.1, "rows": 0.05, "steps": 10, "targets": "val"},

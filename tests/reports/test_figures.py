@@ -18,7 +18,7 @@ from fgai.errors import FgaiError, FgaiWarning, InputError
 from fgai.evaluation import Comparison, compare
 from fgai.reports import figures
 from fgai.reports.figures import Case, style
-from fgai.reports.layout import _around, _between, _spring, _surroundings
+from fgai.reports.nodes import _around, _between, _spring, _surroundings
 from fgai.training import History, train, untrained_model
 from support.forward import seen_by, view_of
 from support.graph_cases import build, small_data

@@ -12,8 +12,8 @@ from fgai.certificates import certify_injection
 from fgai.certificates.integrity import INVARIANT
 from fgai.graph import Graph
 from fgai.reports.build import Report
-from fgai.reports.page import _cards
 from fgai.reports.results import _injections_at, certify_injections, injection_summary
+from support.report_cases import cards_of
 
 K = 3
 
@@ -56,10 +56,10 @@ def test_the_card_shows_both_threats_and_says_nothing_of_unknown_ones() -> None:
         records=records,
         injections={name: injection_summary(one, scored) for name, one in found.items()},
     )
-    page = _cards(report)
+    page = cards_of(report)
     assert "Classes no injected node can change" in page
     shares = [f"{100 * one.share(scored):.1f}" for one in found["limited"]]
     assert all(share in page for share in shares)
-    assert "Classes no injected node can change" not in _cards(
+    assert "Classes no injected node can change" not in cards_of(
         Report(title="t", reference="GAT", records=records)
     )

@@ -10,11 +10,10 @@ import pytest
 from fgai.evaluation.summary import BETTER, SAME, WORSE
 from fgai.records import pack_array
 from fgai.reports.build import Report, _assemble
-from fgai.reports.numbers import _best_records, _best_value, _numbers_of
-from fgai.reports.page import _cards
+from fgai.reports.page import _best_records, _best_value, _numbers_of
 from fgai.reports.results import _results_of
 from fgai.reports.words import _kind_of, changes_in, headline, meaning
-from support.report_cases import whole_report
+from support.report_cases import cards_of, whole_report
 
 NODES = 140
 
@@ -83,7 +82,7 @@ def test_chance_and_sharpness_are_said() -> None:
     assert "classified right (chance: 30 %)" in words and "(chance: 66 %)." in words
     assert "strongest neighbour gets 33 % of its attention in GAT (sharpness 0.015)" in words
     assert words.endswith("; 28 % if all got the same.")
-    made = _cards(report).replace("\u00a0", " ")
+    made = cards_of(report).replace("\u00a0", " ")
     assert "chance: 30 %" in made and "chance: 3.3 of 5" in made
 
 
@@ -114,5 +113,5 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     for record, gap, moved in zip(report.records, (0.03, 0.07), (0.2, 0.4), strict=True):
         record["metrics"]["f_slope"] = {"node": {"clean": {"gap": gap}, "attacked": {"gap": gap}}}
         record["metrics"]["g_tvd"] = {"rel": moved}
-    made = _cards(report)
+    made = cards_of(report)
     assert "width:7.0%" in made and "width:3.0%" in made and "width:40.0%" in made

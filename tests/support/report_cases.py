@@ -20,7 +20,7 @@ from fgai.certificates import (
 from fgai.errors import FgaiWarning
 from fgai.evaluation import Comparison, compare
 from fgai.models import AttentionModel
-from fgai.reports import Report, make_report
+from fgai.reports import Report, make_report, render
 from fgai.training import limit, train, untrained_model
 from support.graph_cases import small_data
 
@@ -86,3 +86,8 @@ def report(**options: Any) -> Report:
 @cache
 def whole_report() -> Report:
     return report()
+
+
+def cards_of(report: Report) -> str:
+    """The cards on the page of a report."""
+    return render(report, "").partition('<div class="cards">')[2].partition("</section>")[0]

@@ -12,7 +12,7 @@ from torch import nn
 from fgai.attention import observe, prepared
 from fgai.graph import ChangeRecord, Graph, InjectedNode
 from fgai.reports.template import asset
-from fgai.reports.whatif.payload import graph_values, model_values, typical_classes
+from fgai.reports.whatif.answer import graph_values, model_values, typical_classes
 
 COMPUTE = """async ([script, graph, models, changes]) => {
   const file = new Blob([script], { type: "text/javascript" });

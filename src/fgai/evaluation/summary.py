@@ -187,7 +187,7 @@ def sentences(
         out.append(f"{same}, {' and '.join(parts)} {share_phrase(reference)}{chance}.")
     out.append(_missed(records, classes))
     aims = {key: f" when the attack aims at {key}s" for key in ("prediction", "explanation")}
-    if _one_attack(reference):
+    if one_attack(reference):
         aims = {"prediction": ""}
     stays = [f"{shares}{aim}" for key, aim in aims.items() if (shares := _shares(records, _KEPT.format(key)))]
     if stays:
@@ -202,7 +202,7 @@ def sentences(
     return [sentence for sentence in out if sentence]
 
 
-def _one_attack(record: Record) -> bool:
+def one_attack(record: Record) -> bool:
     """Whether the attack has no aim to name: its threat follows no gradients or has its own objective."""
     first, second = (look_up(record, f"ledgers.{name}") for name in ("prediction", "explanation"))
     if second is not None:
@@ -368,7 +368,7 @@ def summary_table(records: Sequence[Record]) -> Table:
     first = records[0]
     columns = [Column(""), *(Column(str(record.get("name"))) for record in records), Column("chance")]
     rows: list[list[Cell]] = []
-    in_records, one = [measure for measure in MEASURES if measure.path], _one_attack(first)
+    in_records, one = [measure for measure in MEASURES if measure.path], one_attack(first)
     for measure, (name, path) in zip(in_records, measure_names(first).items(), strict=True):
         values = [number_at(record, path) for record in records]
         if all(value is None for value in values) or (measure.key == "aimed" and one):
@@ -396,7 +396,7 @@ def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
     out = [f"{percent(min(shares))} of the top neighbours stay."] if shares else []
     budget = (record.get("threat") or {}).get("budget") or {}
     nodes = budget.get("nodes") if isinstance(budget, Mapping) else None
-    who = f"{nodes} fake nodes" if nodes else "The attack"
+    who = f"{nodes} fake node{'s' if nodes != 1 else ''}" if nodes else "The attack"
     before, after, rare = score_at(record, "clean"), score_at(record, "attacked"), _rarest(record)
     if rare is not None:
         _, before, after = recall_by_class(record)[rare]

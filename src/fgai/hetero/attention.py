@@ -14,7 +14,7 @@ from fgai.attention import AttentionMap, LayerAttention, observe, prepared
 from fgai.attention.interface import EdgeType
 from fgai.hetero.model import HeteroCall, HeteroModel
 from fgai.hetero.view import HeteroView, _check_edge_type
-from fgai.records import Column, Table, Tabled, data_frame
+from fgai.records import Cell, Column, Table, Tabled, data_frame
 from fgai.sparse import edge_keys
 from fgai.typed import typed
 
@@ -29,7 +29,6 @@ class TypeAttention:
 
     Attributes:
         layer: its name in the model.
-        edge_type: of the edges.
         edge_index: [2, E], both ends numbered within their types: the edges in the order of the data, then
             the self-loops that the layer added, if any.
         values: [E, H], before dropout.
@@ -79,11 +78,10 @@ class HeteroAttention(Tabled):
     def tables(self) -> list[Table]:
         """Return a row for each layer and type: its sizes, and the mean sum of its attention at a node."""
         columns = [Column("layer"), Column("edges of type"), Column("edges", "d"), Column("heads", "d")]
-        means = [float(w.sums().mean()) if len(w.values) else None for w in self.entries]
-        rows = [
-            [w.layer, " ".join(w.edge_type), *w.values.shape, mean]
-            for w, mean in zip(self.entries, means, strict=True)
-        ]
+        rows: list[list[Cell]] = []
+        for w in self.entries:
+            mean = float(w.sums().mean()) if len(w.values) else None
+            rows.append([w.layer, " ".join(w.edge_type), *w.values.shape, mean])
         return [Table("Attention, by layer and type", [*columns, Column("sum at a node, mean")], rows)]
 
 
@@ -91,11 +89,7 @@ class HeteroAttention(Tabled):
 def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None) -> HeteroAttention:
     """Run a heterogeneous model once and return its attention by layer and type of edges.
 
-    Args:
-        model: of `to_hetero` or `HeteroConv` with GATConv, GATv2Conv or TransformerConv, or with HANConv or
-            HGTConv; runs in evaluation mode, its mode is restored.
-        data: labels are not needed.
-        call: how the model is called, see `HeteroView.wrap`.
+    It runs in evaluation mode, and its mode is restored. Data need no labels. `call`: see `HeteroView.wrap`.
 
     Raises:
         AttentionError: the model has no attention that can be recorded.
@@ -119,7 +113,7 @@ def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None
 
 
 def _type_attention(w: LayerAttention, view: HeteroView) -> TypeAttention:
-    """Return the attention of a layer in the view's graph in the order of the data's edges."""
+    """The attention of a layer in the order of the data's edges."""
     assert w.edge_type is not None
     layout, kind = view.layout, w.edge_type
     edges = view.data[kind].edge_index.to(w.values.device)
@@ -132,15 +126,12 @@ def _type_attention(w: LayerAttention, view: HeteroView) -> TypeAttention:
 
 
 @typed
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class HeteroExplanation(Tabled):
     """The neighbours one node attends to, by type of edges.
 
     Attributes:
-        node_type: of the node.
         node: its number within the type.
-        layer: which attention: `mean`, `last` or `max` over layers, or a layer's number.
-        k: neighbours of each type in the explanation.
         predicted: class with the largest logit; None for nodes without a prediction, as the next two.
         confidence: its probability.
         label: true class, -1 where unknown.
@@ -166,7 +157,7 @@ class HeteroExplanation(Tabled):
         title = f"{self.node_type} {self.node}"
         if self.predicted is not None and self.confidence is not None:
             title += f": class {self.predicted}, {100 * self.confidence:.0f} %"
-        columns = [Column("neighbour"), Column("relation"), Column("attention"), Column("explains")]
+        columns = [Column(name) for name in ("neighbour", "relation", "attention", "explains")]
         rows = [
             [f"{kind[0]} {one['node']}", kind[1], one["attention"], "yes" if rank < self.k else ""]
             for kind, entries in self.neighbours.items()
@@ -199,15 +190,8 @@ def explain_node(
     within a type, the weights of every type sum to one, and types cannot be compared; with HGTConv the
     weights of all types together sum to one.
 
-    Args:
-        model: see `attend`.
-        data: with labels, to report the prediction, too.
-        node_type: of the node.
-        node: its number within the type.
-        k: neighbours of each type in the explanation.
-        layer: `mean`, `last` or `max` over layers, or one layer by number.
-        target: type of the nodes that are classified; None takes the one that has labels.
-        call: how the model is called, see `HeteroView.wrap`.
+    `layer` is `mean`, `last` or `max` over layers, or one layer by number. Nodes of the type `target`, by
+    default the one that has labels, are classified. `call`: see `HeteroView.wrap`.
 
     Raises:
         InputError: no such type, no such node, or an argument out of range.
@@ -222,14 +206,11 @@ def explain_node(
     observation = observe(hetero, prepared(hetero, view.graph))
     kinds = [kind for kind in view.layout.edge_types if kind[2] == node_type]
     neighbours = {kind: _neighbours(observation.attention, view, kind, number, layer) for kind in kinds}
-    prediction: dict[str, Any] = dict.fromkeys(("predicted", "confidence", "label"))
+    predicted, confidence, label = None, None, None
     if node_type == view.layout.target and observation.graph.y is not None:
-        confidence, index = observation.logits[number].softmax(0).max(0)
-        label = int(observation.graph.y[number])
-        prediction = {"predicted": int(index), "confidence": float(confidence), "label": label}
-    return HeteroExplanation(
-        node_type=node_type, node=node, layer=str(layer), k=k, neighbours=neighbours, **prediction
-    )
+        most, index = observation.logits[number].softmax(0).max(0)
+        predicted, confidence, label = int(index), float(most), int(observation.graph.y[number])
+    return HeteroExplanation(node_type, node, str(layer), k, predicted, confidence, label, neighbours)
 
 
 def _neighbours(

@@ -12,15 +12,7 @@ from torch_geometric.data import HeteroData
 
 from fgai import checks, metrics, training
 from fgai.attacks import AttackResult, Threat, make_attack, threat_of
-from fgai.attention import (
-    LayerAttention,
-    Observation,
-    observe,
-    prepared,
-    touched_rows,
-    warn_coupled,
-    warn_unread,
-)
+from fgai.attention import Observation, observe, prepared, touched_rows, warn_coupled, warn_unread
 from fgai.attention.interface import EdgeType
 from fgai.datasets.own import MASKS
 from fgai.divergence import row_tvd
@@ -36,7 +28,6 @@ from fgai.training.resume import set_history
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
-_FIGURES = ("overlap", "chance", "tvd", "g_jsd", "new")
 
 
 @typed
@@ -45,9 +36,6 @@ class HeteroAttack(Tabled):
     """Results of an attack within one type of edges.
 
     Attributes:
-        edge_type: of the new edges.
-        threat: its name.
-        k: neighbours of each type in an explanation.
         data: the attacked graph; new nodes and edges follow the old ones of their types. New nodes have the
             label -1 and are in no mask.
         stability: by type of edges, means over layers, on the old edges: `overlap` of the top-k among old
@@ -69,23 +57,15 @@ class HeteroAttack(Tabled):
 
     def tables(self) -> list[Table]:
         """Return the stability of every type, with predictions in a note."""
-        columns = [
-            Column("edges of type"),
-            Column(f"top-{self.k} overlap", better="higher"),
-            Column("by chance"),
-            Column("TVD", better="lower"),
-            Column("g-JSD", ".2e", "lower"),
-            Column("to new nodes", better="lower"),
-        ]
-        rows = [
-            [" ".join(kind), *(plain(figures[name]) for name in _FIGURES)]
-            for kind, figures in self.stability.items()
-        ]
-        prediction = self.prediction
-        changed = f"{100 * prediction['changed']:.0f} % of the classes changed"
-        right = f"right were {100 * prediction['clean']:.0f} %, now {100 * prediction['attacked']:.0f} %"
+        lower = [("TVD", ".3f"), ("g-JSD", ".2e"), ("to new nodes", ".3f")]
+        overlap = Column(f"top-{self.k} overlap", better="higher")
+        rows = [[" ".join(kind), *map(plain, figures.values())] for kind, figures in self.stability.items()]
+        changed, clean, attacked = (100 * self.prediction[key] for key in ("changed", "clean", "attacked"))
+        note = f"{changed:.0f} % of the classes changed; right were {clean:.0f} %, now {attacked:.0f} %"
         title = f"Under the {self.threat} attack on {' '.join(self.edge_type)}"
-        return [Table(title, columns, rows, [f"{changed}; {right}"])]
+        columns = [Column("edges of type"), overlap, Column("by chance")]
+        columns += [Column(name, form, "lower") for name, form in lower]
+        return [Table(title, columns, rows, [note])]
 
 
 @typed
@@ -110,17 +90,9 @@ def attack(
     the type in which it ends. Edges of other types stay; where `edge_type` joins nodes of one type, edges go
     both ways. The model is attacked in evaluation mode; its mode is restored.
 
-    Args:
-        model: see `attend`.
-        data: with labels of the nodes that `edge_type` ends at; without `test_mask` all of them are attacked.
-        edge_type: of the new edges.
-        threat: a name from `fgai.attacks.THREATS` that injects nodes, or a `Threat`.
-        objective: that the attack maximises: `prediction` by default, `explanation`, ...
-        nodes: injected ones, instead of the threat's number, for small graphs.
-        edges: of each injected node, likewise.
-        k: neighbours in an explanation.
-        seed: of endpoints and starts.
-        call: how the model is called, see `HeteroView.wrap`.
+    The nodes that `edge_type` ends at need labels; without `test_mask` all of them are attacked. For small
+    graphs, `nodes` and `edges` set how many nodes are injected, and the edges of each. The attack maximises
+    `objective`: `prediction` by default, `explanation`, ... `call`: see `HeteroView.wrap`.
 
     Raises:
         InputError: data that cannot be read, an unknown type, or a threat that does not inject nodes.
@@ -165,16 +137,9 @@ def make_hetero_faithful(
     that are injected within one type and joined to training and validation nodes. Layers of GATConv,
     GATv2Conv and TransformerConv get limits in each type.
 
-    Args:
-        model: trained; made by `to_hetero` or `HeteroConv` of layers with attention.
-        data: what it was trained on, with labels and masks of the nodes that `edge_type` ends at.
-        edge_type: of the edges of injected nodes.
-        settings: see `FaithfulSettings`.
-        call: how the model is called, see `HeteroView.wrap`.
-        **options: arguments of `fgai.make_faithful` and single settings, e.g. `seed=1`, `epochs=50`.
-
-    Returns:
-        A model of the same class, in eval mode, with its `history`.
+    `data` is what it was trained on, with labels and masks of the nodes that `edge_type` ends at; `options`
+    are arguments of `fgai.make_faithful` and single settings, e.g. `seed=1`, `epochs=50`; `call`: see
+    `HeteroView.wrap`. The result is of the same class, in eval mode, with its `history`.
 
     Raises:
         InputError: data that cannot be read, an unknown type, or a setting that is not known.
@@ -191,51 +156,43 @@ def _stability(
     before: Observation, after: Observation, kinds: Sequence[EdgeType], k: int
 ) -> dict[EdgeType, dict[str, float]]:
     clean, attacked = before.attention.heads("mean"), after.attention.heads("mean")
-    touched = touched_rows(clean, attacked)
+    touched, count = touched_rows(clean, attacked), clean[0].num_nodes
     compared = metrics.AttentionPair(clean, attacked, k, touched)
-    pairs = compared.layers
+    shifts, masses = [], []
+    for pair, layer, rows in zip(compared.layers, attacked, touched, strict=True):
+        shift = row_tvd(pair.before.double(), pair.after.double(), pair.rowptr)
+        shifts.append(metrics.mean_over(torch.where(pair.rowptr.diff() > 0, shift, torch.nan), rows))
+        old = torch.arange(layer.num_nodes, device=layer.values.device) < count
+        new = layer.source >= count
+        masses.append(metrics.intruder_mass(layer.values[:, 0], new, layer.rowptr, nodes=old))
     by_entry = {
         "overlap": overlap_layers(compared)["overlap_touched"],
         "chance": [
-            metrics.overlap_chance(p.rowptr, k, nodes=rows) for p, rows in zip(pairs, touched, strict=True)
+            metrics.overlap_chance(pair.rowptr, k, nodes=rows)
+            for pair, rows in zip(compared.layers, touched, strict=True)
         ],
-        "tvd": [
-            metrics.mean_over(torch.where(pair.rowptr.diff() > 0, tvd, torch.nan), rows)
-            for pair, rows in zip(pairs, touched, strict=True)
-            for tvd in [row_tvd(pair.before.double(), pair.after.double(), pair.rowptr)]
-        ],
-        "g_jsd": [metrics.g_jsd(pair.before, pair.after) for pair in pairs],
-        "new": [_attention_to_new(layer, clean[0].num_nodes) for layer in attacked],
+        "tvd": shifts,
+        "g_jsd": [metrics.g_jsd(pair.before, pair.after) for pair in compared.layers],
+        "new": masses,
     }
-    return {
-        kind: {
-            name: metrics.mean_of_defined(
-                [v for v, w in zip(values, clean, strict=True) if w.edge_type == kind]
-            )
-            for name, values in by_entry.items()
-        }
-        for kind in kinds
-    }
-
-
-def _attention_to_new(layer: LayerAttention, num_old: int) -> float:
-    """Return the attention of old nodes, which come first, to new ones."""
-    old = torch.arange(layer.num_nodes, device=layer.values.device) < num_old
-    return metrics.intruder_mass(layer.values[:, 0], layer.source >= num_old, layer.rowptr, nodes=old)
+    stability = {}
+    for kind in kinds:
+        own = [index for index, layer in enumerate(clean) if layer.edge_type == kind]
+        means = {name: [values[index] for index in own] for name, values in by_entry.items()}
+        stability[kind] = {name: metrics.mean_of_defined(values) for name, values in means.items()}
+    return stability
 
 
 def _prediction(before: Observation, after: Observation) -> dict[str, float]:
     rows = task_of(before.graph).rows(before.graph, "test")
-    one, two = before.logits[rows], after.logits[rows]
+    logits = [before.logits[rows], after.logits[rows]]
+    classes = [one.argmax(1) for one in logits]
     assert before.graph.y is not None
     labels = before.graph.y[rows]
-    labelled = labels >= 0
-    clean, attacked = (
-        float((logits.argmax(1) == labels)[labelled].double().mean()) for logits in (one, two)
-    )  # NaN without labels
-    changed = float((one.argmax(1) != two.argmax(1)).double().mean())
-    distance = metrics.g_tvd_prob(one, two)
-    return {"changed": changed, "g_tvd": distance, "clean": clean, "attacked": attacked}
+    right = [(own == labels)[labels >= 0].double().mean() for own in classes]  # NaN without labels
+    changed = float((classes[0] != classes[1]).double().mean())
+    clean, attacked = map(float, right)
+    return {"changed": changed, "g_tvd": metrics.g_tvd_prob(*logits), "clean": clean, "attacked": attacked}
 
 
 def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:

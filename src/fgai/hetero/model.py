@@ -1,8 +1,6 @@
 """Heterogeneous models on one graph of all nodes: `HeteroLayout`, `HeteroModel`, adapters of HAN and HGT.
 
-Importing this module registers adapters of HANConv and HGTConv. HANConv normalises attention within a type of
-edges, HGTConv over all types together. Both compute it in `message`, which the adapters replace on the
-instance; they call the tap once for every type.
+HANConv and HGTConv compute attention in `message`, which the adapters replace; they call the tap by type.
 """
 
 from __future__ import annotations
@@ -141,7 +139,7 @@ class HeteroLayout:
         return logits.new_zeros(num_nodes, logits.shape[1]).index_copy(0, rows, logits)
 
     def _added(self, source: Tensor, destination: Tensor, new: Tensor) -> Tensor:
-        """Return the mask [E] of new edges that have the injected type."""
+        """The mask [E] of new edges that have the injected type."""
         if not bool(new.any()):
             return new
         if self.injected is None:
@@ -157,8 +155,8 @@ class HeteroLayout:
         return added
 
     def _is_of(self, node_type: str, nodes: Tensor) -> Tensor:
-        first, behind = self._range(node_type)
-        own = (nodes >= first) & (nodes < behind)
+        first, end = self._range(node_type)
+        own = (nodes >= first) & (nodes < end)
         assert self.injected is not None
         return own | (nodes >= self.num_nodes) if node_type == self.injected[0] else own
 
@@ -244,28 +242,18 @@ def _edges_by_type(layer: Any) -> Iterator[list[_TypedEdges]]:
 
 @contextmanager
 def _han(layer: Any, tap: Tap) -> Iterator[None]:
-    """Attention `softmax_j(LeakyReLU(a_src · h_j + a_dst · h_i))` of HANConv, a `propagate` for each type."""
+    """Attention `softmax_j(LeakyReLU(a_src · h_j + a_dst · h_i))` of HANConv, one run for each type."""
     check_layer(layer, "message", HANConv)
-    original: Callable[..., Tensor] = layer.propagate
-    current: list[_TypedEdges] = []
-
-    def propagate(edge_index: Any, **kwargs: Any) -> Tensor:
-        current[:] = [edges.pop(0)]
-        return original(edge_index, **kwargs)
 
     def message(
         x_j: Tensor, alpha_i: Tensor, alpha_j: Tensor, index: Tensor, ptr: Tensor | None, size_i: int | None
     ) -> Tensor:
         scores = leaky_relu(alpha_j + alpha_i, layer.negative_slope)
-        attention = current[0].call(tap, softmax(scores, index, ptr, size_i), scores)
+        attention = edges.pop(0).call(tap, softmax(scores, index, ptr, size_i), scores)
         weights = dropout(attention, p=layer.dropout, training=layer.training)
         return (x_j * weights.view(-1, layer.heads, 1)).view(-1, layer.out_channels)
 
-    with (
-        _edges_by_type(layer) as edges,
-        override(layer, "propagate", propagate),
-        override(layer, "message", message),
-    ):
+    with _edges_by_type(layer) as edges, override(layer, "message", message):
         yield
 
 

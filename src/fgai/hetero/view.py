@@ -36,11 +36,6 @@ class HeteroView:
         edge_type: of the edges that attacks add, from new nodes to nodes of the target; None for no attacks.
         name: for messages and records.
 
-    Attributes:
-        data: as given.
-        graph: all nodes and edges.
-        layout: position of every type in the graph.
-
     Raises:
         InputError: a type without features, an unknown type, edges to missing nodes, duplicate edges of one
             type, values on edges, no labels on the target, or an edge type with another destination.
@@ -82,12 +77,10 @@ class HeteroView:
         return f"HeteroView({self.graph.name!r}, {sizes}, target={self.layout.target!r})"
 
     def wrap(self, model: nn.Module, call: HeteroCall | None = None) -> HeteroModel:
-        """Return a model of the view's graph, for `make_faithful` and others, with the given one as `.model`.
+        """Return a model of the view's graph, for `make_faithful` and others, with the original as `.model`.
 
-        Args:
-            model: heterogeneous.
-            call: `(model, HeteroData) → logits` of the target nodes, or a dictionary with those; None calls
-                it as `model(x_dict, edge_index_dict)`. It must use the model and the data it is given.
+        `call` is a function `(model, HeteroData) → logits` of the target nodes, or a dictionary with those,
+        that uses these arguments alone; None calls the model as `model(x_dict, edge_index_dict)`.
 
         Raises:
             InputError: nothing to call, one of fgai's own models, or one that is wrapped already.
@@ -105,8 +98,7 @@ class HeteroView:
         layout, data = self.layout, self.data
         width = max(layout.widths.values())
         features = torch.cat([pad(data[kind].x, (0, width - own)) for kind, own in layout.widths.items()])
-        ends = [layout.ends(kind, *data[kind].edge_index) for kind in layout.edge_types]
-        keys = [edge_keys(source, destination) for source, destination in ends]
+        keys = [edge_keys(*layout.ends(kind, *data[kind].edge_index)) for kind in layout.edge_types]
         distinct = torch.unique(torch.cat(keys))
         types = torch.zeros(len(distinct), len(keys), dtype=torch.bool, device=features.device)
         for column, own in enumerate(keys):
@@ -116,20 +108,18 @@ class HeteroView:
         return graph.replace(peers=layout.peers)
 
     def _labels(self) -> dict[str, Any]:
-        """Return labels and masks of the target as those of all nodes."""
-        layout = self.layout
-        if layout.target is None:
+        """Labels and masks of the target as those of all nodes."""
+        layout, target = self.layout, self.layout.target
+        if target is None:
             return {}
-        own: Any = self.data[layout.target]
-        count, rows = layout.counts[layout.target], slice(*layout._range(layout.target))
-        labels = own.y.new_full((layout.num_nodes,), -1, dtype=torch.long)
-        labels[rows] = _check_labels(own.y, count, layout.target)
-        fields = {"y": labels}
-        for name in MASKS:
-            mask = own.get(name)
-            on_all = torch.zeros(layout.num_nodes, dtype=torch.bool, device=labels.device)
-            on_all[rows] = True if mask is None else _check_labels(mask, count, layout.target, name)
-            fields[name] = on_all
+        store: Any = self.data[target]
+        fields = {}
+        for name, fill in (("y", -1), *((mask, False) for mask in MASKS)):
+            own = store.get(name)
+            values = torch.full((layout.num_nodes,), fill, device=store.x.device)
+            rows = slice(*layout._range(target))
+            values[rows] = True if own is None else _check_labels(own, layout.counts[target], target, name)
+            fields[name] = values
         return fields
 
 
@@ -199,7 +189,7 @@ def _check_edges(data: HeteroData, counts: dict[str, int]) -> None:
                 )
 
 
-def _check_labels(values: Any, count: int, target: str, name: str = "y") -> Tensor:
+def _check_labels(values: Any, count: int, target: str, name: str) -> Tensor:
     dtype = torch.long if name == "y" else torch.bool
     if not isinstance(values, Tensor) or values.shape != (count,) or values.dtype != dtype:
         got = f"{values.dtype} {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fgai.attacks import THREATS, AttackResult, Threat, make_attack, threat_of
+from fgai.attacks import AttackResult
 from fgai.certificates import CertificateRecord
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
@@ -29,8 +30,7 @@ from fgai.reports.results import (
     _results_of,
     injection_summary,
 )
-from fgai.reports.whatif.answer import WhatIf, certified_neighbours
-from fgai.reports.whatif.payload import in_browser
+from fgai.reports.whatif.answer import WhatIf, certified_neighbours, in_browser
 from fgai.tasks import task_of
 from fgai.training import History
 from fgai.typed import typed
@@ -42,7 +42,6 @@ class Report(Document):
     """The document a page is made of. Every part but the title may be missing; the page then names it.
 
     Attributes:
-        title: of the page.
         reference: name of the model the others are compared with.
         records: evaluation records as plain values, without their per-node arrays.
         certificates: by model: norm, radius, k, promise, and shares over radii for each layer.
@@ -91,7 +90,6 @@ def make_report(
     certificates: Mapping[str, CertificateRecord] | None = None,
     injections: Injections | None = None,
     attacks: Mapping[str, AttackResult] | None = None,
-    threat: str | Threat | None = None,
     node: int | None = None,
     node_names: Names | None = None,
     class_names: Sequence[str] | None = None,
@@ -105,14 +103,13 @@ def make_report(
     Args:
         records: a `Comparison`, or one or more evaluation records; the first is the reference. With
             `per_node=True` they carry the distribution of overlaps.
-        models: by the names of their rows, as all of the following; the page shows their attention on `data`.
+        models: by the names of their rows, as the following mappings; the page shows their attention.
         data: the `Graph` or PyG `Data` they were evaluated on.
         certificates: of their attention.
         injections: certificates against injection.
-        attacks: results of the prediction attack, instead of running it again.
-        threat: the attack to run; the records' own by default.
+        attacks: results of the prediction attack; models without one are not shown.
         node: that the page opens with; chosen by default.
-        node_names: by number, shown as plain text.
+        node_names: by number, shown as plain text; as `class_names`.
         class_names: by number.
         title: of the page.
         reproduce: commands that give the same report.
@@ -144,50 +141,41 @@ def make_report(
         if graph.num_nodes != whole.num_nodes and (certificates or injections):
             notes.append("Certificates are of all graphs, the page of those under attack: left out.")
             certificates, injections = None, None
+    classes = None if class_names is None else [_shorten(str(name)) for name in class_names]
     proofs = {name: record.to_dict() for name, record in (certificates or {}).items()}
     results = _results_of([record.to_dict() for record in rows], proofs, notes, injections)
     fields: dict[str, Any] = {"reproduce": list(reproduce)}
     if models and graph is not None and whole is not None:
         fields["histories"] = _histories(models)
-        if views := _attacked_views(results, models, graph, attacks or {}, threat, notes):
+        if views := _attacked_views(results, models, graph, attacks or {}, notes):
             explorer = _nodes_of_models(results, graph, views, node, node_names or graph.node_names)
             start = explorer["nodes"]["id"][0]
             fields["subgraph"] = subgraph(views, graph, start)
             if counterfactual:
                 _add_counterfactuals(explorer, models, whole, node_names, class_names)
-            if what_if:
-                fields["whatif"] = _whatif(models, whole, injections or {}, start, node_names, class_names)
-    if explorer is None:
-        explorer = _nodes_of_records(results, node)
-    if explorer is not None and class_names is not None:
-        explorer["classes"] = [_shorten(str(name)) for name in class_names]
-    fields |= {"title": title} if title else {}
-    return _assemble(results, reference, notes, explorer, scored, **fields)
+            if what_if and (facts := _whatif(models, whole, injections or {}, start)):
+                if node_names is not None:
+                    facts["names"] = [_shorten(name_of(n, node_names)) for n in range(whole.num_nodes)]
+                fields["whatif"] = {**facts, "classes": classes}
+    explorer = explorer or _nodes_of_records(results, node)
+    if explorer is not None:
+        explorer["classes"] = classes
+    return _assemble(results, reference, notes, explorer, scored, title=title, **fields)
 
 
 def _add_counterfactuals(
-    explorer: dict[str, Any],
-    models: Mapping[str, nn.Module],
-    graph: Graph,
-    node_names: Names | None,
-    class_names: Sequence[str] | None,
+    explorer: dict[str, Any], models: Mapping[str, nn.Module], graph: Graph, names: Any, classes: Any
 ) -> None:
     """Add to each model which few neighbours of the first node change its class, in words."""
-    graph = graph.replace(class_names=None if class_names is None else tuple(class_names))
-    options: dict[str, Any] = {"names": node_names, "threat": None, "certificate": False}
+    graph, node = graph.replace(class_names=classes and tuple(classes)), explorer["nodes"]["id"][0]
+    search = partial(explain, names=names, threat=None, certificate=False, counterfactual=True)
     for column in explorer["models"]:
-        node, model = explorer["nodes"]["id"][0], models[column["name"]]
-        explanation = explain(model, graph, node, counterfactual=True, **options)
+        explanation = search(models[column["name"]], graph, node)
         column["changes"] = explanation.counterfactual_sentences()
 
 
 def _whatif(
-    models: Mapping[str, nn.Module],
-    graph: Graph,
-    injections: Injections,
-    node: int,
-    node_names: Names | None,
-    class_names: Sequence[str] | None,
+    models: Mapping[str, nn.Module], graph: Graph, injections: Injections, node: int
 ) -> dict[str, Any] | None:
     """Graph and weights for the part "What if?"; None if Python has to compute it."""
     if task_of(graph).name != "node" or not all(in_browser(model, graph) for model in models.values()):
@@ -195,11 +183,7 @@ def _whatif(
     counts = {name: certified_neighbours(entries) for name, entries in injections.items()}
     certified = {name: most for name, most in counts.items() if most}
     facts = WhatIf(models, graph).facts(node=node, certified=certified)
-    if facts["graph"] is None:
-        return None
-    if node_names is not None:
-        facts["names"] = [_shorten(name_of(number, node_names)) for number in range(graph.num_nodes)]
-    return facts | {"classes": None if class_names is None else [_shorten(str(name)) for name in class_names]}
+    return None if facts["graph"] is None else facts
 
 
 def _assemble(
@@ -208,9 +192,10 @@ def _assemble(
     notes: Sequence[str] = (),
     explorer: dict[str, Any] | None = None,
     scored: Tensor | None = None,
+    title: str | None = None,
     **fields: Any,
 ) -> Report:
-    """Return the document; `fields` are those that come from models alone."""
+    """The document; `fields` are those that come from models alone."""
     names = " and ".join(dict.fromkeys(result.name for result in results))
     data = results[0].record.get("data") or {}
     remarks = {result.name: look_up(result.record, "provenance.note") for result in results}
@@ -220,7 +205,7 @@ def _assemble(
         if (models := [entry for result in results if (entry := result.overlaps(key)) is not None])
     ]
     return Report(
-        **{"title": f"{names} on {data.get('name', 'a graph')}", **fields},
+        title=title or f"{names} on {data.get('name', 'a graph')}",
         reference=reference,
         records=[result.record for result in results],
         certificates={r.name: r.certificate for r in results if r.certificate is not None},
@@ -229,6 +214,7 @@ def _assemble(
         distribution={"k": results[0].k, "attacks": distribution} if distribution else None,
         explorer=explorer,
         notes=[*(f"{name}: {note}" for name, note in remarks.items() if note is not None), *notes],
+        **fields,
     )
 
 
@@ -237,30 +223,16 @@ def _attacked_views(
     models: Mapping[str, nn.Module],
     graph: Graph,
     attacks: Mapping[str, AttackResult],
-    threat: str | Threat | None,
     notes: list[str],
 ) -> list[_ModelViews]:
-    """Every model before and after its attack, which is run again if `attacks` does not hold it."""
+    """Every model before and after its attack."""
     out = []
-    for result in results:
-        if result.name not in models:
-            notes.append(f"There is no model for the row {result.name!r}: its attention is not shown.")
-            continue
-        model, attack = models[result.name], attacks.get(result.name)
-        if attack is None:
-            recorded = result.record.get("threat") or {}
-            name, budget = str(recorded.get("name", "standard")), recorded.get("budget") or {}
-            if threat is None and name not in THREATS:
-                notes.append(f"The attack {name!r} is not a named threat, so it could not be run again.")
-                continue
-            # The size and the box that were used, where they are not the threat's own.
-            nodes, edges = budget.get("nodes") or None, budget.get("edges") or None
-            box = budget.get("box") if nodes or budget.get("radius") else None
-            chosen = threat or threat_of(name).sized(nodes, edges, None if box is None else tuple(box))
-            targets = str((result.record.get("config") or {}).get("targets", "test"))
-            search = make_attack(chosen, targets=targets, k=result.k, task=task_of(graph).name)
-            attack = search.run(model, graph, seed=int(result.record.get("seed", 0)))
-        out.append(_ModelViews.of(Case(result.name, model, attack), graph))
+    for name in (result.name for result in results):
+        if name in models and name in attacks:
+            out.append(_ModelViews.of(Case(name, models[name], attacks[name]), graph))
+        else:
+            lacks = "attack on" if name in models else "model for"
+            notes.append(f"There is no {lacks} the row {name!r}: its attention is not shown.")
     return out
 
 
@@ -270,16 +242,15 @@ def _histories(models: Mapping[str, nn.Module]) -> dict[str, dict[str, Any]]:
     for name, model in models.items():
         history = getattr(model, "history", None)
         if isinstance(history, History) and history.terms:
-            step = max(1, len(history.terms) // 1000)
-            curves = {
-                term: [float(f"{epoch.get(term, 0.0):.5g}") for epoch in history.terms[::step]]
-                for term in history.terms[0]
-            }
+            step, shown = max(1, len(history.terms) // 1000), ("best_epoch", "stopped", "ending")
             out[name] = {
-                "terms": curves,
+                "terms": {
+                    term: [float(f"{epoch.get(term, 0.0):.5g}") for epoch in history.terms[::step]]
+                    for term in history.terms[0]
+                },
                 "step": step,
                 "epochs": len(history.terms),
-                **{key: getattr(history, key) for key in ("best_epoch", "stopped", "ending")},
+                **{key: getattr(history, key) for key in shown},
                 "seconds": round(history.seconds, 3),
             }
     return out
@@ -299,21 +270,17 @@ def read_report(
 
     Parts that are missing, damaged or of a newer schema are left out, which the notes and the page say.
 
-    Args:
-        files: one report document; or any number of comparisons, evaluations and certificates. A certificate
-            belongs to the row it is given as, in a mapping, or to the row its file is named after
-            (`certificate-gat.json`).
-        node: that the page opens with.
+    `files` are one report document, or any number of comparisons, evaluations and certificates. A certificate
+    belongs to the row it is given as, in a mapping, or to the row its file is named after
+    (`certificate-gat.json`). The page opens with `node`.
 
     Raises:
         CheckpointError: a file is missing, damaged, or none of these.
         InputError: no files, or certificates only.
     """
-    named: list[tuple[str | None, Path]]
-    if isinstance(files, Mapping):
-        named = [(name, Path(path)) for name, path in files.items()]
-    else:
-        named = [(None, Path(path)) for path in ([files] if isinstance(files, Path | str) else files)]
+    paths = [files] if isinstance(files, Path | str) else files
+    pairs = paths.items() if isinstance(paths, Mapping) else ((None, path) for path in paths)
+    named = [(label, Path(path)) for label, path in pairs]
     if not named:
         raise InputError("`files` must name at least one record, got none")
     notes: list[str] = []
@@ -326,7 +293,11 @@ def read_report(
         if kind == "report":
             if len(named) > 1:
                 raise InputError(f"{path} is a whole report; give it alone")
-            return _report(values, path.name, notes)
+            layout = Report.layout()
+            parts = {name: values[name] for name in layout if name in values}
+            fields = _valid(parts, layout, path.name, notes)
+            fields["records"] = _records(fields.get("records"), path.name, notes)
+            return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
         if kind == "certificate":
             certificates[path] = label, _valid(values, _CERTIFICATE, path.name, notes, optional=_CERTIFICATE)
         elif kind == "comparison":
@@ -382,13 +353,6 @@ def _valid(
         else:
             valid[name] = value
     return valid
-
-
-def _report(values: Mapping[str, Any], file: str, notes: list[str]) -> Report:
-    layout = Report.layout()
-    fields = _valid({name: values[name] for name in layout if name in values}, layout, file, notes)
-    fields["records"] = _records(fields.get("records"), file, notes)
-    return Report(**{**fields, "notes": [*map(str, fields.get("notes", [])), *notes]})
 
 
 def _owner(label: str | None, path: Path, rows: Sequence[str], notes: list[str]) -> str:

@@ -60,8 +60,8 @@ def report(
         class_names: by number.
         title: of the page.
         reproduce: commands that give the same report.
-        what_if: as in `make_report`: the page then holds features and weights.
-        counterfactual: as in `make_report`: also search for small changes of the class of one node.
+        what_if: see `make_report`; the page then holds features and weights.
+        counterfactual: see `make_report`.
         on_step: called with a word or two before each long step.
 
     Raises:
@@ -82,7 +82,7 @@ def report(
     check_node(node, graph.num_nodes)
     check_counterfactual(graph, counterfactual)
     page = None if path is None else check_page(path)
-    say = (lambda step: None) if on_step is None else on_step
+    say = on_step or (lambda step: None)
     comparison, certificates, attacks = measure(models, graph, threat=threat, k=k, seed=seed, on_step=say)
     say("certifying against injection")
     injections = certify_injections(models, graph, k)

@@ -14,10 +14,9 @@ from torch import nn
 
 from fgai.attacks import AttackResult
 from fgai.attention import observe, prepared
-from fgai.explanations.node import GraphView, Names, name_of
+from fgai.explanations.node import GraphView, Names, check_node, name_of
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.reports.layout import _between, _spring, _surroundings
 from fgai.reports.results import _injections_at, _ModelResults, _over_layers
 from fgai.tasks import task_of
 from fgai.typed import typed
@@ -36,6 +35,7 @@ SIZE = 36  # original nodes drawn
 NEW = 6  # injected nodes drawn
 
 Ints = NDArray[np.int64]
+Points = NDArray[np.float64]
 
 
 @typed
@@ -65,24 +65,17 @@ class _ModelViews:
     name: str
     clean: GraphView
     attacked: GraphView  # the first N nodes are the original ones
-    new: Ints | None  # [M, e] the nodes each injected node is joined to
-    changed: Ints  # nodes whose features the attack changed
-    ends: Ints  # nodes the attack gave a new edge
+    new: list[list[int]]  # the nodes each injected node is joined to
+    changed: set[int]  # nodes whose features the attack changed
+    ends: set[int]  # nodes the attack gave a new edge
 
     @classmethod
     def of(cls, case: Case, graph: Graph, layer: str | int = "mean") -> Self:
         change = case.attack.change
-        ends, rows, edges = change.endpoints, change.rows, change.edges
-        joined = [part.cpu().numpy().ravel() for part in (ends, edges) if part is not None]
-        clean, attacked = before_after(case, graph, layer)
-        return cls(
-            name=case.name,
-            clean=clean,
-            attacked=attacked,
-            new=None if ends is None else ends.cpu().numpy().astype(np.int64),
-            changed=np.zeros(0, np.int64) if rows is None else rows.cpu().numpy().astype(np.int64),
-            ends=np.unique(np.concatenate([np.zeros(0, np.int64), *joined]).astype(np.int64)),
-        )
+        edges = [part.flatten().tolist() for part in (change.endpoints, change.edges) if part is not None]
+        new = [] if change.endpoints is None else change.endpoints.tolist()
+        changed = set() if change.rows is None else set(change.rows.tolist())
+        return cls(case.name, *before_after(case, graph, layer), new, changed, set().union(*edges))
 
     def kept(self, node: int, k: int) -> float:
         """Share of the node's top k that stay among its original neighbours; 1 without neighbours."""
@@ -112,10 +105,7 @@ def _in_units(weight: float | None) -> int | None:
 def _choose(
     total: int, priorities: Sequence[tuple[str, Iterable[int]]], cost: Ints, *, models: int = 1
 ) -> tuple[list[int], str]:
-    """Take nodes group by group, then at random, until the page is full; also say so in words.
-
-    `cost` [N] counts neighbours.
-    """
+    """Take nodes, of `cost` neighbours each, group by group until the page is full; also say so in words."""
     chosen, counts, taken = list[int](), Counter[str](), np.zeros(total, dtype=bool)
     left = MOST_ENTRIES // max(1, models)
     sample = np.random.Generator(np.random.PCG64(0)).permutation(total)
@@ -146,12 +136,12 @@ def _default_node(
     count = degree.size
     score = np.zeros(count)
     score[scored] += 8.0
-    score[first.ends] += 4.0
+    score[list(first.ends)] += 4.0
     score += 3.0 * ((degree > k) & (degree <= 12))
     truth = first.clean.predicted[:count] if label is None else label
-    stays = [view.attacked.predicted[:count] == truth for view in (first, last)]
+    stays, stays_last = (view.attacked.predicted[:count] == truth for view in (first, last))
     right = (first.clean.predicted[:count] == truth) & (last.clean.predicted[:count] == truth)
-    score += right * (2.0 + 2.0 * ~stays[0] + 1.0 * stays[1])
+    score += right * (2.0 + 2.0 * ~stays + 1.0 * stays_last)
     score += first.clean.confidence[:count] + np.minimum(degree, 12) / 50
     if first is not last:
         for node in np.argsort(-score, kind="stable")[:CANDIDATES]:
@@ -160,15 +150,14 @@ def _default_node(
 
 
 def _node_columns(graph: Graph, nodes: Sequence[int], names: Names | None) -> dict[str, Any]:
-    index = np.asarray(nodes, dtype=np.int64)
     source, destination = graph.adjacency.source.cpu().numpy(), graph.adjacency.destination.cpu().numpy()
     degree = np.bincount(destination[source != destination], minlength=graph.num_nodes)
     label = _labels(graph)
     return {
         "id": list(nodes),
         "name": None if names is None else [_shorten(name_of(node, names)) for node in nodes],
-        "label": None if label is None else label[index].tolist(),
-        "degree": degree[index].tolist(),
+        "label": None if label is None else label[nodes].tolist(),
+        "degree": degree[nodes].tolist(),
     }
 
 
@@ -183,11 +172,10 @@ def _shorten(text: str) -> str:
 
 
 def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int) -> dict[str, Any]:
-    """Neighbours of each node and their attention in each model, before and after.
+    """Neighbours of each node and their attention in units in each model, before and after.
 
     Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
-    added up. Returns `neighbours` [n][d], `rest` [n], and per model `before`, `after` [n][d] in units,
-    `rest_before` and `rest_after` [n].
+    added up as the `rest`.
     """
     keys = ("before", "after", "rest_before", "rest_after")
     columns: list[dict[str, list[Any]]] = [{key: [] for key in keys} for _ in models]
@@ -200,8 +188,8 @@ def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int)
             kept |= set(_strongest(weights, k))
             for neighbour, weight in weights.items():
                 largest[neighbour] = max(weight, largest.get(neighbour, 0.0))
-        others = sorted(largest.keys() - kept, key=lambda n: (-largest[n], n))
-        kept |= set(others[: max(0, MOST_NEIGHBOURS - len(kept))])
+        others = {n: weight for n, weight in largest.items() if n not in kept}
+        kept |= set(_strongest(others, max(0, MOST_NEIGHBOURS - len(kept))))
         first = pairs[0][0]
         listed = sorted(kept, key=lambda n: (-first.get(n, -1.0), n))
         out["neighbours"].append(listed)
@@ -213,26 +201,14 @@ def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int)
     return out
 
 
-def _predictions(model: _ModelViews, nodes: Sequence[int]) -> dict[str, Any]:
-    """Class and confidence (in thousandths) of each node before and after."""
-    out: dict[str, Any] = {}
-    for suffix, view in (("", model.clean), ("_after", model.attacked)):
-        out[f"predicted{suffix}"] = view.predicted[nodes].tolist()
-        out[f"confidence{suffix}"] = np.rint(1000 * view.confidence[nodes]).astype(int).tolist()
-    return out
-
-
 def _record_columns(result: _ModelResults, nodes: Sequence[int]) -> dict[str, Any]:
-    """Values of each node in a record's per-node arrays, as far as there are any, and certified radii.
+    """Values of each node in a record's per-node arrays, and certified radii.
 
-    `kept` and `kept_explanation` are percentages of the top-k kept, mean over layers; `reach` is whether the
-    attack can have moved the node's attention.
+    `kept` and `kept_explanation` are percentages of the top-k; `reach`: the attack may move its attention.
     """
     arrays = result.arrays
-    out: dict[str, Any] = {
-        "name": result.name,
-        "radii": radii(result.layers, nodes) if result.layers else None,
-    }
+    radii = [_radii(layer, nodes) for layer in result.layers]
+    out: dict[str, Any] = {"name": result.name, "radii": radii or None}
     for key, array in (("predicted", "predicted_clean"), ("predicted_after", "predicted_attacked")):
         if array in arrays:
             out[key] = arrays[array][nodes].tolist()
@@ -245,8 +221,8 @@ def _record_columns(result: _ModelResults, nodes: Sequence[int]) -> dict[str, An
     return out
 
 
-def radii(layers: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> list[dict[str, Any]]:
-    """Certified radii of each node, layer by layer: None if unknown, `ANY` if unlimited."""
+def _radii(layer: Mapping[str, Any], nodes: Sequence[int]) -> dict[str, Any]:
+    """Certified radii of each node in a layer: None if unknown, `ANY` if unlimited."""
 
     def rounded(values: NDArray[Any] | None) -> list[float | None] | None:
         if values is None:
@@ -256,37 +232,22 @@ def radii(layers: Sequence[Mapping[str, Any]], nodes: Sequence[int]) -> list[dic
             for v in values[nodes].tolist()
         ]
 
-    out = []
-    for layer in layers:
-        costs = layer.get("costs")
-        if costs is not None:
-            costs = costs[:, 0] if costs.shape[1] else np.full(costs.shape[0], np.inf)
-        out.append(
-            {
-                "name": str(layer.get("name", "")),
-                "topk": rounded(costs),
-                "class": rounded(layer.get("class_radius")),
-                "class_status": str(layer.get("class_status", "unknown")),
-            }
-        )
-    return out
+    costs = layer.get("costs")
+    if costs is not None:
+        costs = costs[:, 0] if costs.shape[1] else np.full(costs.shape[0], np.inf)
+    radii = {"topk": rounded(costs), "class": rounded(layer.get("class_radius"))}
+    return {"name": str(layer["name"]), **radii, "class_status": str(layer["class_status"])}
 
 
-def subgraph(
-    models: Sequence[_ModelViews], graph: Graph, node: int, size: int = SIZE, injected: int = NEW
-) -> dict[str, Any]:
-    """Lay out the surroundings of a node and give every edge its attention in every view.
+def subgraph(models: Sequence[_ModelViews], graph: Graph, node: int, size: int = SIZE) -> dict[str, Any]:
+    """Return positions of the nodes around one, injected ones last, and attention of their edges by view.
 
-    The `size` nodes reached first are drawn, and the `injected` new ones that are joined to most of them. An
-    edge shows the stronger of its two directions; self-loops are left out.
-
-    Returns:
-        `centre`, `nodes` (numbers, injected ones last), `x`, `y`, `edges` (pairs of positions) and per model
-        `before`, `after` (attention in units, None where the edge is not there), `wrong`, `wrong_after` (per
-        node; against the class before the attack where no truth is known).
+    The `size` nodes reached first are drawn, and the `NEW` injected ones that are joined to most of them. An
+    edge shows the stronger of its two directions; self-loops are left out. Without labels, `wrong` compares
+    with the class before the attack.
     """
     members = _surroundings(graph, node, size)
-    count, new = len(members), _new_nodes(models, members, graph.num_nodes)[:injected]
+    count, new = len(members), _new_nodes(models, members, graph.num_nodes)[:NEW]
     shown = [*members, *new]
     weights = [[_edge_weights(view, shown) for view in (model.clean, model.attacked)] for model in models]
     edges = sorted({pair for views in weights for view in views for pair in view})
@@ -298,20 +259,14 @@ def subgraph(
         anchors = [[a for a, b in edges if b == count + i and a < count] for i in range(len(new))]
         points = np.concatenate([points, _between(points, anchors)])
     columns, label = [], _labels(graph)
-    for model, (before, after) in zip(models, weights, strict=True):
+    for model, views in zip(models, weights, strict=True):
         truth = (model.clean.predicted if label is None else label)[members]
+        before, after = ([_in_units(view.get(pair)) for pair in edges] for view in views)
         wrong, wrong_after = (
             ((view.predicted[members] != truth) & (truth >= 0)).astype(int).tolist()
             for view in (model.clean, model.attacked)
         )
-        columns.append(
-            {
-                "before": [_in_units(before.get(pair)) for pair in edges],
-                "after": [_in_units(after.get(pair)) for pair in edges],
-                "wrong": wrong,
-                "wrong_after": wrong_after,
-            }
-        )
+        columns.append({"before": before, "after": after, "wrong": wrong, "wrong_after": wrong_after})
     return {
         "centre": node,
         "nodes": shown,
@@ -324,12 +279,11 @@ def subgraph(
 
 def _new_nodes(models: Sequence[_ModelViews], members: list[int], original: int) -> list[int]:
     """The injected nodes that are joined to most members in any model."""
-    inside, reach = set(members), dict[int, int]()
+    reach = Counter[int]()
     for model in models:
-        for number, ends in enumerate([] if model.new is None else model.new.tolist(), start=original):
-            if joined := len(inside & set(ends)):
-                reach[number] = max(joined, reach.get(number, 0))
-    return sorted(reach, key=lambda n: (-reach[n], n))
+        for number, ends in enumerate(model.new, start=original):
+            reach[number] = max(len(set(members) & set(ends)), reach[number])
+    return sorted(+reach, key=lambda n: (-reach[n], n))
 
 
 def _edge_weights(view: GraphView, shown: list[int]) -> dict[tuple[int, int], float]:
@@ -353,14 +307,12 @@ def _nodes_of_models(
 ) -> dict[str, Any]:
     """The nodes on the page, with their neighbourhoods; the one it opens with comes first."""
     k = results[0].k
-    degree = graph.adjacency.degree.numpy()
-    label = _labels(graph)
-    mask = graph.test_mask
+    degree, label, mask = graph.adjacency.degree.numpy(), _labels(graph), graph.test_mask
     scored = np.arange(graph.num_nodes) if mask is None else mask.nonzero().flatten().numpy()
     centre = _default_node(models, degree, label, scored, k) if node is None else node
     close = _surroundings(graph, centre, SIZE)
-    joined = {int(n) for model in models for n in model.ends}
-    attacked = sorted(joined | {int(n) for model in models for n in model.changed})
+    joined = {node for model in models for node in model.ends}
+    attacked = sorted(joined.union(*(model.changed for model in models)))
     priorities: list[tuple[str, list[int]]] = [
         ("around the one drawn above", [centre, *close]),
         ("that the attack changed directly", attacked),
@@ -375,9 +327,12 @@ def _nodes_of_models(
     columns = [
         {
             **_record_columns(named[model.name], nodes),
-            **_predictions(model, nodes),
+            "predicted": model.clean.predicted[nodes].tolist(),
+            "confidence": np.rint(1000 * model.clean.confidence[nodes]).astype(int).tolist(),
+            "predicted_after": model.attacked.predicted[nodes].tolist(),
+            "confidence_after": np.rint(1000 * model.attacked.confidence[nodes]).astype(int).tolist(),
             **attention,
-            "changed": np.isin(nodes, model.changed).astype(int).tolist() if model.changed.size else None,
+            "changed": [int(node in model.changed) for node in nodes] if model.changed else None,
             "injections": _injections_at(named[model.name].injections, nodes),
         }
         for model, attention in zip(models, around["models"], strict=True)
@@ -391,8 +346,8 @@ def _nodes_of_models(
         "truth": _truth(graph, nodes, around["neighbours"]),
         "joined": [int(n in joined) for n in nodes],
     }
-    explorer = _explorer(k, graph.num_nodes, words, facts, columns)
-    return {**explorer, "around": {key: mentioned[key] for key in ("id", "name", "label")}}
+    mentioned.pop("degree")
+    return {**_explorer(k, graph.num_nodes, words, facts, columns), "around": mentioned}
 
 
 def _nodes_of_records(results: Sequence[_ModelResults], node: int | None) -> dict[str, Any] | None:
@@ -403,8 +358,8 @@ def _nodes_of_records(results: Sequence[_ModelResults], node: int | None) -> dic
         return None
     first = results[0].arrays
     degree = first["degree"].astype(np.int64)
-    priorities: list[tuple[str, list[int]]] = [("asked for", [] if node is None else [node])]
-    priorities += [(f"whose explanation {result.name} loses most", result.worst(WORST)) for result in results]
+    worst = [(f"whose explanation {result.name} loses most", result.worst(WORST)) for result in results]
+    priorities = [("asked for", [] if node is None else [node]), *worst]
     nodes, words = _choose(degree.size, priorities, np.zeros_like(degree))
     label = first["label"][nodes].tolist() if "label" in first else None
     facts = {"id": nodes, "name": None, "label": label, "degree": degree[nodes].tolist()}
@@ -431,3 +386,71 @@ def _truth(graph: Graph, nodes: Sequence[int], neighbours: list[list[int]]) -> l
         good = set(source[row][truth[row]].tolist())
         out.append([int(n in good) for n in listed])
     return out
+
+
+def _around(count: int) -> Points:
+    """[count, 2] positions on a circle, clockwise from the top."""
+    angle = np.pi / 2 - 2 * np.pi * np.arange(count) / max(1, count)
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def _spring(count: int, edges: Ints, *, rounds: int = 300) -> Points:
+    """[count, 2] positions within ±1: edges [E, 2] attract, all pairs repel, by ever smaller steps.
+
+    Reference: Fruchterman, Reingold, Graph Drawing by Force-directed Placement, 1991.
+    """
+    if count == 1:
+        return np.zeros((1, 2))
+    joined = np.zeros((count, count))
+    pairs = edges[edges[:, 0] != edges[:, 1]]
+    joined[pairs[:, 0], pairs[:, 1]] = joined[pairs[:, 1], pairs[:, 0]] = 1.0
+    ideal = 1.0 / np.sqrt(count)
+    points = _around(count) * 0.5
+    points *= 0.75 + 0.25 * np.cos(7.0 * np.arange(count))[:, None]  # or opposite forces cancel
+    for step in range(rounds):
+        apart = points[:, None] - points[None]
+        length = np.sqrt((apart**2).sum(-1)).clip(1e-3)
+        force = ideal**2 / length**2 - joined * length / ideal
+        push = (apart * force[:, :, None]).sum(1) - 0.4 * points
+        size = np.sqrt((push**2).sum(-1, keepdims=True)).clip(1e-9)
+        heat = 0.1 * (1 - step / rounds) + 1e-3
+        points = points + push / size * np.minimum(size, heat)
+    points = points - points.mean(0)
+    return np.asarray(points / max(1e-9, float(np.abs(points).max())))
+
+
+def _between(points: Points, anchors: list[list[int]]) -> Points:
+    """Positions of injected nodes, outside the others, each in the direction of the nodes it is joined to."""
+    out = np.zeros((len(anchors), 2))
+    for index, ends in enumerate(anchors):
+        middle = points[ends].mean(0) if ends else np.zeros(2)
+        size = float(np.hypot(*middle))
+        angle = np.arctan2(middle[1], middle[0]) if size > 1e-6 else 2.4 * index
+        out[index] = 1.3 * np.array([np.cos(angle), np.sin(angle)])
+    return _spread(out)
+
+
+def _spread(points: Points, gap: float = 0.28) -> Points:
+    """Move points on a circle apart until no two are closer than `gap` radians."""
+    angle = np.arctan2(points[:, 1], points[:, 0])
+    order = np.argsort(angle, kind="stable")
+    gap = min(gap, 1.8 * np.pi / len(points))
+    turned = angle[order]
+    for i in range(1, len(turned)):
+        turned[i] = max(turned[i], turned[i - 1] + gap)
+    angle[order] = turned - (turned - np.sort(angle)).mean()
+    radius = np.hypot(points[:, 0], points[:, 1])
+    return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
+def _surroundings(graph: Graph, node: int, size: int) -> list[int]:
+    """Return up to `size` nodes, breadth first from `node`."""
+    check_node(node, graph.num_nodes)
+    rowptr, source = graph.adjacency.rowptr.tolist(), graph.adjacency.source
+    queue = [node]
+    for here in queue:
+        near = dict.fromkeys(source[rowptr[here] : rowptr[here + 1]].tolist())
+        queue += [n for n in near if n not in queue][: size - len(queue)]
+        if len(queue) >= size:
+            break
+    return queue

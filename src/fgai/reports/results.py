@@ -88,25 +88,22 @@ class _ModelResults:
 
     def worst(self, count: int) -> list[int]:
         """The nodes that keep least of their explanation, those without a value left out."""
-        for name in ("overlap_explanation", "overlap_prediction"):
-            if name in self.arrays:
-                values = _over_layers(self.arrays[name])
-                if "scored" in self.arrays:
-                    values = np.where(self.arrays["scored"], values, np.nan)
-                order = np.argsort(values, kind="stable")  # NaN last
-                worst: list[int] = order[: min(count, int(np.isfinite(values).sum()))].tolist()
-                return worst
-        return []
+        names = [name for name in ("overlap_explanation", "overlap_prediction") if name in self.arrays]
+        if not names:
+            return []
+        values = np.where(self.arrays.get("scored", True), _over_layers(self.arrays[names[0]]), np.nan)
+        order = np.argsort(values, kind="stable")  # NaN last
+        worst: list[int] = order[: min(count, int(np.isfinite(values).sum()))].tolist()
+        return worst
 
     def overlaps(self, attack: str) -> dict[str, Any] | None:
         """Shares of the nodes in reach of an attack by how many of their top k they keep.
 
         Every layer counts the same, so the mean is the record's `overlap_touched.*.all`.
         """
-        values = self.arrays.get(f"overlap_{attack}")
+        values, reach = self.arrays.get(f"overlap_{attack}"), self.arrays.get("touched")
         if values is None:
             return None
-        reach = self.arrays.get("touched")
         # Both attacks share their endpoints, so they reach the same nodes.
         counted = np.isfinite(values) & (True if reach is None or reach.shape != values.shape else reach)
         rows = [row[mask].astype(np.float64) for row, mask in zip(values, counted, strict=True) if mask.any()]
@@ -153,10 +150,8 @@ def _results_of(
                 words["class_status"] = "unknown"
             layers.append({**words, **unpacked})
         kept = {key: value for key, value in record.items() if key != "per_node"}
-        against = (injections or {}).get(name, ())
-        out.append(
-            _ModelResults(name, kept, arrays, None if proof is None else _summary(proof), layers, against)
-        )
+        summary = None if proof is None else _summary(proof)
+        out.append(_ModelResults(name, kept, arrays, summary, layers, (injections or {}).get(name, ())))
     return out
 
 
@@ -179,23 +174,19 @@ def _arrays_of(packed: Any, where: str, notes: list[str]) -> Arrays:
 def _summary(proof: Mapping[str, Any]) -> dict[str, Any]:
     names = ("norm", "radius", "k2", "alpha", "beta", "divergence", "promise")
     summary = proof.get("summary") or {}
-    return {
-        **{name: proof.get(name) for name in names},
-        "radii": summary.get("radii") or [],
-        "layers": [
-            {
-                **{name: layer.get(name) for name in ("name", "counted", "reason")},
-                "topk": look_up(layer, "topk.curve") or [],
-                "class": look_up(layer, "class.curve") or [],
-                "topk_share": look_up(layer, "topk.share"),
-                "class_share": look_up(layer, "class.share"),
-                "class_status": look_up(layer, "class.status"),
-                "definition": layer.get("definition") or {},
-                "sentences": [text for text in layer.get("sentences") or [] if isinstance(text, str)],
-            }
-            for layer in _objects(summary.get("layers"))
-        ],
-    }
+    layers = [
+        {
+            **{name: layer.get(name) for name in ("name", "counted", "reason")},
+            **{kind: look_up(layer, f"{kind}.curve") or [] for kind in ("topk", "class")},
+            **{f"{kind}_share": look_up(layer, f"{kind}.share") for kind in ("topk", "class")},
+            "class_status": look_up(layer, "class.status"),
+            "definition": layer.get("definition") or {},
+            "sentences": [text for text in layer.get("sentences") or [] if isinstance(text, str)],
+        }
+        for layer in _objects(summary.get("layers"))
+    ]
+    settings = {name: proof.get(name) for name in names}
+    return {**settings, "radii": summary.get("radii") or [], "layers": layers}
 
 
 def _intervals_of(results: Sequence[_ModelResults], reference: str) -> dict[str, dict[str, Any]]:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 
-def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Return a page with every `{{name}}` of the template replaced by its part."""
-    return re.sub(r"\{\{(.*?)\}\}", lambda slot: parts[slot[1].strip()], template)
+def fill(template: str, parts: dict[str, Any]) -> str:
+    """Return a page from a Jinja template, which escapes every text that is not marked as safe."""
+    return _ENVIRONMENT.from_string(template).render(parts)
+
+
+def _code(text: object) -> Markup:
+    """A text with code between backticks, and options such as --threat, as `<code>`."""
+    parts = re.split(r"(`[^`\n]+`|(?<![\w-])--[a-z][a-z-]*)", str(text))
+    code = Markup("<code>{}</code>")
+    return Markup("").join(code.format(part.strip("`")) if at % 2 else part for at, part in enumerate(parts))
+
+
+_ENVIRONMENT = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+_ENVIRONMENT.filters["code"] = _code
 
 
 def asset(name: str, folder: str = ".") -> str:

@@ -7,22 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fgai.attacks import THREATS, make_attack, weak_search_note
-from fgai.evaluation.summary import (
-    BETTER,
-    MEASURES,
-    SAME,
-    WORSE,
-    Intervals,
-    Record,
-    heading_of,
-    interval_in,
-    number_at,
-    percent,
-    score_of,
-    sentences,
-    size_of,
-    verdict,
-)
+from fgai.evaluation import summary
 from fgai.records import Cell, Column, Table, look_up
 from fgai.reports.build import Report
 from fgai.typed import typed
@@ -31,7 +16,7 @@ DEFINITION_SHARE, TOPK_SHARE = "definition.all_four", "topk_share"
 """Shares of a certified layer: nodes with all four properties of Definition 1, nodes whose top-k stays."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Change:
     """One measure of the reference (`before`) and of another model (`after`)."""
 
@@ -46,36 +31,27 @@ class Change:
 
 
 def _changes(
-    reference: Record,
-    other: Record,
+    reference: summary.Record,
+    other: summary.Record,
     certificates: Mapping[str, Mapping[str, Any]] | None = None,
-    intervals: Intervals | None = None,
+    intervals: summary.Intervals | None = None,
 ) -> list[Change]:
     """Every measure both records hold; the certified share from the certificates, output layer."""
-    score, out = score_of(reference), []
-    for measure in MEASURES:
-        path, chance = measure.path_of(score), measure.chance_of(score)
-        before, after = (
-            number_at(record, path)
-            if path
-            else output_share(certificates, str(record.get("name")), TOPK_SHARE)
-            for record in (reference, other)
-        )
-        if before is None or after is None:
-            continue
-        interval = interval_in(intervals, str(other.get("name")), measure.key)
-        out.append(
-            Change(
-                key=measure.key,
-                name=measure.name.replace("F1", heading_of(reference)),
-                title=measure.title.format(k=size_of(reference)),
-                before=before,
-                after=after,
-                texts=(measure.text(before), measure.text(after)),
-                kind=measure.kind(before, after, interval),
-                chance=number_at(reference, chance) if chance else None,
-            )
-        )
+    score, out = summary.score_of(reference), []
+    for measure in summary.MEASURES:
+        path, pair = measure.path_of(score), []
+        for record in (reference, other):
+            proved = output_share(certificates or {}, str(record.get("name")), TOPK_SHARE)
+            pair.append(summary.number_at(record, path) if path else proved)
+        before, after = pair
+        if before is not None and after is not None:
+            interval = summary.interval_in(intervals, str(other.get("name")), measure.key)
+            name = measure.name.replace("F1", summary.heading_of(reference))
+            title = measure.title.format(k=summary.size_of(reference))
+            texts = measure.text(before), measure.text(after)
+            kind, chance = measure.kind(before, after, interval), measure.chance_of(score)
+            level = summary.number_at(reference, chance) if chance else None
+            out.append(Change(measure.key, name, title, before, after, texts, kind, level))
     return out
 
 
@@ -88,32 +64,33 @@ def _verdict(changes: Sequence[Change], reference: str, other: str) -> str:
     kept, aimed = _kind_of(changes, "kept"), _kind_of(changes, "aimed")
     if attacked is None:
         return f"{other} beside {reference}"
-    if attacked == WORSE:
+    if attacked == summary.WORSE:
         return f"{other} did not help here: {reference} holds better under attack"
-    if attacked == SAME:
-        if BETTER in (kept, aimed) and WORSE not in (kept, aimed):
+    if attacked == summary.SAME:
+        if summary.BETTER in (kept, aimed) and summary.WORSE not in (kept, aimed):
             return f"Predictions hold alike; the explanations of {other} hold better"
         return f"{other} made no clear difference here"
     # `kept`: explanations when predictions are attacked; `aimed`: when they are the target themselves.
     tail = ""
-    if WORSE in (kept, aimed):
-        tail = f", but its explanations hold less well{' when they are the target' if kept != WORSE else ''}"
-    elif aimed == BETTER or (kept == BETTER and aimed is None):
+    if summary.WORSE in (kept, aimed):
+        when = "" if kept == summary.WORSE else " when they are the target"
+        tail = f", but its explanations hold less well{when}"
+    elif aimed == summary.BETTER or (kept == summary.BETTER and aimed is None):
         tail = ", and so do its explanations"
-    elif kept == BETTER:
+    elif kept == summary.BETTER:
         tail = ", and so do its explanations unless they are the target"
     elif kept or aimed:
         tail = "; its explanations hold as well as before"
-    if clean == WORSE:
+    if clean == summary.WORSE:
         tail += "; without attack it predicts worse"
     return f"{other} holds up better under attack than {reference}{tail}"
 
 
 def balance_words(changes: Sequence[Change]) -> str:
     """How many measures got better, and the numbers of those that did not."""
-    count = sum(change.kind == BETTER for change in changes)
+    count = sum(change.kind == summary.BETTER for change in changes)
     parts = [f"{count} of {len(changes)} measures got better"]
-    for kind in (SAME, WORSE):
+    for kind in (summary.SAME, summary.WORSE):
         others = [f"{c.title} ({' → '.join(c.texts)})" for c in changes if c.kind == kind]
         if others:
             parts.append(f"{kind.capitalize()}: {'; '.join(others)}")
@@ -122,28 +99,31 @@ def balance_words(changes: Sequence[Change]) -> str:
 
 def table(changes: Sequence[Change], reference: str, other: str) -> Table:
     """The changes as a table, one measure a row."""
-    columns = [Column(""), Column(reference), Column(other), Column("chance"), Column("")]
+    columns = [Column(title) for title in ("", reference, other, "chance", "")]
     rows: list[list[Cell]] = [
-        [f"{change.title} ({change.name})", *change.texts, percent(change.chance, 1), change.kind]
+        [f"{change.title} ({change.name})", *change.texts, summary.percent(change.chance, 1), change.kind]
         for change in changes
     ]
     return Table(f"What changed from {reference} to {other}", columns, rows)
 
 
-def output_share(certificates: Mapping[str, Mapping[str, Any]] | None, name: str, path: str) -> float | None:
+def output_share(certificates: Mapping[str, Mapping[str, Any]], name: str, path: str) -> float | None:
     """A share of a model's output layer, `DEFINITION_SHARE` or `TOPK_SHARE`; None where it is not known."""
-    proof = certificates.get(name) if isinstance(certificates, Mapping) else None
-    layers = proof.get("layers") if isinstance(proof, Mapping) else None
-    last = layers[-1] if isinstance(layers, list | tuple) and layers else None
-    share = look_up(last, path) if isinstance(last, Mapping) else None
+    share = look_up(_output_layer(certificates, name), path)
     return float(share) if isinstance(share, int | float) else None
+
+
+def _output_layer(certificates: Mapping[str, Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    layers = (certificates.get(name) or {}).get("layers")
+    last = layers[-1] if isinstance(layers, list) and layers else {}
+    return last if isinstance(last, Mapping) else {}
 
 
 def headline(report: Report) -> str:
     """The verdict in a few words."""
     reference, *other = _pair(report)
     if not other:
-        return verdict(reference, (report.explorer or {}).get("classes"))
+        return summary.verdict(reference, (report.explorer or {}).get("classes"))
     return _verdict(changes_in(report), str(reference.get("name")), str(other[0].get("name")))
 
 
@@ -155,35 +135,36 @@ def changes_in(report: Report) -> list[Change]:
 
 def meaning(report: Report) -> list[str]:
     """The headline numbers in sentences."""
-    return sentences(_pair(report), report.intervals, (report.explorer or {}).get("classes"))
+    return summary.sentences(_pair(report), report.intervals, (report.explorer or {}).get("classes"))
 
 
-def _pair(report: Report) -> list[Record]:
+def _pair(report: Report) -> list[summary.Record]:
     """The record of the reference, and of the model that is compared with it: the last other one, if any."""
     records = report.records
     reference = next((record for record in records if record.get("name") == report.reference), records[0])
     return [reference, *[record for record in records if record is not reference][-1:]]
 
 
-def attack_words(record: Record, several: bool = True) -> str:
+def attack_words(record: summary.Record, several: bool = True) -> str:
     """What the attack may do, from its budget; `several`: whether more than one model is attacked."""
     threat: Mapping[str, Any] = record.get("threat") or {}
-    budget = threat.get("budget")
+    budget, name = threat.get("budget"), str(threat.get("name", ""))
     budget = budget if isinstance(budget, Mapping) else {}
-    name = str(threat.get("name", ""))
     attack = make_attack(name) if name in THREATS else None
     who = {"test": "test", "val": "validation"}.get(str(budget.get("targets")), "tested")
     nodes, edges, steps = (budget.get(name) or 0 for name in ("nodes", "edges", "steps"))
     did, what = [], "what it adds"
     if nodes:
-        did.append(f"adds {nodes} fake nodes and joins each to {edges} {who} nodes")
+        new = "1 fake node and joins it" if nodes == 1 else f"{nodes} fake nodes and joins each"
+        did.append(f"adds {new} to {edges} {who} node{_plural(edges)}")
     elif edges:
         removes = attack is None or attack.removes_edges  # if unknown, suppose that it does
-        did.append(f"{'adds or removes' if removes else 'adds'} {edges} edges between {who} nodes")
+        verb = "adds or removes" if removes else "adds"
+        did.append(f"{verb} {edges} edge{_plural(edges)} between {who} nodes")
         what = "what it changes" if removes else what
     if budget.get("radius"):
         what = "what it changes"
-        share = percent(budget.get("rows") or 0)
+        share = summary.percent(budget.get("rows") or 0)
         did.append(f"moves the features of {share} of the {who} nodes by at most {budget['radius']}")
     if not did:
         return "The record does not say what the attack may do."
@@ -199,6 +180,10 @@ def attack_words(record: Record, several: bool = True) -> str:
     where = "; where it is spent is chosen for each" if chosen else " and the same places to attack"
     fair = f" Every model gets the same budget{where}." if several else ""
     return f"The {name} attack {' and '.join(did)}.{tail}{fair} {weak_search_note(name)}".rstrip()
+
+
+def _plural(count: Any) -> str:
+    return "" if count == 1 else "s"
 
 
 @typed

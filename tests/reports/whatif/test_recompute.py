@@ -13,7 +13,7 @@ from torch import nn
 
 from fgai import datasets
 from fgai.graph import Graph
-from fgai.reports.whatif.payload import in_browser
+from fgai.reports.whatif.answer import in_browser
 from fgai.training import limit, load_model, make_faithful, train, untrained_model
 from support.graph_cases import small_data
 from support.whatif_cases import computed, largest_difference, random_change

@@ -4,6 +4,7 @@ const records = doc.records || [];
 const names = records.map((record) => String(record.name ?? "model"));
 const coarse = window.matchMedia("(pointer: coarse)").matches;
 const byId = (id) => document.getElementById(id);
+const oneAttack = "oneAttack" in byId("distribution-plots").dataset; // it aims at nothing in particular
 
 // Plotly reads a little markup in its texts; this makes it show them as they are.
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");

@@ -1,6 +1,6 @@
 // Curves over all nodes: distribution of overlaps, removal of edges, certificates, losses.
 function drawDistribution(place) {
-  const attacks = dig(doc, "distribution.attacks") || [];
+  const attacks = (dig(doc, "distribution.attacks") || []).slice(oneAttack ? -1 : 0);
   if (!attacks.length) return false;
   const titles = {
     explanation: ["The attack aims at the explanation", "its worst case"],
@@ -10,11 +10,11 @@ function drawDistribution(place) {
   const most = Math.max(...attacks.flatMap((attack) => attack.models.flatMap((m) => m.shares)));
   attacks.forEach((attack) => {
     const id = `distribution-${attack.key}`;
-    const [title, note] = titles[attack.key] || [attack.key, ""];
+    const [title, note] = oneAttack ? ["Under attack", ""] : titles[attack.key] || [attack.key, ""];
     const chance = attack.models.map((m) => m.chance).find((value) => typeof value === "number");
     const means = attack.models.map((m) => `${m.name} ${(k * m.mean).toFixed(1)} of ${k}`).join(", ");
     const stay = `on average ${means} stay${chance === undefined ? "" : `, by chance ${(k * chance).toFixed(1)}`}`;
-    figure(place, id, title, `${note}; ${stay}`, `${title}: ${stay}`);
+    figure(place, id, title, note ? `${note}; ${stay}` : stay, `${title}: ${stay}`);
     draw(id, () => ({
       data: attack.models.map((m) => ({
         type: "bar", name: safe(m.name), x: m.shares.map((_, count) => count), y: m.shares, marker: { color: modelColour(names.indexOf(m.name)) },

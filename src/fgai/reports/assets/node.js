@@ -79,7 +79,7 @@ function side(model, index, at) {
     const taken = explorer.nodes.neighbours[at].reduce((sum, _, n) => sum + (known(n) ? 0 : model.after[at][n] || 0), 0) * explorer.unit;
     if (taken > 0) row("New neighbours", `take ${percent(taken)} of its attention`);
   } else if (model.kept && model.kept[at] !== null) row(`Top ${explorer.k}`, `${model.kept[at]} % stay`);
-  if (model.kept_explanation && model.kept_explanation[at] !== null) row("… if aimed at", `${model.kept_explanation[at]} % stay when the attack aims at the explanation (mean over layers)`);
+  if (!oneAttack && model.kept_explanation && model.kept_explanation[at] !== null) row("… if aimed at", `${model.kept_explanation[at]} % stay when the attack aims at the explanation (mean over layers)`);
   const proofs = model.radii || [];
   proofs.forEach((layer, n) => row(proofs.length > 1 ? `Proved, layer ${n + 1}` : "Proved", proved(model, layer, at)));
   if (model.injections?.length) row("Injected nodes", againstInjected(model.injections, at));

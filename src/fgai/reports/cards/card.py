@@ -1,18 +1,19 @@
-"""`Card`: the measured and certified numbers of one model, and `check_card`, which checks them."""
+"""`Card`: the numbers of one model; `check_card` checks them, `write_page` lists a folder of cards."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypedDict
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypedDict
 
 from rich.console import Console
 
 from fgai.attacks import weak_search_note
 from fgai.certificates import ALL_FOUR, PROPERTIES, CertificateRecord, InjectionCertificate
-from fgai.checks import one_of
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import Comparison, EvaluationRecord
 from fgai.evaluation.definition import ALPHA, BETA, RADII
@@ -31,7 +32,9 @@ from fgai.records import (
     provenance_line,
     read_json,
 )
+from fgai.reports.template import asset, fill
 from fgai.typed import typed
+from fgai.version import __version__
 
 Proof = CertificateRecord | InjectionCertificate
 """Certificates whose shares a card can hold."""
@@ -49,7 +52,9 @@ class Number(TypedDict):
 
 
 _RADIUS = "r01"
-_NAMES = {"model": ("class",), "data": ("name", "fingerprint"), "threat": ("name", "words")}  # on every card
+_TEXTS = ("model.class", "data.name", "data.fingerprint", "threat.name", "threat.words")
+_PARTS: dict[str, Any] = dict.fromkeys(_TEXTS, str)
+_PARTS |= dict.fromkeys(("model.config", "threat.budget"), dict[str, Any] | None)
 
 
 @typed
@@ -58,7 +63,6 @@ class Card(TabledDocument):
     """What was measured and certified of one model on one dataset under one threat.
 
     Attributes:
-        name: of the model.
         model: class and settings.
         data: name, fingerprint and sizes of the dataset.
         threat: name, budget, and the name with a size that is not its own, in `words`.
@@ -67,8 +71,6 @@ class Card(TabledDocument):
         limits: of what the numbers say, a sentence each.
         definition: at how many nodes Definition 1 holds, a sentence for each property.
         warnings: code and message of everything raised while measuring.
-        version: of fgai and torch.
-        provenance: of the evaluation, see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "card"
@@ -97,11 +99,9 @@ class Card(TabledDocument):
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
-        for part, names in _NAMES.items():
-            for name in names:
-                check(fields[part].get(name), str, f"{name} of {part} of the card")
-        for part, name in (("model", "config"), ("threat", "budget")):
-            check(fields[part].get(name), dict[str, Any] | None, f"{name} of {part} of the card")
+        for path, kind in _PARTS.items():
+            part, name = path.split(".")
+            check(fields[part].get(name), kind, f"{name} of {part} of the card")
         return cls(**fields)
 
     def tables(self) -> list[Table]:
@@ -151,7 +151,7 @@ class Card(TabledDocument):
             "threat": f"{self.threat['words']}: {_settings(self.threat.get('budget') or {})}",
             "protocol": _settings(self.protocol),
             "versions": _settings(self.version),
-            "evidence": provenance_line(self.provenance) or "none: the record is of an older fgai",
+            "evidence": _evidence(self),
         }
         cells = [[_literal(str(cell)) for cell in row] for row in table.rows]
         lines = [f"# {_literal(self.title)}", ""]
@@ -176,10 +176,7 @@ def card(
 ) -> Card:
     """Make the card of one model from results of `evaluate`, `compare` and `certify`.
 
-    Args:
-        record: an evaluation, or a comparison of which `name` names the model.
-        certificates: of the same model on the same data, by attention or against injection.
-        name: of the model in the comparison, or of the card.
+    A comparison needs the `name` of one of its models; else it is that of the card.
 
     Raises:
         InputError: no such model, or a certificate of something else.
@@ -205,19 +202,20 @@ def card(
         if isinstance(proof, CertificateRecord):
             definition += [f"{proof.layer().name}: {text}" for text in proof.sentences()]
     names = [name for name in ("task", "targets", "k", "headline") if name in record.config]
+    shared = ("model", "data", "warnings", "version", "provenance")
     return Card(
         name=record.name if name is None else name,
-        model=record.model,
-        data=record.data,
         threat={**record.threat, "words": threat_words(record)},
         protocol={**{name: record.config[name] for name in names}, "seed": record.seed},
         numbers=numbers,
         limits=[text for text in dict.fromkeys(limits) if text],
-        warnings=record.warnings,
-        version=record.version,
         definition=definition,
-        provenance=record.provenance,
+        **{part: getattr(record, part) for part in shared},
     )
+
+
+def _evidence(card: Card) -> str:
+    return provenance_line(card.provenance) or "none: the record is of an older fgai"
 
 
 def _form_of(path: str) -> str:
@@ -256,11 +254,11 @@ def _certified_numbers(proof: Proof) -> dict[str, dict[str, Any]]:
     """Certified shares under the names the metrics declare."""
     if isinstance(proof, InjectionCertificate):
         options: dict[str, Any] = {"neighbours": proof.neighbours, "where": proof.where, "k": proof.k}
-        orders = [proof.order_share(layer) for layer in range(len(proof.layers))]
-        shares = [share for share in orders if share is not None]
+        shares = [proof.order_share(layer) for layer in range(len(proof.layers))]
+        known = [share for share in shares if share is not None]
         values = {
             "injection.class_share": proof.share() if proof.known else None,
-            "injection.order_share": min(shares) if shares and len(shares) == len(orders) else None,
+            "injection.order_share": min(known) if known and len(known) == len(shares) else None,
         }
     else:
         options = {"radius": proof.radius, "norm": proof.norm, "k": proof.k2}
@@ -285,14 +283,11 @@ def _check_same(record: EvaluationRecord, proof: Proof) -> None:
         ours, theirs = record.provenance.get(what), proof.provenance.get(what)
         if ours is None or theirs is None:
             which = "the record" if ours is None else "a certificate"
-            raise InputError(
-                f"`certificates` must be of the same weights and data: {which} does not name its {what};"
-                " make it again with this fgai"
-            )
+            text = f"and data: {which} does not name its {what}; make it again with this fgai"
+            raise InputError(f"`certificates` must be of the same weights {text}")
         if ours != theirs:
-            raise InputError(
-                f"`certificates` must be of the same {what} as the record: {theirs} is not {ours}"
-            )
+            text = f"as the record: {theirs} is not {ours}"
+            raise InputError(f"`certificates` must be of the same {what} {text}")
 
 
 def _settings(values: Mapping[str, Any]) -> str:
@@ -307,18 +302,13 @@ def _literal(text: str) -> str:
     return line
 
 
-_KINDS: dict[str, type[Document]] = {
-    kind.KIND: kind for kind in (EvaluationRecord, Comparison, CertificateRecord, InjectionCertificate)
-}
+_RECORDS = (EvaluationRecord, Comparison, CertificateRecord, InjectionCertificate)
+_KINDS: dict[str, type[Document]] = {record.KIND: record for record in _RECORDS}
 
 
 @typed
 def card_from_files(files: Iterable[Path | str], *, name: str | None = None) -> Card:
-    """Make a card from one evaluation or comparison and any certificates of the same model.
-
-    Args:
-        files: in any order.
-        name: see `fgai.card`.
+    """Make a card from files: one evaluation or comparison and certificates of the same model, see `card`.
 
     Raises:
         CheckpointError: a file is missing, damaged, from a newer fgai or of another kind.
@@ -336,35 +326,20 @@ def _read(path: Path) -> Document:
     kind = values.get("kind") if isinstance(values, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise CheckpointError(f"{path} holds {kind!r}; a card is made of {', '.join(_KINDS)}")
-    try:
-        return _KINDS[kind].from_dict(values)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    return _KINDS[kind].load(path)
 
 
-@typed
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One number of a card compared with one bar.
-
-    Attributes:
-        path: of the number on the card.
-        side: `min` or `max`.
-        bound: the least or largest value allowed.
-        value: the number; None if it is undefined, which meets no bar.
-    """
+class Finding(NamedTuple):
+    """The `value` at a `path` of a card, None if undefined, and a `bound`, by `side` its `min` or `max`."""
 
     path: str
     side: str
     bound: float
     value: float | None
 
-    def __post_init__(self) -> None:
-        one_of(self.side, "side", ("min", "max"))
-
     @property
     def met(self) -> bool:
-        """Whether the number is on the right side of the bar, or on it."""
+        """Whether the number is on the right side of the bar, or on it; an undefined one is not."""
         if self.value is None:
             return False
         return self.value >= self.bound if self.side == "min" else self.value <= self.bound
@@ -374,16 +349,11 @@ class Finding:
 def check_card(
     card: Card, minimum: Mapping[str, float] | None = None, maximum: Mapping[str, float] | None = None
 ) -> list[Finding]:
-    """Compare a card's numbers with bars; return one finding for each number and bar.
+    """Compare numbers of a card with least and largest values by name; return one finding for each.
 
     A bar on `f1` holds for every number below that name, `f1.clean` and `f1.attacked`; a bar on a metric's
     name, such as `g_tvd_rel`, for every number of that metric; a bar on the beginning of a readable name,
     such as `top 5 kept`, for all that begin so, see `Card.readable`.
-
-    Args:
-        card: whose numbers.
-        minimum: least values by name.
-        maximum: largest values by name.
 
     Raises:
         InputError: no bars, a bar that is not finite, or a name that is not on the card.
@@ -400,10 +370,8 @@ def check_card(
         for name, bound in bars.items():
             if not abs(bound) < float("inf"):
                 raise InputError(f"the bar of {name!r} must be a finite number, got {bound!r}")
-            findings += [
-                Finding(path=path, side=side, bound=bound, value=card.numbers[path]["value"])
-                for path in _paths(card, name)
-            ]
+            paths = _paths(card, name)
+            findings += [Finding(path, side, bound, card.numbers[path]["value"]) for path in paths]
     if not findings:
         names = "; ".join(card.readable().values())
         raise InputError(f"set at least one bar, `--min NAME=NUMBER` or `--max NAME=NUMBER`, of: {names}")
@@ -423,3 +391,108 @@ def _paths(card: Card, name: str) -> list[str]:
         near = get_close_matches(name, names) or names
         raise InputError(f"the card has no quantity {name!r}; it has {'; '.join(near)}")
     return paths
+
+
+class Listing(NamedTuple):
+    """The `cards` of a folder by the name of their file, in order, and why other files are `unusable`."""
+
+    cards: dict[str, Card]
+    unusable: dict[str, str]
+
+
+@typed
+def read_cards(folder: Path | str) -> Listing:
+    """Read every card of a folder, one `.json` file each; other files are listed with the reason.
+
+    Raises:
+        InputError: there is no such folder, or not one card in it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"`folder` must be a folder of cards, got {folder}; `fgai card` writes cards")
+    cards, unusable = {}, {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            cards[path.name] = Card.load(path)
+        except CheckpointError as error:
+            unusable[path.name] = str(error)
+    if not cards:
+        raise InputError(f"there is no card in {folder}; `fgai card` writes cards")
+    return Listing(cards=cards, unusable=unusable)
+
+
+@typed
+def write_page(listing: Listing, path: Path | str, *, title: str = "Explanation cards") -> Path:
+    """Write the page in one step; a crash leaves the old one as it was.
+
+    Cards share a table if they have the same data, threat, budget and protocol. Texts of cards are escaped.
+    """
+    groups: dict[str, dict[str, Card]] = {}
+    for name, card in listing.cards.items():
+        alike = [card.data["fingerprint"], card.threat["name"], card.threat.get("budget"), card.protocol]
+        groups.setdefault(json.dumps(alike, sort_keys=True), {})[name] = card
+    parts = {
+        "title": title,
+        "style": asset("style.css") + asset("cards.css", "cards"),
+        "count": len(listing.cards),
+        "unusable": listing.unusable,
+        "sections": sorted(map(_section, groups.values()), key=lambda section: str(section["heading"])),
+        "anchor": _anchor,
+        "script": asset("cards.js", "cards"),
+        "version": __version__,
+    }
+    write_atomic(Path(path), fill(asset("cards.html", "cards"), parts))
+    return Path(path)
+
+
+def _section(group: dict[str, Card]) -> dict[str, Any]:
+    """One table of comparable cards."""
+    first = next(iter(group.values()))
+    options = ", ".join(f"{name} {value}" for name, value in first.protocol.items())
+    columns = {
+        path: Column(number["title"], _form_of(path), number["direction"])
+        for card in group.values()
+        for path, number in card.numbers.items()
+        if number["value"] is not None
+    }
+    return {
+        "heading": f"{first.data['name']}, threat {first.threat['words']} ({options})",
+        "columns": [Column("model"), Column("class"), *columns.values()],
+        "details": [(file, card, _details(file, card)) for file, card in group.items()],
+        "rows": [(file, card, _cells(card, columns, "value")) for file, card in _ranked(group, columns)],
+        "chance": _cells(first, columns, "chance"),  # the same for all cards of a table
+    }
+
+
+def _ranked(group: dict[str, Card], columns: dict[str, Column]) -> list[tuple[str, Card]]:
+    """Cards by the first number under attack, the best first; those without it last."""
+    path = next((path for path in columns if path.endswith(".attacked")), next(iter(columns), ""))
+    sign = -1.0 if columns and columns[path].better == "higher" else 1.0
+
+    def rank(entry: tuple[str, Card]) -> tuple[bool, float, str]:
+        value = entry[1].numbers.get(path, {}).get("value")
+        return value is None, sign * (value or 0.0), entry[0]
+
+    return sorted(group.items(), key=rank)
+
+
+def _cells(card: Card, columns: dict[str, Column], part: str) -> list[tuple[float | None, str]]:
+    values = {path: card.numbers.get(path, {}).get(part) for path in columns}
+    return [(values[path], column.text(values[path])) for path, column in columns.items()]
+
+
+def _details(file: str, card: Card) -> list[str]:
+    facts = {
+        "file": file,
+        "model": card.model,
+        "fingerprint": card.data["fingerprint"],
+        "versions": card.version,
+        "evidence": _evidence(card),
+    }
+    return [*(f"{name}: {value}" for name, value in facts.items()), *card.tables()[0].notes]
+
+
+def _anchor(file: str) -> str:
+    """A unique identifier that is valid in addresses and attributes."""
+    stem = file.removesuffix(".json")
+    return "card-" + re.sub(r"[^A-Za-z0-9_-]", lambda letter: f".{ord(letter[0]):x}.", stem)

@@ -25,8 +25,7 @@ from fgai.errors import InputError
 from fgai.explanations.node import GraphView, NodeView
 from fgai.models import as_graph
 from fgai.reports.figures import style
-from fgai.reports.layout import _around
-from fgai.reports.nodes import UNIT, Case, _ModelViews, before_after, subgraph
+from fgai.reports.nodes import UNIT, Case, _around, _ModelViews, before_after, subgraph
 from fgai.typed import typed
 
 
@@ -95,38 +94,32 @@ def _check_cases(cases: Sequence[Case]) -> None:
 
 def _network_axes(axes: Axes, limit: float) -> None:
     style.hide_axes(axes)
-    axes.set_aspect("equal")
-    axes.set(xlim=(-limit, limit), ylim=(-limit, limit))
+    axes.set(aspect="equal", xlim=(-limit, limit), ylim=(-limit, limit))
 
 
 def _draw_star(
-    axes: Axes,
-    view: NodeView,
-    norm: Normalize,
-    positions: dict[int, tuple[float, float]],
+    axes: Axes, view: NodeView, norm: Normalize, positions: dict[int, tuple[float, float]]
 ) -> None:
     _network_axes(axes, 1.35)
     colours = style.attention_colours()
-    pairs = list(zip(view.neighbours, view.weights, strict=True))
-    drawn = [(neighbour, weight) for neighbour, weight in pairs if neighbour in positions]
+    weights = dict(zip(view.neighbours, view.weights, strict=True))
+    drawn = [(neighbour, weight) for neighbour, weight in weights.items() if neighbour in positions]
     for neighbour, weight in drawn:
         (x, y), share = positions[neighbour], float(norm(weight))
-        line = (0, (2, 1)) if neighbour >= view.num_original else "-"
-        axes.plot([0, x], [0, y], color=colours(share), linewidth=0.8 + 4.2 * share, linestyle=line, zorder=1)
-    for neighbour, _ in drawn:
-        x, y = positions[neighbour]
+        line: Any = "-"
         marker, fill, edge = "o", style.PAPER, style.INK
         if neighbour >= view.num_original:
-            marker, fill, edge = "D", "#f6d9c6", style.INJECTED
+            marker, fill, edge, line = "D", "#f6d9c6", style.INJECTED, (0, (2, 1))
+        axes.plot([0, x], [0, y], color=colours(share), linewidth=0.8 + 4.2 * share, linestyle=line, zorder=1)
         axes.scatter([x], [y], s=430, marker=marker, color=fill, edgecolors=edge, linewidths=0.9, zorder=2)
         label = view.name(neighbour).replace(" ", "\n")
         axes.text(x, y, label, ha="center", va="center", fontsize=7, zorder=4)
-    own = dict(pairs).get(view.node, 0.0)
+    own = weights.get(view.node, 0.0)
     shade = colours(float(norm(own))) if own > 0 else style.PAPER
     axes.scatter([0], [0], s=470, color=shade, edgecolors=style.INK, linewidths=1.6, zorder=3)
     ink = style.PAPER if own > 0 and float(norm(own)) > 0.55 else style.INK
-    bold: dict[str, Any] = {"zorder": 4, "fontsize": 8, "fontweight": "bold"}
-    axes.text(0, 0, str(view.node), ha="center", va="center", color=ink, **bold)
+    look: dict[str, Any] = {"zorder": 4, "fontsize": 8, "fontweight": "bold", "color": ink}
+    axes.text(0, 0, str(view.node), ha="center", va="center", **look)
 
 
 def _draw_bars(axes: Axes, view: NodeView, norm: Normalize, most: int) -> None:
@@ -214,11 +207,10 @@ def _list_panel(axes: Axes, name: str, clean: NodeView, attacked: NodeView, k: i
     style.hide_axes(axes)
     first, second = clean.neighbours[:k], attacked.neighbours[:k]
     both = set(first) & set(second)
-    axes.set_xlim(-0.75, 1.75)
-    axes.set_ylim(max(len(first), len(second)) - 0.4, -1.0)
-    axes.set_title(f"{name}: {len(both)} of {len(first)} stay")
-    for x, view, listed, side in ((0, clean, first, "right"), (1, attacked, second, "left")):
-        when = "before" if x == 0 else "after"
+    title, bottom = f"{name}: {len(both)} of {len(first)} stay", max(len(first), len(second)) - 0.4
+    axes.set(xlim=(-0.75, 1.75), ylim=(bottom, -1.0), title=title)
+    views = ((0, clean, first, "right", "before"), (1, attacked, second, "left", "after"))
+    for x, view, listed, side, when in views:
         title = f"{when}: {_class(view, view.predicted)}"
         axes.text(x, -0.75, title, ha="center", fontsize=8, color="#555555")
         for rank, neighbour in enumerate(listed):
@@ -238,18 +230,12 @@ def _list_panel(axes: Axes, name: str, clean: NodeView, attacked: NodeView, k: i
 
 @typed
 def subgraph_attention(
-    cases: Sequence[Case],
-    data: Any,
-    node: int,
-    *,
-    size: int = 40,
-    injected: int = 6,
-    layer: str | int = "mean",
+    cases: Sequence[Case], data: Any, node: int, *, size: int = 40, layer: str | int = "mean"
 ) -> Figure:
     """Draw the subgraph around a node, edges by attention, before (left) and after (right) the attack.
 
     One row per model; positions and colours are the same everywhere. The `size` nodes reached first from
-    `node` are shown, and outside them, as diamonds, the `injected` new nodes with most edges to them. An edge
+    `node` are shown, and outside them, as diamonds, the six new nodes with most edges to them. An edge
     shows the stronger of its two directions; self-loops are left out.
 
     Raises:
@@ -258,7 +244,7 @@ def subgraph_attention(
     at_least(size, "size", 2)
     _check_cases(cases)
     graph = as_graph(data)
-    drawn = subgraph([_ModelViews.of(case, graph, layer) for case in cases], graph, node, size, injected)
+    drawn = subgraph([_ModelViews.of(case, graph, layer) for case in cases], graph, node, size)
     panels = [(model[when], when) for model in drawn["models"] for when in ("before", "after")]
     weights = [weight * UNIT for values, _ in panels for weight in values if weight is not None]
     norm = Normalize(0.0, max(1e-9, float(np.quantile(weights, 0.98))) if weights else 1.0)

@@ -55,9 +55,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
         "kept", (history.kept_epoch, 0), xycoords=("data", "axes fraction"), xytext=(-2, 2),
         textcoords="offset points", ha="right", va="bottom", fontsize=7, color="#555555",
     )  # fmt: skip
-    axes.set_title(name)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("loss")
+    axes.set(title=name, xlabel="epoch", ylabel="loss")
     outside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     axes.legend(**(outside if len(names) > 3 else {}))  # so many lines leave no room for a legend
 
@@ -66,8 +64,7 @@ def _losses(axes: Axes, name: str, history: History) -> None:
 def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: int = -1) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, by radius.
 
-    Only nodes with more than k2 neighbours count. The promise is written below. Instead of certificates,
-    means over seeds with the same attributes are accepted.
+    Only nodes with more than k2 neighbours count. Means over seeds may stand for certificates.
 
     Raises:
         InputError: there is no certificate.
@@ -85,14 +82,11 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
                 points = [(r, s) for r, s in zip(RADII, curve, strict=True) if s is not None]
                 if points:
                     axes.plot(*zip(*points, strict=True), label=name, **_line(index))
-            axes.set_title(title)
-            axes.set_xscale("log")
-            axes.set_xlabel(f"radius R ({first.norm} ball)")
+            axes.set(title=title, xscale="log", xlabel=f"radius R ({first.norm} ball)")
             if not axes.lines:
                 axes.text(0.5, 0.5, "unknown", transform=axes.transAxes, ha="center", color="#555555")
-        panels[0].set_ylim(-0.02, 1.02)
+        panels[0].set(ylim=(-0.02, 1.02), ylabel="share of nodes")
         panels[0].yaxis.set_major_formatter(PercentFormatter(1.0))
-        panels[0].set_ylabel("share of nodes")
         if len(named) > 1:
             panels[0].legend()
         notes = (full_promise(record.promise, record.explanation) for record in named.values())
@@ -104,9 +98,8 @@ def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: i
 def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Figure:
     """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
 
-    Solid: the strongest edges are removed first. Dashed: the weakest. The wider the gap between the two, the
-    more the attention explains the prediction. `scope` is `node` (by neighbourhood, all layers) or `graph`
-    (all edges, output layer; the paper's).
+    Solid: the strongest edges are removed first. Dashed: the weakest. `scope` is `node` (by neighbourhood,
+    all layers) or `graph` (all edges, output layer; the paper's).
 
     Raises:
         InputError: no record holds curves of this scope.
@@ -120,11 +113,10 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
             for index, record in enumerate(measured):
                 curves: Mapping[str, Any] = record.value(f"f_slope.{scope}.{view}")
                 look: dict[str, Any] = {"color": style.COLOURS[index % 7], "marker": style.MARKERS[index % 7]}
+                hollow = {**look, "linestyle": "--", "markerfacecolor": style.PAPER}
                 axes.plot(FRACTIONS, curves["curve_plus"], label=record.name, **look)
-                look |= {"linestyle": "--", "markerfacecolor": style.PAPER}
-                axes.plot(FRACTIONS, curves["curve_minus"], **look)
-            axes.set_title(f"{view.capitalize()} graph")
-            axes.set_xlabel("share of edges removed")
+                axes.plot(FRACTIONS, curves["curve_minus"], **hollow)
+            axes.set(title=f"{view.capitalize()} graph", xlabel="share of edges removed")
             axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panels[0].set_ylabel("share still right")
         panels[0].plot([], [], color=style.INK, label="strongest first")
@@ -154,11 +146,6 @@ class ExplainerDot:
         for share in (*self.kept, self.chance, 0.0 if self.again is None else self.again):
             real_number(share, "kept, again and chance")
 
-    @property
-    def mean(self) -> float:
-        """The mean of `kept`."""
-        return sum(self.kept) / len(self.kept)
-
 
 @typed
 def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) -> Figure:
@@ -179,7 +166,11 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     with style.new_figure(2.2 + 1.9 * len(panels), 1.1 + 0.24 * len(names[0])) as figure:
         drawn = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (title, dots) in zip(drawn, panels.items(), strict=True):
-            _dots_panel(axes, title, dots, k)
+            for row, dot in enumerate(dots):
+                _draw_dots(axes, row, dot)
+            axes.set(title=title, xlabel=f"share of the top {k}", xlim=(0.0, 1.04))
+            axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+            axes.tick_params(axis="y", length=0)
         drawn[0].set_yticks(range(len(names[0])), names[0])
         drawn[0].invert_yaxis()
         for label, dot in zip(drawn[0].get_yticklabels(), next(iter(panels.values())), strict=True):
@@ -190,25 +181,19 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     return figure
 
 
-def _dots_panel(axes: Axes, title: str, dots: Sequence[ExplainerDot], k: int) -> None:
-    for row, dot in enumerate(dots):
-        colour = style.INJECTED if dot.ours else style.COLOURS[0]
-        axes.axhline(row, color=style.FAINT, linewidth=0.4, zorder=0)
-        disc = {"marker": "o", "markersize": 5.5, "color": colour}
-        marks: list[tuple[str, Sequence[float], dict[str, Any]]] = [
-            ("chance", [dot.chance], {"marker": "|", "markersize": 12, "color": style.INK}),
-            ("one seed", dot.kept, {"marker": ".", "alpha": 0.45, "color": colour}),
-            ("kept under attack", [dot.mean], disc),
-        ]
-        if dot.again is not None:
-            marks.append(("another seed, no attack", [dot.again], {**disc, "markerfacecolor": "none"}))
-        for label, shares, look in marks:
-            axes.plot(list(shares), [row] * len(shares), linestyle="", label=label, **look)
-    axes.set_title(title)
-    axes.set_xlabel(f"share of the top {k}")
-    axes.set_xlim(0.0, 1.04)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.tick_params(axis="y", length=0)
+def _draw_dots(axes: Axes, row: int, dot: ExplainerDot) -> None:
+    colour = style.INJECTED if dot.ours else style.COLOURS[0]
+    axes.axhline(row, color=style.FAINT, linewidth=0.4, zorder=0)
+    disc = {"marker": "o", "markersize": 5.5, "color": colour}
+    marks: list[tuple[str, Sequence[float], dict[str, Any]]] = [
+        ("chance", [dot.chance], {"marker": "|", "markersize": 12, "color": style.INK}),
+        ("one seed", dot.kept, {"marker": ".", "alpha": 0.45, "color": colour}),
+        ("kept under attack", [sum(dot.kept) / len(dot.kept)], disc),
+    ]
+    if dot.again is not None:
+        marks.append(("another seed, no attack", [dot.again], {**disc, "markerfacecolor": "none"}))
+    for label, shares, look in marks:
+        axes.plot(list(shares), [row] * len(shares), linestyle="", label=label, **look)
 
 
 _WORDS = {"any": "every node gains t", "direct": "the node itself gains t"}
@@ -237,24 +222,17 @@ def injected_curves(curves: Mapping[str, InjectedCurve], *, alone: float | None 
     with style.new_figure(7.4, 2.9) as figure:
         panels = figure.subplots(1, len(_WORDS), sharey=True)
         for axes, (where, words) in zip(panels, _WORDS.items(), strict=True):
-            _injected_panel(axes, where, words, curves, alone)
+            for index, (name, curve) in enumerate(curves.items()):
+                look: dict[str, Any] = {"label": name, "marker": "o", "markersize": 3, **_line(index)}
+                axes.plot(curve.neighbours, curve.shares[where], **look)
+            if alone is not None:
+                axes.axhline(alone, color=style.INK, linewidth=0.8, linestyle=":", label="features alone")
+            axes.set(title=words, xlabel="injected neighbours t", ylim=(-0.02, 1.02))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panels[0].set_ylabel("right and certified")
         panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
-
-
-def _injected_panel(
-    axes: Axes, where: str, words: str, curves: Mapping[str, InjectedCurve], alone: float | None
-) -> None:
-    for index, (name, curve) in enumerate(curves.items()):
-        axes.plot(curve.neighbours, curve.shares[where], label=name, marker="o", markersize=3, **_line(index))
-    if alone is not None:
-        axes.axhline(alone, color=style.INK, linewidth=0.8, linestyle=":", label="features alone")
-    axes.set_title(words)
-    axes.set_xlabel("injected neighbours t")
-    axes.set_ylim(-0.02, 1.02)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
 # (title, what is measured, path in the record)
@@ -289,12 +267,9 @@ def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
                 axes.bar(index, value or 0.0, width=0.72, edgecolor=style.PAPER, label=record.name, **look)
                 text = "–" if value is None else f"{value:.2f}"
                 axes.text(index, (value or 0.0) + 0.02, text, ha="center", fontsize=8)
-            axes.set_xticks([])
-            axes.set_xlim(-0.7, len(rows) - 0.3)
-            axes.set_title(title)
+            axes.set(xticks=[], xlim=(-0.7, len(rows) - 0.3), title=title)
             axes.set_xlabel(measured.format(k=k), fontsize=7.5)
-        panels[0].set_ylim(0, 1.12)
-        panels[0].set_yticks([0, 0.5, 1])
+        panels[0].set(ylim=(0, 1.12), yticks=[0, 0.5, 1])
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(rows)))
     return figure

@@ -34,29 +34,19 @@ _SETTINGS: dict[Any, Any] = {
     "axes.titlesize": 9,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "axes.grid": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "text.color": INK,
-    "legend.frameon": False,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.grid", "legend.frameon"), False),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.7),
+    **dict.fromkeys(("figure.facecolor", "savefig.facecolor"), PAPER),
     "legend.fontsize": 8,
     "lines.linewidth": 1.6,
     "lines.markersize": 4,
-    "figure.facecolor": PAPER,
-    "savefig.facecolor": PAPER,
     "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "svg.hashsalt": "fgai",
 }
 
-FORMATS = ("png", "pdf", "svg")
+_STAMPS = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # metadata left out, by format
 
 
 def attention_colours() -> Colormap:
@@ -80,8 +70,7 @@ def footnote(figure: Figure, text: str) -> None:
 
 def hide_axes(axes: Axes) -> None:
     """Remove ticks and frame."""
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
         spine.set_visible(False)
 
@@ -95,11 +84,10 @@ def save(figure: Figure, path: Path | str, *, dpi: int = 200) -> Path:
     """
     path = Path(path)
     kind = path.suffix.removeprefix(".").lower()
-    if kind not in FORMATS:
-        raise InputError(f"`path` must end in .{', .'.join(FORMATS)}, got {path.name!r}")
-    stamp = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[kind]
+    if kind not in _STAMPS:
+        raise InputError(f"`path` must end in .{', .'.join(_STAMPS)}, got {path.name!r}")
     content = io.BytesIO()
     with mpl.rc_context(_SETTINGS):
-        figure.savefig(content, format=kind, dpi=dpi, metadata=stamp)
+        figure.savefig(content, format=kind, dpi=dpi, metadata={_STAMPS[kind]: None})
     write_atomic(path, content.getvalue())
     return path

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch_geometric.utils import k_hop_subgraph
 
 from fgai.attacks import Budget, Objective, PGDInjection
-from fgai.attention import AttentionMap, Layerwise, limits_of, model_name, observe, prepared, stages_of
+from fgai.attention import (
+    AttentionMap,
+    Layerwise,
+    Limits,
+    limits_of,
+    model_name,
+    observe,
+    prepared,
+    stages_of,
+)
 from fgai.attention.interface import originals
 from fgai.certificates import InjectionCertificate, certify_injection
 from fgai.checks import whole
@@ -18,20 +30,21 @@ from fgai.errors import InputError, collect_warnings
 from fgai.explanations.node import check_node
 from fgai.graph import ChangeRecord, Graph
 from fgai.graph.fingerprint import fingerprint
+from fgai.graph.saved import typical_features
 from fgai.models import as_graph
-from fgai.models.base import body_of
+from fgai.models.base import AttentionModel, body_of
+from fgai.models.layer import AttentionLayer
 from fgai.objectives import Clean
 from fgai.records import weights_hash
-from fgai.reports.whatif.payload import LARGEST, graph_values, in_browser, model_values, typical_classes
-from fgai.sparse import Adjacency
+from fgai.sparse import Adjacency, SparseRows
+from fgai.sparse.adjacency import pointers
 from fgai.tasks import task_of
 from fgai.threads import with_gradients
 from fgai.typed import typed
 
-NEIGHBOURS = (1, 2, 5)
-"""Numbers of injected neighbours that classes are certified against."""
-STEPS = 40
-"""Gradient steps of the search for the worst node."""
+NEIGHBOURS = (1, 2, 5)  # numbers of injected neighbours that classes are certified against
+LARGEST = 4_000_000  # characters of packed numbers on a page
+STEPS = 40  # of the search for the worst node
 
 
 class NodeAnswer(NamedTuple):
@@ -58,12 +71,7 @@ class NodeAnswer(NamedTuple):
 
 @typed
 class WhatIf:
-    """Models on one graph, and their attention and class at one node before and after a change.
-
-    Args:
-        models: node classifiers by name, or one, called by the name of its class.
-        data: a `Graph` or PyG `Data`.
-        k: neighbours in an explanation.
+    """Node classifiers by name, or one, on a graph: their attention and class at a node under a change.
 
     Raises:
         InputError: no models, or not node classification.
@@ -94,16 +102,13 @@ class WhatIf:
     ) -> dict[str, Any]:
         """Return the values of a page, with edges, features and weights if the page can compute by itself.
 
-        Args:
-            node: that the page opens with; the first test node by default.
-            certified: see `certify`; models that are not in it are shown as not certified.
+        It opens with `node`, by default the first test node; `certified` is the result of `certify`.
         """
         graph = self.graph
         first = 0 if graph.test_mask is None else int(graph.test_mask.nonzero()[0])
         start = first if node is None else node
         check_node(start, graph.num_nodes)
-        values: dict[str, Any] | None = None
-        layers: dict[str, Any] = {}
+        values, layers = None, dict[str, Any]()
         if all(in_browser(model, graph) for model in self.models.values()):
             values = graph_values(graph)
             layers = {name: model_values(model) for name, model in self.models.items()}
@@ -126,7 +131,7 @@ class WhatIf:
                 {
                     "name": name,
                     "hash": weights_hash(model),
-                    "proven": None if certified is None or name not in certified else list(certified[name]),
+                    "proven": list(certified[name]) if certified and name in certified else None,
                     "layers": layers.get(name),
                 }
                 for name, model in self.models.items()
@@ -135,13 +140,11 @@ class WhatIf:
 
     def certify(self) -> dict[str, list[int]]:
         """Return `certified_neighbours` of each model with limits, for the sizes `NEIGHBOURS`."""
-        counts = {
-            name: certified_neighbours(
-                [certify_injection(model, self.graph, neighbours=t, where="direct") for t in NEIGHBOURS]
-            )
-            for name, model in self.models.items()
-            if limits_of(model)
-        }
+        counts = {}
+        for name, model in self.models.items():
+            if limits_of(model):
+                certify = partial(certify_injection, model, self.graph, where="direct")
+                counts[name] = certified_neighbours([certify(neighbours=count) for count in NEIGHBOURS])
         return {name: most for name, most in counts.items() if most}
 
     @property
@@ -189,14 +192,12 @@ class WhatIf:
         stored = self.graph.features.stored
         box = (min(0.0, float(stored.min())), float(stored.max()))
         budget = Budget(nodes=1, edges=1, box=box, steps=STEPS, step_size=0.1)
+        search = PGDInjection(budget, Objective("class before", away, reads="logits", node_mean=True))
         with collect_warnings():  # that the search found little is seen on the page
-            objective = Objective("class before", away, reads="logits", node_mean=True)
-            result = PGDInjection(budget, objective).run(
-                network, graph.replace(test_mask=members == change.node)
-            )
-        features = result.change.features
-        assert features is not None
-        return [float(value) for value in features[0].tolist()]
+            result = search.run(network, graph.replace(test_mask=members == change.node))
+        assert result.change.features is not None
+        worst: list[float] = result.change.features[0].tolist()
+        return worst
 
     def _base(self, model: nn.Module) -> Graph:
         """The graph as loaded, with the encodings of the graph before the change where a model adds some."""
@@ -204,9 +205,8 @@ class WhatIf:
         if graph.positional is None:
             return self.graph
         both = {"positional": graph.positional, "positional_values": graph.positional_values}
-        return self.graph.derived(
-            f"positional {graph.positional.shape[1]}", lambda plain: plain.replace(**both)
-        )
+        name = f"positional {graph.positional.shape[1]}"
+        return self.graph.derived(name, lambda plain: plain.replace(**both))
 
 
 def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[int] | None:
@@ -225,16 +225,21 @@ def certified_neighbours(certificates: Sequence[InjectionCertificate]) -> list[i
 
 
 def _near(model: nn.Module, graph: Graph, node: int) -> tuple[Graph, Tensor]:
-    """The receptive field of a node, prepared, and the nodes in it; the whole graph if it is not known."""
+    """The receptive field of a node without labels, and the nodes in it; the whole graph if not known."""
     ready = prepared(model, graph)
     stages = stages_of(model) if body_of(model) and ready.edge_weight is None else None
     if not isinstance(stages, Layerwise):
         return ready, torch.arange(ready.num_nodes, device=ready.device)
-    inside = torch.zeros(ready.num_nodes, dtype=torch.bool, device=ready.device)
-    inside[node] = True
-    for _ in stages.stages:
-        inside[ready.adjacency.source[inside[ready.adjacency.destination]]] = True
-    return _subgraph(ready, inside), inside.nonzero().flatten()
+    size, hops = ready.num_nodes, len(stages.stages)
+    members, edges, _, _ = k_hop_subgraph(node, hops, ready.edge_index, relabel_nodes=True, num_nodes=size)
+    values = {name: getattr(ready, name) for name in ("positional", "positional_values")}
+    field = Graph(
+        Adjacency.from_sorted(edges[0], edges[1], len(members)),
+        None if ready.features is None else ready.features.take(members),
+        **{name: None if value is None else value[members] for name, value in values.items()},
+        name=ready.name,
+    )
+    return field, members
 
 
 def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
@@ -248,17 +253,122 @@ def _answer(model: nn.Module, graph: Graph, node: int) -> NodeAnswer:
     return NodeAnswer(observation.logits[number].tolist(), layers)
 
 
-def _subgraph(graph: Graph, inside: Tensor) -> Graph:
-    """The nodes of `inside`, bool [N], in order, and the edges among them; labels are left out."""
-    members = inside.nonzero().flatten()
-    ends = graph.edge_index[:, inside[graph.edge_index].all(0)]
-    source, destination = (inside.cumsum(0) - 1)[ends]
-    encodings = (graph.positional, graph.positional_values)
-    positional, values = (None if one is None else one[members] for one in encodings)
-    return Graph(
-        Adjacency.from_sorted(source, destination, len(members)),
-        None if graph.features is None else graph.features.take(members),
-        positional=positional,
-        positional_values=values,
-        name=graph.name,
+def in_browser(model: nn.Module, graph: Graph) -> bool:
+    """Whether the script of the page can compute this model: a GAT or GATv2 on a graph that is not large."""
+    if not isinstance(model, AttentionModel) or body_of(model) != "layers" or not model.is_rowwise:
+        return False
+    if graph.features is None or graph.edge_weight is not None or graph.edge_attr is not None:
+        return False
+    layers = list(getattr(model, "convs", ()))
+    size = graph.num_edges * int(_index_kind(graph.num_nodes)[1]) + min(_sizes(graph).values())
+    return (
+        size * 4 // 3 <= LARGEST  # as base64
+        and next(model.parameters()).dtype == torch.float32
+        and all(isinstance(layer, AttentionLayer) and layer.score != "dot" for layer in layers)
+        and prepared(model, graph).has_loops
     )
+
+
+def as_base64(values: Tensor | np.ndarray[Any, Any], kind: str) -> dict[str, str]:
+    """Return little-endian numbers of a kind (`f4`, `u1`, `u2`, `u4`) in base64."""
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    data = np.ascontiguousarray(array.astype(f"<{kind}")).tobytes()
+    return {"type": kind, "data": base64.b64encode(data).decode()}
+
+
+def model_values(model: nn.Module) -> list[dict[str, Any]]:
+    """Return the layers of a model that is computed `in_browser`."""
+    return [_layer(layer) for layer in model.convs]  # type: ignore[union-attr]
+
+
+def _layer(layer: AttentionLayer) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        **{name: getattr(layer, name) for name in ("score", "heads", "channels", "concat", "slope")},
+        "width": layer.heads * layer.channels if layer.concat else layer.channels,
+        "value": _tensors(layer.value, "weight", "bias"),
+        **_tensors(layer, "bias"),
+        "norm": layer.input_norm and _tensors(layer.input_norm, "scale", "shift"),
+        "limits": None,
+    }
+    if layer.limits is not None:
+        limits = ((name, one) for name, one in layer.limits.items() if isinstance(one, Limits))
+        values["limits"] = {name: _tensors(one, "low", "high", "radius") for name, one in limits}
+    if layer.score == "dynamic":
+        values["right"] = _tensors(layer.right, "weight", "bias")
+        return values | {"weight": as_base64(layer.score_weight, "f4")}
+    vectors = {"source": layer.source_weight, "destination": layer.destination_weight}
+    return values | {name: as_base64(vector, "f4") for name, vector in vectors.items()}
+
+
+def _tensors(module: nn.Module, *names: str) -> dict[str, Any]:
+    """Attributes of a module in base64."""
+    values = {name: getattr(module, name) for name in names}
+    return {name: None if value is None else as_base64(value, "f4") for name, value in values.items()}
+
+
+def graph_values(graph: Graph) -> dict[str, Any]:
+    """Return the edges without self-loops, the features and the mean features of every class."""
+    source, destination = graph.adjacency.source.cpu().numpy(), graph.adjacency.destination.cpu().numpy()
+    kept = source != destination
+    rowptr = np.searchsorted(destination[kept], np.arange(graph.num_nodes + 1))
+    rows = torch.zeros(graph.num_classes, graph.num_features)
+    for label in typical_classes(graph):
+        rows[label] = typical_features(graph, label)[0]
+    return {
+        "nodes": graph.num_nodes,
+        "rowptr": as_base64(rowptr, "u4"),
+        "source": as_base64(source[kept], _index_kind(graph.num_nodes)),
+        "features": _features(graph),
+        "typical": as_base64(rows, "f4"),
+    }
+
+
+def typical_classes(graph: Graph) -> list[int]:
+    """Return the classes that `typical_features` knows."""
+    if graph.y is None or graph.features is None:
+        return []
+    labels = graph.y if graph.train_mask is None else graph.y[graph.train_mask]
+    return [label for label in torch.unique(labels).tolist() if label >= 0]
+
+
+def _index_kind(count: int) -> str:
+    return "u2" if count <= 2**16 else "u4"
+
+
+def _entries(graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """Row pointers, columns and values of the features that are not zero."""
+    assert graph.features is not None
+    base = graph.features.base
+    if isinstance(base, SparseRows):
+        return base.indptr, base.indices, base.values
+    rows, columns = base.nonzero(as_tuple=True)
+    return pointers(rows, len(base)), columns, base[rows, columns]
+
+
+def _sizes(graph: Graph) -> dict[str, int]:
+    """Bytes of the features as one bit per entry, as non-zeros, and as all entries."""
+    _, columns, values = _entries(graph)
+    nodes, width, ones = graph.num_nodes, graph.num_features, bool((values == 1).all())
+    entry = int(_index_kind(width)[1]) + (0 if ones else 4)
+    sizes = {"sparse": len(columns) * entry + 4 * nodes, "dense": 4 * nodes * width}
+    return sizes | ({"bits": nodes * -(-width // 8)} if ones else {})
+
+
+def _features(graph: Graph) -> dict[str, Any]:
+    """The features in the form that takes the fewest bytes."""
+    assert graph.features is not None
+    sizes, width = _sizes(graph), graph.num_features
+    form = min(sizes, key=lambda name: sizes[name])
+    out: dict[str, Any] = {"kind": form, "columns": width}
+    if form == "dense":
+        return out | {"values": as_base64(graph.features.to_dense(), "f4")}
+    if form == "bits":
+        ones = graph.features.to_dense().cpu().numpy() != 0
+        bits = np.packbits(ones, axis=1, bitorder="little")  # [N, ⌈F / 8⌉], the lowest bit first
+        return out | {"bits": as_base64(bits, "u1")}
+    rowptr, columns, values = _entries(graph)
+    return out | {
+        "rowptr": as_base64(rowptr, "u4"),
+        "indices": as_base64(columns, _index_kind(width)),
+        "values": None if "bits" in sizes else as_base64(values, "f4"),
+    }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import html
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -18,8 +18,7 @@ from fgai.reports.template import asset, fill, whatif_script
 from fgai.reports.whatif.answer import WhatIf
 from fgai.typed import typed
 
-LONGEST = 4_000_000
-"""Most bytes of a question."""
+LONGEST = 4_000_000  # bytes of a question
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:;"
     " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -34,15 +33,10 @@ HEADERS = {
 
 
 @typed
-class Server:
-    """Serves one page on 127.0.0.1 under a random path, reads questions only, and writes no files.
+class Server(AbstractContextManager["Server"]):
+    """Serves a page of `WhatIf.facts` on 127.0.0.1 under a random path, and writes no files.
 
     Requests without the token in the path, or for another host, get 403.
-
-    Args:
-        answers: the models and the graph.
-        facts: of the page, see `WhatIf.facts`.
-        port: 0 for a free one.
 
     Example:
         >>> import fgai
@@ -57,27 +51,24 @@ class Server:
         token = secrets.token_urlsafe(24)
         title = f"{' and '.join(answers.models)} on {answers.graph.name}"
         files = {
-            "": ("text/html", fill(asset("page.html", "whatif"), {"title": html.escape(title)})),
+            "": ("text/html", fill(asset("page.html", "whatif"), {"title": title})),
             "style.css": ("text/css", asset("style.css") + asset("whatif.css", "whatif")),
             "whatif.js": ("text/javascript", whatif_script() + asset("start.js", "whatif")),
             "facts.json": ("application/json", json.dumps(facts)),
         }
         contents = {name: (kind, text.encode()) for name, (kind, text) in files.items()}
-        handler = partial(_Handler, f"/{token}/", contents, answers.questions, Lock())
+        handler = partial(_Handler, f"/{token}/", contents, answers)
         self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._server.daemon_threads = True
         self.address: str = f"http://127.0.0.1:{self._server.server_port}/{token}/"
 
     def serve(self) -> None:
-        """Answer until `close` or Ctrl-C."""
+        """Answer until Ctrl-C, or `stop` in another thread."""
         self._server.serve_forever(0.2)
 
     def stop(self) -> None:
-        """End `serve`, from another thread."""
+        """End `serve`."""
         self._server.shutdown()
-
-    def __enter__(self) -> Server:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._server.server_close()
@@ -86,22 +77,15 @@ class Server:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60  # seconds of silence
+    lock = Lock()  # one question at a time
 
-    def __init__(
-        self,
-        path: str,
-        files: dict[str, tuple[str, bytes]],
-        questions: dict[str, Callable[[dict[str, Any]], Any]],
-        lock: Lock,
-        *rest: Any,
-    ) -> None:
-        self.home, self.files, self.questions, self.lock = path, files, questions, lock
+    def __init__(self, home: str, files: dict[str, tuple[str, bytes]], answers: WhatIf, *rest: Any) -> None:
+        self.home, self.files, self.questions = home, files, answers.questions
         super().__init__(*rest)
 
     def do_GET(self) -> None:
-        name = self._name()
-        if name is not None and name in self.files:
-            self._send(200, *self.files[name])
+        if (name := self._name()) in self.files:
+            self._send(200, *self.files[str(name)])
         elif name is not None:
             self._refuse(404, "there is no such file")
 
@@ -167,12 +151,7 @@ def explore(
     """Return a widget that shows how changed edges and injected nodes change one node's attention and class.
 
     GAT and GATv2 are computed in the browser, other models here. The extra `notebook` installs anywidget.
-
-    Args:
-        models: node classifiers by name, or one.
-        data: a `Graph` or PyG `Data`.
-        node: shown first; the first test node by default.
-        k: neighbours in an explanation.
+    `models` are node classifiers by name, or one; `node` is shown first, by default the first test node.
 
     Raises:
         InputError: no models, a node the graph does not have, or another task than node classification.
