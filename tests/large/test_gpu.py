@@ -12,9 +12,10 @@ import torch
 import fgai
 from fgai.attention import add_limits, limits_of
 from fgai.graph import Graph
-from fgai.large import StoredGraph, gpu, measure_store, observe_store, write_store
+from fgai.large import StoredGraph, gpu, observe_store, write_store
 from fgai.large.gpu import _GpuGraph
 from fgai.large.source import _StoredSource
+from fgai.large.streaming import _measure_store
 from support.graph_cases import small_data
 
 MODELS: dict[str, Any] = {
@@ -68,7 +69,7 @@ def test_ranges_are_those_from_disk(name: str, clip_share: float, shrink: float,
     stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
     one, two = model_of(name), model_of(name)
     add_limits(one), add_limits(two)
-    measure_store(one, stored, clip_share=clip_share, shrink=shrink)
+    _measure_store(one, stored, clip_share=clip_share, shrink=shrink)
     _GpuGraph(two, stored, tmp_path).measure(two, clip_share, shrink)
     for mine, theirs in zip(limits_of(two), limits_of(one), strict=True):
         for part in ("low", "high", "radius"):

@@ -12,8 +12,8 @@ from fgai.large.write import write_store
 
 if TYPE_CHECKING:
     from fgai.large.evaluate import StoredEvaluation, evaluate_store
-    from fgai.large.sampling import Batches, MiniBatch, NeighbourSampler, mini_batch
-    from fgai.large.streaming import measure_store, observe_store
+    from fgai.large.sampling import Batches, MiniBatch, NeighbourSampler
+    from fgai.large.streaming import observe_store
 
 __all__ = [
     "Batches",
@@ -27,8 +27,6 @@ __all__ = [
     "convert",
     "evaluate_store",
     "graph_size",
-    "measure_store",
-    "mini_batch",
     "observe_store",
     "pass_size",
     "process_group",

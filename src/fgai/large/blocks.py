@@ -26,7 +26,7 @@ from fgai.large.stored import DTYPES, StoredGraph, _Rows
 from fgai.models.layer import AttentionLayer
 from fgai.ops import aggregate, edge_softmax, weighted_softmax
 from fgai.processes import SINGLE, ProcessGroup
-from fgai.sparse import Adjacency, Features
+from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32
 
 
@@ -47,7 +47,9 @@ class _ExactPass(ABC):
     weighted = False  # whether the softmax reads the weights of edges
 
     def __init__(self, stored: StoredGraph) -> None:
-        self._stored = stored
+        if not stored.has_features:
+            raise InputError(f"{stored.name!r} has no node features; convert it with some")
+        self._stored, self._num_nodes = stored, stored.num_nodes
 
     def run(self, folder: Path, options: _PassOptions) -> None:
         """Write the results to a folder; processes share the blocks."""
@@ -62,46 +64,22 @@ class _ExactPass(ABC):
     def _run(self) -> None:
         """Compute layer after layer."""
 
-    def _share(self, first: int, rows: int) -> tuple[int, int] | None:
-        """See `_ArrayFile`; None if this process writes all rows."""
-        return (first, rows) if self._group.is_distributed else None
+    def _node_share(self, first: int) -> tuple[int, int] | None:
+        """See `_ArrayFile`, for rows of nodes; None if this process writes all of them."""
+        return (first, self._num_nodes) if self._group.is_distributed else None
+
+    def _edge_share(self, first: int) -> tuple[int, int] | None:
+        """Likewise for rows of edges, from those into a node on."""
+        edges = self._edges
+        return (int(edges.rowptr[first]), len(edges.source)) if self._group.is_distributed else None
 
 
 class _Sides(NamedTuple):
     """`AttentionLayer.sides` of all nodes, mapped from files."""
 
     source: Array  # [N, H] or [N, H, C], read by the scores of edges from a node
-    destination: Array  # likewise by the scores of edges into it
+    destination: Array  # [N, H] or [N, H, C], read by the scores of edges into it
     values: Array  # [N, H, C]
-
-
-class _SidesFile:
-    """Files with the sides of one layer, written by blocks of rows."""
-
-    def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
-        self._layer, self._rows, self._files = layer, rows, _ArrayFiles(folder)
-        self._names = [f"{name}.{side}" for side in _Sides._fields]
-        self._paths = [folder / f"{name}.npy" for name in self._names]
-
-    def append(self, x: Tensor | Features, first: int) -> None:
-        """Compute and write the sides of a block of rows; `first` is the number of its first row."""
-        sides = self._layer.sides(x)
-        share = None if self._rows is None else (first, self._rows)
-        for name, side in zip(self._names, sides, strict=True):
-            if side is not sides[2] or name is self._names[2]:  # no second file for a side that is `values`
-                self._files.append(name, side.detach().cpu().numpy(), share)
-
-    def close(self) -> None:
-        self._files.close()
-
-    def map(self) -> _Sides:
-        source, destination, values = (map_array(path) if path.exists() else None for path in self._paths)
-        assert values is not None and destination is not None
-        return _Sides(values if source is None else source, destination, values)
-
-    def remove(self) -> None:
-        for path in self._paths:
-            path.unlink(missing_ok=True)
 
 
 class _Block(NamedTuple):

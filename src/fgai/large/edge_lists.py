@@ -41,7 +41,7 @@ def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
 class _Lines(NamedTuple):
     text: bytes
     line: int  # number of the first line, from 1
-    byte: int  # offset of the first line in the (unpacked) file
+    byte: int  # offset of the first line in the unpacked file
 
 
 def _lines(path: Path) -> Iterator[_Lines]:
@@ -136,16 +136,15 @@ def _refuse_line(lines: _Lines, path: Path, columns: int, delimiter: str | None)
 def _by_columns(columns: dict[str, Array]) -> _Edges:
     """Return edges from columns of numbers by name."""
     rest = dict(columns)
-    source, destination = (_node_numbers(rest.pop(name), name) for name in ENDS)
-    values = {}
+    edges = {name: _node_numbers(rest.pop(name), name) for name in ENDS}
     if "weight" in rest:
-        values["edge_weight"] = rest.pop("weight")
+        edges["edge_weight"] = rest.pop("weight")
     if rest:
-        values["edge_attr"] = np.stack(list(rest.values()), axis=1)
-    for name, value in values.items():
+        edges["edge_attr"] = np.stack(list(rest.values()), axis=1)
+    for name, value in edges.items():
         if not np.isfinite(value).all():
             raise DataError(f"`{name}` must be finite; clean the edge list before use")
-    return _Edges(source, destination, values)
+    return edges
 
 
 def _node_numbers(numbers: Array, name: str) -> Array:

@@ -27,7 +27,7 @@ EDGE_BYTES = 16  # memory of an edge beside its attention: both of its ends, its
 
 
 class _GpuGraph:
-    """A stored graph in the memory of a GPU: does what `observe_store` and `measure_store` do, in seconds."""
+    """A stored graph in the memory of a GPU, where passes take seconds."""
 
     def __init__(self, model: nn.Module, stored: StoredGraph, folder: Path) -> None:
         self._stored, self._loops = stored, _LayerPass(model, stored).loops
@@ -68,7 +68,7 @@ class _GpuGraph:
         return StoredObservation(path)
 
     def measure(self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False) -> None:
-        """Set the ranges of a model's limits from all nodes, see `measure_store`."""
+        """Set the ranges of a model's limits from all nodes, see `_measure_store`."""
         if limits_of(model):
             ranges = measuring(model, clip_share, shrink=shrink, sampled=sampled)
             with evaluating(model), torch.no_grad(), ranges:

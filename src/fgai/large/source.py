@@ -22,7 +22,7 @@ from fgai.large.message_passing import _is_own
 from fgai.large.observation import StoredObservation
 from fgai.large.sampling import Batches, NeighbourSampler
 from fgai.large.stored import StoredGraph
-from fgai.large.streaming import _exact_pass, measure_store, observe_store
+from fgai.large.streaming import _exact_pass, _measure_store, observe_store
 from fgai.large.write import _feature_blocks
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.tasks import check_logits
@@ -129,7 +129,7 @@ class _StoredSource:
         if self._run_on_gpu(model, lambda graph: graph.measure(model, **shares)):
             return
         on_cpu = _on_cpu(model)
-        measure_store(on_cpu, self.stored, folder=self.folder, **shares)
+        _measure_store(on_cpu, self.stored, folder=self.folder, **shares)
         if on_cpu is not model:
             for limits, other in zip(limits_of(model), limits_of(on_cpu), strict=True):
                 limits.set(other.low, other.high, other.radius, other.usual)

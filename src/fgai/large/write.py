@@ -31,7 +31,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 RECORD = "work.json"
-_RECORD_VERSION = 1
+_RECORD_VERSION = 2
 SAMPLES, SAMPLE = 64, 1 << 16  # samples of a large file that are hashed, and the bytes of each
 BLOCK = 1 << 20  # edges that are read or written together
 NUMBERS = 1 << 22  # features that are read or written together
@@ -69,13 +69,14 @@ class _Work:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def run_stage(self, stage: str, run: Callable[[], Any], remove: str | None = None) -> Any:
-        """Return the result of a stage, run unless it is finished; then remove files of a suffix."""
+    def run_stage(self, stage: str, run: Callable[[], Any], remove: str | tuple[()] = ()) -> Any:
+        """Return the result of a stage, run unless it is finished; then remove files of an ending."""
         if stage in self.stages:
             return self.stages[stage]
         result = run()
         self.stages = {**self.stages, stage: result}
-        files = {file.name: file.stat().st_size for file in self.folder.iterdir() if file.suffix != remove}
+        left = [file for file in self.folder.iterdir() if not file.name.endswith(remove)]
+        files = {file.name: file.stat().st_size for file in left}
         if self._job is not None:
             heading = {"format": "fgai work", "version": _RECORD_VERSION, "job": self._job}
             record = {**heading, "stages": self.stages, "files": files}
