@@ -198,7 +198,8 @@ class TestFormats:
                 {"source": part[0], "destination": part[1]} for part in np.array_split(given_edges, 3, axis=1)
             )
             _sort_edges(work, parts, num_nodes=MAX_NODES + 2, undirected=undirected)
-            stored = _write_manifest(work.folder, "any", 0)
+            _write_manifest(work.folder, "any", 0)
+            stored = StoredGraph(work.folder)
             wanted = in_memory(given_edges, MAX_NODES + 2, undirected=undirected)
             assert stored.fingerprint == fingerprint(wanted)
 

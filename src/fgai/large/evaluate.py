@@ -25,32 +25,20 @@ from fgai.large.streaming import _exact_pass
 from fgai.large.training import stored_source
 from fgai.processes import SINGLE, ProcessGroup
 from fgai.records import plain
-from fgai.tasks import task_of
+from fgai.tasks import PARTS, task_of
 from fgai.typed import typed
 
-_Sums = dict[str, tuple[float, int]]
-"""By name: the sum over the nodes of a block whose value is defined, and their number."""
+_Sums = dict[str, tuple[float, int]]  # by name: sum over the nodes whose value is defined, their number
 
 
 @typed
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """Metrics of a model on a stored graph, from all nodes and all neighbours.
+    """Metrics (see `fgai.metrics`) of a model on a stored graph, from all nodes and all neighbours.
 
-    Attributes:
-        model: class of the model.
-        graph: fingerprint of the graph.
-        k: neighbours in an explanation.
-        name: of the graph.
-        f1: by part of the split, empty without labels; likewise the next two.
-        balanced_accuracy: see `fgai.metrics.balanced_accuracy`.
-        macro_f1: see `fgai.metrics.macro_f1`.
-        sharpness: by layer, see `fgai.metrics.sharpness`.
-        agreement: share of the nodes with the vanilla model's class; None without one, as the next three.
-        g_tvd: distance of the logits, see `fgai.metrics.g_tvd`.
-        g_tvd_prob: distance of the probabilities.
-        overlap: by layer, of the explanations, see `fgai.metrics.overlap`.
-        warnings: code and message of each, see docs/reliability.md.
+    F1, balanced accuracy and macro-F1 are given by part of the split, sharpness and overlap by layer.
+    `agreement` is the share of the nodes with the vanilla model's class; without a vanilla model it is None,
+    as are `g_tvd`, `g_tvd_prob` and `overlap`. `graph` is a fingerprint.
     """
 
     model: str
@@ -96,18 +84,12 @@ def evaluate_store(
     uniform.
 
     Args:
-        model: GAT, GATv2, GT without encodings, or a PyG model, see `observe_store`.
+        model: see `observe_store`, also for `group`.
         stored: the graph or its folder.
         vanilla: the model it was trained from.
         k: neighbours in an explanation.
         seed: of the split, if there are labels and no masks; as in `fgai.train`.
-        group: processes that share the blocks, see `process_group`, through a temporary folder that all of
-            them must see; all must call this, and all get the numbers of one process, bit by bit.
-
-    Raises:
-        InputError: a model that does not fit the graph or `vanilla`, or cannot be computed row by row.
-        DataError: the stored graph is damaged.
-        RanksError: ranks disagree, do not see one folder, or one failed.
+        group: processes that share the blocks; all must call this, and all get the numbers of one process.
 
     Example:
         >>> import fgai
@@ -186,14 +168,12 @@ def _block_sums(own: _NodeBlock, other: _NodeBlock | None, k: int) -> _Sums:
 
 
 def _scores(own: StoredObservation, nodes: Graph) -> dict[str, dict[str, float]]:
-    """Return the scores of the task by name, each on the parts of the split."""
+    """Return the scores of the task by name, each by part of the split; none without labels."""
     scores: dict[str, dict[str, float]] = {}
-    if nodes.y is None:
-        return scores
     task = task_of(nodes)
-    for part in ("train", "val", "test"):
+    for part in PARTS if nodes.y is not None else ():
         rows = task.rows(nodes, part)
-        if task.has_part(nodes, part) and rows.numel():
+        if nodes.y is not None and task.has_part(nodes, part) and rows.numel():
             logits = torch.from_numpy(own.logits[rows.numpy()])
             for name, value in metrics.task_scores(task.name, logits, nodes.y[rows]).items():
                 scores.setdefault(name, {})[part] = value

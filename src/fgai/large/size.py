@@ -17,41 +17,23 @@ from fgai.sparse import Features
 from fgai.sparse.valid import LARGEST
 from fgai.typed import typed
 
-CONVERSION_MEMORY = 270 << 20
-"""Bytes of memory that a conversion needs for one block of edges or features, whatever the graph."""
+CONVERSION_MEMORY = 270 << 20  # bytes that a conversion needs for one block of edges or features
 
 
 class GraphSize(NamedTuple):
-    """Bytes of a graph.
+    """Bytes of a graph, without the headers of files, a hundred bytes each."""
 
-    Attributes:
-        disk: of the folder, without the headers of its files, a hundred bytes each.
-        conversion_disk: peak on disk while an edge list is converted, without its sources.
-        conversion_memory: peak in memory meanwhile.
-        memory: as a `Graph`; kernels add 12 for each edge and 8 for each node.
-    """
-
-    disk: int
-    conversion_disk: int
-    conversion_memory: int
-    memory: int
+    disk: int  # of the folder
+    conversion_disk: int  # peak while an edge list is converted, without its sources
+    conversion_memory: int  # peak meanwhile
+    memory: int  # as a `Graph`; kernels add 12 for each edge and 8 for each node
 
 
 @typed
 def graph_size(
     num_nodes: int, num_edges: int, num_features: int = 0, *, labels: bool = False, weights: bool = False
 ) -> GraphSize:
-    """Return how many bytes a graph with dense features takes.
-
-    Args:
-        num_nodes: N.
-        num_edges: E, with the reverses of undirected edges.
-        num_features: F.
-        labels: whether nodes have classes.
-        weights: whether edges have weights.
-
-    Raises:
-        InputError: a number is negative, or too large for a stored graph.
+    """Return how many bytes a graph with dense features takes; edges include reverses of undirected ones.
 
     Example:
         >>> graph_size(10, 50, 4).disk, graph_size(10, 50, 4).memory
@@ -86,15 +68,7 @@ def pass_size(
 ) -> PassSize:
     """Return how many bytes `observe_store` writes for a graph without edge weights.
 
-    Args:
-        model: as in `observe_store`; one node goes through it.
-        num_nodes: N.
-        num_edges: E that the model reads, with the self-loops it adds.
-        num_features: F.
-        heads: as in `observe_store`.
-
-    Raises:
-        InputError: the model cannot be computed row by row.
+    The edges include self-loops that the model adds. `InputError` if it cannot be computed row by row.
     """
     checks.one_of(heads, "heads", HEADS)
     nodes, edges = checks.whole(num_nodes, "num_nodes", 1), checks.whole(num_edges, "num_edges", 0)

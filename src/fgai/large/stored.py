@@ -86,12 +86,11 @@ class _ArrayFolder(ABC):
         try:
             values = parse_json(regular(file).read_bytes())
             version = values.get("version") if isinstance(values, dict) else None
-            if isinstance(version, int) and version > self._version:
-                raise DataError(f"{file} is of a newer version ({version}); update fgai")
-            if isinstance(version, int) and version < self._version:
-                raise DataError(
-                    f"{file} is of an older version ({version}), without checksums; make it again"
+            if isinstance(version, int) and version != self._version:
+                age, remedy = (
+                    ("newer", "update fgai") if version > self._version else ("older", "make it again")
                 )
+                raise DataError(f"{file} is of {age} version {version}; {remedy}")
             self._manifest = take_checksum(values)
             if self._manifest is values:
                 raise ValueError("it has no checksum")
@@ -157,23 +156,12 @@ class _Rows(NamedTuple):
 
 @typed
 class StoredGraph(_ArrayFolder, GraphOnDisk):
-    """A graph in a folder written by `write_store` or `fgai data convert`.
+    """A graph in the folder `path`, written by `write_store` or `fgai data convert`.
 
     Edges are sorted by (destination, source), as those of a `Graph`: an edge has the same position in both.
-    Opening it reads the manifest alone. `rows` compares the indices with their checksums, once; `load` and
-    `verify` all arrays. It is pickled as the name of its folder, so worker processes map the same files.
-
-    Args:
-        path: the folder.
-
-    Attributes:
-        name: for messages and records.
-        num_nodes: N; likewise `num_edges` and `num_features`, 0 without features.
-        fingerprint: that of the same graph in memory, see `fgai.datasets.fingerprint`.
-        sources: hash of the files and options it was converted from; else empty.
-
-    Raises:
-        DataError: the folder holds no stored graph, or a damaged one.
+    Opening it reads the manifest alone, which holds its `name`, sizes and `fingerprint` and the hash of its
+    `sources`. `rows` compares the indices with their checksums, once; `load` and `verify` all arrays.
+    `DataError` if the folder is damaged.
 
     Example:
         >>> import fgai
@@ -190,7 +178,7 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         manifest: _Manifest = self._manifest
         self.name, self.fingerprint, self.sources = (manifest[k] for k in ("name", "fingerprint", "sources"))
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
-        self.num_features = manifest["num_features"]
+        self.num_features: int = manifest["num_features"]
 
     def __repr__(self) -> str:
         sizes = f"nodes={self.num_nodes}, edges={self.num_edges}, features={self.num_features}"
@@ -305,13 +293,10 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         """Return the nodes without edges and features, with labels and masks; a random split if none."""
         none, starts = (torch.zeros(count, dtype=torch.long) for count in (0, self.num_nodes + 1))
         features = Features.sparse(starts, none, torch.zeros(0), self.num_features)
-        fields: dict[str, Any] = {
-            **self.node_fields(slice(None)),
-            **self.edge_fields(slice(0, 0)),
-            **self.names,
-        }
+        fields: dict[str, Any] = self.node_fields(slice(None)) | self.edge_fields(slice(0, 0))
         adjacency = Adjacency.from_sorted(none, none, self.num_nodes)
-        graph = Graph(adjacency, features if self.has_features else None, name=self.name, **fields)
+        x = features if self.has_features else None
+        graph = Graph(adjacency, x, name=self.name, **fields, **self.names)
         graph._validate()
         if graph.y is None or any(mask is not None for mask in (graph.train_mask, graph.val_mask)):
             return graph
