@@ -15,24 +15,6 @@ from torch import Tensor
 
 from fgai.errors import InputError
 
-__all__ = [
-    "above",
-    "at_least",
-    "dense",
-    "device",
-    "edge_index",
-    "finite",
-    "fraction",
-    "mask",
-    "memory",
-    "one_of",
-    "positions",
-    "rate",
-    "real_number",
-    "seed",
-    "whole",
-]
-
 S = TypeVar("S", str, str | None)
 LARGEST = 2**63 - 1  # the largest whole number that tensors hold
 SMALL = 1 << 26  # bytes that are allocated without checking the free memory
@@ -51,6 +33,12 @@ def one_of(value: S, name: str, options: Sequence[S], *, any_case: bool = False)
     raise InputError(f"`{name}` must be one of {listed}, got {value!r}{hint}")
 
 
+def _is_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
 def _require(good: bool, value: float, rule: str, remedy: str = "") -> float:
     if not good:
         raise InputError(f"{rule}, got {value!r}{f'; {remedy}' if remedy else ''}")
@@ -64,8 +52,7 @@ def real_number(value: float, name: str) -> float:
 
 def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
     """Return `value` if it is a finite number `>= low`, else raise."""
-    good = _is_finite(value) and value >= low
-    return _require(good, value, f"`{name}` must be at least {low}", remedy)
+    return _require(_is_finite(value) and value >= low, value, f"`{name}` must be at least {low}", remedy)
 
 
 def above(value: float, name: str, low: float) -> float:
@@ -159,9 +146,7 @@ def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tenso
         shape = tuple(edges.shape) if isinstance(edges, Tensor) else type(edges).__name__
         raise InputError(f"`{name}` must have shape [2, num_edges], got {shape}")
     if edges.dtype not in (torch.int64, torch.int32):
-        raise InputError(
-            f"`{name}` must hold integers (torch.long), got {edges.dtype}; use edge_index.long()"
-        )
+        raise InputError(f"`{name}` must hold integers (torch.long), got {edges.dtype}; use `.long()`")
     if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= num_nodes):
         raise InputError(
             f"`{name}` must name nodes 0..{num_nodes - 1}, got {int(edges.min())}..{int(edges.max())};"
@@ -189,9 +174,3 @@ def positions(index: Tensor, count: int, name: str = "positions") -> Tensor:
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= count):
         raise InputError(f"`{name}` must be in 0..{count - 1}, got {int(index.min())}..{int(index.max())}")
     return index.long()
-
-
-def _is_finite(value: object) -> bool:
-    if isinstance(value, float):
-        return isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -27,11 +27,7 @@ def _data_cache() -> Path:
 
 
 def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
-    """Return the folders to look in, in order: `root` or `$FGAI_DATA`, then the user's cache.
-
-    Raises:
-        DataError: `root` or `$FGAI_DATA` is no folder.
-    """
+    """Return the folders to look in, in order: `root` or `$FGAI_DATA`, then the user's cache."""
     chosen = root if root is not None else os.environ.get(ENVIRONMENT) or None
     if chosen is None:
         return (_data_cache(),)

@@ -36,9 +36,9 @@ def load_dataset(
 ) -> Graph:
     """Return a dataset as a graph: undirected, without duplicates, without self-loops.
 
-    Isolated nodes stay; sparse features stay sparse; models add self-loops themselves. A set of small
-    graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files are read from
-    `root` or `$FGAI_DATA`, else from the user's cache; missing ones are downloaded into the cache.
+    A set of small graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files
+    are read from `root` or `$FGAI_DATA`, else from the user's cache; missing ones are downloaded into the
+    cache.
 
     Args:
         name: one of `fgai.datasets.names()`, or a file or folder of your own, see `load_graph`, with the
@@ -59,8 +59,7 @@ def load_dataset(
         >>> load_dataset("planted", seed=1).num_nodes
         2000
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
+    whole(seed, "seed")
     graph: Graph | None = None
     splits: tuple[str, ...] = ("random",)
     if name not in names() and Path(name).exists():
@@ -74,9 +73,8 @@ def load_dataset(
         raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, splits))}")
     task_splits = {other: draw for other, (of, draw) in TASK_SPLITS.items() if of == own_task}
     if task not in (None, own_task, *task_splits):
-        raise InputError(
-            f"{name!r} is for {' or '.join((own_task, *task_splits))} tasks, got `task={task!r}`"
-        )
+        tasks = " or ".join((own_task, *task_splits))
+        raise InputError(f"{name!r} is for {tasks} tasks, got `task={task!r}`")
     if graph is None:
         graph = _read(about, root)
     split = split or splits[0]

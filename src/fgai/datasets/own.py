@@ -30,17 +30,16 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes")
 """Names in an archive, those of PyG's `Data`; all but the first may be missing."""
 PARTS = ("train", "val", "test")
-TABLES = ("edges.csv", "nodes.csv")
-"""Names of the tables in a folder; the second may be missing."""
+TABLES = ("edges.csv", "nodes.csv")  # in a folder; the second may be missing
+ENDS = ("source", "destination")
 _MISNAMED = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "destination"}
 """Frequent wrong names of columns, and the right ones; they are refused, not read as attributes."""
-_MOST_NODES_PER_EDGE = 64
-"""Beyond a million nodes; larger node numbers are probably labels."""
+_MOST_NODES_PER_EDGE = 64  # beyond a million nodes; larger node numbers are probably labels
 
 
 @typed
 def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
-    """Read a graph from a file; it is named after the file.
+    """Read a graph from a file or folder; it is named after it. `DataError` if it is damaged or unsafe.
 
     - `.npz`: arrays by the names of PyG's `Data`; only `edge_index` is required, unknown names are refused.
       Numbers become float32, labels whole numbers.
@@ -50,14 +49,6 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
       once), `y` (class, or empty), `split` (train, val, test or empty), and every other column is a feature.
       Nodes are numbers from 0, or any names; classes likewise (`Graph.node_names`, `class_names`).
     - a folder with `edges.csv` and perhaps `nodes.csv`, or one written by `fgai data convert`.
-
-    Args:
-        path: the file or folder.
-        node_table: of an edge list in CSV.
-
-    Raises:
-        DataError: no such file, of another kind, damaged, unsafe, or a table that does not fit.
-        InputError: its content is no graph, see `Graph.from_edges`.
     """
     path, table = Path(path), None if node_table is None else Path(node_table)
     if is_store(path) and table is None:
@@ -197,25 +188,24 @@ class _Table:
 
 
 def _read_tables(path: Path, nodes: Path | None) -> dict[str, Any]:
-    edges, ends = _Table(path, ("source", "destination")), ("source", "destination")
+    edges = _Table(path, ENDS)
     fields, numbers = ({}, None) if nodes is None else _read_nodes(nodes)
-    if numbers is None and all(_is_number(edges.columns[name][0]) for name in ends):
-        fields["edge_index"] = torch.tensor([edges.numbers(name, int) for name in ends])
+    if numbers is None and all(_is_number(edges.columns[name][0]) for name in ENDS):
+        fields["edge_index"] = torch.tensor([edges.numbers(name, int) for name in ENDS])
     else:
         if numbers is None:  # nodes are numbered in the order in which their names appear
-            for name in ends:
+            for name in ENDS:
                 edges.refuse(name, _is_number, "must be a name as others are")
-            pairs = zip(*(edges.columns[name] for name in ends), strict=True)
+            pairs = zip(*(edges.columns[name] for name in ENDS), strict=True)
             numbers = {name: index for index, name in enumerate(dict.fromkeys(chain.from_iterable(pairs)))}
             fields["node_names"], fields["num_nodes"] = tuple(numbers), len(numbers)
-        for name in ends:
+        for name in ENDS:
             edges.refuse(name, lambda word: word not in numbers, f"must be a node of {nodes}")
-        fields["edge_index"] = torch.tensor(
-            [[numbers[word] for word in edges.columns[name]] for name in ends]
-        )
+        ends = [[numbers[word] for word in edges.columns[name]] for name in ENDS]
+        fields["edge_index"] = torch.tensor(ends)
     if "weight" in edges.columns:
         fields["edge_weight"] = torch.tensor(edges.numbers("weight"))
-    attributes = edges.matrix((*ends, "weight"))
+    attributes = edges.matrix((*ENDS, "weight"))
     return fields if attributes is None else {**fields, "edge_attr": attributes}
 
 

@@ -23,37 +23,21 @@ PLANTED = "planted"
 @typed
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """Description of a dataset.
+    """Description of a dataset."""
 
-    Attributes:
-        name: argument of `fgai.load_dataset`.
-        description: nodes, edges, features and classes in words, and how they were prepared.
-        source: where the publishers offer it.
-        citation: the publication to cite.
-        licence: as stated by the publishers.
-        num_nodes: N.
-        num_edges: directed edges, after reverses were added and duplicates and loops dropped.
-        num_features: F.
-        num_classes: classes of the nodes, or of the graphs if these have the labels.
-        num_graphs: 1, or the number of graphs in a graph classification set.
-        task: its own task, e.g. `node` or `graph`; see `fgai.tasks`.
-        splits: values of `split`; the first is the default.
-        files: in the data folder; each inner tuple alone is enough.
-    """
-
-    name: str
-    description: str
-    source: str
+    name: str  # argument of `fgai.load_dataset`
+    description: str  # nodes, edges, features and classes in words, and how they were prepared
+    source: str  # where the publishers offer it
     citation: str
-    licence: str
+    licence: str  # as stated by the publishers
     num_nodes: int
-    num_edges: int
+    num_edges: int  # directed edges, after reverses were added and duplicates and loops dropped
     num_features: int
-    num_classes: int
+    num_classes: int  # of the nodes, or of the graphs if these have the labels
     num_graphs: int = 1
-    task: str = "node"
-    splits: tuple[str, ...] = ("random",)
-    files: tuple[tuple[str, ...], ...] = ()
+    task: str = "node"  # its own task, see `fgai.tasks`
+    splits: tuple[str, ...] = ("random",)  # values of `split`; the first is the default
+    files: tuple[tuple[str, ...], ...] = ()  # in the data folder; each inner tuple alone is enough
 
 
 @typed
@@ -89,12 +73,8 @@ TASK_SPLITS: dict[str, tuple[str, Callable[[Graph, int], Graph]]] = {"link": ("n
 def register_dataset(info: DatasetInfo, source: Source) -> None:
     """Add a dataset for `fgai.load_dataset`, `fgai data` and `--data`.
 
-    Args:
-        info: its sizes are checked when it is loaded.
-        source: `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from files.
-
-    Raises:
-        InputError: the name is taken, the task unknown, not one of `make` and `reader`, or no https.
+    The source is `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from files.
+    Sizes are checked when it is loaded.
 
     Example:
         >>> mine = DatasetInfo(
@@ -128,13 +108,7 @@ def unregister_dataset(name: str) -> None:
 
 @typed
 def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: str) -> None:
-    """Use datasets of the task `of` for another task, as node datasets for link prediction.
-
-    `split` maps a graph and a seed to a graph of that other task.
-
-    Raises:
-        InputError: a task is unknown, or `task` has such a split already.
-    """
+    """Use datasets of the task `of` for another one; `split` maps a graph and a seed to a graph of `task`."""
     one_of(task, "task", tuple(TASKS))
     one_of(of, "of", tuple(TASKS))
     if task in TASK_SPLITS:

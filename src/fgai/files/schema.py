@@ -14,19 +14,11 @@ Schema = Mapping[str, Any]
 
 
 def check(value: Any, kind: Any, where: str) -> None:
-    """Raise unless a plain value is of an annotated type.
+    """Raise `CheckpointError`, which names the innermost wrong value, unless `value` is of an annotated type.
 
-    A `float` may be a whole number, a `tuple` is a list in a file; a bool is no number. A `TypedDict` must
-    have every key that is not `NotRequired`, and no others.
-
-    Args:
-        value: from JSON or TOML.
-        kind: `Any`, `None`, `bool`, `int`, `float`, `str`, `Literal`, `list`, `tuple`, `dict`, a `TypedDict`,
-            or a union of these.
-        where: name of the value, for the message.
-
-    Raises:
-        CheckpointError: it is not; the message names the innermost value that is wrong.
+    A `kind` is `Any`, `None`, `bool`, `int`, `float`, `str`, `Literal`, `list`, `tuple`, `dict`, a
+    `TypedDict`, or a union of these. A `float` may be a whole number, a `tuple` is a list in a file; a bool
+    is no number. A `TypedDict` must have every key that is not `NotRequired`, and no others.
 
     Example:
         >>> check({"epoch": 3}, dict[str, int], "the state")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fgai import checks, metrics
 from fgai.attention import model_name
+from fgai.datasets.own import PARTS
 from fgai.divergence import tvd
 from fgai.errors import InputError, collect_warnings, warn
 from fgai.evaluation.reliability import check_sharpness, warning_entries
@@ -25,7 +26,7 @@ from fgai.large.streaming import _exact_pass
 from fgai.large.training import stored_source
 from fgai.processes import SINGLE, ProcessGroup
 from fgai.records import plain
-from fgai.tasks import PARTS, task_of
+from fgai.tasks import task_of
 from fgai.typed import typed
 
 _Sums = dict[str, tuple[float, int]]  # by name: sum over the nodes whose value is defined, their number

@@ -87,10 +87,9 @@ class _ArrayFolder(ABC):
             values = parse_json(regular(file).read_bytes())
             version = values.get("version") if isinstance(values, dict) else None
             if isinstance(version, int) and version != self._version:
-                age, remedy = (
-                    ("newer", "update fgai") if version > self._version else ("older", "make it again")
-                )
-                raise DataError(f"{file} is of {age} version {version}; {remedy}")
+                if version > self._version:
+                    raise DataError(f"{file} is of a newer version, {version}; update fgai")
+                raise DataError(f"{file} is of an older version, {version}; make it again")
             self._manifest = take_checksum(values)
             if self._manifest is values:
                 raise ValueError("it has no checksum")

@@ -122,7 +122,7 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
 
 
 def _file_identity(path: Path) -> dict[str, Any]:
-    """Return path, size, time and a hash of a file: of all of it up to 4 MiB, else of 4 MiB spread over it."""
+    """Return path, size, time and a hash of a file; beyond 4 MiB the hash is of 4 MiB spread over it."""
     status, digest = regular(path).stat(), hashlib.sha256()
     samples = min(SAMPLES, -(-status.st_size // SAMPLE))
     last = max(0, status.st_size - SAMPLE)
