@@ -134,10 +134,8 @@ def finite(tensor: Tensor, name: str) -> Tensor:
         return tensor
     bad = (~good).nonzero()
     row = int(bad[0, 0]) if bad.dim() == 2 and bad.shape[1] else 0
-    raise InputError(
-        f"`{name}` must be finite, got {bad.shape[0]} NaN or infinite entries, the first in row {row};"
-        " clean or impute them before use"
-    )
+    text = f"got {bad.shape[0]} NaN or infinite entries, the first in row {row}"
+    raise InputError(f"`{name}` must be finite, {text}; clean or impute them before use")
 
 
 def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tensor:
@@ -148,10 +146,8 @@ def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tenso
     if edges.dtype not in (torch.int64, torch.int32):
         raise InputError(f"`{name}` must hold integers (torch.long), got {edges.dtype}; use `.long()`")
     if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= num_nodes):
-        raise InputError(
-            f"`{name}` must name nodes 0..{num_nodes - 1}, got {int(edges.min())}..{int(edges.max())};"
-            " check `num_nodes` or relabel the nodes"
-        )
+        nodes = f"0..{num_nodes - 1}, got {int(edges.min())}..{int(edges.max())}"
+        raise InputError(f"`{name}` must name nodes {nodes}; check `num_nodes` or relabel the nodes")
     return edges.long()
 
 

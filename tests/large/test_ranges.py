@@ -12,7 +12,7 @@ import fgai
 from fgai.attention import add_limits, call_model, evaluating, limits_of, measuring, prepared
 from fgai.errors import AttentionError, DataError, InputError
 from fgai.graph import Graph
-from fgai.large import observe_store, ranges, write_store
+from fgai.large import blocks, observe_store, write_store
 from fgai.large.streaming import _exact_pass, _measure_store
 from support.graph_cases import small_data
 from support.store_cases import loaded_attention, slow
@@ -51,8 +51,8 @@ def test_are_those_of_a_pass_in_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranges, "NUMBERS", 40)  # blocks of a few rows, channels one by one
-    monkeypatch.setattr(ranges, "SAMPLE", 30)
+    monkeypatch.setattr(blocks, "NUMBERS", 40)  # blocks of a few rows, channels one by one
+    monkeypatch.setattr(blocks, "SAMPLE", 30)
     monkeypatch.setattr("fgai.attention.limits.SAMPLE", 30)
     graph = small_data(nodes=70, width=5)
     stored = write_store(graph, tmp_path / "graph")

@@ -58,10 +58,8 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     if path.is_dir() and table is None:
         name, (path, table) = path.resolve().name, (path / file for file in TABLES)
         if not path.exists():
-            raise DataError(
-                f"{path.parent} must hold {TABLES[0]} and perhaps {TABLES[1]}, or be a folder of"
-                " `fgai data convert`; see `fgai.load_graph`"
-            )
+            tables = f"{TABLES[0]} and perhaps {TABLES[1]}"
+            raise DataError(f"{path.parent} must hold {tables}, or be a folder of `fgai data convert`")
         table = table if table.exists() else None
     if path.suffix not in (".npz", ".pt", ".csv"):
         raise DataError(f"{path} must be a graph as .npz, .pt or .csv, or a folder; see `fgai.load_graph`")
@@ -128,9 +126,8 @@ def _read_saved(path: Path) -> dict[str, Any]:
     try:
         content = load_torch(path, (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage))
     except ValueError as error:
-        raise DataError(
-            f"{path} was refused: {error}; write a PyG `Data` anew, `torch.save(data.to_dict(), path)`"
-        ) from error
+        remedy = "write a PyG `Data` anew, `torch.save(data.to_dict(), path)`"
+        raise DataError(f"{path} was refused: {error}; {remedy}") from error
     fields = Data.to_dict(content) if type(content) is Data else content
     if not isinstance(fields, dict):
         kind = type(content).__name__
@@ -154,9 +151,8 @@ class _Table:
         missing = [name for name in required if name not in heading]
         if missing or len(set(heading)) != len(heading):
             rule = f"a column `{missing[0]}`" if missing else "different columns"
-            raise DataError(
-                f"{path} must have {rule} in its first line, got {', '.join(heading) or 'nothing'}"
-            )
+            columns = ", ".join(heading) or "nothing"
+            raise DataError(f"{path} must have {rule} in its first line, got {columns}")
         bad = next((line for line, row in rows if len(row) != len(heading)), None)
         if bad is not None or not rows:
             raise DataError(f"{path} must have {len(heading)} values in every line; look at line {bad or 2}")
@@ -170,16 +166,15 @@ class _Table:
                 raise DataError(f"`{name}` in line {line} of {self.path} {rule}, got {word!r}")
 
     def numbers(self, name: str, kind: type[int] | type[float] = float) -> list[Any]:
-        values: list[Any] = []
-        for line, word in zip(self.lines, self.columns[name], strict=True):
+        def is_none(word: str) -> bool:
             try:
-                values.append(kind(word))
+                kind(word)
             except ValueError:
-                rule = "a whole number" if kind is int else "a number"
-                raise DataError(
-                    f"`{name}` in line {line} of {self.path} must be {rule}, got {word!r}"
-                ) from None
-        return values
+                return True
+            return False
+
+        self.refuse(name, is_none, f"must be {'a whole number' if kind is int else 'a number'}")
+        return [kind(word) for word in self.columns[name]]
 
     def matrix(self, used: tuple[str, ...]) -> Tensor | None:
         """Return the columns that are not `used` as float32 [rows, columns]; None if there are none."""
@@ -217,9 +212,7 @@ def node_fields(path: Path) -> dict[str, Any]:
     """Read a table of numbered nodes, `class_names` included; `DataError` if nodes have names."""
     fields, _ = _read_nodes(path)
     if "node_names" in fields:
-        raise DataError(
-            f"`node` of {path} must hold every number from 0 on once; for names, convert its folder"
-        )
+        raise DataError(f"`node` of {path} must hold all numbers from 0 on; for names, convert its folder")
     return fields
 
 
@@ -258,9 +251,7 @@ def _classes(table: _Table) -> tuple[Tensor, tuple[str, ...] | None]:
     words = table.columns["y"]
     for line, word, part in zip(table.lines, words, table.columns.get("split") or words, strict=True):
         if not word and part:
-            raise DataError(
-                f"line {line} of {table.path} has the split {part!r} and no class `y`; fill in one"
-            )
+            raise DataError(f"line {line} of {table.path} has the split {part!r}, but no class `y`")
     if all(_is_number(word) or word in ("", "-1") for word in words):
         return torch.tensor([int(word or -1) for word in words]), None
     classes = tuple(sorted({word for word in words if word}))

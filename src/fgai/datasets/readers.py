@@ -96,9 +96,8 @@ def _arrays(path: Path, layout: Mapping[str, tuple[str, int]]) -> dict[str, Arra
     for name, (kinds, dimensions) in layout.items():
         array = arrays[name]
         if array.dtype.kind not in kinds or array.ndim != dimensions:
-            raise DataError(
-                f"{path}: `{name}` has type {array.dtype} and {array.ndim} dimensions; fetch it again"
-            )
+            form = f"type {array.dtype} and {array.ndim} dimensions"
+            raise DataError(f"{path}: `{name}` has {form}; fetch it again")
     return arrays
 
 

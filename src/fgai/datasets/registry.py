@@ -95,7 +95,7 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
         raise InputError(f"`url` of {info.name!r} must begin with https://, got {source.url!r}")
     if source.sha256 and len(source.sha256) != len(info.files[0]):
         raise InputError(
-            f"`sha256` of {info.name!r} must have one entry for each of {len(info.files[0])} files"
+            f"`sha256` of {info.name!r} must have {len(info.files[0])} entries, one for each file"
         )
     _INFO[info.name], _SOURCES[info.name] = info, source
 

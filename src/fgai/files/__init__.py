@@ -2,7 +2,10 @@
 
 from fgai.files.https import extract, fetch
 from fgai.files.read import (
+    Schema,
     add_checksum,
+    check,
+    check_items,
     check_sizes,
     digest_of,
     inflate,
@@ -14,7 +17,6 @@ from fgai.files.read import (
     require_whole,
     take_checksum,
 )
-from fgai.files.schema import Schema, check, check_items
 from fgai.files.write import is_stream, pack, read_metadata, tensors_digest, unpack, write_atomic
 
 __all__ = [

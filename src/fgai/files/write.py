@@ -18,8 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fgai.errors import CheckpointError, FgaiError
-from fgai.files.read import parse_json, regular
-from fgai.files.schema import check
+from fgai.files.read import check, parse_json, regular
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> None:

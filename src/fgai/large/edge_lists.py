@@ -54,10 +54,8 @@ def _lines(path: Path) -> Iterator[_Lines]:
             try:
                 block = file.read(PART)
             except (EOFError, OSError, zlib.error) as error:
-                raise DataError(
-                    f"{path} is damaged or truncated after byte {byte + len(rest)}, line {line} or later:"
-                    f" {error}; fetch it again"
-                ) from error
+                where = f"after byte {byte + len(rest)}, line {line} or later"
+                raise DataError(f"{path} is damaged or truncated {where}: {error}; fetch it again") from error
             if not block:
                 break
             end = block.rfind(b"\n") + 1
@@ -127,9 +125,8 @@ def _refuse_line(lines: _Lines, path: Path, columns: int, delimiter: str | None)
         comment = delimiter is None and line.startswith(COMMENTS)
         if line and not comment and (len(values) != columns or (columns == 2 and min(values) < 0)):
             required = "two node numbers" if columns == 2 else f"{columns} numbers"
-            raise DataError(
-                f"line {number} of {path}, from byte {start} on, must hold {required}, got {line[:60]!r}"
-            )
+            where = f"line {number} of {path}, from byte {start} on,"
+            raise DataError(f"{where} must hold {required}, got {line[:60]!r}")
         start += len(raw)
 
 
@@ -185,9 +182,7 @@ def _parquet_column(column: Any, name: str, path: Path, row: int) -> Array:
         raise DataError(f"`{name}` of {path} has no value in row {first}; fill it, or leave such edges out")
     values: Array = np.asarray(column)
     if values.dtype.kind not in "iuf":
-        raise DataError(
-            f"`{name}` of {path} must hold numbers, got {column.type}; convert or drop the column"
-        )
+        raise DataError(f"`{name}` of {path} must hold numbers, got {column.type}; convert or drop it")
     return values
 
 

@@ -113,10 +113,8 @@ def evaluate_store(
             (each.logits.shape, len(each.layers), len(each.rows().source)) for each in (own, other or own)
         ]
         if other is not None and sizes[0] != sizes[1]:
-            raise InputError(
-                "`vanilla` must have the model's layers, edges and classes, to be compared with it; got"
-                f" {model_name(model)} and {other.model}"
-            )
+            models = f"{model_name(model)} and {other.model}"
+            raise InputError(f"`vanilla` must have the model's layers, edges and classes, got {models}")
         means = _means(own, other, k, group)
         layers = range(len(own.layers))
         results: dict[str, Any] = dict(_scores(own, source.node_graph))

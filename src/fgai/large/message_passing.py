@@ -39,8 +39,7 @@ from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.arrays import Array, _ArrayFiles, map_array
-from fgai.large.blocks import _ExactPass, _PassOptions
-from fgai.large.ranges import _measure_layer
+from fgai.large.blocks import _ExactPass, _measure_layer, _PassOptions
 from fgai.large.sampling import NeighbourSampler, _mini_batch
 from fgai.large.sort import _row_blocks
 from fgai.large.stored import StoredGraph
@@ -130,8 +129,8 @@ def _check_output(value: Any, name: str, model: nn.Module, nodes: int) -> Tensor
     if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != nodes:
         kind = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(
-            f"layer {name!r} of {model_name(model)} must return a tensor with a row for each of {nodes}"
-            f" nodes to be computed on a stored graph, got {kind}; leave out `return_attention_weights`"
+            f"layer {name!r} of {model_name(model)} must return a tensor with {nodes} rows, one for each"
+            f" node, got {kind}; leave out `return_attention_weights`"
         )
     return value
 
@@ -291,9 +290,7 @@ class _MessagePassingPass(_ExactPass):
         def call(name: str, compute: _Call) -> Tensor:
             position, run = next(runs, (-1, None))
             if run is None or run.name != name:
-                raise InputError(
-                    f"{model_name(self._model)} runs its layers in another order on another part of the graph"
-                )
+                raise InputError(f"{model_name(self._model)} runs its layers in an order that varies")
             if position == number:
                 records = run.attends and self._options.ranges is None
                 tap = record(self._modules[name], ranked=self._options.ranked) if records else nullcontext()
@@ -319,9 +316,7 @@ class _MessagePassingPass(_ExactPass):
         rowptr, source = self._edges
         expected = source[int(rowptr[first]) : int(rowptr[last])]
         if not np.array_equal(nodes[layer.source[edges].cpu().numpy()], expected):
-            raise InputError(
-                f"an attention layer of {model_name(self._model)} reads other edges than the graph has"
-            )
+            raise InputError(f"an attention layer of {model_name(self._model)} reads other edges")
         values = layer.heads()[:, None] if self._options.averaged else layer.values
         scores = {"scores": layer.ranking()[edges]} if self._options.ranked else {}
         return {"attention": values[edges], **scores}

@@ -32,9 +32,8 @@ from fgai.large.blocks import _forward_adjacency, _write_rows
 from fgai.large.message_passing import _is_own
 from fgai.large.observation import StoredObservation, _write_manifest
 from fgai.large.sampling import Batches, NeighbourSampler
-from fgai.large.size import pass_size
 from fgai.large.stored import StoredGraph
-from fgai.large.streaming import _exact_pass, _LayerPass, _measure_store, observe_store
+from fgai.large.streaming import _exact_pass, _LayerPass, _measure_store, observe_store, pass_size
 from fgai.large.write import _feature_blocks, _new_folder
 from fgai.processes import SINGLE, ProcessGroup, current
 from fgai.sparse import Features
@@ -181,10 +180,8 @@ class _StoredSource:
     def check_classes(self, count: int) -> None:
         """Raise unless a model with so many logits per node can predict every class of the graph."""
         if count < self.node_graph.num_classes:
-            raise InputError(
-                f"the model must give {self.node_graph.num_classes} logits per node for"
-                f" {self.stored.name!r}, got {count}"
-            )
+            classes = f"{self.node_graph.num_classes} logits per node for {self.stored.name!r}"
+            raise InputError(f"the model must give {classes}, got {count}")
 
     def batches(
         self, model: nn.Module, nodes: Tensor | None, epoch: int, **options: Any

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,17 +18,26 @@ from fgai.attention.calls import HEADS
 from fgai.errors import InputError, RanksError
 from fgai.graph import Graph
 from fgai.large.arrays import _ArrayFiles, map_array
-from fgai.large.blocks import _attend, _Block, _ExactPass, _PassOptions, _read_ahead, _Sides
+from fgai.large.blocks import (
+    _attend,
+    _Block,
+    _ExactPass,
+    _measure_layer,
+    _PassOptions,
+    _RangeOptions,
+    _read_ahead,
+    _Sides,
+)
 from fgai.large.message_passing import _is_own, _MessagePassingPass
 from fgai.large.observation import StoredObservation, _write_manifest
-from fgai.large.ranges import _measure_layer, _RangeOptions
 from fgai.large.sort import _row_blocks
-from fgai.large.stored import StoredGraph
+from fgai.large.stored import DTYPES, StoredGraph
 from fgai.large.write import _feature_blocks, _new_folder
 from fgai.models import AttentionModel
 from fgai.processes import SINGLE, ProcessGroup
 from fgai.progress import stage as progress
 from fgai.sparse import Adjacency, Features
+from fgai.sparse.valid import LARGEST
 from fgai.typed import typed
 
 BLOCK_EDGES = 1 << 18
@@ -140,10 +149,8 @@ class _LayerPass(_ExactPass):
         if not isinstance(bare, AttentionModel):
             raise InputError(f"`model` must be fgai's GAT, GATv2 or GT, got {model_name(model)}")
         if not bare.streams:
-            raise InputError(
-                f"{model_name(model)} reads the whole graph, so it does not take a stored one; use GAT,"
-                " GATv2, or GT with `encodings=0`"
-            )
+            remedy = "use GAT, GATv2, or GT with `encodings=0`"
+            raise InputError(f"{model_name(model)} reads the whole graph, never a stored one; {remedy}")
         none = torch.zeros(0, dtype=torch.long)
         fields: dict[str, Any] = dict(stored.edge_fields(slice(0, 0)))
         one = Adjacency.from_sorted(none, none, 1)
@@ -257,3 +264,86 @@ class _LayerPass(_ExactPass):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             weight = None if self._weight is None else torch.from_numpy(np.array(self._weight[edges]))
             yield _Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
+
+
+CONVERSION_MEMORY = 270 << 20  # bytes that a conversion needs for one block of edges or features
+
+
+class GraphSize(NamedTuple):
+    """Bytes of a graph, without the headers of files, a hundred bytes each."""
+
+    disk: int  # of the folder
+    conversion_disk: int  # peak while an edge list is converted, without its sources
+    conversion_memory: int  # peak meanwhile
+    memory: int  # as a `Graph`; kernels add 12 for each edge and 8 for each node
+
+
+@typed
+def graph_size(
+    num_nodes: int, num_edges: int, num_features: int = 0, *, labels: bool = False, weights: bool = False
+) -> GraphSize:
+    """Return how many bytes a graph with dense features takes; edges include reverses of undirected ones.
+
+    Example:
+        >>> graph_size(10, 50, 4).disk, graph_size(10, 50, 4).memory
+        (448, 1536)
+    """
+    nodes = checks.whole(num_nodes, "num_nodes", 1, LARGEST)
+    edges = checks.whole(num_edges, "num_edges", 0)
+    width = {name: np.dtype(kind).itemsize for name, kind in DTYPES.items()}
+    of_nodes = nodes * (checks.whole(num_features, "num_features", 0) * width["x"] + labels * width["y"])
+    of_edges = edges * weights * width["edge_weight"]
+    pointers, ends = (nodes + 1) * width["rowptr"], edges * width["source"]
+    return GraphSize(
+        disk=of_nodes + pointers + ends + of_edges,
+        # Spooled edges, source and destination, beside the same edges in rows.
+        conversion_disk=of_nodes + pointers + 3 * ends + 2 * of_edges,
+        conversion_memory=CONVERSION_MEMORY + 2 * pointers,
+        # Pointers, source, destination and the order of outgoing edges are int64.
+        memory=of_nodes + 2 * pointers + 3 * edges * 8 + of_edges,
+    )
+
+
+class PassSize(NamedTuple):
+    """Bytes that `observe_store` writes, without headers of files: of the `result`, and at the `peak`."""
+
+    result: int
+    peak: int
+
+
+@typed
+def pass_size(
+    model: nn.Module, num_nodes: int, num_edges: int, num_features: int, *, heads: str = "each"
+) -> PassSize:
+    """Return how many bytes `observe_store` writes for a graph without edge weights.
+
+    The edges include self-loops that the model adds. `InputError` if it cannot be computed row by row.
+    """
+    checks.one_of(heads, "heads", HEADS)
+    nodes, edges = checks.whole(num_nodes, "num_nodes", 1), checks.whole(num_edges, "num_edges", 0)
+    checks.memory(checks.whole(num_features, "num_features", 0), 4, "num_features")
+    with evaluating(model), torch.no_grad():
+        plan = stages_of(model)
+        if plan is None:
+            raise InputError(f"`model` must be one that `observe_store` takes, got {model_name(model)}")
+        device = next(model.parameters()).device
+        state = plan.enter(Features.dense(torch.zeros(1, num_features, device=device)), None)
+        entry = _row(state) if plan.keeps_state and isinstance(state, Tensor) else 0
+        sides, states = [], []
+        for stage in plan.stages:
+            projections = stage.layer.sides(state)
+            sides.append(sum({id(side): _row(side) for side in projections}.values()))
+            before = state if plan.keeps_state and isinstance(state, Tensor) else None
+            state = after = stage.update(before, stage.layer.join(projections[2]))
+            states.append(_row(after))
+        states[-1] += _row(plan.leave(after))
+    result = peak = 8 * (nodes + 1) + 4 * edges
+    for number, stage in enumerate(plan.stages):
+        result += nodes * states[number] + 4 * edges * (1 if heads == "mean" else stage.layer.heads)
+        own_and_next = sum(sides[number : number + 2])
+        peak = max(peak, result + nodes * (entry + own_and_next))
+    return PassSize(result, peak)
+
+
+def _row(block: Tensor) -> int:
+    return block[0].numel() * block.element_size()

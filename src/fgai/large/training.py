@@ -157,9 +157,7 @@ class _VanillaBatches(_BatchRecipe):
         """Check the model; there are no vanilla outputs."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         if norms and self.source.group.is_distributed:
-            raise InputError(
-                'BatchNorm is not supported with several processes; use `norm="layer"` or one process'
-            )
+            raise InputError('several processes cannot train BatchNorm; use `norm="layer"` or one process')
 
     def _parts(self, model: nn.Module, batch: _PreparedBatch | None, step: int) -> _Losses:
         if batch is not None:
@@ -418,9 +416,7 @@ def stored_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
         else:
             graph = as_graph(data)
             if task_of(graph).name != "node":
-                raise InputError(
-                    f"`batch_size` is for tasks of nodes; {graph.name!r} has links or small graphs, leave it"
-                    " out"
-                )
+                name = graph.name
+                raise InputError(f"`batch_size` is for nodes; {name!r} has links or graphs, leave it out")
             data = write_store(graph.to("cpu"), folder / "graph")
         yield _TrainingSource(data, folder, seed)

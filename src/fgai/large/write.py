@@ -259,10 +259,8 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
 def _save_graph(folder: Path, graph: Graph) -> None:
     """Write a graph on the CPU into a new folder."""
     if graph.batch is not None or graph.links is not None or graph.entry_values is not None:
-        raise InputError(
-            f"{graph.name!r} holds small graphs, links or `entry_values`, which are not stored; store"
-            " the whole graph"
-        )
+        other = "small graphs, links or `entry_values`"
+        raise InputError(f"{graph.name!r} holds {other}, which are not stored; store the whole graph")
     _save_arrays(folder, {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)})
     _save_arrays(folder, {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source})
     _save_features(folder, graph.features)
