@@ -112,10 +112,6 @@ def load_dataset(
         task: `link` hides links to be predicted (see `link_split`), others are split as
             `register_task_split` says; None for the dataset's own task.
 
-    Raises:
-        DataError: unknown name or split; files missing, truncated or of something else.
-        InputError: the dataset cannot be used for this task.
-
     Example:
         >>> load_dataset("planted", seed=1).num_nodes
         2000

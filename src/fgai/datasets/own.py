@@ -166,15 +166,14 @@ class _Table:
                 raise DataError(f"`{name}` in line {line} of {self.path} {rule}, got {word!r}")
 
     def numbers(self, name: str, kind: type[int] | type[float] = float) -> list[Any]:
-        def is_none(word: str) -> bool:
+        values: list[Any] = []
+        for line, word in zip(self.lines, self.columns[name], strict=True):
             try:
-                kind(word)
+                values.append(kind(word))
             except ValueError:
-                return True
-            return False
-
-        self.refuse(name, is_none, f"must be {'a whole number' if kind is int else 'a number'}")
-        return [kind(word) for word in self.columns[name]]
+                rule = f"must be {'a whole number' if kind is int else 'a number'}, got {word!r}"
+                raise DataError(f"`{name}` in line {line} of {self.path} {rule}") from None
+        return values
 
     def matrix(self, used: tuple[str, ...]) -> Tensor | None:
         """Return the columns that are not `used` as float32 [rows, columns]; None if there are none."""

@@ -86,8 +86,7 @@ def _check(raw: RawGraph, path: Path) -> None:
             raise DataError(f"{path}: the {name} split names nodes outside 0..{n - 1}; fetch it again")
 
 
-INDEX, NUMBER, BOOL = "iu", "iuf", "b"
-"""Kinds of numpy dtypes: integers, any numbers, booleans."""
+INDEX, NUMBER, BOOL = "iu", "iuf", "b"  # kinds of numpy dtypes: integers, any numbers, booleans
 
 
 def _arrays(path: Path, layout: Mapping[str, tuple[str, int]]) -> dict[str, Array]:

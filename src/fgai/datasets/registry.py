@@ -45,20 +45,15 @@ class DatasetInfo:
 class Source:
     """How a dataset is made or read, where it is downloaded from, and how it is verified.
 
-    Attributes:
-        make: returns the graph of a dataset without files; split `public` keeps its masks.
-        reader: returns the content of the files as a `fgai.datasets.readers.RawGraph`.
-        url: https address to download from, or None. `{file}` stands for the name of each file; an address
-            without it is that of the only file, or of a zip archive that holds all of them.
-        sha256: of the files of the first layout, in order; empty if unknown.
-        fingerprint: of the graph; if known, files of this content but other `sha256` are accepted.
+    In the `url` (https) `{file}` stands for the name of each file; an address without it is that of the only
+    file, or of a zip archive of all.
     """
 
-    make: Callable[[], Graph] | None = None
-    reader: Reader | None = None
+    make: Callable[[], Graph] | None = None  # returns a graph without files; split `public` keeps its masks
+    reader: Reader | None = None  # returns the content of the files as a `fgai.datasets.readers.RawGraph`
     url: str | None = None
-    sha256: tuple[str, ...] = ()
-    fingerprint: str = ""
+    sha256: tuple[str, ...] = ()  # of the files of the first layout, in order; empty if unknown
+    fingerprint: str = ""  # of the graph; files of this content, but other `sha256`, are accepted
 
 
 _INFO: dict[str, DatasetInfo] = {}
@@ -123,37 +118,23 @@ def unregister_task_split(task: str) -> None:
 
 
 def _register_catalog() -> None:
-    """Register the datasets of `catalog.json`, which are read from files."""
+    """Register the datasets of `catalog.json`; one without a reader is made by `planted`."""
     folder = resource_files("fgai.datasets")
     sums = (folder / "SHA256SUMS").read_text(encoding="utf-8")  # `sha256sum -c` reads it, too
     digests = {file: digest for digest, file in map(str.split, sums.splitlines())}
     for name, facts in json.loads((folder / "catalog.json").read_text(encoding="utf-8")).items():
-        files = tuple(map(tuple, facts.pop("files")))
+        files, reader = tuple(map(tuple, facts.pop("files", ()))), facts.pop("reader", None)
         origin = Source(
-            reader=READERS[facts.pop("reader")],
+            make=planted if reader is None else None,
+            reader=None if reader is None else READERS[reader],
             url=facts.pop("url", None),
-            sha256=tuple(digests[file] for file in files[0] if file in digests),
+            sha256=tuple(digests[file] for file in (files[0] if files else ()) if file in digests),
             fingerprint=facts.pop("fingerprint", ""),
         )
         splits = tuple(facts.pop("splits"))
         register_dataset(DatasetInfo(name=name, files=files, splits=splits, **facts), origin)
 
 
-register_dataset(
-    DatasetInfo(
-        name=PLANTED,
-        description="Built in: a citation-like graph whose informative edges (`edge_truth`) are known. The"
-        " graph is always the same; the seed draws the split.",
-        source="fgai.datasets.planted",
-        citation="this library",
-        licence="MIT",
-        num_nodes=2000,
-        num_edges=15914,
-        num_features=308,
-        num_classes=5,
-    ),
-    Source(make=planted),
-)
 _register_catalog()
 
 

@@ -78,19 +78,12 @@ def evaluate_store(
     seed: int = 0,
     group: ProcessGroup = SINGLE,
 ) -> StoredEvaluation:
-    """Measure a model on a stored graph, by exact passes block by block.
+    """Measure a model on a stored graph or its folder, by exact passes block by block, see `observe_store`.
 
-    F1 and sharpness, with a vanilla model also agreement, g-TVD and overlap. Attacks, F-slopes and
-    certificates need whole graphs: `fgai.evaluate(model, stored.load())`. Warns if attention is close to
-    uniform.
-
-    Args:
-        model: see `observe_store`, also for `group`.
-        stored: the graph or its folder.
-        vanilla: the model it was trained from.
-        k: neighbours in an explanation.
-        seed: of the split, if there are labels and no masks; as in `fgai.train`.
-        group: processes that share the blocks; all must call this, and all get the numbers of one process.
+    F1 and sharpness, with the `vanilla` model it was trained from also agreement, g-TVD and overlap of the
+    top `k`. Attacks, F-slopes and certificates need whole graphs: `fgai.evaluate(model, stored.load())`.
+    Warns if attention is close to uniform. The seed is that of the split, if there are labels and no masks.
+    All processes of a `group` must call this, and all get the numbers of one process.
 
     Example:
         >>> import fgai

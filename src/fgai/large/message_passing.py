@@ -49,10 +49,8 @@ from fgai.sparse import Adjacency
 
 NUMBERS = 1 << 26
 """Entries of the features, or of one layer's outputs, that a block and its neighbours have at most."""
-SEEDS = 6
-"""Nodes around which a model is tried."""
-TOLERANCE = 1e-4
-"""Relative difference of outputs that counts as rounding."""
+SEEDS = 6  # nodes around which a model is tried
+TOLERANCE = 1e-4  # relative difference of outputs that counts as rounding
 _Call = Callable[..., Any]
 
 

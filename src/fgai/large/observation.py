@@ -125,11 +125,6 @@ class StoredObservation(_ArrayFolder):
             raise DataError(f"{self.path} has no {name}; its layers are {', '.join(self.layers)}")
         return self._open(name)
 
-    def verify(self) -> None:
-        """Compare every array with its checksum; `DataError` if a file is missing or damaged."""
-        self.rows()
-        self._verify()
-
     def positions(self, source: Array, destination: Array) -> Array:
         """Return the positions [e] of edges from `source` to `destination` among `rows`; all must exist."""
         rows = self.rows()

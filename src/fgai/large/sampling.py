@@ -73,7 +73,10 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     ) -> None:
         self.fan_out = _fan_out(fan_out)
         self.replace, self.disjoint, self.seed = bool(replace), bool(disjoint), checks.seed(seed)
-        self._edges, self._order = (graph, None) if isinstance(graph, StoredGraph) else _read_edges(graph)
+        self._edges: StoredGraph | _Rows = graph
+        self._order: Tensor | None = None
+        if not isinstance(graph, StoredGraph):
+            self._edges, self._order = _read_edges(graph)
         self.num_nodes = len(self.rows.rowptr) - 1
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -222,21 +225,13 @@ def _check_index(index: Any) -> None:
 @typed
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """A part of a graph around some nodes, the seeds.
+    """A part of a graph around some nodes, the seeds."""
 
-    Attributes:
-        graph: nodes in the order of `nodes`, and sorted edges; those drawn twice occur twice.
-        nodes: [n] by number in the whole graph; the first `num_seeds` are the seeds.
-        edges: [e] position in the whole graph of each edge of `graph`.
-        num_seeds: B, the nodes whose outputs are used; they depend on the others.
-        trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
-    """
-
-    graph: Graph
-    nodes: Tensor
-    edges: Tensor
-    num_seeds: int
-    trees: Tensor | None = None
+    graph: Graph  # nodes in the order of `nodes`, and sorted edges; those drawn twice occur twice
+    nodes: Tensor  # [n] by number in the whole graph; the first `num_seeds` are the seeds
+    edges: Tensor  # [e] position in the whole graph of each edge of `graph`
+    num_seeds: int  # B, the nodes whose outputs are used; they depend on the others
+    trees: Tensor | None = None  # [n] the seed each node was drawn for, where trees are disjoint
 
     @property
     def seeds(self) -> Tensor:
@@ -294,18 +289,11 @@ def _features(features: Features | None, nodes: Tensor) -> Features | None:
 
 @typed
 class Batches:
-    """Mini-batches of a graph: one pass in the epoch of the sampler.
+    """Mini-batches of a graph, stored or on the CPU: one pass in the epoch of the sampler.
 
-    Args:
-        graph: the whole graph; in memory it must be on the CPU.
-        sampler: draws from this graph.
-        nodes: [M] the seeds, by number or as a mask; all nodes by default.
-        batch_size: seeds of a batch; the last one may have fewer.
-        shuffle: draw the order from the sampler's seed and epoch; else it is that of `nodes`.
-        max_seeds: of a pass, the first in the order; None for all.
-        workers: processes that make batches ahead; 0 makes them in this process.
-        rank: of this process; it takes every `world_size`-th batch.
-        world_size: number of processes that share the batches.
+    The seeds are `nodes` [M], by number or as a mask, all by default. With `shuffle` their order is drawn from
+    the sampler's seed and epoch; `max_seeds` takes the first of them. `workers` are processes that make
+    batches ahead. Of several processes that train together each takes every `world_size`-th batch.
 
     Example:
         >>> from fgai.datasets import planted

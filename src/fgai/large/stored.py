@@ -107,6 +107,15 @@ class _ArrayFolder(ABC):
     def _check_shapes(self) -> None:
         """Raise `ValueError` unless the arrays are of the same nodes and edges."""
 
+    @abstractmethod
+    def rows(self) -> _Rows:
+        """Return the incoming edges, checked once; `DataError` if they are damaged."""
+
+    def verify(self) -> None:
+        """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
+        self.rows()
+        self._verify()
+
     def _open(self, name: str) -> Array:
         if name not in self._arrays:
             file, info = self.path / f"{name}.npy", self._infos[name]
@@ -184,7 +193,7 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         return f"StoredGraph({self.name!r}, {sizes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (os.path.realpath(self.path), sorted(self._verified))
+        return StoredGraph, (os.path.realpath(self.path),), {"_verified": self._verified}
 
     def _check_shapes(self) -> None:
         manifest: _Manifest = self._manifest
@@ -245,10 +254,9 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         return self._open(name) if name in self._infos else None
 
     def verify(self) -> None:
-        """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
-        self.rows()
+        """Compare every file with its checksum, once; `DataError` if one is missing or damaged."""
+        super().verify()
         _ = self.names
-        self._verify()
 
     def rows(self) -> _Rows:
         """Return the incoming edges, checked once; `DataError` if they point outside the graph."""
@@ -292,10 +300,11 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         """Return the nodes without edges and features, with labels and masks; a random split if none."""
         none, starts = (torch.zeros(count, dtype=torch.long) for count in (0, self.num_nodes + 1))
         features = Features.sparse(starts, none, torch.zeros(0), self.num_features)
-        fields: dict[str, Any] = self.node_fields(slice(None)) | self.edge_fields(slice(0, 0))
+        fields: dict[str, Any] = {**self.node_fields(slice(None)), **self.names}
+        fields |= self.edge_fields(slice(0, 0))
         adjacency = Adjacency.from_sorted(none, none, self.num_nodes)
         x = features if self.has_features else None
-        graph = Graph(adjacency, x, name=self.name, **fields, **self.names)
+        graph = Graph(adjacency, x, name=self.name, **fields)
         graph._validate()
         if graph.y is None or any(mask is not None for mask in (graph.train_mask, graph.val_mask)):
             return graph
@@ -321,9 +330,3 @@ def _gather_rows(
     parts = pointers, np.array(indices[entries], np.int64), np.array(values[entries])
     starts, columns, numbers = map(torch.from_numpy, parts)
     return Features.sparse(starts, columns, numbers, num_columns)
-
-
-def _reopen(path: str, verified: list[str]) -> StoredGraph:
-    stored = StoredGraph(path)
-    stored._verified.update(verified)
-    return stored

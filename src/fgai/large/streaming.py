@@ -72,10 +72,7 @@ def observe_store(
 
     Raises:
         InputError: another model, or one that does not read this graph.
-        AttentionError: a PyG model without attention that can be recorded.
-        RanksError: a rank does not see the folder, or one failed.
         DataError: `path` exists already, or the graph is damaged.
-        FgaiError: the folder cannot be written, or the disk is full.
 
     Example:
         >>> import fgai

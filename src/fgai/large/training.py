@@ -382,9 +382,7 @@ def _inject(
 
 
 def _mask(source: _StoredSource, nodes: Tensor) -> Tensor:
-    mask = torch.zeros(source.stored.num_nodes, dtype=torch.bool)
-    mask[nodes.cpu()] = True
-    return mask
+    return torch.zeros(source.stored.num_nodes, dtype=torch.bool).index_fill_(0, nodes.cpu(), True)
 
 
 class _TrainingSource(_StoredSource):
