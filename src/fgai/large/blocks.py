@@ -51,8 +51,8 @@ def _measure_layer(
 ) -> None:
     """Set the ranges of a layer's limits from all rows it reads.
 
-    `run` runs it on one block of nodes after another and yields, before each, the rows that count. Without
-    `clip_share` and `shrink` limits change nothing and are measured together, else in order.
+    `run` runs it block by block and yields, before each block, the rows that count. Without `clip_share` and
+    `shrink` limits change nothing and are measured together, else in order.
     """
     every = limits_of(layer)
     together = options.clip_share == options.shrink == 0

@@ -54,7 +54,7 @@ def convert(
     resume: bool = True,
     root: str | os.PathLike[str] | None = None,
 ) -> StoredGraph:
-    r"""Turn a graph into a folder of memory-mapped arrays, see docs/scale.md.
+    r"""Turn a file, a folder of tables or a dataset by name into a new folder of memory-mapped arrays.
 
     Edge lists are streamed: `.csv` (a heading with `source`, `destination`, perhaps `weight`; other columns
     are attributes), `.txt`, `.tsv`, `.edges` and `.edgelist` (SNAP's two numbers a line), both also as `.gz`,
@@ -67,22 +67,9 @@ def convert(
     `.TARGET.partial`, and the next run with the same sources and options resumes there. If the target is the
     complete graph of the same sources, it is verified and returned with a warning.
 
-    Args:
-        source: a file, a folder with `edges.csv` and `nodes.csv` (read into memory), or a dataset's name.
-        target: the new folder.
-        node_table: CSV with features, labels and split of an edge list's nodes, see `fgai.load_graph`; it is
-            read into memory.
-        features: `.npy` file [N, F] of an edge list's nodes, streamed.
-        labels: `.npy` file [N] of their classes, -1 where unknown.
-        undirected: also store every edge's reverse, of an edge list.
-        overwrite: replace an older stored graph.
-        resume: continue an interrupted run; False starts again.
-        root: folder with the datasets' files, as in `fgai.load_dataset`.
-
-    Raises:
-        DataError: `target` exists already, or a file is missing, damaged or of another kind.
-        InputError: options that do not apply to this source.
-        FgaiError: the folder cannot be written, or another process is writing it.
+    The nodes of an edge list have `features` [N, F] and `labels` [N], -1 where unknown, in `.npy` files that
+    are streamed; or a `node_table` in CSV, see `fgai.load_graph`. `undirected` also stores the reverse of
+    every edge of a list. `root` is that of `fgai.load_dataset`. `overwrite` replaces an older stored graph.
 
     Example:
         >>> text = "source,destination\n0,1\n2,1\n"

@@ -55,8 +55,6 @@ _Call = Callable[..., Any]
 
 
 class _LayerRun(NamedTuple):
-    """One run of a message-passing layer."""
-
     name: str  # of the layer in the model
     attends: bool  # whether its attention is recorded
     width: tuple[int, ...]  # shape of its output for one node

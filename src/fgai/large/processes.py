@@ -95,13 +95,10 @@ class _TorchrunGroup(ProcessGroup):
 def process_group(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
     """Train together with the other processes that torchrun started, inside the block.
 
-    Without torchrun the group is this process alone. An error on one rank ends the block with a `RanksError`
-    on all. Ranks on one machine listen on its loopback interface alone, unless `GLOO_SOCKET_IFNAME` and
-    `NCCL_SOCKET_IFNAME` name others.
-
-    Args:
-        device: where models train; each process takes a GPU of its own.
-        timeout: seconds to wait for the others, in every exchange.
+    Without torchrun the group is this process alone. Each process takes a GPU of its own, if the `device` is
+    one, and waits `timeout` seconds for the others, in every exchange. An error on one rank ends the block
+    with a `RanksError` on all. Ranks on one machine listen on its loopback interface alone, unless
+    `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name others.
 
     Example:
         >>> with process_group() as group:

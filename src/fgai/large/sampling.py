@@ -291,8 +291,8 @@ def _features(features: Features | None, nodes: Tensor) -> Features | None:
 class Batches:
     """Mini-batches of a graph, stored or on the CPU: one pass in the epoch of the sampler.
 
-    The seeds are `nodes` [M], by number or as a mask, all by default. With `shuffle` their order is drawn from
-    the sampler's seed and epoch; `max_seeds` takes the first of them. `workers` are processes that make
+    The seeds are `nodes` [M], by number or as a mask, all by default. With `shuffle` their order is drawn
+    from the sampler's seed and epoch; `max_seeds` takes the first of them. `workers` are processes that make
     batches ahead. Of several processes that train together each takes every `world_size`-th batch.
 
     Example:

@@ -183,11 +183,10 @@ def _seed_labels(batch: _PreparedBatch) -> tuple[Tensor, Tensor]:
 
 
 class _FaithfulBatches(_BatchRecipe, FaithfulBase):
-    """Faithful training, batch by batch over all nodes.
+    """Faithful training, batch by batch over all nodes; vanilla outputs come from an exact pass.
 
-    Vanilla outputs come from an exact pass over the whole graph. One adversary serves all batches and ranks:
-    a batch borrows a share of its nodes, which join seeds alone. The share of seeds they reach, measured on
-    the first batches, divides the attacked terms.
+    One adversary serves all batches and ranks: a share of its nodes joins the seeds of a batch. The share of
+    seeds they reach, measured on the first batches, divides the attacked terms.
     """
 
     def __init__(
@@ -280,10 +279,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
 
 
 class _HardenBatches(_VanillaBatches):
-    """Adversarial training, batch by batch over the training nodes.
-
-    One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds alone.
-    """
+    """Adversarial training, batch by batch over the training nodes, with one adversary for all batches."""
 
     def __init__(self, model: nn.Module, source: _StoredSource, settings: HardenSettings) -> None:
         super().__init__(source)
