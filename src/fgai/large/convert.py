@@ -138,7 +138,7 @@ def _write_nodes(folder: Path, tables: dict[str, Path]) -> tuple[int, int | None
         y = _map_numbers(path)
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         if y.ndim != 1 or y.dtype.kind not in "iu" or (count is not None and len(y) != count) or not len(y):
-            fits = "" if count is None else f" for each of {count} rows of `features`"
+            fits = "" if count is None else f" for each of the {count} rows of `features`"
             raise DataError(f"{path} must hold a class number per node{fits}, got {y.dtype} {list(y.shape)}")
         if int(y.min()) < -1 or int(y.max()) < 1:
             raise DataError(f"{path} must name two classes or more, and -1 where none is known")
