@@ -51,6 +51,12 @@ def one_of(value: S, name: str, options: Sequence[S], *, any_case: bool = False)
     raise InputError(f"`{name}` must be one of {listed}, got {value!r}{hint}")
 
 
+def _is_finite(value: object) -> bool:
+    if isinstance(value, float):
+        return isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
 def _require(good: bool, value: float, rule: str, remedy: str = "") -> float:
     if not good:
         raise InputError(f"{rule}, got {value!r}{f'; {remedy}' if remedy else ''}")
@@ -64,8 +70,7 @@ def real_number(value: float, name: str) -> float:
 
 def at_least(value: float, name: str, low: float, remedy: str = "") -> float:
     """Return `value` if it is a finite number `>= low`, else raise."""
-    good = _is_finite(value) and value >= low
-    return _require(good, value, f"`{name}` must be at least {low}", remedy)
+    return _require(_is_finite(value) and value >= low, value, f"`{name}` must be at least {low}", remedy)
 
 
 def above(value: float, name: str, low: float) -> float:
@@ -147,10 +152,8 @@ def finite(tensor: Tensor, name: str) -> Tensor:
         return tensor
     bad = (~good).nonzero()
     row = int(bad[0, 0]) if bad.dim() == 2 and bad.shape[1] else 0
-    raise InputError(
-        f"`{name}` must be finite, got {bad.shape[0]} NaN or infinite entries, the first in row {row};"
-        " clean or impute them before use"
-    )
+    text = f"got {bad.shape[0]} NaN or infinite entries, the first in row {row}"
+    raise InputError(f"`{name}` must be finite, {text}; clean or impute them before use")
 
 
 def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tensor:
@@ -159,14 +162,10 @@ def edge_index(edges: Tensor, num_nodes: int, name: str = "edge_index") -> Tenso
         shape = tuple(edges.shape) if isinstance(edges, Tensor) else type(edges).__name__
         raise InputError(f"`{name}` must have shape [2, num_edges], got {shape}")
     if edges.dtype not in (torch.int64, torch.int32):
-        raise InputError(
-            f"`{name}` must hold integers (torch.long), got {edges.dtype}; use edge_index.long()"
-        )
+        raise InputError(f"`{name}` must hold integers (torch.long), got {edges.dtype}; use `.long()`")
     if edges.numel() and (int(edges.min()) < 0 or int(edges.max()) >= num_nodes):
-        raise InputError(
-            f"`{name}` must name nodes 0..{num_nodes - 1}, got {int(edges.min())}..{int(edges.max())};"
-            " check `num_nodes` or relabel the nodes"
-        )
+        nodes = f"0..{num_nodes - 1}, got {int(edges.min())}..{int(edges.max())}"
+        raise InputError(f"`{name}` must name nodes {nodes}; check `num_nodes` or relabel the nodes")
     return edges.long()
 
 
@@ -189,9 +188,3 @@ def positions(index: Tensor, count: int, name: str = "positions") -> Tensor:
     if index.numel() and (int(index.min()) < 0 or int(index.max()) >= count):
         raise InputError(f"`{name}` must be in 0..{count - 1}, got {int(index.min())}..{int(index.max())}")
     return index.long()
-
-
-def _is_finite(value: object) -> bool:
-    if isinstance(value, float):
-        return isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= LARGEST

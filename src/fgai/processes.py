@@ -23,16 +23,8 @@ class ProcessGroup:
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is the process that writes and prints."""
-        return self.rank == 0
-
-    @property
-    def is_distributed(self) -> bool:
-        """Whether there are other processes."""
-        return self.size > 1
+        self.is_main = rank == 0  # the process that writes and prints
+        self.is_distributed = size > 1
 
     def local_device(self, device: torch.device) -> torch.device:
         """Return the device of this process: of GPUs without a number, its own on its machine."""
@@ -72,10 +64,8 @@ class ProcessGroup:
         others = self.gather(dict(values))
         differ = [name for name in values if any(other[name] != others[0][name] for other in others)]
         if differ:
-            raise RanksError(
-                f"the {self.size} processes must have the same {', '.join(differ)}; start all with the"
-                " same command, versions and files"
-            )
+            same = f"the {self.size} processes must have the same {', '.join(differ)}"
+            raise RanksError(f"{same}; start all with the same command, versions and files")
 
 
 SINGLE = ProcessGroup()  # this process alone

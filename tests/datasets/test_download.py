@@ -14,7 +14,7 @@ from torch_geometric.datasets import Amazon, Coauthor, Planetoid
 
 from fgai import datasets
 from fgai.datasets import registry
-from fgai.datasets.download import _data_cache
+from fgai.datasets.loader import _data_cache
 from fgai.errors import DataError, InputError
 from fgai.files import digest_of
 from support.dataset_cases import PHOTO, expect, photo, write_npz, write_tu

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch_geometric.io import read_planetoid_data
 
 from fgai import datasets
-from fgai.datasets import download as downloading
-from fgai.datasets.download import _data_cache
+from fgai.datasets import loader as downloading
+from fgai.datasets.loader import _data_cache
 from fgai.datasets.splits import random_split, stratified_split
 from fgai.errors import DataError, InputError
 from fgai.graph import Graph

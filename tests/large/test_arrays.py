@@ -11,6 +11,7 @@ import pytest
 
 from fgai.large import arrays
 from fgai.large.arrays import _scratch
+from support.store_cases import HEADING
 
 
 @pytest.fixture(params=["allocated", "written"])
@@ -27,7 +28,7 @@ def test_scratch_holds_zeros_that_lie_on_the_disk(shape: tuple[int, ...], tmp_pa
     found = _scratch(tmp_path / "room", shape, np.float32)
     assert found.shape == shape and not found.any()
     state = (tmp_path / "room").stat()
-    assert state.st_size == 4 * np.prod(shape) and state.st_blocks * 512 >= state.st_size
+    assert state.st_size == HEADING + 4 * np.prod(shape) and state.st_blocks * 512 >= state.st_size
     found[...] = 1.5
     assert (np.asarray(found) == 1.5).all()
 

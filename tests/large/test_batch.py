@@ -11,7 +11,8 @@ import fgai
 from fgai.attention import observe, prepared
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.large import Batches, MiniBatch, NeighbourSampler, StoredGraph, mini_batch, write_store
+from fgai.large import Batches, MiniBatch, NeighbourSampler, StoredGraph, write_store
+from fgai.large.sampling import _mini_batch
 from support.graph_cases import small_data
 
 
@@ -45,7 +46,7 @@ def test_all_neighbours_give_the_whole_graphs_outputs(name: str, graph: Graph, s
 def test_attention_of_a_batch_is_that_of_the_graphs_edges(graph: Graph) -> None:
     model = model_for(graph, "GAT")
     whole = observe(model, prepared(model, graph)).attention.last
-    batch = mini_batch(graph, NeighbourSampler(graph, [-1, -1]).sample(torch.tensor([3, 50, 8])))
+    batch = _mini_batch(graph, NeighbourSampler(graph, [-1, -1]).sample(torch.tensor([3, 50, 8])))
     layer = observe(model, prepared(model, batch.graph)).attention.last
     edges, places = batch.match(layer.keys)
     assert len(edges) == batch.graph.num_edges < layer.num_edges  # the model's loops are in neither
@@ -120,7 +121,7 @@ def test_values_come_along(tmp_path: Path) -> None:
         y=torch.tensor([0, 1, 1, 0, -1]),
     )  # fmt: skip
     for source in (graph, write_store(graph, tmp_path / "s")):
-        batch = mini_batch(source, NeighbourSampler(source, [-1]).sample(torch.tensor([2, 4])))
+        batch = _mini_batch(source, NeighbourSampler(source, [-1]).sample(torch.tensor([2, 4])))
         assert torch.equal(batch.graph.edge_attr, graph.edge_attr[batch.edges])
         assert torch.equal(batch.graph.edge_weight, graph.edge_weight[batch.edges])
         assert batch.graph.y.tolist() == [1, -1, 0, 1] and batch.nodes.tolist() == [2, 4, 0, 1]
@@ -129,7 +130,7 @@ def test_values_come_along(tmp_path: Path) -> None:
 def test_sparse_features_stay_sparse(tmp_path: Path) -> None:
     data = fgai.datasets.planted(num_nodes=100)
     for source in (data, write_store(data, tmp_path / "s")):
-        batch = mini_batch(source, NeighbourSampler(source, [4]).sample(torch.tensor([7, 7, 99])))
+        batch = _mini_batch(source, NeighbourSampler(source, [4]).sample(torch.tensor([7, 7, 99])))
         assert isinstance(batch.graph.features.base, fgai.sparse.SparseRows)
         wanted = data.features.to_dense()[batch.nodes]
         assert torch.equal(batch.graph.features.to_dense(), wanted)
@@ -141,10 +142,10 @@ def test_refused(graph: Graph) -> None:
     with pytest.raises(InputError, match="`sampler` must draw from"):
         Batches(other, sampler)
     with pytest.raises(InputError, match="`sample` must be drawn from"):
-        mini_batch(other, sampler.sample(torch.tensor([69])))
+        _mini_batch(other, sampler.sample(torch.tensor([69])))
     with pytest.raises(InputError, match="`nodes` must be"):
         Batches(graph, sampler, torch.zeros(70, dtype=torch.bool))
     with pytest.raises(InputError, match="`batch_size` must be at least 1"):
         Batches(graph, sampler, batch_size=0)
     with pytest.raises(InputError, match="positional encodings"):
-        mini_batch(graph.replace(positional=torch.zeros(70, 2)), sampler.sample(torch.tensor([0])))
+        _mini_batch(graph.replace(positional=torch.zeros(70, 2)), sampler.sample(torch.tensor([0])))

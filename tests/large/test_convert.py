@@ -26,7 +26,7 @@ from fgai.datasets import fingerprint, load_dataset, load_graph
 from fgai.errors import DataError, FgaiError, FgaiWarning, InputError, MissingExtraError
 from fgai.graph import Graph
 from fgai.large import StoredGraph, convert, edge_lists, sort
-from fgai.large.sort import _Edges, _sort_edges
+from fgai.large.sort import _sort_edges
 from fgai.large.write import _Work, _write_manifest
 from support.cli_cases import processes
 from support.graph_cases import MAX_NODES, small_data
@@ -194,9 +194,12 @@ class TestFormats:
         given_edges = np.array(edges, np.int64).reshape(-1, 2).T
         with tempfile.TemporaryDirectory() as place:
             work = _Work(Path(place), None)
-            parts = (_Edges(part[0], part[1], {}) for part in np.array_split(given_edges, 3, axis=1))
+            parts = (
+                {"source": part[0], "destination": part[1]} for part in np.array_split(given_edges, 3, axis=1)
+            )
             _sort_edges(work, parts, num_nodes=MAX_NODES + 2, undirected=undirected)
-            stored = _write_manifest(work.folder, "any", 0)
+            _write_manifest(work.folder, "any", 0)
+            stored = StoredGraph(work.folder)
             wanted = in_memory(given_edges, MAX_NODES + 2, undirected=undirected)
             assert stored.fingerprint == fingerprint(wanted)
 

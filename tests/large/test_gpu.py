@@ -12,9 +12,9 @@ import torch
 import fgai
 from fgai.attention import add_limits, limits_of
 from fgai.graph import Graph
-from fgai.large import StoredGraph, gpu, measure_store, observe_store, write_store
-from fgai.large.gpu import _GpuGraph
-from fgai.large.source import _StoredSource
+from fgai.large import StoredGraph, observe_store, source, write_store
+from fgai.large.source import _GpuGraph, _StoredSource
+from fgai.large.streaming import _measure_store
 from support.graph_cases import small_data
 
 MODELS: dict[str, Any] = {
@@ -68,7 +68,7 @@ def test_ranges_are_those_from_disk(name: str, clip_share: float, shrink: float,
     stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
     one, two = model_of(name), model_of(name)
     add_limits(one), add_limits(two)
-    measure_store(one, stored, clip_share=clip_share, shrink=shrink)
+    _measure_store(one, stored, clip_share=clip_share, shrink=shrink)
     _GpuGraph(two, stored, tmp_path).measure(two, clip_share, shrink)
     for mine, theirs in zip(limits_of(two), limits_of(one), strict=True):
         for part in ("low", "high", "radius"):
@@ -96,16 +96,16 @@ class TestRoom:
         small, large = (
             write_store(small_data(nodes=count, width=5), tmp_path / str(count)) for count in (70, 700)
         )
-        need = [gpu._needed_bytes(model_of("GAT"), stored) for stored in (small, large)]
+        need = [source._needed_bytes(model_of("GAT"), stored) for stored in (small, large)]
         assert need[0] > 4 * 5 * 70 + 8 * small.num_edges and need[1] > 5 * need[0]
 
     def test_numbers_beyond_32_bits_stay_on_disk(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         stored = write_store(small_data(nodes=70, width=5), tmp_path / "graph")
-        assert gpu._has_small_tensors(model_of("GAT"), stored)
+        assert source._has_small_tensors(model_of("GAT"), stored)
         monkeypatch.setattr(stored, "num_edges", 2**30)
-        assert not gpu._has_small_tensors(model_of("GAT"), stored)
+        assert not source._has_small_tensors(model_of("GAT"), stored)
 
     def test_training_takes_it_once_where_it_fits(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -30,10 +30,10 @@ from fgai.large import (
     NeighbourSampler,
     StoredGraph,
     evaluate_store,
-    measure_store,
     observe_store,
     write_store,
 )
+from fgai.large.streaming import _measure_store
 from fgai.large.training import _FaithfulBatches, _HardenBatches, _VanillaBatches, stored_source
 from fgai.training import (
     AdversarialRecipe,
@@ -47,7 +47,7 @@ from fgai.training import (
     untrained_model,
 )
 from support.graph_cases import small_data
-from support.store_cases import slow
+from support.store_cases import loaded_attention, slow
 from support.training_cases import Calling, assert_same_weights, close, gradients, nudged
 
 WIDTH, CLASSES, EDGE_DIM = 7, 3, 2
@@ -156,7 +156,7 @@ class TestExactPass:
         assert found.layers == [layer.name for layer in exact.attention.layers]
         torch.testing.assert_close(torch.tensor(found.logits), exact.logits, atol=1e-5, rtol=0)
         for number, layer in enumerate(exact.attention.layers):
-            mine = found.load_attention()[number]
+            mine = loaded_attention(found)[number]
             assert torch.equal(mine.source, layer.source) and torch.equal(mine.destination, layer.destination)
             torch.testing.assert_close(mine.values, layer.values, atol=1e-5, rtol=0)
             torch.testing.assert_close(mine.ranking(), layer.ranking(), atol=1e-5, rtol=0)
@@ -180,7 +180,7 @@ class TestExactPass:
         stored = write_store(graph, tmp_path / "graph")
         exact = fgai.limit(model, graph, shares[0], shrink=shares[1])
         add_limits(model)
-        measure_store(model, stored, clip_share=shares[0], shrink=shares[1], block_edges=17)
+        _measure_store(model, stored, clip_share=shares[0], shrink=shares[1], block_edges=17)
         assert len(limits_of(model)) == len(limits_of(exact)) > 0
         for mine, theirs in zip(limits_of(model), limits_of(exact), strict=True):
             for part in ("low", "high", "radius", "usual"):

@@ -12,7 +12,7 @@ from torch import nn
 from fgai.errors import InputError
 from fgai.large import observe_store, pass_size, write_store
 from fgai.large.arrays import _ArrayFile
-from fgai.large.blocks import _SidesFile
+from fgai.large.streaming import _LayerPass
 from fgai.models import GAT, GT, GATv2
 from support.graph_cases import small_data
 from support.store_cases import array_bytes, slow
@@ -27,17 +27,17 @@ def test_of_a_pass(kind: Any, heads: str, tmp_path: Path, monkeypatch: pytest.Mo
     options = {"encodings": 0, "heads": (3, 2, 1)} if kind is GT else {"heads": 3, "num_layers": 3}
     torch.manual_seed(0)
     model = kind.for_data(data, hidden_channels=6, **options)
-    seen, remove, append = [], _SidesFile.remove, _ArrayFile.append
+    seen, remove, append = [], _LayerPass._remove, _ArrayFile.append
 
-    def watched(self: _SidesFile) -> None:
-        seen.append(array_bytes(self._paths[0].parent))
-        remove(self)
+    def watched(self: _LayerPass, pattern: str) -> None:
+        seen.append(array_bytes(self._folder))
+        remove(self, pattern)
 
     def flushed(self: _ArrayFile, block: Any) -> None:
         append(self, block)
         self._file.flush()
 
-    monkeypatch.setattr(_SidesFile, "remove", watched)
+    monkeypatch.setattr(_LayerPass, "_remove", watched)
     monkeypatch.setattr(_ArrayFile, "append", flushed)
     found = observe_store(model, write_store(data, tmp_path / "s"), tmp_path / "seen", heads=heads)
     edges = len(found.rows().source)

@@ -12,10 +12,10 @@ import fgai
 from fgai.attention import add_limits, call_model, evaluating, limits_of, measuring, prepared
 from fgai.errors import AttentionError, DataError, InputError
 from fgai.graph import Graph
-from fgai.large import measure_store, observe_store, ranges, write_store
-from fgai.large.streaming import _exact_pass
+from fgai.large import blocks, observe_store, write_store
+from fgai.large.streaming import _exact_pass, _measure_store
 from support.graph_cases import small_data
-from support.store_cases import slow
+from support.store_cases import loaded_attention, slow
 
 MODELS: dict[str, Any] = {
     "GAT": {"hidden_channels": 4, "heads": 3, "num_layers": 3},
@@ -51,14 +51,14 @@ def test_are_those_of_a_pass_in_memory(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranges, "NUMBERS", 40)  # blocks of a few rows, channels one by one
-    monkeypatch.setattr(ranges, "SAMPLE", 30)
+    monkeypatch.setattr(blocks, "NUMBERS", 40)  # blocks of a few rows, channels one by one
+    monkeypatch.setattr(blocks, "SAMPLE", 30)
     monkeypatch.setattr("fgai.attention.limits.SAMPLE", 30)
     graph = small_data(nodes=70, width=5)
     stored = write_store(graph, tmp_path / "graph")
     one, two = limited(name), limited(name)
     in_memory(one, graph, clip_share, shrink, sampled)
-    measure_store(
+    _measure_store(
         two, stored, clip_share=clip_share, shrink=shrink, sampled=sampled, folder=tmp_path, block_edges=50
     )
     for mine, theirs in zip(limits_of(two), limits_of(one), strict=True):
@@ -73,9 +73,9 @@ def test_limits_that_were_tight_are_measured_anew(tmp_path: Path) -> None:
     stored, model = write_store(graph, tmp_path / "graph"), limited("GAT")
     for limits in limits_of(model):
         limits.low.fill_(-1e-3), limits.high.fill_(1e-3)
-    measure_store(model, stored)
+    _measure_store(model, stored)
     fresh = limited("GAT")
-    measure_store(fresh, stored)
+    _measure_store(fresh, stored)
     for mine, theirs in zip(limits_of(model), limits_of(fresh), strict=True):
         torch.testing.assert_close(mine.high, theirs.high)
 
@@ -84,7 +84,7 @@ def test_edges_are_found_by_their_ends(tmp_path: Path) -> None:
     graph = small_data(nodes=70, width=5)
     stored, model = write_store(graph, tmp_path / "graph"), limited("GAT")
     found = observe_store(model, stored, tmp_path / "seen", heads="mean")
-    whole = found.load_attention().last
+    whole = loaded_attention(found).last
     order = torch.randperm(whole.num_edges)
     ends = (part[order].numpy() for part in (whole.source, whole.destination))
     assert torch.equal(torch.from_numpy(found.positions(*ends)), order)

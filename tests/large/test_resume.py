@@ -169,7 +169,7 @@ def test_what_changed_begins_anew_and_says_so(change: str) -> None:
         options = {"undirected": False}
     else:
         words = "its files have changed"
-        os.truncate(HIDDEN / "files" / "source.spool", 40)
+        os.truncate(HIDDEN / "files" / "source.spool.npy", 40)
     with pytest.warns(FgaiWarning, match=words):
         found = converted("stored", **options)
     assert found == converted("unbroken/stored", **options)

@@ -46,6 +46,7 @@ from support.report_cases import (
     voting_certificate,
     whole_report,
 )
+from support.store_cases import loaded_attention
 from support.training_cases import GRAPH, fresh
 
 GRID = """
@@ -211,7 +212,7 @@ def _observed(folder: Path) -> list[Path]:
 def _observation(folder: Path) -> Any:
     seen = StoredObservation(folder / "seen")
     seen.verify()
-    return seen, seen.load_attention()
+    return seen, loaded_attention(seen)
 
 
 def _observation_content(found: Any) -> Any:

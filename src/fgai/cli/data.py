@@ -27,7 +27,7 @@ from fgai.cli import options
 from fgai.cli.app import App
 from fgai.cli.output import FAILURE, Output, command
 from fgai.compiled import REBUILT
-from fgai.datasets.download import find, search_path, user_cache
+from fgai.datasets.loader import find, search_path, user_cache
 from fgai.errors import EXTRAS, collect_warnings
 from fgai.evaluation import compare
 from fgai.graph import Graph

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +15,75 @@ import torch
 from torch import Tensor
 
 from fgai.checks import whole
-from fgai.datasets.download import _download, find, search_path
 from fgai.datasets.own import MASKS, load_graph
 from fgai.datasets.readers import Array, RawGraph
-from fgai.datasets.registry import _SOURCES, PLANTED, TASK_SPLITS, DatasetInfo, info, names
+from fgai.datasets.registry import _SOURCES, PLANTED, TASK_SPLITS, DatasetInfo, Source, info, names
 from fgai.datasets.splits import Split, _masks, fold_split, random_split, stratified_split
 from fgai.errors import DataError, InputError
-from fgai.files import digest_of
+from fgai.files import digest_of, extract, fetch
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.sparse import Features, edge_keys, key_ends
 from fgai.typed import typed
+
+ENVIRONMENT = "FGAI_DATA"
+
+
+def user_cache() -> Path:
+    """Return the folder for downloads, which may be missing: `$XDG_CACHE_HOME/fgai` or `~/.cache/fgai`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fgai"
+
+
+def _data_cache() -> Path:
+    return user_cache() / "data"
+
+
+def search_path(root: str | os.PathLike[str] | None = None) -> tuple[Path, ...]:
+    """Return the folders to look in, in order: `root` or `$FGAI_DATA`, then the user's cache."""
+    chosen = root if root is not None else os.environ.get(ENVIRONMENT) or None
+    if chosen is None:
+        return (_data_cache(),)
+    folder = Path(chosen).expanduser()
+    if not folder.is_dir():
+        origin = "`root`" if root is not None else f"${ENVIRONMENT}"
+        raise DataError(f"{origin} is {folder}, which is not a folder; correct it or leave it out")
+    return (folder, _data_cache())
+
+
+def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Path, ...] | None:
+    """Return the files of the first layout (relative paths) that is complete in a folder, or None."""
+    candidates = (tuple(folder / file for file in layout) for folder, layout in product(folders, layouts))
+    return next((files for files in candidates if all(file.is_file() for file in files)), None)
+
+
+def _download(info: DatasetInfo, source: Source, verify: Callable[[tuple[Path, ...]], Graph]) -> Graph:
+    """Download the files of a dataset; they are moved into the cache after `verify` has accepted them."""
+    cache, names = _data_cache(), [Path(file).name for file in info.files[0]]
+    advice = (
+        f"put {', '.join(info.files[0])} (source: {info.source}) into {cache}, or into a folder named by"
+        " `root` or $FGAI_DATA"
+    )
+    if source.url is None:
+        raise DataError(f"the files of {info.name!r} are missing and not for download; {advice}")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as scratch:
+            folder = Path(scratch)
+            if "{file}" in source.url or names == [source.url.rpartition("/")[2]]:
+                for name in names:
+                    fetch(source.url.replace("{file}", name), folder / name)
+            else:
+                fetch(source.url, folder / "archive.zip")
+                extract(folder / "archive.zip", names, folder)
+            graph = verify(tuple(folder / name for name in names))
+            for file in info.files[0]:
+                (cache / file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / Path(file).name).replace(cache / file)
+    except Exception as error:  # network, disk and remote servers fail in many ways
+        text = f"{info.name!r} could not be downloaded ({type(error).__name__}: {error})"
+        raise DataError(f"{text}; {advice}") from error
+    return graph
 
 
 @typed
@@ -36,9 +97,9 @@ def load_dataset(
 ) -> Graph:
     """Return a dataset as a graph: undirected, without duplicates, without self-loops.
 
-    Isolated nodes stay; sparse features stay sparse; models add self-loops themselves. A set of small
-    graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files are read from
-    `root` or `$FGAI_DATA`, else from the user's cache; missing ones are downloaded into the cache.
+    A set of small graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files
+    are read from `root` or `$FGAI_DATA`, else from the user's cache; missing ones are downloaded into the
+    cache.
 
     Args:
         name: one of `fgai.datasets.names()`, or a file or folder of your own, see `load_graph`, with the
@@ -51,16 +112,11 @@ def load_dataset(
         task: `link` hides links to be predicted (see `link_split`), others are split as
             `register_task_split` says; None for the dataset's own task.
 
-    Raises:
-        DataError: unknown name or split; files missing, truncated or of something else.
-        InputError: the dataset cannot be used for this task.
-
     Example:
         >>> load_dataset("planted", seed=1).num_nodes
         2000
     """
-    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise InputError(f"`seed` must be a whole number of at least 0, got {seed!r}")
+    whole(seed, "seed")
     graph: Graph | None = None
     splits: tuple[str, ...] = ("random",)
     if name not in names() and Path(name).exists():
@@ -74,9 +130,8 @@ def load_dataset(
         raise DataError(f"{name!r} has no split {split!r}; use {' or '.join(map(repr, splits))}")
     task_splits = {other: draw for other, (of, draw) in TASK_SPLITS.items() if of == own_task}
     if task not in (None, own_task, *task_splits):
-        raise InputError(
-            f"{name!r} is for {' or '.join((own_task, *task_splits))} tasks, got `task={task!r}`"
-        )
+        tasks = " or ".join((own_task, *task_splits))
+        raise InputError(f"{name!r} is for {tasks} tasks, got `task={task!r}`")
     if graph is None:
         graph = _read(about, root)
     split = split or splits[0]
@@ -106,9 +161,7 @@ def _read_verified(files: tuple[Path, ...], about: DatasetInfo) -> Graph:
     digests = origin.sha256 if len(files) == len(origin.sha256) else ()
     foreign = [file for file, sum_ in zip(files, digests, strict=False) if digest_of(file) != sum_]
     if foreign and not origin.fingerprint:
-        raise DataError(
-            f"{foreign[0]} is not the published file (its SHA-256 is {digest_of(foreign[0])}); fetch it again"
-        )
+        raise DataError(f"{foreign[0]} is not the published file, by its SHA-256; fetch it again")
     graph = _to_graph(origin.reader(files), about)
     if foreign and fingerprint(graph) != origin.fingerprint:
         raise DataError(f"{foreign[0]} does not hold {about.name!r} as it was published; fetch it again")
@@ -161,10 +214,10 @@ def _check_sizes(graph: Graph, about: DatasetInfo) -> None:
     for field in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs"):
         size, expected = getattr(graph, field), getattr(about, field)
         if size != expected:
-            raise DataError(
-                f"the files of {about.name!r} are of something else: {field} is {size}, expected {expected};"
-                " fetch them again"
+            text = (
+                f"the files of {about.name!r} are of something else: {field} is {size}, expected {expected}"
             )
+            raise DataError(f"{text}; fetch them again")
 
 
 @typed

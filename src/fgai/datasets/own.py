@@ -30,17 +30,16 @@ MASKS = ("train_mask", "val_mask", "test_mask")
 FIELDS = ("edge_index", "x", "y", *MASKS, "edge_attr", "edge_weight", "num_nodes")
 """Names in an archive, those of PyG's `Data`; all but the first may be missing."""
 PARTS = ("train", "val", "test")
-TABLES = ("edges.csv", "nodes.csv")
-"""Names of the tables in a folder; the second may be missing."""
+TABLES = ("edges.csv", "nodes.csv")  # in a folder; the second may be missing
+ENDS = ("source", "destination")
 _MISNAMED = {"id": "node", "label": "y", "class": "y", "mask": "split", "target": "destination"}
 """Frequent wrong names of columns, and the right ones; they are refused, not read as attributes."""
-_MOST_NODES_PER_EDGE = 64
-"""Beyond a million nodes; larger node numbers are probably labels."""
+_MOST_NODES_PER_EDGE = 64  # beyond a million nodes; larger node numbers are probably labels
 
 
 @typed
 def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
-    """Read a graph from a file; it is named after the file.
+    """Read a graph from a file or folder; it is named after it. `DataError` if it is damaged or unsafe.
 
     - `.npz`: arrays by the names of PyG's `Data`; only `edge_index` is required, unknown names are refused.
       Numbers become float32, labels whole numbers.
@@ -50,14 +49,6 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
       once), `y` (class, or empty), `split` (train, val, test or empty), and every other column is a feature.
       Nodes are numbers from 0, or any names; classes likewise (`Graph.node_names`, `class_names`).
     - a folder with `edges.csv` and perhaps `nodes.csv`, or one written by `fgai data convert`.
-
-    Args:
-        path: the file or folder.
-        node_table: of an edge list in CSV.
-
-    Raises:
-        DataError: no such file, of another kind, damaged, unsafe, or a table that does not fit.
-        InputError: its content is no graph, see `Graph.from_edges`.
     """
     path, table = Path(path), None if node_table is None else Path(node_table)
     if is_store(path) and table is None:
@@ -67,10 +58,8 @@ def load_graph(path: Path | str, node_table: Path | str | None = None) -> Graph:
     if path.is_dir() and table is None:
         name, (path, table) = path.resolve().name, (path / file for file in TABLES)
         if not path.exists():
-            raise DataError(
-                f"{path.parent} must hold {TABLES[0]} and perhaps {TABLES[1]}, or be a folder of"
-                " `fgai data convert`; see `fgai.load_graph`"
-            )
+            tables = f"{TABLES[0]} and perhaps {TABLES[1]}"
+            raise DataError(f"{path.parent} must hold {tables}, or be a folder of `fgai data convert`")
         table = table if table.exists() else None
     if path.suffix not in (".npz", ".pt", ".csv"):
         raise DataError(f"{path} must be a graph as .npz, .pt or .csv, or a folder; see `fgai.load_graph`")
@@ -137,9 +126,8 @@ def _read_saved(path: Path) -> dict[str, Any]:
     try:
         content = load_torch(path, (Data, DataEdgeAttr, DataTensorAttr, GlobalStorage))
     except ValueError as error:
-        raise DataError(
-            f"{path} was refused: {error}; write a PyG `Data` anew, `torch.save(data.to_dict(), path)`"
-        ) from error
+        remedy = "write a PyG `Data` anew, `torch.save(data.to_dict(), path)`"
+        raise DataError(f"{path} was refused: {error}; {remedy}") from error
     fields = Data.to_dict(content) if type(content) is Data else content
     if not isinstance(fields, dict):
         kind = type(content).__name__
@@ -163,9 +151,8 @@ class _Table:
         missing = [name for name in required if name not in heading]
         if missing or len(set(heading)) != len(heading):
             rule = f"a column `{missing[0]}`" if missing else "different columns"
-            raise DataError(
-                f"{path} must have {rule} in its first line, got {', '.join(heading) or 'nothing'}"
-            )
+            columns = ", ".join(heading) or "nothing"
+            raise DataError(f"{path} must have {rule} in its first line, got {columns}")
         bad = next((line for line, row in rows if len(row) != len(heading)), None)
         if bad is not None or not rows:
             raise DataError(f"{path} must have {len(heading)} values in every line; look at line {bad or 2}")
@@ -184,10 +171,8 @@ class _Table:
             try:
                 values.append(kind(word))
             except ValueError:
-                rule = "a whole number" if kind is int else "a number"
-                raise DataError(
-                    f"`{name}` in line {line} of {self.path} must be {rule}, got {word!r}"
-                ) from None
+                rule = f"must be {'a whole number' if kind is int else 'a number'}, got {word!r}"
+                raise DataError(f"`{name}` in line {line} of {self.path} {rule}") from None
         return values
 
     def matrix(self, used: tuple[str, ...]) -> Tensor | None:
@@ -197,25 +182,24 @@ class _Table:
 
 
 def _read_tables(path: Path, nodes: Path | None) -> dict[str, Any]:
-    edges, ends = _Table(path, ("source", "destination")), ("source", "destination")
+    edges = _Table(path, ENDS)
     fields, numbers = ({}, None) if nodes is None else _read_nodes(nodes)
-    if numbers is None and all(_is_number(edges.columns[name][0]) for name in ends):
-        fields["edge_index"] = torch.tensor([edges.numbers(name, int) for name in ends])
+    if numbers is None and all(_is_number(edges.columns[name][0]) for name in ENDS):
+        fields["edge_index"] = torch.tensor([edges.numbers(name, int) for name in ENDS])
     else:
         if numbers is None:  # nodes are numbered in the order in which their names appear
-            for name in ends:
+            for name in ENDS:
                 edges.refuse(name, _is_number, "must be a name as others are")
-            pairs = zip(*(edges.columns[name] for name in ends), strict=True)
+            pairs = zip(*(edges.columns[name] for name in ENDS), strict=True)
             numbers = {name: index for index, name in enumerate(dict.fromkeys(chain.from_iterable(pairs)))}
             fields["node_names"], fields["num_nodes"] = tuple(numbers), len(numbers)
-        for name in ends:
+        for name in ENDS:
             edges.refuse(name, lambda word: word not in numbers, f"must be a node of {nodes}")
-        fields["edge_index"] = torch.tensor(
-            [[numbers[word] for word in edges.columns[name]] for name in ends]
-        )
+        ends = [[numbers[word] for word in edges.columns[name]] for name in ENDS]
+        fields["edge_index"] = torch.tensor(ends)
     if "weight" in edges.columns:
         fields["edge_weight"] = torch.tensor(edges.numbers("weight"))
-    attributes = edges.matrix((*ends, "weight"))
+    attributes = edges.matrix((*ENDS, "weight"))
     return fields if attributes is None else {**fields, "edge_attr": attributes}
 
 
@@ -227,9 +211,7 @@ def node_fields(path: Path) -> dict[str, Any]:
     """Read a table of numbered nodes, `class_names` included; `DataError` if nodes have names."""
     fields, _ = _read_nodes(path)
     if "node_names" in fields:
-        raise DataError(
-            f"`node` of {path} must hold every number from 0 on once; for names, convert its folder"
-        )
+        raise DataError(f"`node` of {path} must hold all numbers from 0 on; for names, convert its folder")
     return fields
 
 
@@ -268,9 +250,7 @@ def _classes(table: _Table) -> tuple[Tensor, tuple[str, ...] | None]:
     words = table.columns["y"]
     for line, word, part in zip(table.lines, words, table.columns.get("split") or words, strict=True):
         if not word and part:
-            raise DataError(
-                f"line {line} of {table.path} has the split {part!r} and no class `y`; fill in one"
-            )
+            raise DataError(f"line {line} of {table.path} has the split {part!r}, but no class `y`")
     if all(_is_number(word) or word in ("", "-1") for word in words):
         return torch.tensor([int(word or -1) for word in words]), None
     classes = tuple(sorted({word for word in words if word}))

@@ -30,19 +30,11 @@ def planted(seed: int = 0, num_nodes: int = 2000, num_classes: int = 5) -> Graph
     Nodes have classes and draw 12 words each (features are 0 or 1). Half of the words of a *reliable* node
     (half of all) belong to its class. An *unreliable* node draws them from another class, and is marked by
     marker words (45 % of its words; reliable nodes draw them by chance only). 62 % of the edges join nodes of
-    one class, the others any two nodes.
-
-    An edge j → i is informative (`edge_truth`) if j is reliable and of i's class. Because markers are in j's
-    words alone, even attention that ranks sources alike for all destinations (GAT) can find the informative
-    edges; words alone classify about two fifths of the nodes, averaging all neighbours four fifths.
+    one class, the others any two nodes. An edge j → i is informative (`edge_truth`) if j is reliable and of
+    i's class. Words alone classify about two fifths of the nodes, averaging all neighbours four fifths.
 
     The graph is undirected, with sparse features and without loops, duplicates and masks, which
-    `fgai.load_dataset("planted", seed)` draws. Changing a constant of the generator changes all results.
-
-    Args:
-        seed: of the graph; `load_dataset` always uses 0.
-        num_nodes: N, at least `num_classes`.
-        num_classes: C, at least 2.
+    `fgai.load_dataset("planted", seed)` draws, always with the graph of seed 0.
 
     Example:
         >>> graph = planted(seed=0)

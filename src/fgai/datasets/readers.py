@@ -15,9 +15,10 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from fgai.datasets.own import PARTS
 from fgai.datasets.unpickle import load_pickle
 from fgai.errors import DataError
-from fgai.files import check_sizes, gunzip, read_arrays, regular
+from fgai.files import check_sizes, inflate, read_arrays, regular
 
 Array = NDArray[Any]
 Files = Sequence[Path]
@@ -27,27 +28,16 @@ MOST_LABELS = 256  # node labels in a graph classification set: each is a column
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RawGraph:
-    """Content of a dataset's files, before it becomes a `Graph`.
+    """Content of a dataset's files, before it becomes a `Graph`."""
 
-    Attributes:
-        edges: [2, E] as stored: perhaps in one direction, with duplicates and loops.
-        num_nodes: N.
-        features: [N, F] dense or sparse.
-        y: [N] labels, -1 where unknown.
-        split: node numbers of a published split by part.
-        truth: [2, T] edges of the true explanation.
-        batch: [N] graph of each node.
-        graph_y: [G] label of each graph.
-    """
-
-    edges: Array
+    edges: Array  # [2, E] as stored: perhaps in one direction, with duplicates and loops
     num_nodes: int
-    features: Array | sp.csr_matrix
-    y: Array | None = None
-    split: Mapping[str, Array] | None = None
-    truth: Array | None = None
-    batch: Array | None = None
-    graph_y: Array | None = None
+    features: Array | sp.csr_matrix  # [N, F]
+    y: Array | None = None  # [N] labels, -1 where unknown
+    split: Mapping[str, Array] | None = None  # node numbers of a published split by part
+    truth: Array | None = None  # [2, T] edges of the true explanation
+    batch: Array | None = None  # [N] graph of each node
+    graph_y: Array | None = None  # [G] label of each graph
 
 
 Reader = Callable[[Files], RawGraph]
@@ -96,8 +86,7 @@ def _check(raw: RawGraph, path: Path) -> None:
             raise DataError(f"{path}: the {name} split names nodes outside 0..{n - 1}; fetch it again")
 
 
-INDEX, NUMBER, BOOL = "iu", "iuf", "b"
-"""Kinds of numpy dtypes: integers, any numbers, booleans."""
+INDEX, NUMBER, BOOL = "iu", "iuf", "b"  # kinds of numpy dtypes: integers, any numbers, booleans
 
 
 def _arrays(path: Path, layout: Mapping[str, tuple[str, int]]) -> dict[str, Array]:
@@ -106,9 +95,8 @@ def _arrays(path: Path, layout: Mapping[str, tuple[str, int]]) -> dict[str, Arra
     for name, (kinds, dimensions) in layout.items():
         array = arrays[name]
         if array.dtype.kind not in kinds or array.ndim != dimensions:
-            raise DataError(
-                f"{path}: `{name}` has type {array.dtype} and {array.ndim} dimensions; fetch it again"
-            )
+            form = f"type {array.dtype} and {array.ndim} dimensions"
+            raise DataError(f"{path}: `{name}` has {form}; fetch it again")
     return arrays
 
 
@@ -225,8 +213,8 @@ def _table(path: Path, kind: type) -> Array:
 def _read_ground_truth(files: Files) -> RawGraph:
     """Read an archive of edges, features, labels, masks and the true explanation (`gt_edges`)."""
     layout = {"edge_index": (INDEX, 2), "x": (NUMBER, 2), "y": (INDEX, 1), "gt_edges": (INDEX, 2)}
-    archive = _arrays(files[0], layout | {f"{name}_mask": (BOOL, 1) for name in ("train", "val", "test")})
-    masks = {name: archive[f"{name}_mask"] for name in ("train", "val", "test")}
+    archive = _arrays(files[0], layout | {f"{name}_mask": (BOOL, 1) for name in PARTS})
+    masks = {name: archive[f"{name}_mask"] for name in PARTS}
     n = archive["x"].shape[0]
     for name, mask in masks.items():
         if mask.shape != (n,):
@@ -296,7 +284,7 @@ def _read_ogbn_arxiv(files: Sequence[Path]) -> RawGraph:
     contents = _contents(files)
 
     def table(member: str, kind: type = np.int64) -> Array:
-        return np.loadtxt(io.BytesIO(gunzip(contents[member])), dtype=kind, delimiter=",", ndmin=2)
+        return np.loadtxt(io.BytesIO(inflate(contents[member])), dtype=kind, delimiter=",", ndmin=2)
 
     return RawGraph(
         edges=table("raw/edge.csv.gz").T,

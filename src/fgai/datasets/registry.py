@@ -23,37 +23,21 @@ PLANTED = "planted"
 @typed
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """Description of a dataset.
+    """Description of a dataset."""
 
-    Attributes:
-        name: argument of `fgai.load_dataset`.
-        description: nodes, edges, features and classes in words, and how they were prepared.
-        source: where the publishers offer it.
-        citation: the publication to cite.
-        licence: as stated by the publishers.
-        num_nodes: N.
-        num_edges: directed edges, after reverses were added and duplicates and loops dropped.
-        num_features: F.
-        num_classes: classes of the nodes, or of the graphs if these have the labels.
-        num_graphs: 1, or the number of graphs in a graph classification set.
-        task: its own task, e.g. `node` or `graph`; see `fgai.tasks`.
-        splits: values of `split`; the first is the default.
-        files: in the data folder; each inner tuple alone is enough.
-    """
-
-    name: str
-    description: str
-    source: str
+    name: str  # argument of `fgai.load_dataset`
+    description: str  # nodes, edges, features and classes in words, and how they were prepared
+    source: str  # where the publishers offer it
     citation: str
-    licence: str
+    licence: str  # as stated by the publishers
     num_nodes: int
-    num_edges: int
+    num_edges: int  # directed edges, after reverses were added and duplicates and loops dropped
     num_features: int
-    num_classes: int
+    num_classes: int  # of the nodes, or of the graphs if these have the labels
     num_graphs: int = 1
-    task: str = "node"
-    splits: tuple[str, ...] = ("random",)
-    files: tuple[tuple[str, ...], ...] = ()
+    task: str = "node"  # its own task, see `fgai.tasks`
+    splits: tuple[str, ...] = ("random",)  # values of `split`; the first is the default
+    files: tuple[tuple[str, ...], ...] = ()  # in the data folder; each inner tuple alone is enough
 
 
 @typed
@@ -61,20 +45,15 @@ class DatasetInfo:
 class Source:
     """How a dataset is made or read, where it is downloaded from, and how it is verified.
 
-    Attributes:
-        make: returns the graph of a dataset without files; split `public` keeps its masks.
-        reader: returns the content of the files as a `fgai.datasets.readers.RawGraph`.
-        url: https address to download from, or None. `{file}` stands for the name of each file; an address
-            without it is that of the only file, or of a zip archive that holds all of them.
-        sha256: of the files of the first layout, in order; empty if unknown.
-        fingerprint: of the graph; if known, files of this content but other `sha256` are accepted.
+    In the `url` (https) `{file}` stands for the name of each file; an address without it is that of the only
+    file, or of a zip archive of all.
     """
 
-    make: Callable[[], Graph] | None = None
-    reader: Reader | None = None
+    make: Callable[[], Graph] | None = None  # returns a graph without files; split `public` keeps its masks
+    reader: Reader | None = None  # returns the content of the files as a `fgai.datasets.readers.RawGraph`
     url: str | None = None
-    sha256: tuple[str, ...] = ()
-    fingerprint: str = ""
+    sha256: tuple[str, ...] = ()  # of the files of the first layout, in order; empty if unknown
+    fingerprint: str = ""  # of the graph; files of this content, but other `sha256`, are accepted
 
 
 _INFO: dict[str, DatasetInfo] = {}
@@ -89,12 +68,8 @@ TASK_SPLITS: dict[str, tuple[str, Callable[[Graph, int], Graph]]] = {"link": ("n
 def register_dataset(info: DatasetInfo, source: Source) -> None:
     """Add a dataset for `fgai.load_dataset`, `fgai data` and `--data`.
 
-    Args:
-        info: its sizes are checked when it is loaded.
-        source: `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from files.
-
-    Raises:
-        InputError: the name is taken, the task unknown, not one of `make` and `reader`, or no https.
+    The source is `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from files.
+    Sizes are checked when it is loaded.
 
     Example:
         >>> mine = DatasetInfo(
@@ -115,7 +90,7 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
         raise InputError(f"`url` of {info.name!r} must begin with https://, got {source.url!r}")
     if source.sha256 and len(source.sha256) != len(info.files[0]):
         raise InputError(
-            f"`sha256` of {info.name!r} must have one entry for each of {len(info.files[0])} files"
+            f"`sha256` of {info.name!r} must have {len(info.files[0])} entries, one for each file"
         )
     _INFO[info.name], _SOURCES[info.name] = info, source
 
@@ -128,13 +103,7 @@ def unregister_dataset(name: str) -> None:
 
 @typed
 def register_task_split(task: str, split: Callable[[Graph, int], Graph], *, of: str) -> None:
-    """Use datasets of the task `of` for another task, as node datasets for link prediction.
-
-    `split` maps a graph and a seed to a graph of that other task.
-
-    Raises:
-        InputError: a task is unknown, or `task` has such a split already.
-    """
+    """Use datasets of the task `of` for another one; `split` maps a graph and a seed to a graph of `task`."""
     one_of(task, "task", tuple(TASKS))
     one_of(of, "of", tuple(TASKS))
     if task in TASK_SPLITS:
@@ -149,37 +118,23 @@ def unregister_task_split(task: str) -> None:
 
 
 def _register_catalog() -> None:
-    """Register the datasets of `catalog.json`, which are read from files."""
+    """Register the datasets of `catalog.json`; one without a reader is made by `planted`."""
     folder = resource_files("fgai.datasets")
     sums = (folder / "SHA256SUMS").read_text(encoding="utf-8")  # `sha256sum -c` reads it, too
     digests = {file: digest for digest, file in map(str.split, sums.splitlines())}
     for name, facts in json.loads((folder / "catalog.json").read_text(encoding="utf-8")).items():
-        files = tuple(map(tuple, facts.pop("files")))
+        files, reader = tuple(map(tuple, facts.pop("files", ()))), facts.pop("reader", None)
         origin = Source(
-            reader=READERS[facts.pop("reader")],
+            make=planted if reader is None else None,
+            reader=None if reader is None else READERS[reader],
             url=facts.pop("url", None),
-            sha256=tuple(digests[file] for file in files[0] if file in digests),
+            sha256=tuple(digests[file] for file in (files[0] if files else ()) if file in digests),
             fingerprint=facts.pop("fingerprint", ""),
         )
         splits = tuple(facts.pop("splits"))
         register_dataset(DatasetInfo(name=name, files=files, splits=splits, **facts), origin)
 
 
-register_dataset(
-    DatasetInfo(
-        name=PLANTED,
-        description="Built in: a citation-like graph whose informative edges (`edge_truth`) are known. The"
-        " graph is always the same; the seed draws the split.",
-        source="fgai.datasets.planted",
-        citation="this library",
-        licence="MIT",
-        num_nodes=2000,
-        num_edges=15914,
-        num_features=308,
-        num_classes=5,
-    ),
-    Source(make=planted),
-)
 _register_catalog()
 
 

@@ -30,6 +30,11 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(checks.seed(seed))
 
 
+def _check_shares(train: float, val: float) -> None:
+    if not (train > 0 and val >= 0 and train + val < 1):
+        raise InputError(f"`train` and `val` must be shares that leave some for test, got {train} and {val}")
+
+
 def _divide(order: Tensor, train: float, val: float) -> tuple[Tensor, ...]:
     first = round(train * order.numel())
     return order.tensor_split((first, first + round(val * order.numel())))
@@ -39,11 +44,7 @@ def _divide(order: Tensor, train: float, val: float) -> tuple[Tensor, ...]:
 def random_split(y: Any, seed: int = 0, *, train: float = 0.1, val: float = 0.1) -> Split:
     """Draw a split uniformly among the labelled nodes: by default 10 % training, 10 % validation, 80 % test.
 
-    Nodes without a label (-1) are in no mask. Sizes are rounded to the nearest node. `y` are labels [N], or a
-    `Graph` or PyG `Data` that has some.
-
-    Raises:
-        InputError: no labels, or shares that are not positive or leave nothing for test.
+    Nodes without a label (-1) are in no mask. `y` are labels [N], or a `Graph` or PyG `Data` that has some.
 
     Example:
         >>> split = random_split(torch.arange(20) % 2, seed=3)
@@ -62,10 +63,7 @@ def random_split(y: Any, seed: int = 0, *, train: float = 0.1, val: float = 0.1)
 
 @typed
 def stratified_split(y: Tensor, seed: int = 0, *, train: float = 0.8, val: float = 0.1) -> Split:
-    """Draw a split in which every class has the same shares: by default 80 / 10 / 10 %, for graph tasks.
-
-    Arguments and errors are those of `random_split`; `y` are labels [G].
-    """
+    """Draw a split of labels [G] in which every class has the same shares: by default 80 / 10 / 10 %."""
     _check_shares(train, val)
     _check_labels(y)
     classes = [_divide(order, train, val) for order in _shuffled(y, _generator(seed))]
@@ -109,11 +107,6 @@ def _check_labels(y: Tensor) -> None:
         raise InputError(f"`y` must be a vector of class numbers, got {y.dtype} {tuple(y.shape)}")
 
 
-def _check_shares(train: float, val: float) -> None:
-    if not (train > 0 and val >= 0 and train + val < 1):
-        raise InputError(f"`train` and `val` must be shares that leave some for test, got {train} and {val}")
-
-
 def _masks(parts: Iterable[Tensor], size: int) -> Split:
     """Turn three index vectors into masks."""
     none = torch.zeros(size, dtype=torch.bool)
@@ -124,13 +117,9 @@ def _masks(parts: Iterable[Tensor], size: int) -> Split:
 def link_split(graph: Graph, seed: int = 0, *, train: float = 0.85, val: float = 0.05) -> Graph:
     """Hide some links of an undirected graph, to be predicted: by default 85 / 5 / 10 % of the links.
 
-    The result keeps the edges known at test time, those of training and validation links; while training,
-    validation links are removed as well (see `fgai.tasks.LinkTask`). For validation and test, as many
-    unconnected pairs are drawn as there are links; for training they are drawn every epoch. Labels and masks
-    of nodes are dropped, self-loops are no links.
-
-    Raises:
-        InputError: invalid shares, too few links, or an edge without its reverse.
+    The result keeps the edges of training and validation links; while training, validation links are removed
+    as well (see `fgai.tasks.LinkTask`). For validation and test, as many unconnected pairs are drawn as there
+    are links; for training they are drawn every epoch. Labels and masks of nodes are dropped.
 
     Example:
         >>> from fgai.datasets import planted

@@ -120,14 +120,7 @@ def _check_sizes(raw: bytes) -> None:
 
 
 def load_pickle(path: Path) -> Any:
-    """Read a pickle that holds a numeric array, a sparse matrix, or a dictionary of lists.
-
-    Allowed are `numpy.ndarray`, `numpy.dtype`, numpy's `_reconstruct`, scipy's `csr_matrix` (under old and
-    new paths), `collections.defaultdict` and `list`; any other name is refused before it is looked up.
-
-    Raises:
-        DataError: if the file is truncated, not a pickle, names anything else, or holds something else.
-    """
+    """Read a pickle of a numeric array, a sparse matrix, or a dictionary of lists; `DataError` for others."""
     try:
         raw = regular(path).read_bytes()
         _check_sizes(raw)

@@ -2,10 +2,12 @@
 
 from fgai.files.https import extract, fetch
 from fgai.files.read import (
+    Schema,
     add_checksum,
+    check,
+    check_items,
     check_sizes,
     digest_of,
-    gunzip,
     inflate,
     load_torch,
     most_bytes,
@@ -15,7 +17,6 @@ from fgai.files.read import (
     require_whole,
     take_checksum,
 )
-from fgai.files.schema import Schema, check, check_items
 from fgai.files.write import is_stream, pack, read_metadata, tensors_digest, unpack, write_atomic
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "digest_of",
     "extract",
     "fetch",
-    "gunzip",
     "inflate",
     "is_stream",
     "load_torch",

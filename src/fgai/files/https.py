@@ -33,7 +33,6 @@ class _OnlyHttps(HTTPRedirectHandler):
 
 
 def _require_https(url: str) -> None:
-    """Raise unless an address begins with `https://` and names a server."""
     parts = urlsplit(url)
     if parts.scheme != "https" or not parts.hostname:
         raise DataError(f"{url!r} must begin with https://, so that nobody can change the download")
@@ -42,13 +41,8 @@ def _require_https(url: str) -> None:
 def fetch(url: str, path: Path | str) -> None:
     """Download one file over verified TLS; tried again when the network fails.
 
-    Args:
-        url: an `https://` address; redirects must be https, too.
-        path: of the new file; after an error there is none.
-
-    Raises:
-        DataError: not https, a certificate that does not verify, or too large.
-        OSError: the server does not answer, or not with a whole file.
+    `DataError` if an address or a redirect is not https, the certificate does not verify or the file is too
+    large, `OSError` if the server sends no whole file. After an error there is no file.
     """
     path = Path(path)
     _require_https(url)
@@ -92,37 +86,26 @@ def _fetch_once(url: str, path: Path) -> None:
 
 
 def extract(archive: Path | str, names: Iterable[str], folder: Path | str) -> None:
-    """Write files of a zip archive into a folder, by name.
+    """Write files of a zip archive into a folder, by their names without folders in the archive.
 
-    An archive with a name like `../x` or `/x`, a link, or duplicates of such a file is refused. A link in the
-    folder is replaced, not followed.
-
-    Args:
-        archive: the file.
-        names: of the files, without folders in the archive.
-        folder: for the files.
-
-    Raises:
-        DataError: it is refused, or claims more than its size explains.
-        FileNotFoundError: a file is not in it.
-        zipfile.BadZipFile: it is damaged.
+    `DataError` refuses an archive with a name like `../x` or `/x`, a link, duplicates of such a file, or more
+    content than its size explains. A link in the folder is replaced, not followed.
     """
     archive, names, folder = regular(archive), set(names), Path(folder)
     with zipfile.ZipFile(archive) as opened:
         members = opened.infolist()
         for member in members:
             _check_member(member)
-        chosen = [(name, m) for name in names for m in members if PurePosixPath(m.filename).name == name]
-        found = [name for name, _ in chosen]
-        if missing := [name for name in names if name not in found]:
+        chosen = {name: [m for m in members if PurePosixPath(m.filename).name == name] for name in names}
+        if missing := [name for name in names if not chosen[name]]:
             raise FileNotFoundError(f"the archive has no {', '.join(missing)}")
-        if duplicates := [name for name in names if found.count(name) > 1]:
+        if duplicates := [name for name in names if len(chosen[name]) > 1]:
             raise DataError(f"the archive holds {duplicates[0]} more than once")
         try:
-            check_sizes(archive, (member for _, member in chosen))
+            check_sizes(archive, (member for (member,) in chosen.values()))
         except ValueError as error:
             raise DataError(f"the archive is refused: {error}") from None
-        for name, member in chosen:
+        for name, (member,) in chosen.items():
             content = opened.read(member)
             (folder / name).unlink(missing_ok=True)
             with (folder / name).open("xb") as file:

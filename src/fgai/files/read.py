@@ -8,26 +8,34 @@ import json
 import math
 import stat
 import struct
+import types
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import (
+    Any,
+    Literal,
+    NoReturn,
+    NotRequired,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fgai.errors import CheckpointError
 
 CHECKSUM = "checksum"
 
 
 def regular(path: Path | str) -> Path:
-    """Return the path of a regular file, or of a link to one; reading a pipe or a device may never end.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        OSError: it is a folder, a pipe, a socket or a device.
-        ValueError: the name has a null byte.
-    """
+    """Return the path of a regular file, or of a link to one; `OSError` for a folder, a pipe or a device."""
     file = Path(path)
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(f"{file} is not a regular file")
@@ -69,14 +77,9 @@ LARGEST = 1 << 64  # whole numbers are smaller: floats, seeds and lengths of ten
 
 
 def parse_json(text: str | bytes, *, finite: bool = True) -> Any:
-    """Return what JSON text holds.
+    """Return the value of JSON text; with `finite`, NaN and infinities are refused.
 
-    Args:
-        text: of one document.
-        finite: refuse NaN and infinities, which are no JSON, but which Python writes.
-
-    Raises:
-        ValueError: it is no JSON, has a duplicate key, nests too deeply, or a number is too large.
+    `ValueError` if it is no JSON, has a duplicate key, nests too deeply, or a number is too large.
 
     Example:
         >>> parse_json('{"k": [1, 2.5]}')
@@ -129,14 +132,13 @@ def _check_numbers(value: Any, finite: bool) -> None:
 
 ALLOWANCE = 1 << 26
 RATIO = 64
-_GZIP = 31  # zlib's code for a gzip header and checksum
+_ZLIB_OR_GZIP = 47  # zlib's code for either header
 
 
 def most_bytes(size: int) -> int:
     """Return the largest accepted content of `size` compressed bytes: 64 MiB, and 64 bytes for each.
 
-    Deflate can reach 1000 : 1, so five megabytes could fill five gigabytes. Graphs, scores and records stay
-    below 10 : 1 in total; a constant column of a small graph fits into the allowance.
+    Deflate can reach 1000 : 1; graphs, scores and records stay below 10 : 1 in total.
 
     Example:
         >>> most_bytes(0), most_bytes(1000) - most_bytes(0)
@@ -145,24 +147,20 @@ def most_bytes(size: int) -> int:
     return ALLOWANCE + RATIO * size
 
 
-def inflate(raw: bytes, size: int) -> bytes:
-    """Return the content of zlib data; `ValueError` unless it has exactly `size` bytes; unpacks no more."""
-    return _inflated(raw, zlib.MAX_WBITS, size, exactly=True)
+def inflate(raw: bytes, size: int | None = None) -> bytes:
+    """Return the content of zlib or gzip data; `ValueError` if it is damaged or too large.
 
-
-def gunzip(raw: bytes) -> bytes:
-    """Return the content of gzip data of one member; `ValueError` if damaged or more than `most_bytes`."""
-    return _inflated(raw, _GZIP, most_bytes(len(raw)), exactly=False)
-
-
-def _inflated(raw: bytes, window: int, most: int, *, exactly: bool) -> bytes:
-    stream = zlib.decompressobj(window)
+    It must have exactly `size` bytes, without one at most `most_bytes`; no more are unpacked.
+    """
+    most = most_bytes(len(raw)) if size is None else size
+    stream = zlib.decompressobj(_ZLIB_OR_GZIP)
     try:
         content = stream.decompress(raw, most + 1)
     except zlib.error as error:
         raise ValueError(f"compressed data is damaged: {error}") from error
-    if len(content) > most or (exactly and len(content) != most):
-        raise ValueError(f"{len(raw)} compressed bytes do not hold {'' if exactly else 'at most '}{most}")
+    if len(content) > most or size not in (None, len(content)):
+        limit = f"at most {most}" if size is None else size
+        raise ValueError(f"{len(raw)} compressed bytes do not hold {limit}")
     if not stream.eof or stream.unused_data:
         raise ValueError("compressed data is truncated or followed by something else")
     return content
@@ -173,13 +171,11 @@ _HEADER = struct.Struct("<26xHH")
 _DESCRIPTOR = 24  # bytes that may follow a member: its size and checksum again
 
 
-def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path | str, names: Collection[str]) -> dict[str, NDArray[Any]]:
     """Return some arrays of an archive, as `numpy.savez` writes them; others are not read.
 
-    Raises:
-        ValueError: it is no archive, or an array is damaged, pickled, or too large for the archive.
-        KeyError: there is no array of that name.
-        OSError: the file cannot be read.
+    `ValueError` if it is no archive, or an array is damaged, pickled, or too large; `KeyError` if it is
+    missing.
     """
     path = regular(path)
     with path.open("rb") as file:
@@ -191,7 +187,6 @@ def read_arrays(path: Path | str, names: Iterable[str]) -> dict[str, NDArray[Any
         members = {member.filename: member for member in archive.infolist()}
         if len(members) != len(archive.infolist()):
             raise ValueError("the archive has duplicate names")
-        names = list(names)
         if missing := [name for name in names if f"{name}.npy" not in members]:
             raise KeyError(missing[0])
         selected = {name: members[f"{name}.npy"] for name in names}
@@ -243,8 +238,7 @@ def require_whole(archive: zipfile.ZipFile) -> None:
 def load_torch(path: Path, kinds: Iterable[type] = ()) -> Any:
     """Return what `torch.save` wrote, if it has tensors, plain values and `kinds` alone; runs no code in it.
 
-    Raises:
-        ValueError: it is damaged, holds anything else, or claims more than its size explains.
+    `ValueError` if it is damaged, holds anything else, or claims more than its size explains.
     """
     import torch
 
@@ -259,3 +253,81 @@ def load_torch(path: Path, kinds: Iterable[type] = ()) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError("it is damaged, or holds something else than tensors") from error
+
+
+Schema = Mapping[str, Any]
+"""Names and the annotations of their values: `str`, `float`, `list[int]`, a `TypedDict`, …"""
+
+
+def check(value: Any, kind: Any, where: str) -> None:
+    """Raise `CheckpointError`, which names the innermost wrong value, unless `value` is of an annotated type.
+
+    A `kind` is `Any`, `None`, `bool`, `int`, `float`, `str`, `Literal`, `list`, `tuple`, `dict`, a
+    `TypedDict`, or a union of these. A `float` may be a whole number, a `tuple` is a list in a file; a bool
+    is no number. A `TypedDict` must have every key that is not `NotRequired`, and no others.
+
+    Example:
+        >>> check({"epoch": 3}, dict[str, int], "the state")
+        >>> check({"epoch": "3"}, dict[str, int], "the state")
+        Traceback (most recent call last):
+        fgai.errors.CheckpointError: epoch of the state must be a whole number, got '3'
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_typeddict(kind):
+        _expect(isinstance(value, Mapping), value, "an object", where)
+        # With `from __future__ import annotations` Python counts all keys as required.
+        hints = get_type_hints(kind, include_extras=True)
+        required = [name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired]
+        check_items(value, get_type_hints(kind), where, required=required)
+    elif origin in (Union, types.UnionType):
+        _check_union(value, inner, where)
+    elif origin is Literal:
+        _expect(value in inner, value, f"one of {', '.join(map(str, inner))}", where)
+    elif origin is dict:
+        _expect(isinstance(value, Mapping), value, "an object", where)
+        for name, item in value.items():
+            check(item, inner[1], f"{name} of {where}")
+    elif origin in (list, tuple):
+        _expect(isinstance(value, list | tuple), value, "a list", where)
+        kinds = inner
+        if origin is list or inner[1:] == (Ellipsis,):
+            kinds = (inner[0],) * len(value)
+        _expect(len(value) == len(kinds), value, f"a list of {len(kinds)}", where)
+        for item, item_kind in zip(value, kinds, strict=True):
+            check(item, item_kind, f"an entry of {where}")
+    elif kind is not Any:
+        kind = type(None) if kind is None else kind
+        right = isinstance(value, (int, float) if kind is float else kind)
+        _expect(right and (kind is bool or not isinstance(value, bool)), value, _WORDS[kind], where)
+
+
+def check_items(values: Mapping[str, Any], kinds: Schema, where: str, *, required: Iterable[str]) -> None:
+    """Raise `CheckpointError` unless `values` has the required names, no others, and the types of `kinds`."""
+    if missing := [name for name in required if name not in values]:
+        raise CheckpointError(f"{where} is incomplete: it lacks {', '.join(sorted(missing))}")
+    if unknown := [str(name) for name in values if name not in kinds]:
+        names = ", ".join(unknown)[:200]
+        raise CheckpointError(f"{where} holds {names}, unknown to this fgai; if a newer one wrote it, update")
+    for name, value in values.items():
+        check(value, kinds[name], f"{name} of {where}")
+
+
+def _check_union(value: Any, kinds: tuple[Any, ...], where: str) -> None:
+    if value is None and type(None) in kinds:
+        return
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
+        with suppress(CheckpointError):
+            check(value, kind, where)
+            return
+    check(value, last, where)
+
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+
+
+def _expect(good: bool, value: Any, expected: str, where: str) -> None:
+    if not good:
+        text = repr(value)
+        excerpt = text if len(text) < 80 else f"{text[:77]}..."
+        raise CheckpointError(f"{where} must be {expected}, got {excerpt}")

@@ -18,17 +18,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fgai.errors import CheckpointError, FgaiError
-from fgai.files.read import parse_json, regular
-from fgai.files.schema import check
+from fgai.files.read import check, parse_json, regular
 
 
 def write_atomic(path: Path | str, content: bytes | str) -> None:
     """Write `content` to `path` in one step: a crash or a full disk leaves the old file as it was.
 
     The target of a link is replaced, the link stays. Devices and pipes (`/dev/stdout`) are written to.
-
-    Raises:
-        FgaiError: if the folder cannot be written to.
+    `FgaiError` if the folder cannot be written to.
     """
     path, raw = Path(path), content.encode() if isinstance(content, str) else content
     try:
@@ -95,12 +92,7 @@ def pack(tensors: dict[str, Tensor], metadata: dict[str, str]) -> bytes:
 
 
 def read_metadata(path: Path | str) -> dict[str, str]:
-    """Return the metadata of a safetensors file, without reading the tensors.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        CheckpointError: it is damaged, or something else.
-    """
+    """Return the metadata of a safetensors file, without the tensors; `CheckpointError` if damaged."""
     try:
         path = regular(path)
         with path.open("rb") as file:
@@ -115,15 +107,13 @@ def read_metadata(path: Path | str) -> dict[str, str]:
         raise
     except (OSError, ValueError, CheckpointError) as error:
         raise CheckpointError(f"{path} is damaged or not a safetensors file ({error})") from error
-    return {str(name): str(value) for name, value in metadata.items()}
+    return dict(metadata)
 
 
 def unpack(path: Path | str) -> dict[str, Tensor]:
-    """Return the tensors of a file; files of other programs have no checksum and are read without one.
+    """Return the tensors of a file; `CheckpointError` if it is damaged or does not fit its checksum.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        CheckpointError: it is damaged, truncated, something else, or does not fit its checksum.
+    Files of other programs have no checksum and are read without one.
     """
     metadata = read_metadata(path)
     try:

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 from fgai.large.convert import convert
 from fgai.large.observation import StoredObservation
 from fgai.large.processes import process_group
-from fgai.large.size import GraphSize, PassSize, graph_size, pass_size
 from fgai.large.stored import StoredGraph
 from fgai.large.write import write_store
 
 if TYPE_CHECKING:
     from fgai.large.evaluate import StoredEvaluation, evaluate_store
-    from fgai.large.sampling import Batches, MiniBatch, NeighbourSampler, mini_batch
-    from fgai.large.streaming import measure_store, observe_store
+    from fgai.large.sampling import Batches, MiniBatch, NeighbourSampler
+    from fgai.large.streaming import GraphSize, PassSize, graph_size, observe_store, pass_size
 
 __all__ = [
     "Batches",
@@ -27,8 +26,6 @@ __all__ = [
     "convert",
     "evaluate_store",
     "graph_size",
-    "measure_store",
-    "mini_batch",
     "observe_store",
     "pass_size",
     "process_group",

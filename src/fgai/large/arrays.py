@@ -97,30 +97,25 @@ def _blocks(rows: T, step: int) -> Iterator[T]:
         yield rows[first : first + step]
 
 
-def _scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Map a temporary array for writing; a new file, of zeros, reserves its disk space at once.
+def _scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap[Any, Any]:
+    """Map a new `.npy` file of zeros for writing.
 
-    Otherwise a full disk would kill the process at a later write.
+    Its disk space is reserved at once: a full disk would kill the process at a later write.
     """
-    size = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-    if not path.exists():
-        with path.open("xb") as file:
-            if size and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            else:  # macOS
-                zeros = memoryview(bytes(min(size, ZEROS)))
-                for first in range(0, size, ZEROS):
-                    file.write(zeros[: size - first])
-    return np.memmap(path, dtype, "r+", shape=shape) if size else np.zeros(shape, dtype)
+    array = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with path.open("r+b") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        else:  # macOS
+            file.seek(-array.nbytes, os.SEEK_END)
+            zeros = memoryview(bytes(min(array.nbytes, ZEROS)))
+            for first in range(0, array.nbytes, ZEROS):
+                file.write(zeros[: array.nbytes - first])
+    return array
 
 
 def map_array(path: Path) -> Array:
-    """Map an `.npy` file, read-only.
-
-    Raises:
-        ValueError: it is truncated, pickled, or no array.
-        OSError: it cannot be read.
-    """
+    """Map an `.npy` file, read-only; `ValueError` or `OSError` if it is damaged or cannot be read."""
     try:
         array: Array = np.lib.format.open_memmap(regular(path), mode="r").view(np.ndarray)
     except (OSError, ValueError):

@@ -8,26 +8,116 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fgai.attention import Limits, limits_of, overriding
+from fgai.attention.limits import SAMPLE, SLACK, largest, ranges
 from fgai.errors import InputError
-from fgai.large.arrays import Array, _ArrayFiles, _write_array, map_array
-from fgai.large.ranges import _RangeOptions
+from fgai.large.arrays import Array, _ArrayFiles, _blocks, _write_array, map_array
 from fgai.large.sort import _row_blocks, _sorted_keys
 from fgai.large.stored import DTYPES, StoredGraph, _Rows
 from fgai.models.layer import AttentionLayer
-from fgai.ops import aggregate, edge_softmax, weighted_softmax
+from fgai.ops import aggregate, clip, edge_softmax, range_norm, weighted_softmax
 from fgai.processes import SINGLE, ProcessGroup
-from fgai.sparse import Adjacency, Features
+from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32
+
+NUMBERS = 1 << 22
+"""Numbers that are in memory together; the order statistics of one channel take all its rows."""
+
+
+class _RangeOptions(NamedTuple):
+    """Shares of the nodes outside the ranges of limits."""
+
+    clip_share: float  # at either end of each channel
+    shrink: float  # those of largest norm
+    sampled: bool  # take order statistics from a few thousand nodes, evenly spread
+
+
+def _measure_layer(
+    layer: nn.Module,
+    run: Callable[[], Iterator[slice]],
+    folder: Path,
+    options: _RangeOptions,
+    num_nodes: int,
+) -> None:
+    """Set the ranges of a layer's limits from all rows it reads.
+
+    `run` runs it block by block and yields, before each block, the rows that count. Without `clip_share` and
+    `shrink` limits change nothing and are measured together, else in order.
+    """
+    every = limits_of(layer)
+    together = options.clip_share == options.shrink == 0
+    for group in [every] if together and every else [[limits] for limits in every]:
+        _write_inputs(run, group, folder)
+        for number, limits in enumerate(group):
+            path = folder / f"input.{number}.npy"
+            rows = map_array(path) if path.exists() else np.zeros(0)
+            if len(rows) != num_nodes:
+                name = type(layer).__name__
+                remedy = "call it with one tensor `x`, or give `limits=False`"
+                raise InputError(f"limits of {name} cannot be measured block by block; {remedy}")
+            _measure(limits, rows, options)
+            path.unlink()
+
+
+def _write_inputs(run: Callable[[], Iterator[slice]], group: list[Limits], folder: Path) -> None:
+    """Write the inputs of some limits of a layer, a file each."""
+    numbers = {limits: number for number, limits in enumerate(group)}
+    own = slice(None)
+    with _ArrayFiles(folder) as files:
+
+        def write(limits: Limits, _: Any, rows: Tensor) -> Tensor:
+            block = rows.detach().reshape(-1, *limits.low.shape)[own].cpu().numpy()
+            files.append(f"input.{numbers[limits]}", block)
+            return rows
+
+        with overriding(group, write):
+            for own in run():  # noqa: B007 (read by `write`)
+                pass
+
+
+def _measure(limits: Limits, rows: Array, options: _RangeOptions) -> None:
+    """Do what `Limits.measure` does, for rows on disk."""
+    step = max(1, len(rows) // SAMPLE) if options.sampled else 1
+    clip_share, shrink = options.clip_share, options.shrink
+    low, high = _channel_ranges(rows if clip_share == 0 else rows[::step], clip_share)
+    radius = limits.radius
+    if not limits.derived:
+        counted = rows[::step] if shrink else rows
+        norms = [range_norm(clip(block, low, high), low, high) for block in _tensors(counted)]
+        radius = largest(torch.cat(norms), shrink) * (1 + SLACK)
+    usual = limits.usual
+    if step == 1:
+        moved = sum(int((clip(block, low, high, radius) != block).sum()) for block in _tensors(rows))
+        usual = torch.tensor(moved / max(1, rows.size))
+    limits.set(low, high, radius, usual)
+
+
+def _channel_ranges(rows: Array, clip_share: float) -> tuple[Tensor, Tensor]:
+    if clip_share == 0:
+        ends = [torch.stack([block.amin(0), block.amax(0)]) for block in _tensors(rows)]
+        return ranges(torch.cat(ends), 0.0)
+    shape, flat = rows.shape[1:], rows.reshape(len(rows), -1)
+    step = max(1, NUMBERS // max(1, len(flat)))
+    columns = range(0, flat.shape[1], step)
+    found = [ranges(torch.from_numpy(np.array(flat[:, at : at + step])), clip_share) for at in columns]
+    low, high = (torch.cat(ends).view(shape) for ends in zip(*found, strict=True))
+    return low, high
+
+
+def _tensors(rows: Array) -> Iterator[Tensor]:
+    """Yield rows in blocks, copied to memory."""
+    for block in _blocks(rows, max(1, NUMBERS // max(1, int(np.prod(rows.shape[1:]))))):
+        yield torch.from_numpy(np.array(block))
 
 
 class _PassOptions(NamedTuple):
@@ -47,7 +137,9 @@ class _ExactPass(ABC):
     weighted = False  # whether the softmax reads the weights of edges
 
     def __init__(self, stored: StoredGraph) -> None:
-        self._stored = stored
+        if not stored.has_features:
+            raise InputError(f"{stored.name!r} has no node features; convert it with some")
+        self._stored, self._num_nodes = stored, stored.num_nodes
 
     def run(self, folder: Path, options: _PassOptions) -> None:
         """Write the results to a folder; processes share the blocks."""
@@ -62,46 +154,22 @@ class _ExactPass(ABC):
     def _run(self) -> None:
         """Compute layer after layer."""
 
-    def _share(self, first: int, rows: int) -> tuple[int, int] | None:
-        """See `_ArrayFile`; None if this process writes all rows."""
-        return (first, rows) if self._group.is_distributed else None
+    def _node_share(self, first: int) -> tuple[int, int] | None:
+        """See `_ArrayFile`, for rows of nodes; None if this process writes all of them."""
+        return (first, self._num_nodes) if self._group.is_distributed else None
+
+    def _edge_share(self, first: int) -> tuple[int, int] | None:
+        """Likewise for rows of edges, from those into a node on."""
+        edges = self._edges
+        return (int(edges.rowptr[first]), len(edges.source)) if self._group.is_distributed else None
 
 
 class _Sides(NamedTuple):
     """`AttentionLayer.sides` of all nodes, mapped from files."""
 
     source: Array  # [N, H] or [N, H, C], read by the scores of edges from a node
-    destination: Array  # likewise by the scores of edges into it
+    destination: Array  # [N, H] or [N, H, C], read by the scores of edges into it
     values: Array  # [N, H, C]
-
-
-class _SidesFile:
-    """Files with the sides of one layer, written by blocks of rows."""
-
-    def __init__(self, folder: Path, name: str, layer: AttentionLayer, rows: int | None = None) -> None:
-        self._layer, self._rows, self._files = layer, rows, _ArrayFiles(folder)
-        self._names = [f"{name}.{side}" for side in _Sides._fields]
-        self._paths = [folder / f"{name}.npy" for name in self._names]
-
-    def append(self, x: Tensor | Features, first: int) -> None:
-        """Compute and write the sides of a block of rows; `first` is the number of its first row."""
-        sides = self._layer.sides(x)
-        share = None if self._rows is None else (first, self._rows)
-        for name, side in zip(self._names, sides, strict=True):
-            if side is not sides[2] or name is self._names[2]:  # no second file for a side that is `values`
-                self._files.append(name, side.detach().cpu().numpy(), share)
-
-    def close(self) -> None:
-        self._files.close()
-
-    def map(self) -> _Sides:
-        source, destination, values = (map_array(path) if path.exists() else None for path in self._paths)
-        assert values is not None and destination is not None
-        return _Sides(values if source is None else source, destination, values)
-
-    def remove(self) -> None:
-        for path in self._paths:
-            path.unlink(missing_ok=True)
 
 
 class _Block(NamedTuple):
@@ -247,9 +315,7 @@ def _write_rows(
             if weight is not None:
                 own = weight[edges]
                 if len(own) and own.min() < 0:
-                    raise InputError(
-                        "`edge_weight` of the stored graph must be at least 0; shift it, or store none"
-                    )
+                    raise InputError("`edge_weight` of a stored graph must be at least 0; shift it")
                 own = np.concatenate([own, np.ones(len(order))])[order]
                 files.append("edge_weight", own.astype(DTYPES["edge_weight"]))
     _write_array(folder / "rowptr.npy", [np.cumsum(counts)], DTYPES["rowptr"])

@@ -54,7 +54,7 @@ def convert(
     resume: bool = True,
     root: str | os.PathLike[str] | None = None,
 ) -> StoredGraph:
-    r"""Turn a graph into a folder of memory-mapped arrays, see `fgai.large`.
+    r"""Turn a file, a folder of tables or a dataset by name into a new folder of memory-mapped arrays.
 
     Edge lists are streamed: `.csv` (a heading with `source`, `destination`, perhaps `weight`; other columns
     are attributes), `.txt`, `.tsv`, `.edges` and `.edgelist` (SNAP's two numbers a line), both also as `.gz`,
@@ -63,30 +63,13 @@ def convert(
     with a warning. PyG `Data` (`.pt`, `.npz`) and datasets by name are read into memory first.
 
     The graph is named after the dataset or the folder of tables it comes from, that of a file after `target`.
-    Names of nodes and classes are kept.
+    The folder appears when it is complete. If a run is killed or interrupted, finished stages stay in
+    `.TARGET.partial`, and the next run with the same sources and options resumes there. If the target is the
+    complete graph of the same sources, it is verified and returned with a warning.
 
-    The folder appears when it is complete. An edge list is converted in stages. If the run is killed or
-    interrupted, finished stages stay in `.TARGET.partial`, and the next run with the same sources and options
-    resumes there; if a source has changed, it starts again and warns. A run that fails leaves nothing. If
-    the target is the complete graph of the same sources, it is verified and returned with a warning.
-
-    Args:
-        source: a file, a folder with `edges.csv` and `nodes.csv` (read into memory), or a dataset's name.
-        target: the new folder.
-        node_table: CSV with features, labels and split of an edge list's nodes, see `fgai.load_graph`; it is
-            read into memory.
-        features: `.npy` file [N, F] of an edge list's nodes, streamed.
-        labels: `.npy` file [N] of their classes, -1 where unknown.
-        undirected: also store every edge's reverse, of an edge list.
-        overwrite: replace an older stored graph.
-        resume: continue an interrupted run; False starts again.
-        root: folder with the datasets' files, as in `fgai.load_dataset`.
-
-    Raises:
-        DataError: `target` exists already, or a file is missing, damaged or of another kind; the message
-            names line and byte.
-        InputError: options that do not apply to this source.
-        FgaiError: the folder cannot be written, the disk is full, or another process is writing it.
+    The nodes of an edge list have `features` [N, F] and `labels` [N], -1 where unknown, in `.npy` files that
+    are streamed; or a `node_table` in CSV, see `fgai.load_graph`. `undirected` also stores the reverse of
+    every edge of a list. `root` is that of `fgai.load_dataset`. `overwrite` replaces an older stored graph.
 
     Example:
         >>> text = "source,destination\n0,1\n2,1\n"
@@ -102,10 +85,8 @@ def convert(
     options = {"node_table": node_table, "features": features, "labels": labels}
     tables = {role: Path(table) for role, table in options.items() if table is not None}
     if read_edges is None and (tables or undirected):
-        raise InputError(
-            "`node_table`, `features`, `labels` and `undirected` are for edge lists, got"
-            f" {path.name!r}, which has its own"
-        )
+        only = "`node_table`, `features`, `labels` and `undirected`"
+        raise InputError(f"{only} are for edge lists, got {path.name!r}, which has its own")
     if node_table is not None and len(tables) > 1:
         raise InputError("give `node_table`, or `features` and `labels`, not both")
     if not dataset and read_edges is None and not folder and path.suffix not in FILES:
@@ -138,9 +119,7 @@ def convert(
         with stage("sorting edges"):
             _sort_edges(work, read_edges(), num_nodes=count, undirected=undirected)
         with stage("fingerprint"):
-            work.run_stage(
-                "fingerprint", lambda: _write_manifest(work.folder, name, width, sources).fingerprint
-            )
+            work.run_stage("fingerprint", lambda: _write_manifest(work.folder, name, width, sources))
     return StoredGraph(target)
 
 
@@ -160,9 +139,7 @@ def _write_nodes(folder: Path, tables: dict[str, Path]) -> tuple[int, int | None
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         if y.ndim != 1 or y.dtype.kind not in "iu" or (count is not None and len(y) != count) or not len(y):
             fits = "" if count is None else f" for each of the {count} rows of `features`"
-            raise DataError(
-                f"{path} must hold one class number per node{fits}, got {y.dtype} {list(y.shape)}"
-            )
+            raise DataError(f"{path} must hold a class number per node{fits}, got {y.dtype} {list(y.shape)}")
         if int(y.min()) < -1 or int(y.max()) < 1:
             raise DataError(f"{path} must name two classes or more, and -1 where none is known")
         count = len(y)

@@ -41,7 +41,7 @@ def _edge_reader(path: Path) -> Callable[[], Iterator[_Edges]] | None:
 class _Lines(NamedTuple):
     text: bytes
     line: int  # number of the first line, from 1
-    byte: int  # offset of the first line in the (unpacked) file
+    byte: int  # offset of the first line in the unpacked file
 
 
 def _lines(path: Path) -> Iterator[_Lines]:
@@ -54,10 +54,8 @@ def _lines(path: Path) -> Iterator[_Lines]:
             try:
                 block = file.read(PART)
             except (EOFError, OSError, zlib.error) as error:
-                raise DataError(
-                    f"{path} is damaged or truncated after byte {byte + len(rest)}, line {line} or later:"
-                    f" {error}; fetch it again"
-                ) from error
+                where = f"after byte {byte + len(rest)}, line {line} or later"
+                raise DataError(f"{path} is damaged or truncated {where}: {error}; fetch it again") from error
             if not block:
                 break
             end = block.rfind(b"\n") + 1
@@ -127,25 +125,23 @@ def _refuse_line(lines: _Lines, path: Path, columns: int, delimiter: str | None)
         comment = delimiter is None and line.startswith(COMMENTS)
         if line and not comment and (len(values) != columns or (columns == 2 and min(values) < 0)):
             required = "two node numbers" if columns == 2 else f"{columns} numbers"
-            raise DataError(
-                f"line {number} of {path}, from byte {start} on, must hold {required}, got {line[:60]!r}"
-            )
+            where = f"line {number} of {path}, from byte {start} on,"
+            raise DataError(f"{where} must hold {required}, got {line[:60]!r}")
         start += len(raw)
 
 
 def _by_columns(columns: dict[str, Array]) -> _Edges:
     """Return edges from columns of numbers by name."""
     rest = dict(columns)
-    source, destination = (_node_numbers(rest.pop(name), name) for name in ENDS)
-    values = {}
+    edges = {name: _node_numbers(rest.pop(name), name) for name in ENDS}
     if "weight" in rest:
-        values["edge_weight"] = rest.pop("weight")
+        edges["edge_weight"] = rest.pop("weight")
     if rest:
-        values["edge_attr"] = np.stack(list(rest.values()), axis=1)
-    for name, value in values.items():
+        edges["edge_attr"] = np.stack(list(rest.values()), axis=1)
+    for name, value in edges.items():
         if not np.isfinite(value).all():
             raise DataError(f"`{name}` must be finite; clean the edge list before use")
-    return _Edges(source, destination, values)
+    return edges
 
 
 def _node_numbers(numbers: Array, name: str) -> Array:
@@ -186,9 +182,7 @@ def _parquet_column(column: Any, name: str, path: Path, row: int) -> Array:
         raise DataError(f"`{name}` of {path} has no value in row {first}; fill it, or leave such edges out")
     values: Array = np.asarray(column)
     if values.dtype.kind not in "iuf":
-        raise DataError(
-            f"`{name}` of {path} must hold numbers, got {column.type}; convert or drop the column"
-        )
+        raise DataError(f"`{name}` of {path} must hold numbers, got {column.type}; convert or drop it")
     return values
 
 

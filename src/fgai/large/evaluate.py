@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fgai import checks, metrics
 from fgai.attention import model_name
+from fgai.datasets.own import PARTS
 from fgai.divergence import tvd
 from fgai.errors import InputError, collect_warnings, warn
 from fgai.evaluation.reliability import check_sharpness, warning_entries
@@ -28,29 +29,17 @@ from fgai.records import plain
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-_Sums = dict[str, tuple[float, int]]
-"""By name: the sum over the nodes of a block whose value is defined, and their number."""
+_Sums = dict[str, tuple[float, int]]  # by name: sum over the nodes whose value is defined, their number
 
 
 @typed
 @dataclass(frozen=True)
 class StoredEvaluation:
-    """Metrics of a model on a stored graph, from all nodes and all neighbours.
+    """Metrics (see `fgai.metrics`) of a model on a stored graph, from all nodes and all neighbours.
 
-    Attributes:
-        model: class of the model.
-        graph: fingerprint of the graph.
-        k: neighbours in an explanation.
-        name: of the graph.
-        f1: by part of the split, empty without labels; likewise the next two.
-        balanced_accuracy: see `fgai.metrics.balanced_accuracy`.
-        macro_f1: see `fgai.metrics.macro_f1`.
-        sharpness: by layer, see `fgai.metrics.sharpness`.
-        agreement: share of the nodes with the vanilla model's class; None without one, as the next three.
-        g_tvd: distance of the logits, see `fgai.metrics.g_tvd`.
-        g_tvd_prob: distance of the probabilities.
-        overlap: by layer, of the explanations, see `fgai.metrics.overlap`.
-        warnings: code and message of each, see docs/reliability.md.
+    F1, balanced accuracy and macro-F1 are given by part of the split, sharpness and overlap by layer.
+    `agreement` is the share of the nodes with the vanilla model's class; without a vanilla model it is None,
+    as are `g_tvd`, `g_tvd_prob` and `overlap`. `graph` is a fingerprint.
     """
 
     model: str
@@ -89,25 +78,12 @@ def evaluate_store(
     seed: int = 0,
     group: ProcessGroup = SINGLE,
 ) -> StoredEvaluation:
-    """Measure a model on a stored graph, by exact passes block by block.
+    """Measure a model on a stored graph or its folder, by exact passes block by block, see `observe_store`.
 
-    F1 and sharpness, with a vanilla model also agreement, g-TVD and overlap. Attacks, F-slopes and
-    certificates need whole graphs: `fgai.evaluate(model, stored.load())`. Warns if attention is close to
-    uniform.
-
-    Args:
-        model: GAT, GATv2, GT without encodings, or a PyG model, see `observe_store`.
-        stored: the graph or its folder.
-        vanilla: the model it was trained from.
-        k: neighbours in an explanation.
-        seed: of the split, if there are labels and no masks; as in `fgai.train`.
-        group: processes that share the blocks, see `process_group`, through a temporary folder that all of
-            them must see; all must call this, and all get the numbers of one process, bit by bit.
-
-    Raises:
-        InputError: a model that does not fit the graph or `vanilla`, or cannot be computed row by row.
-        DataError: the stored graph is damaged.
-        RanksError: ranks disagree, do not see one folder, or one failed.
+    F1 and sharpness, with the `vanilla` model it was trained from also agreement, g-TVD and overlap of the
+    top `k`. Attacks, F-slopes and certificates need whole graphs: `fgai.evaluate(model, stored.load())`.
+    Warns if attention is close to uniform. The seed is that of the split, if there are labels and no masks.
+    All processes of a `group` must call this, and all get the numbers of one process.
 
     Example:
         >>> import fgai
@@ -130,10 +106,8 @@ def evaluate_store(
             (each.logits.shape, len(each.layers), len(each.rows().source)) for each in (own, other or own)
         ]
         if other is not None and sizes[0] != sizes[1]:
-            raise InputError(
-                "`vanilla` must have the model's layers, edges and classes, to be compared with it; got"
-                f" {model_name(model)} and {other.model}"
-            )
+            models = f"{model_name(model)} and {other.model}"
+            raise InputError(f"`vanilla` must have the model's layers, edges and classes, got {models}")
         means = _means(own, other, k, group)
         layers = range(len(own.layers))
         results: dict[str, Any] = dict(_scores(own, source.node_graph))
@@ -186,14 +160,12 @@ def _block_sums(own: _NodeBlock, other: _NodeBlock | None, k: int) -> _Sums:
 
 
 def _scores(own: StoredObservation, nodes: Graph) -> dict[str, dict[str, float]]:
-    """Return the scores of the task by name, each on the parts of the split."""
+    """Return the scores of the task by name, each by part of the split; none without labels."""
     scores: dict[str, dict[str, float]] = {}
-    if nodes.y is None:
-        return scores
     task = task_of(nodes)
-    for part in ("train", "val", "test"):
+    for part in PARTS if nodes.y is not None else ():
         rows = task.rows(nodes, part)
-        if task.has_part(nodes, part) and rows.numel():
+        if nodes.y is not None and task.has_part(nodes, part) and rows.numel():
             logits = torch.from_numpy(own.logits[rows.numpy()])
             for name, value in metrics.task_scores(task.name, logits, nodes.y[rows]).items():
                 scores.setdefault(name, {})[part] = value

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,9 +39,8 @@ from fgai.cache import cached_on
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.large.arrays import Array, _ArrayFiles, map_array
-from fgai.large.blocks import _ExactPass, _PassOptions
-from fgai.large.ranges import _measure_layer
-from fgai.large.sampling import NeighbourSampler, mini_batch
+from fgai.large.blocks import _ExactPass, _measure_layer, _PassOptions
+from fgai.large.sampling import NeighbourSampler, _mini_batch
 from fgai.large.sort import _row_blocks
 from fgai.large.stored import StoredGraph
 from fgai.large.write import write_store
@@ -50,16 +49,12 @@ from fgai.sparse import Adjacency
 
 NUMBERS = 1 << 26
 """Entries of the features, or of one layer's outputs, that a block and its neighbours have at most."""
-SEEDS = 6
-"""Nodes around which a model is tried."""
-TOLERANCE = 1e-4
-"""Relative difference of outputs that counts as rounding."""
+SEEDS = 6  # nodes around which a model is tried
+TOLERANCE = 1e-4  # relative difference of outputs that counts as rounding
 _Call = Callable[..., Any]
 
 
 class _LayerRun(NamedTuple):
-    """One run of a message-passing layer."""
-
     name: str  # of the layer in the model
     attends: bool  # whether its attention is recorded
     width: tuple[int, ...]  # shape of its output for one node
@@ -79,17 +74,11 @@ def _is_own(model: nn.Module) -> bool:
 
 
 def _plan_of(model: nn.Module, stored: StoredGraph) -> _Plan:
-    """Return the layers of a model in the order they run, after trying it on a part of the graph, once.
-
-    Raises:
-        InputError: the model does not read the graph, or nodes read each other elsewhere than in its layers.
-        AttentionError: it has no attention that can be recorded.
-    """
+    """Return the layers of a model in the order they run, after trying it on a part of the graph, once."""
     plans: WeakKeyDictionary[nn.Module, _Plan] = cached_on(stored, __name__, WeakKeyDictionary)
-    plan = plans.get(model)
-    if plan is None:
-        plan = plans[model] = _make_plan(model, stored)
-    layers = _message_passing_layers(model)
+    if model not in plans:
+        plans[model] = _make_plan(model, stored)
+    plan, layers = plans[model], _message_passing_layers(model)
     names = [run.name for run in plan.runs]
     for name in {name for name in names if names.count(name) > 1}:
         if limits_of(layers[name]):
@@ -136,8 +125,8 @@ def _check_output(value: Any, name: str, model: nn.Module, nodes: int) -> Tensor
     if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != nodes:
         kind = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(
-            f"layer {name!r} of {model_name(model)} must return a tensor with a row for each of {nodes}"
-            f" nodes to be computed on a stored graph, got {kind}; leave out `return_attention_weights`"
+            f"layer {name!r} of {model_name(model)} must return a tensor with {nodes} rows, one for each"
+            f" node, got {kind}; leave out `return_attention_weights`"
         )
     return value
 
@@ -146,8 +135,6 @@ def _make_plan(model: nn.Module, stored: StoredGraph) -> _Plan:
     """Make a plan, and compare its pass over a part of the graph with the model's own forward pass."""
     if _layout_of(model) is not None:
         raise InputError("mini-batches and stored graphs are for models of one type of nodes and edges")
-    if not stored.has_features:
-        raise InputError(f"{stored.name!r} has no node features; convert it with some")
     layers = _message_passing_layers(model)
     with tempfile.TemporaryDirectory(prefix="fgai-") as name, evaluating(model), torch.no_grad():
         part = prepared(model, _small_part(stored, len(layers)))
@@ -194,7 +181,7 @@ def _small_part(stored: StoredGraph, hops: int) -> Graph:
     nodes = with_edges if len(with_edges) else many
     seeds = torch.from_numpy(nodes[:: max(1, len(nodes) // SEEDS)][:SEEDS])
     sample = NeighbourSampler(stored, [max(1, 4 - hop) for hop in range(max(2, hops))]).sample(seeds)
-    part = mini_batch(stored, sample).graph
+    part = _mini_batch(stored, sample).graph
     return part.remove(part.adjacency.source == part.adjacency.destination)[0]
 
 
@@ -234,10 +221,10 @@ class _MessagePassingPass(_ExactPass):
                 layer = self._modules[run.name]
                 if limits_of(layer):
                     blocks = partial(self._run_blocks, number)
-                    _measure_layer(layer, blocks, self._folder, self._options.ranges, self._stored.num_nodes)
+                    _measure_layer(layer, blocks, self._folder, self._options.ranges, self._num_nodes)
                 if number == last:
                     return
-            with progress(f"layer {number + 1} of {last + 1}", self._stored.num_nodes):
+            with progress(f"layer {number + 1} of {last + 1}", self._num_nodes):
                 self._write_layer(number)
             self._group.barrier()
         if not self._group.is_main:
@@ -264,17 +251,16 @@ class _MessagePassingPass(_ExactPass):
             for first, last in self._spans:
                 part, nodes, own = self._part(first, last)
                 out, attention, logits = self._forward(number, part, nodes)
-                rows = self._share(first, self._stored.num_nodes)
+                rows = self._node_share(first)
                 files.append(f"output.{number}", out[own].cpu().numpy(), rows)
                 if attention is not None:
-                    edges = self._share(int(self._edges.rowptr[first]), len(self._edges.source))
                     for name, values in self._attention(attention, nodes, own, first, last).items():
-                        files.append(f"{name}.{layer}", values.cpu().numpy(), edges)
+                        files.append(f"{name}.{layer}", values.cpu().numpy(), self._edge_share(first))
                 if number + 1 == len(self._runs):
                     files.append("logits", logits[own].cpu().numpy(), rows)
 
     def _part(self, first: int, last: int) -> tuple[Graph, Array, slice]:
-        """Return a block and all sources of its edges as a graph, its nodes by number, and the block's rows.
+        """Return a block with all sources of its edges as a graph, its nodes by number, and the block's rows.
 
         Nodes ascend, so that edges come in the order of the whole graph.
         """
@@ -293,29 +279,21 @@ class _MessagePassingPass(_ExactPass):
     def _forward(
         self, number: int, part: Graph, nodes: Array
     ) -> tuple[Tensor, LayerAttention | None, Tensor]:
-        """Run the model on a part of the graph with one layer computing.
-
-        Returns the layer's output, its attention unless it has none or ranges are measured, and the logits.
-        """
+        """Run the model with one layer computing; return its output, its attention if any, and the logits."""
         runs = iter(enumerate(self._runs))
         computed: list[tuple[Tensor, LayerAttention | None]] = []
 
         def call(name: str, compute: _Call) -> Tensor:
             position, run = next(runs, (-1, None))
             if run is None or run.name != name:
-                raise InputError(
-                    f"{model_name(self._model)} runs its layers in another order on another part of the graph"
-                )
+                raise InputError(f"{model_name(self._model)} runs its layers in an order that varies")
             if position == number:
-                attention = None
-                if run.attends and self._options.ranges is None:
-                    with record(self._modules[name], ranked=self._options.ranked) as tape:
-                        out = compute()
-                    attention = tape.attention.last
-                else:
-                    out = compute()
-                computed.append((_check_output(out, name, self._model, len(nodes)), attention))
-                return computed[0][0]
+                records = run.attends and self._options.ranges is None
+                tap = record(self._modules[name], ranked=self._options.ranked) if records else nullcontext()
+                with tap as tape:
+                    out = _check_output(compute(), name, self._model, len(nodes))
+                computed.append((out, None if tape is None else tape.attention.last))
+                return out
             if position < number:
                 file = map_array(self._folder / f"output.{position}.npy")
                 return torch.from_numpy(file.take(nodes, 0)).to(self._device)
@@ -331,11 +309,10 @@ class _MessagePassingPass(_ExactPass):
     ) -> dict[str, Tensor]:
         """Return the attention, and the scores if asked for, of the edges into a block, by name."""
         edges = slice(int(layer.rowptr[own.start]), int(layer.rowptr[own.stop]))
-        expected = self._edges.source[int(self._edges.rowptr[first]) : int(self._edges.rowptr[last])]
+        rowptr, source = self._edges
+        expected = source[int(rowptr[first]) : int(rowptr[last])]
         if not np.array_equal(nodes[layer.source[edges].cpu().numpy()], expected):
-            raise InputError(
-                f"an attention layer of {model_name(self._model)} reads other edges than the graph has"
-            )
+            raise InputError(f"an attention layer of {model_name(self._model)} reads other edges")
         values = layer.heads()[:, None] if self._options.averaged else layer.values
         scores = {"scores": layer.ranking()[edges]} if self._options.ranked else {}
         return {"attention": values[edges], **scores}

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.attention import AttentionMap, LayerAttention
 from fgai.compiled import compiled
 from fgai.errors import DataError, InputError
 from fgai.files import write_atomic
@@ -47,22 +46,16 @@ class _Manifest(TypedDict):
 
 @typed
 class StoredObservation(_ArrayFolder):
-    """Results of `observe_store`, mapped from their folder.
+    """Results of `observe_store`, mapped from the folder `path`; `DataError` if it is damaged.
 
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
-    source). `rows`, `load_attention` and `verify` compare what they read with its checksums; other arrays
-    are mapped without that, as they may be larger than memory.
-
-    Args:
-        path: the folder.
+    source). `rows` and `verify` compare what they read with its checksums, once; other arrays are mapped
+    without that, as they may be larger than memory.
 
     Attributes:
         model: class of the model.
         graph: fingerprint of the graph.
         layers: names of the attention layers.
-
-    Raises:
-        DataError: the folder holds no observation, or a damaged one.
     """
 
     _file, _version, _layout = MANIFEST, VERSION, _Manifest
@@ -93,7 +86,7 @@ class StoredObservation(_ArrayFolder):
                 raise ValueError(f"`{name}` must hold numbers, got {info['dtype']}")
 
     def rows(self) -> _Rows:
-        """Return the edges the model reads, checked once; `DataError` if they are damaged."""
+        """Return the edges the model reads; `DataError` if they are damaged."""
         return self._checked_rows("rowptr", "source", self._infos["rowptr"]["shape"][0] - 1)
 
     @property
@@ -132,18 +125,8 @@ class StoredObservation(_ArrayFolder):
             raise DataError(f"{self.path} has no {name}; its layers are {', '.join(self.layers)}")
         return self._open(name)
 
-    def verify(self) -> None:
-        """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
-        self.rows()
-        self._verify()
-
     def positions(self, source: Array, destination: Array) -> Array:
-        """Return the positions [e] of edges, given by the numbers of their nodes, among those of `rows`.
-
-        Raises:
-            DataError: an edge is missing: the graph was another one.
-            InputError: a destination is not a node.
-        """
+        """Return the positions [e] of edges from `source` to `destination` among `rows`; all must exist."""
         rows = self.rows()
         if not _are_below(destination, len(rows.rowptr) - 1):
             raise InputError(f"`destination` must name nodes 0..{len(rows.rowptr) - 2}")
@@ -152,18 +135,6 @@ class StoredObservation(_ArrayFolder):
             edge = int(positions.argmin())
             raise DataError(f"{self.path} has no edge {source[edge]} → {destination[edge]}; {self._remedy}")
         return positions
-
-    def load_attention(self) -> AttentionMap:
-        """Read the attention of all layers into memory; `DataError` if it is damaged."""
-        names = [f"{kind}.{number}" for number in range(len(self.layers)) for kind in ("attention", "scores")]
-        self._verify(name for name in names if name in self._infos)
-        adjacency, layers = self.rows().to_adjacency(), []
-        for number, name in enumerate(self.layers):
-            values = torch.from_numpy(np.array(self.attention(number)))
-            scores = self.scores(number)
-            ranks = None if scores is None else torch.from_numpy(np.array(scores))
-            layers.append(LayerAttention.on(adjacency, values, name, ranks))
-        return AttentionMap(tuple(layers))
 
 
 @compiled

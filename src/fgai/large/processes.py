@@ -26,8 +26,7 @@ from fgai.processes import CURRENT, SINGLE, ProcessGroup
 from fgai.typed import typed
 
 T = TypeVar("T")
-TIMEOUT = 1800.0
-"""Seconds a rank waits for the others; exact passes over large graphs lie between two exchanges."""
+TIMEOUT = 1800.0  # seconds a rank waits for the others; exact passes lie between two exchanges
 PREFIX, OPEN, FAILED = "fgai", "open", "failed"
 """Keys of the store: the prefix that all ranks use, whether it is open, the error of the first that fails."""
 POLL = 0.05  # seconds between two reads of the store
@@ -96,17 +95,10 @@ class _TorchrunGroup(ProcessGroup):
 def process_group(device: torch.device | str = "cpu", *, timeout: float = TIMEOUT) -> Iterator[ProcessGroup]:
     """Train together with the other processes that torchrun started, inside the block.
 
-    There `fgai.train` and `fgai.make_faithful` with a `batch_size` share their batches. Without torchrun
-    the group is this process alone. An error on one rank ends the block with an error on all. Ranks on one
-    machine listen on its loopback interface alone, unless `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name
-    others.
-
-    Args:
-        device: where models train; each process takes a GPU of its own.
-        timeout: seconds to wait for the others, in every exchange.
-
-    Raises:
-        RanksError: the ranks do not find each other, disagree, share a GPU, or one failed.
+    Without torchrun the group is this process alone. Each process takes a GPU of its own, if the `device` is
+    one, and waits `timeout` seconds for the others, in every exchange. An error on one rank ends the block
+    with a `RanksError` on all. Ranks on one machine listen on its loopback interface alone, unless
+    `GLOO_SOCKET_IFNAME` and `NCCL_SOCKET_IFNAME` name others.
 
     Example:
         >>> with process_group() as group:
@@ -154,9 +146,8 @@ def process_group(device: torch.device | str = "cpu", *, timeout: float = TIMEOU
 def _new_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Return the store under a prefix that these processes, and no others, have used.
 
-    After a restart torchrun's store may still hold keys of earlier processes, their addresses among them. So
-    the first rank chooses a unique prefix, and opens it when all others have written their rank there. An
-    older prefix has the ranks of other processes, or is never opened.
+    After a restart torchrun's store may hold keys of earlier processes. So the first rank chooses a unique
+    prefix, and opens it when all others have written their rank there; older ones are never opened.
     """
     own, deadline = uuid4().hex, monotonic() + timeout.total_seconds()
     if rank == 0:

@@ -27,8 +27,8 @@ from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.graph.fields import arguments_from_data
 from fgai.large import sampling_kernels as kernels
-from fgai.large.stored import EDGE_ARRAYS, NODE_ARRAYS, StoredGraph, _gather_rows, _Rows
-from fgai.sparse import Adjacency, Features, SparseRows, match_edges
+from fgai.large.stored import EDGE_ARRAYS, NODE_ARRAYS, StoredGraph, _Rows
+from fgai.sparse import Adjacency, Features, match_edges
 from fgai.threads import seeded
 from fgai.typed import typed
 
@@ -41,11 +41,8 @@ _ORDER, _BATCH = 1, 2  # purposes of random numbers, which share none
 class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     """Draw neighbours of some nodes, neighbours of those, and so on: a mini-batch for as many layers.
 
-    What is drawn depends on `seed`, `epoch` and the seeds of the batch alone, not on the number of workers or
-    other batches; with `disjoint` on each seed alone.
-
-    Works in PyG's loaders (`NodeLoader(data, node_sampler=sampler)`, `LinkLoader`) without pyg-lib and
-    torch-sparse; `fgai.large.Batches` gives fgai's own graphs.
+    What is drawn depends on `seed`, `epoch` and the seeds of the batch alone; with `disjoint` on each seed
+    alone. Works in PyG's `NodeLoader` and `LinkLoader`; `Batches` gives fgai's own graphs.
 
     Args:
         graph: a `Graph`, a `StoredGraph` (memory-mapped), or a PyG `Data`, whose edges keep their order.
@@ -56,9 +53,6 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
 
     Attributes:
         epoch: changes what is drawn; set it before each pass over the data. Persistent workers see it, too.
-
-    Raises:
-        InputError: `fan_out` holds 0, or `graph` is none.
 
     Example:
         >>> import torch
@@ -79,13 +73,11 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
     ) -> None:
         self.fan_out = _fan_out(fan_out)
         self.replace, self.disjoint, self.seed = bool(replace), bool(disjoint), checks.seed(seed)
-        self._stored: StoredGraph | None = None
-        self._rows: _Rows | None = None
+        self._edges: StoredGraph | _Rows = graph
         self._order: Tensor | None = None
-        if isinstance(graph, StoredGraph):
-            self._stored, self._rows = graph, graph.rows()
-        else:
-            self._rows, self._order = _read_edges(graph)
+        if not isinstance(graph, StoredGraph):
+            self._edges, self._order = _read_edges(graph)
+        self.num_nodes = len(self.rows.rowptr) - 1
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     @property
@@ -98,35 +90,20 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         self._epoch.fill_(checks.whole(value, "epoch"))
 
     @property
-    def num_nodes(self) -> int:
-        """N of the whole graph."""
-        return len(self.rows.rowptr) - 1
-
-    @property
     def edge_permutation(self) -> Tensor | None:
         """[E] position in the sampler's order → in `data.edge_index`; None where they are the same."""
         return self._order
 
     @property
     def rows(self) -> _Rows:
-        """The incoming edges of the whole graph."""
-        if self._rows is None:
-            assert self._stored is not None
-            self._rows = self._stored.rows()
-        return self._rows
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out memory-mapped edges; the process that gets the sampler maps them again."""
-        return {**self.__dict__, "_rows": self._rows if self._stored is None else None}
+        """The incoming edges of the whole graph; of a stored one, each process maps them itself."""
+        return self._edges.rows() if isinstance(self._edges, StoredGraph) else self._edges
 
     def sample(self, seeds: Tensor) -> SamplerOutput:
         """Draw around some nodes [B], by number; one that occurs twice is in the batch twice.
 
-        Returns PyG's `SamplerOutput`: in `node` the seeds come first, then each hop in ascending order; `col`
+        In PyG's `SamplerOutput` the seeds come first in `node`, then each hop in ascending order; `col`
         ascends, `edge` has positions in the whole graph, and `batch` the seed of each node if `disjoint`.
-
-        Raises:
-            InputError: they are no numbers of nodes.
         """
         nodes = _node_numbers(seeds, self.num_nodes, "seeds").numpy()
         stream = self._stream(_BATCH)
@@ -248,21 +225,13 @@ def _check_index(index: Any) -> None:
 @typed
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """A part of a graph around some nodes, the seeds.
+    """A part of a graph around some nodes, the seeds."""
 
-    Attributes:
-        graph: nodes in the order of `nodes`, sorted edges; those drawn twice occur twice.
-        nodes: [n] by number in the whole graph; the first `num_seeds` are the seeds.
-        edges: [e] position in the whole graph of each edge of `graph`.
-        num_seeds: B, the nodes whose outputs are used; they depend on the others.
-        trees: [n] the seed each node was drawn for, where trees are disjoint; else None.
-    """
-
-    graph: Graph
-    nodes: Tensor
-    edges: Tensor
-    num_seeds: int
-    trees: Tensor | None = None
+    graph: Graph  # nodes in the order of `nodes`, and sorted edges; those drawn twice occur twice
+    nodes: Tensor  # [n] by number in the whole graph; the first `num_seeds` are the seeds
+    edges: Tensor  # [e] position in the whole graph of each edge of `graph`
+    num_seeds: int  # B, the nodes whose outputs are used; they depend on the others
+    trees: Tensor | None = None  # [n] the seed each node was drawn for, where trees are disjoint
 
     @property
     def seeds(self) -> Tensor:
@@ -270,42 +239,18 @@ class MiniBatch:
         return self.nodes[: self.num_seeds]
 
     def match(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions of the batch's edges in the whole graph, and in `keys`.
+        """Return the positions of the batch's edges in the whole graph, and in sorted `keys` [K] of a layer.
 
         With `whole, here = batch.match(layer.keys)`, the rows `layer.values[here]` belong to the edges
-        `whole` of the whole graph. Self-loops that a model added are in neither.
-
-        Args:
-            keys: [K] of edges of the batch's graph, sorted: those of a layer's attention.
-
-        Raises:
-            AttentionError: an edge occurs twice, as after drawing with replacement.
+        `whole` of the whole graph. Self-loops that a model added are in neither. `AttentionError` if an edge
+        occurs twice, as after drawing with replacement.
         """
         mine, others = match_edges(self.graph.keys, keys)
         return self.edges[mine], others
 
 
-@typed
-def mini_batch(graph: Graph | StoredGraph, sample: SamplerOutput) -> MiniBatch:
-    """Return a sample with the features, labels, masks and edge values of its nodes and edges.
-
-    Of a stored graph only these are read.
-
-    Args:
-        graph: the whole graph.
-        sample: drawn from it by a `NeighbourSampler`.
-
-    Raises:
-        InputError: the graph has positional encodings, links or small graphs; or the sample is of another.
-
-    Example:
-        >>> from fgai.datasets import planted
-        >>> from fgai.large import NeighbourSampler
-        >>> data = planted()
-        >>> batch = mini_batch(data, NeighbourSampler(data, [3, 2]).sample(torch.tensor([7, 5])))
-        >>> batch.seeds.tolist(), torch.equal(batch.graph.y, data.y[batch.nodes])
-        ([7, 5], True)
-    """
+def _mini_batch(graph: Graph | StoredGraph, sample: SamplerOutput) -> MiniBatch:
+    """Return a sample of a graph with the features, labels, masks and edge values of its nodes and edges."""
     _check(graph, sample)
     nodes = sample.node
     adjacency, order = Adjacency.build(torch.stack([sample.row, sample.col]), len(nodes))
@@ -337,33 +282,18 @@ def _check(graph: Graph | StoredGraph, sample: SamplerOutput) -> None:
 def _features(features: Features | None, nodes: Tensor) -> Features | None:
     if features is None:
         return None
-    base = features.base
-    if not isinstance(base, SparseRows) or features.appended is not None:
-        return Features.dense(features.to_dense()[nodes])
-    indptr, indices, values = (part.detach().numpy() for part in (base.indptr, base.indices, base.values))
-    return _gather_rows(indptr, indices, values, nodes.numpy(), base.num_columns)
+    if features.appended is not None or features.delta is not None:
+        features = Features.dense(features.to_dense())
+    return features.take(nodes)
 
 
 @typed
 class Batches:
-    """Mini-batches of a graph, made by this process or by workers: the same ones either way.
+    """Mini-batches of a graph, stored or on the CPU: one pass in the epoch of the sampler.
 
-    Iterating makes one pass in the sampler's epoch; set `sampler.epoch` before the next one for another order
-    and other neighbours.
-
-    Args:
-        graph: the whole graph; in memory it must be on the CPU.
-        sampler: draws from this graph.
-        nodes: [M] the seeds, by number or as a mask; all nodes by default.
-        batch_size: seeds of a batch; the last one may have fewer.
-        shuffle: draw the order from the sampler's seed and epoch; else it is that of `nodes`.
-        max_seeds: of a pass, the first in the order; None for all.
-        workers: processes that make batches ahead; 0 makes them in this process.
-        rank: of this process among `world_size`, which share the batches: it takes every `world_size`-th.
-        world_size: number of processes; the first ranks may have one batch more than the last.
-
-    Raises:
-        InputError: the nodes are not in the graph, there is none, or the sampler is of another graph.
+    The seeds are `nodes` [M], by number or as a mask, all by default. With `shuffle` their order is drawn
+    from the sampler's seed and epoch; `max_seeds` takes the first of them. `workers` are processes that make
+    batches ahead. Of several processes that train together each takes every `world_size`-th batch.
 
     Example:
         >>> from fgai.datasets import planted
@@ -417,4 +347,4 @@ class Batches:
         yield from DataLoader(seeds, generator=torch.Generator(), **options)  # type: ignore[arg-type]
 
     def _batch(self, seeds: Tensor) -> MiniBatch:
-        return mini_batch(self.graph, self.sampler.sample(seeds))
+        return _mini_batch(self.graph, self.sampler.sample(seeds))

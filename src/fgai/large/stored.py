@@ -86,12 +86,10 @@ class _ArrayFolder(ABC):
         try:
             values = parse_json(regular(file).read_bytes())
             version = values.get("version") if isinstance(values, dict) else None
-            if isinstance(version, int) and version > self._version:
-                raise DataError(f"{file} is of a newer version ({version}); update fgai")
-            if isinstance(version, int) and version < self._version:
-                raise DataError(
-                    f"{file} is of an older version ({version}), without checksums; make it again"
-                )
+            if isinstance(version, int) and version != self._version:
+                if version > self._version:
+                    raise DataError(f"{file} is of a newer version, {version}; update fgai")
+                raise DataError(f"{file} is of an older version, {version}; make it again")
             self._manifest = take_checksum(values)
             if self._manifest is values:
                 raise ValueError("it has no checksum")
@@ -108,6 +106,15 @@ class _ArrayFolder(ABC):
     @abstractmethod
     def _check_shapes(self) -> None:
         """Raise `ValueError` unless the arrays are of the same nodes and edges."""
+
+    @abstractmethod
+    def rows(self) -> _Rows:
+        """Return the incoming edges, checked once; `DataError` if they are damaged."""
+
+    def verify(self) -> None:
+        """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
+        self.rows()
+        self._verify()
 
     def _open(self, name: str) -> Array:
         if name not in self._arrays:
@@ -157,23 +164,12 @@ class _Rows(NamedTuple):
 
 @typed
 class StoredGraph(_ArrayFolder, GraphOnDisk):
-    """A graph in a folder written by `write_store` or `fgai data convert`.
+    """A graph in the folder `path`, written by `write_store` or `fgai data convert`.
 
     Edges are sorted by (destination, source), as those of a `Graph`: an edge has the same position in both.
-    Opening it reads the manifest alone. `rows` compares the indices with their checksums, once; `load` and
-    `verify` all arrays. It is pickled as the name of its folder, so worker processes map the same files.
-
-    Args:
-        path: the folder.
-
-    Attributes:
-        name: for messages and records.
-        num_nodes: N; likewise `num_edges` and `num_features`, 0 without features.
-        fingerprint: that of the same graph in memory, see `fgai.datasets.fingerprint`.
-        sources: hash of the files and options it was converted from; else empty.
-
-    Raises:
-        DataError: the folder holds no stored graph, or a damaged one.
+    Opening it reads the manifest alone, which holds its `name`, sizes and `fingerprint` and the hash of its
+    `sources`. `rows` compares the indices with their checksums, once; `load` and `verify` all arrays.
+    `DataError` if the folder is damaged.
 
     Example:
         >>> import fgai
@@ -190,14 +186,14 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         manifest: _Manifest = self._manifest
         self.name, self.fingerprint, self.sources = (manifest[k] for k in ("name", "fingerprint", "sources"))
         self.num_nodes, self.num_edges = manifest["num_nodes"], manifest["num_edges"]
-        self.num_features = manifest["num_features"]
+        self.num_features: int = manifest["num_features"]
 
     def __repr__(self) -> str:
         sizes = f"nodes={self.num_nodes}, edges={self.num_edges}, features={self.num_features}"
         return f"StoredGraph({self.name!r}, {sizes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (os.path.realpath(self.path), sorted(self._verified))
+        return StoredGraph, (os.path.realpath(self.path),), {"_verified": self._verified}
 
     def _check_shapes(self) -> None:
         manifest: _Manifest = self._manifest
@@ -258,10 +254,9 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         return self._open(name) if name in self._infos else None
 
     def verify(self) -> None:
-        """Compare every array with its checksum, once; `DataError` if a file is missing or damaged."""
-        self.rows()
+        """Compare every file with its checksum, once; `DataError` if one is missing or damaged."""
+        super().verify()
         _ = self.names
-        self._verify()
 
     def rows(self) -> _Rows:
         """Return the incoming edges, checked once; `DataError` if they point outside the graph."""
@@ -305,13 +300,11 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         """Return the nodes without edges and features, with labels and masks; a random split if none."""
         none, starts = (torch.zeros(count, dtype=torch.long) for count in (0, self.num_nodes + 1))
         features = Features.sparse(starts, none, torch.zeros(0), self.num_features)
-        fields: dict[str, Any] = {
-            **self.node_fields(slice(None)),
-            **self.edge_fields(slice(0, 0)),
-            **self.names,
-        }
+        fields: dict[str, Any] = {**self.node_fields(slice(None)), **self.names}
+        fields |= self.edge_fields(slice(0, 0))
         adjacency = Adjacency.from_sorted(none, none, self.num_nodes)
-        graph = Graph(adjacency, features if self.has_features else None, name=self.name, **fields)
+        x = features if self.has_features else None
+        graph = Graph(adjacency, x, name=self.name, **fields)
         graph._validate()
         if graph.y is None or any(mask is not None for mask in (graph.train_mask, graph.val_mask)):
             return graph
@@ -337,9 +330,3 @@ def _gather_rows(
     parts = pointers, np.array(indices[entries], np.int64), np.array(values[entries])
     starts, columns, numbers = map(torch.from_numpy, parts)
     return Features.sparse(starts, columns, numbers, num_columns)
-
-
-def _reopen(path: str, verified: list[str]) -> StoredGraph:
-    stored = StoredGraph(path)
-    stored._verified.update(verified)
-    return stored

@@ -6,30 +6,41 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fgai import checks
-from fgai.attention import Stage, evaluating, find_layers, model_name, stages_of, unwrapped
+from fgai.attention import evaluating, find_layers, model_name, stages_of, unwrapped
 from fgai.attention.calls import HEADS
 from fgai.errors import InputError, RanksError
 from fgai.graph import Graph
 from fgai.large.arrays import _ArrayFiles, map_array
-from fgai.large.blocks import _attend, _Block, _ExactPass, _PassOptions, _read_ahead, _SidesFile
+from fgai.large.blocks import (
+    _attend,
+    _Block,
+    _ExactPass,
+    _measure_layer,
+    _PassOptions,
+    _RangeOptions,
+    _read_ahead,
+    _Sides,
+)
 from fgai.large.message_passing import _is_own, _MessagePassingPass
 from fgai.large.observation import StoredObservation, _write_manifest
-from fgai.large.ranges import _measure_layer, _RangeOptions
 from fgai.large.sort import _row_blocks
-from fgai.large.stored import StoredGraph
+from fgai.large.stored import DTYPES, StoredGraph
 from fgai.large.write import _feature_blocks, _new_folder
 from fgai.models import AttentionModel
 from fgai.processes import SINGLE, ProcessGroup
 from fgai.progress import stage as progress
 from fgai.sparse import Adjacency, Features
+from fgai.sparse.valid import LARGEST
 from fgai.typed import typed
+
+BLOCK_EDGES = 1 << 18
 
 
 @typed
@@ -40,18 +51,13 @@ def observe_store(
     *,
     heads: str = "each",
     ranked: bool = False,
-    block_edges: int = 1 << 18,
+    block_edges: int = BLOCK_EDGES,
     group: ProcessGroup = SINGLE,
 ) -> StoredObservation:
     """Compute logits, states and attention of all nodes of a stored graph, into files.
 
     The numbers are those of `fgai.attention.observe` on the same graph in memory, up to the order of
-    summation. Features are read once, from front to back, and projected; edges read the projections of their
-    sources, block by block. In memory are a few blocks, and the scores of a node with more edges than a
-    block.
-
-    A PyG model is computed by its own forward pass on one block of nodes after another, for each of its
-    message-passing layers in turn; the layers before it return their outputs from files.
+    summation. In memory are a few blocks, and the scores of a node with more edges than a block.
 
     Args:
         model: fgai's GAT or GATv2 for nodes, or its GT without positional encodings, on the CPU; or a PyG
@@ -66,10 +72,7 @@ def observe_store(
 
     Raises:
         InputError: another model, or one that does not read this graph.
-        AttentionError: a PyG model without attention that can be recorded.
-        RanksError: a rank does not see the folder, or one failed.
         DataError: `path` exists already, or the graph is damaged.
-        FgaiError: the folder cannot be written, or the disk is full.
 
     Example:
         >>> import fgai
@@ -98,13 +101,9 @@ def observe_store(
 
 
 def _exact_pass(model: nn.Module, stored: StoredGraph, *, on_cpu: bool = False) -> _ExactPass:
-    """Return how a model is computed on a stored graph, after checking that it can be.
+    """Return how a model is computed on a stored graph; `InputError` if it cannot be.
 
-    A PyG model is tried on a small part of the graph, once: its outputs from one-hop neighbourhoods, layer by
-    layer, must be those of its own forward pass. Passes of fgai's own models read files `on_cpu` alone.
-
-    Raises:
-        InputError: it cannot.
+    A PyG model is tried on a small part of the graph, once. Passes of fgai's own models read files `on_cpu`.
     """
     if not _is_own(model):
         return _MessagePassingPass(model, stored)
@@ -113,36 +112,17 @@ def _exact_pass(model: nn.Module, stored: StoredGraph, *, on_cpu: bool = False) 
     return _LayerPass(model, stored)
 
 
-@typed
-def measure_store(
+def _measure_store(
     model: nn.Module,
     stored: StoredGraph,
     *,
     clip_share: float = 0.0,
     shrink: float = 0.0,
     sampled: bool = False,
-    folder: Path | str | None = None,
-    block_edges: int = 1 << 18,
+    folder: Path | None = None,
+    block_edges: int = BLOCK_EDGES,
 ) -> None:
-    """Set the ranges of a model's limits from all nodes of a stored graph, in place.
-
-    They are those of `fgai.attention.measuring` around a pass in memory, up to the order of summation.
-
-    Args:
-        model: with limits; otherwise as of `observe_store`.
-        stored: the graph, with features.
-        clip_share: share of the nodes left out at either end of each channel.
-        shrink: share of the nodes, those of largest norm, that are shrunk to the norm of the rest.
-        sampled: take order statistics from at most a few thousand nodes, evenly spread.
-        folder: for intermediate files; that of temporary files by default.
-        block_edges: edges that are in memory together.
-
-    Raises:
-        InputError: another model, or one that does not read this graph.
-        AttentionError: a PyG model without attention that can be recorded.
-        FgaiError: the disk is full.
-    """
-    checks.whole(block_edges, "block_edges", 1, 2**30)
+    """Do what `fgai.attention.measuring` does around a pass in memory; `folder` is for temporary files."""
     exact = _exact_pass(model, stored, on_cpu=True)
     stored.verify()
     options = _PassOptions(True, False, block_edges, _RangeOptions(clip_share, shrink, sampled))
@@ -166,12 +146,8 @@ class _LayerPass(_ExactPass):
         if not isinstance(bare, AttentionModel):
             raise InputError(f"`model` must be fgai's GAT, GATv2 or GT, got {model_name(model)}")
         if not bare.streams:
-            raise InputError(
-                f"{model_name(model)} reads the whole graph, so it does not take a stored one; use GAT,"
-                " GATv2, or GT with `encodings=0`"
-            )
-        if not stored.has_features:
-            raise InputError(f"{stored.name!r} has no node features; convert it with some")
+            remedy = "use GAT, GATv2, or GT with `encodings=0`"
+            raise InputError(f"{model_name(model)} reads the whole graph, never a stored one; {remedy}")
         none = torch.zeros(0, dtype=torch.long)
         fields: dict[str, Any] = dict(stored.edge_fields(slice(0, 0)))
         one = Adjacency.from_sorted(none, none, 1)
@@ -191,30 +167,26 @@ class _LayerPass(_ExactPass):
         """Compute layer after layer; each reads the sides that the one before has written."""
         weight = self._folder / "edge_weight.npy"
         self._weight = map_array(weight) if weight.exists() else None
-        sides = self._sides(0)
-        for number, stage in enumerate(self.stages):
-            is_last = number + 1 == len(self.stages)
-            if is_last and self._options.ranges is not None:
+        measures = self._options.ranges is not None
+        self._write_sides(0)
+        for number in range(len(self.stages)):
+            if measures and number + 1 == len(self.stages):
                 return
-            next_sides = None
-            if not is_last and self._options.ranges is None:  # else its limits must be known first
-                next_sides = self._new_sides(number + 1)
-            with progress(f"layer {number + 1} of {len(self.stages)}", self._stored.num_nodes):
-                self._layer(number, stage, sides, next_sides)
+            with progress(f"layer {number + 1} of {len(self.stages)}", self._num_nodes):
+                self._write_layer(number)
             self._group.barrier()
-            if self._group.is_main:
-                sides.remove()
-            if not is_last:
-                sides = next_sides or self._sides(number + 1)
-        for name in ("entry", "edge_weight") if self._group.is_main else ():
-            (self._folder / f"{name}.npy").unlink(missing_ok=True)
+            self._remove(f"sides.{number}.*")
+            if measures:
+                self._write_sides(number + 1)
+        for name in ("entry.npy", "edge_weight.npy"):
+            self._remove(name)
 
-    def _new_sides(self, number: int) -> _SidesFile:
-        rows = self._stored.num_nodes if self._group.is_distributed else None
-        return _SidesFile(self._folder, f"sides.{number}", self.stages[number].layer, rows)
+    def _remove(self, pattern: str) -> None:
+        for path in self._folder.glob(pattern) if self._group.is_main else ():
+            path.unlink()
 
-    def _sides(self, number: int) -> _SidesFile:
-        """Write the sides of a layer; before that measure its limits, if this pass is for them."""
+    def _write_sides(self, number: int) -> None:
+        """Write the sides of a layer from its inputs; before that measure its limits, if asked for."""
         layer = self.stages[number].layer
         if self._options.ranges is not None:
 
@@ -223,16 +195,26 @@ class _LayerPass(_ExactPass):
                     yield slice(None)
                     layer.sides(state)
 
-            _measure_layer(layer, run, self._folder, self._options.ranges, self._stored.num_nodes)
-        sides = self._new_sides(number)
+            _measure_layer(layer, run, self._folder, self._options.ranges, self._num_nodes)
         with _ArrayFiles(self._folder) as files:
             for first, state in self._inputs(number):
-                sides.append(state, first)
+                self._append_sides(files, number, state, first)
                 if number == 0 and self.layerwise.keeps_state and isinstance(state, Tensor):
-                    files.append("entry", state.numpy(), self._share(first, self._stored.num_nodes))
-        sides.close()
+                    files.append("entry", state.numpy(), self._node_share(first))
         self._group.barrier()
-        return sides
+
+    def _append_sides(self, files: _ArrayFiles, number: int, state: Tensor | Features, first: int) -> None:
+        """Compute and write the sides of a layer for a block of rows; a side that is `values` has no file."""
+        sides = self.stages[number].layer.sides(state)
+        for name, side in zip(_Sides._fields, sides, strict=True):
+            if side is not sides[2] or name == "values":
+                files.append(f"sides.{number}.{name}", side.detach().cpu().numpy(), self._node_share(first))
+
+    def _map_sides(self, number: int) -> _Sides:
+        paths = [self._folder / f"sides.{number}.{name}.npy" for name in _Sides._fields]
+        source, destination, values = (map_array(path) if path.exists() else None for path in paths)
+        assert values is not None and destination is not None
+        return _Sides(values if source is None else source, destination, values)
 
     def _inputs(self, number: int) -> Iterator[tuple[int, Tensor | Features]]:
         """Yield the inputs of a layer, features or states, in blocks with their first rows."""
@@ -245,28 +227,26 @@ class _LayerPass(_ExactPass):
         for first in range(0, len(states), step):
             yield first, torch.from_numpy(np.array(states[first : first + step]))
 
-    def _layer(self, number: int, stage: Stage, sides: _SidesFile, next_sides: _SidesFile | None) -> None:
-        """Write the results of a layer, and the sides of the next one."""
-        layer, mapped = stage.layer, sides.map()
+    def _write_layer(self, number: int) -> None:
+        """Write the results of a layer, and the sides of the next one if its limits are set."""
+        stage, sides = self.stages[number], self._map_sides(number)
         with _ArrayFiles(self._folder) as files:
             threads = max(1, torch.get_num_threads() // 4)  # gather beside the computation
-            blocks = _read_ahead(mapped, self._blocks(), self._options.block_edges, threads)
+            blocks = _read_ahead(sides, self._blocks(), self._options.block_edges, threads)
             for block, inputs in files.enter_context(closing(blocks)):
-                out, attention, scores = _attend(layer, mapped, block, inputs, self._options)
-                state = stage.update(self._state_before(number, block), layer.join(out))
-                nodes = self._share(block.first, self._stored.num_nodes)
-                edges = self._share(int(self._edges.rowptr[block.first]), len(self._edges.source))
+                out, attention, scores = _attend(stage.layer, sides, block, inputs, self._options)
+                state = stage.update(self._state_before(number, block), stage.layer.join(out))
+                nodes, edges = self._node_share(block.first), self._edge_share(block.first)
                 files.append(f"state.{number}", state.numpy(), nodes)
-                if self._options.ranges is None:
-                    files.append(f"attention.{number}", attention.numpy(), edges)
+                if self._options.ranges is not None:
+                    continue
+                files.append(f"attention.{number}", attention.numpy(), edges)
                 if scores is not None:
                     files.append(f"scores.{number}", scores.numpy(), edges)
-                if next_sides is not None:
-                    next_sides.append(state, block.first)
-                elif number + 1 == len(self.stages):
+                if number + 1 < len(self.stages):
+                    self._append_sides(files, number + 1, state, block.first)
+                else:
                     files.append("logits", self.layerwise.leave(state).numpy(), nodes)
-            if next_sides is not None:
-                next_sides.close()
 
     def _state_before(self, number: int, block: _Block) -> Tensor | None:
         """Return the inputs of a layer in the rows of a block, for models that add them to its output."""
@@ -281,3 +261,86 @@ class _LayerPass(_ExactPass):
             edges = slice(int(rowptr[first]), int(rowptr[last]))
             weight = None if self._weight is None else torch.from_numpy(np.array(self._weight[edges]))
             yield _Block(first, last, rowptr[first : last + 1] - rowptr[first], source[edges], weight)
+
+
+CONVERSION_MEMORY = 270 << 20  # bytes that a conversion needs for one block of edges or features
+
+
+class GraphSize(NamedTuple):
+    """Bytes of a graph, without the headers of files, a hundred bytes each."""
+
+    disk: int  # of the folder
+    conversion_disk: int  # peak while an edge list is converted, without its sources
+    conversion_memory: int  # peak meanwhile
+    memory: int  # as a `Graph`; kernels add 12 for each edge and 8 for each node
+
+
+@typed
+def graph_size(
+    num_nodes: int, num_edges: int, num_features: int = 0, *, labels: bool = False, weights: bool = False
+) -> GraphSize:
+    """Return how many bytes a graph with dense features takes; edges include reverses of undirected ones.
+
+    Example:
+        >>> graph_size(10, 50, 4).disk, graph_size(10, 50, 4).memory
+        (448, 1536)
+    """
+    nodes = checks.whole(num_nodes, "num_nodes", 1, LARGEST)
+    edges = checks.whole(num_edges, "num_edges", 0)
+    width = {name: np.dtype(kind).itemsize for name, kind in DTYPES.items()}
+    of_nodes = nodes * (checks.whole(num_features, "num_features", 0) * width["x"] + labels * width["y"])
+    of_edges = edges * weights * width["edge_weight"]
+    pointers, ends = (nodes + 1) * width["rowptr"], edges * width["source"]
+    return GraphSize(
+        disk=of_nodes + pointers + ends + of_edges,
+        # Spooled edges, source and destination, beside the same edges in rows.
+        conversion_disk=of_nodes + pointers + 3 * ends + 2 * of_edges,
+        conversion_memory=CONVERSION_MEMORY + 2 * pointers,
+        # Pointers, source, destination and the order of outgoing edges are int64.
+        memory=of_nodes + 2 * pointers + 3 * edges * 8 + of_edges,
+    )
+
+
+class PassSize(NamedTuple):
+    """Bytes that `observe_store` writes, without headers of files: of the `result`, and at the `peak`."""
+
+    result: int
+    peak: int
+
+
+@typed
+def pass_size(
+    model: nn.Module, num_nodes: int, num_edges: int, num_features: int, *, heads: str = "each"
+) -> PassSize:
+    """Return how many bytes `observe_store` writes for a graph without edge weights.
+
+    The edges include self-loops that the model adds. `InputError` if it cannot be computed row by row.
+    """
+    checks.one_of(heads, "heads", HEADS)
+    nodes, edges = checks.whole(num_nodes, "num_nodes", 1), checks.whole(num_edges, "num_edges", 0)
+    checks.memory(checks.whole(num_features, "num_features", 0), 4, "num_features")
+    with evaluating(model), torch.no_grad():
+        plan = stages_of(model)
+        if plan is None:
+            raise InputError(f"`model` must be one that `observe_store` takes, got {model_name(model)}")
+        device = next(model.parameters()).device
+        state = plan.enter(Features.dense(torch.zeros(1, num_features, device=device)), None)
+        entry = _row(state) if plan.keeps_state and isinstance(state, Tensor) else 0
+        sides, states = [], []
+        for stage in plan.stages:
+            projections = stage.layer.sides(state)
+            sides.append(sum({id(side): _row(side) for side in projections}.values()))
+            before = state if plan.keeps_state and isinstance(state, Tensor) else None
+            state = after = stage.update(before, stage.layer.join(projections[2]))
+            states.append(_row(after))
+        states[-1] += _row(plan.leave(after))
+    result = peak = 8 * (nodes + 1) + 4 * edges
+    for number, stage in enumerate(plan.stages):
+        result += nodes * states[number] + 4 * edges * (1 if heads == "mean" else stage.layer.heads)
+        own_and_next = sum(sides[number : number + 2])
+        peak = max(peak, result + nodes * (entry + own_and_next))
+    return PassSize(result, peak)
+
+
+def _row(block: Tensor) -> int:
+    return block[0].numel() * block.element_size()

@@ -43,6 +43,10 @@ from fgai.training.vanilla_outputs import (
     spread,
 )
 
+FEW = 4  # batches from which the reach of the adversary is taken before the first epoch
+EVERYWHERE = Reach([], 1.0)
+_Losses = Iterator[dict[str, Tensor]]
+
 
 class _StoredOutputs:
     """Logits and attention of the vanilla model on the whole graph, frozen, and the scales of the terms."""
@@ -102,9 +106,6 @@ class _StoredOutputs:
         return tuple(layers)
 
 
-FEW = 4  # batches from which the reach of the adversary is taken before the first epoch
-
-
 class _BatchRecipe(Recipe):
     """Training batch by batch; limits take their ranges from all nodes before each epoch and validation."""
 
@@ -127,10 +128,8 @@ class _BatchRecipe(Recipe):
             self.measured = False
 
     @abstractmethod
-    def _parts(
-        self, model: nn.Module, batch: _PreparedBatch | None, step: int
-    ) -> Iterator[dict[str, Tensor]]:
-        """The loss of this process's batch, see `Recipe.losses`; there may be none."""
+    def _parts(self, model: nn.Module, batch: _PreparedBatch | None, step: int) -> _Losses:
+        """Yield the loss of this process's batch, see `Recipe.losses`; there may be none."""
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the adversary; the weights have changed since limits were measured."""
@@ -158,13 +157,9 @@ class _VanillaBatches(_BatchRecipe):
         """Check the model; there are no vanilla outputs."""
         norms = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
         if norms and self.source.group.is_distributed:
-            raise InputError(
-                'BatchNorm is not supported with several processes; use `norm="layer"` or one process'
-            )
+            raise InputError('several processes cannot train BatchNorm; use `norm="layer"` or one process')
 
-    def _parts(
-        self, model: nn.Module, batch: _PreparedBatch | None, step: int
-    ) -> Iterator[dict[str, Tensor]]:
+    def _parts(self, model: nn.Module, batch: _PreparedBatch | None, step: int) -> _Losses:
         if batch is not None:
             yield supervised_loss(model, batch.graph, *_seed_labels(batch))
 
@@ -188,11 +183,10 @@ def _seed_labels(batch: _PreparedBatch) -> tuple[Tensor, Tensor]:
 
 
 class _FaithfulBatches(_BatchRecipe, FaithfulBase):
-    """Faithful training, batch by batch over all nodes.
+    """Faithful training, batch by batch over all nodes; vanilla outputs come from an exact pass.
 
-    Vanilla outputs come from an exact pass over the whole graph. One adversary serves all batches and ranks:
-    a batch borrows a share of its nodes, which join seeds alone. The share of seeds they reach, measured on
-    the first batches, divides the attacked terms.
+    One adversary serves all batches and ranks: a share of its nodes joins the seeds of a batch. The share of
+    seeds they reach, measured on the first batches, divides the attacked terms.
     """
 
     def __init__(
@@ -226,7 +220,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         few = list(islice(self.source.batches(model, self.val_nodes, 0, shuffle=False), FEW))
         self.validation_reach = self._reach(self.validation, few, self.val, self._generator(-2))
         for batch in islice(cycle(batches), SCORE_STEPS):
-            attack = _inject(self.adversary, batch, self.fit, self.reach, generator)
+            attack = _inject(self.adversary, batch, self.fit, generator, self.reach)
             if attack is not None:
                 self._loss(batch).collect_gradient(model, attack)
 
@@ -240,7 +234,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         """The shares of the seeds that an adversary reaches, over some batches."""
         layers, predictions, seeds = torch.zeros(len(self.outputs.layers)), 0.0, 0
         for batch in batches:
-            attack = _inject(adversary, batch, pool, Reach([], 1.0), generator)
+            attack = _inject(adversary, batch, pool, generator)
             if attack is not None:
                 reach = self.outputs.of(batch).reach(
                     batch.graph, adversary.ascend_and_inject(batch.graph, attack.endpoints, attack.subset)[0]
@@ -251,16 +245,14 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         least = 1.0 / seeds
         return Reach([max(float(value), least) for value in layers / seeds], max(predictions / seeds, least))
 
-    def _parts(
-        self, model: nn.Module, batch: _PreparedBatch | None, step: int
-    ) -> Iterator[dict[str, Tensor]]:
-        """The terms of this rank's batch; the adversary climbs on all ranks, also where it joins none."""
+    def _parts(self, model: nn.Module, batch: _PreparedBatch | None, step: int) -> _Losses:
+        """Yield the terms of this rank's batch; the adversary ascends on all ranks, also where none joins."""
         due, rise = self._schedule(step, self.steps_per_epoch)
         climbs, group = self.settings.steps if due != "clean" else 0, self.source.group
         generator = self._generator(step * group.size + group.rank)
         attacks: list[InjectedNodes] = []
         if batch is not None:
-            drawn = [_inject(self.adversary, batch, self.fit, self.reach, generator) for _ in range(climbs)]
+            drawn = [_inject(self.adversary, batch, self.fit, generator, self.reach) for _ in range(climbs)]
             attacks = [attack for attack in drawn if attack is not None]
             loss = self._loss(batch)
             risen = loss.vanilla_outputs.logits.new_tensor(rise)
@@ -278,7 +270,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
             attack = None
             if self.injects:
-                attack = _inject(self.validation, batch, self.val, self.validation_reach, generator)
+                attack = _inject(self.validation, batch, self.val, generator, self.validation_reach)
             total += batch.seeds * float(self._loss(batch).score(model, attack))
         return total / len(self.val_nodes)
 
@@ -287,10 +279,7 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
 
 
 class _HardenBatches(_VanillaBatches):
-    """Adversarial training, batch by batch over the training nodes.
-
-    One adversary serves all batches and ranks: a batch borrows a share of its nodes, which join seeds alone.
-    """
+    """Adversarial training, batch by batch over the training nodes, with one adversary for all batches."""
 
     def __init__(self, model: nn.Module, source: _StoredSource, settings: HardenSettings) -> None:
         super().__init__(source)
@@ -309,11 +298,9 @@ class _HardenBatches(_VanillaBatches):
         self.adversary.start(self._generator(-1), entry_limits(model))
         self.validation = self.adversary.copy()
 
-    def _parts(
-        self, model: nn.Module, batch: _PreparedBatch | None, step: int
-    ) -> Iterator[dict[str, Tensor]]:
-        """The clean cross-entropy, then the attacked one; the adversary climbs on all ranks."""
-        group, ends = self.source.group, None
+    def _parts(self, model: nn.Module, batch: _PreparedBatch | None, step: int) -> _Losses:
+        """Yield the clean cross-entropy, then the attacked one; the adversary ascends on all ranks."""
+        group, attack = self.source.group, None
         generator = self._generator(step * group.size + group.rank)
         if batch is not None:
             rows, labels = _seed_labels(batch)
@@ -321,9 +308,9 @@ class _HardenBatches(_VanillaBatches):
                 clean = cross_entropy(call_model(model, batch.graph).index_select(0, rows), labels)
             yield {"clean": clean, "total": (1 - self.weight) * clean}
             del clean
-            ends = _draw_injected(self.adversary, batch, self.fit, generator)
-        if batch is not None and ends is not None:
-            logits = _attacked_logits(self.adversary, model, batch.graph, ends)
+            attack = _inject(self.adversary, batch, self.fit, generator)
+        if batch is not None and attack is not None:
+            logits = _attacked_logits(model, batch.graph, attack)
             hit = cross_entropy(logits.index_select(0, rows), labels)
             yield {"attacked": hit, "total": self.weight * hit}
         else:
@@ -336,16 +323,15 @@ class _HardenBatches(_VanillaBatches):
         generator, right = self._generator(-2), 0.0
         for batch in self.source.batches(model, self.val_nodes, 0, shuffle=False):
             rows, labels = _seed_labels(batch)
-            ends = _draw_injected(self.validation, batch, self.val, generator)
-            assert ends is not None  # all seeds are validation nodes
+            attack = _inject(self.validation, batch, self.val, generator)
+            assert attack is not None  # all seeds are validation nodes
             self.validation.restart()
             with evaluating(model, freeze=True):
-                for _ in range(SCORE_STEPS):
-                    logits = _attacked_logits(self.validation, model, batch.graph, ends)
-                    loss = cross_entropy(logits.index_select(0, rows), labels)
-                    loss.backward()  # type: ignore[no-untyped-call]
-                logits = _attacked_logits(self.validation, model, batch.graph, ends).detach()
-            right += float((logits.index_select(0, rows).argmax(1) == labels).sum())
+                for step in range(SCORE_STEPS + 1):
+                    logits = _attacked_logits(model, batch.graph, attack).index_select(0, rows)
+                    if step < SCORE_STEPS:
+                        cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
+            right += float((logits.argmax(1) == labels).sum())
         return (super().score(model) + right / len(self.val_nodes)) / 2
 
     def state(self) -> dict[str, Tensor]:
@@ -361,12 +347,10 @@ class _HardenBatches(_VanillaBatches):
         return epoch_generator(self.seed, step, STREAM)
 
 
-def _attacked_logits(
-    adversary: InjectionAdversary, model: nn.Module, graph: Graph, ends: tuple[Tensor, Tensor]
-) -> Tensor:
-    """The logits of a batch that some nodes of an adversary join, see `_draw_injected`."""
-    attacked = adversary.ascend_and_inject(graph, *ends)[0]
-    with adversary.using_points(ends[1]), straight_through(model):
+def _attacked_logits(model: nn.Module, graph: Graph, attack: InjectedNodes) -> Tensor:
+    """Return the logits of a batch that some nodes of an adversary join."""
+    attacked = attack.adversary.ascend_and_inject(graph, attack.endpoints, attack.subset)[0]
+    with attack.adversary.using_points(attack.subset), straight_through(model):
         return call_model(model, attacked)
 
 
@@ -374,21 +358,10 @@ def _inject(
     adversary: InjectionAdversary,
     batch: _PreparedBatch,
     pool: Tensor,
-    reach: Reach,
     generator: torch.Generator,
+    reach: Reach = EVERYWHERE,
 ) -> InjectedNodes | None:
-    """The nodes of an adversary that join a batch at fresh endpoints; None if they cannot."""
-    ends = _draw_injected(adversary, batch, pool, generator)
-    return None if ends is None else InjectedNodes(adversary, ends[0], reach, ends[1])
-
-
-def _draw_injected(
-    adversary: InjectionAdversary, batch: _PreparedBatch, pool: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor] | None:
-    """Endpoints [m, e] among the seeds that are in a pool, and which nodes of an adversary [m] join them.
-
-    As many as the batch has of the pool; None where it has none.
-    """
+    """Let a share of an adversary's nodes join new endpoints among the seeds in a pool; None without any."""
     seeds = batch.nodes[: batch.seeds]
     order = seeds.argsort()  # draws depend on which nodes there are, not on their order
     joinable = order[pool[seeds[order]]]
@@ -401,43 +374,32 @@ def _draw_injected(
         some = torch.randperm(nodes, generator=generator)[:count].sort().values
     each = min(adversary.budget.edges, joinable.numel())
     endpoints = draw_endpoints(joinable, count, each, generator)
-    return endpoints.to(device), some.to(device)
+    return InjectedNodes(adversary, endpoints.to(device), reach, some.to(device))
 
 
 def _mask(source: _StoredSource, nodes: Tensor) -> Tensor:
-    mask = torch.zeros(source.stored.num_nodes, dtype=torch.bool)
-    mask[nodes.cpu()] = True
-    return mask
+    return torch.zeros(source.stored.num_nodes, dtype=torch.bool).index_fill_(0, nodes.cpu(), True)
 
 
 class _TrainingSource(_StoredSource):
     """A stored graph and the recipes that train on its mini-batches; see `fgai.training.source`."""
 
-    def vanilla(self) -> _VanillaBatches:
+    def vanilla(self) -> Recipe:
         return _VanillaBatches(self)
 
-    def faithful(
-        self, model: nn.Module, settings: FaithfulSettings, terms: Sequence[Term] = ()
-    ) -> _FaithfulBatches:
-        """Return faithful training in mini-batches."""
+    def faithful(self, model: nn.Module, settings: FaithfulSettings, terms: Sequence[Term] = ()) -> Recipe:
         return _FaithfulBatches(model, self, settings, terms)
 
-    def harden(self, model: nn.Module, settings: HardenSettings) -> _HardenBatches:
-        """Return adversarial training in mini-batches."""
+    def harden(self, model: nn.Module, settings: HardenSettings) -> Recipe:
         return _HardenBatches(model, self, settings)
 
 
 @contextmanager
 def stored_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
-    """Give a graph as mini-batch training reads it; intermediate files are removed afterwards.
+    """Yield a graph as mini-batch training reads it; intermediate files are removed afterwards.
 
-    Args:
-        data: a stored graph or its folder; a `Graph` or PyG `Data` of nodes, which is stored first.
-        seed: of the neighbours drawn, and of the split where the graph has none.
-
-    Raises:
-        InputError: links or small graphs, which mini-batches do not keep.
-        DataError: the folder holds no stored graph, or a damaged one.
+    A stored graph is given itself or as its folder; a `Graph` or PyG `Data` of nodes is stored first. The
+    seed is that of the neighbours drawn, and of the split where the graph has none.
     """
     with tempfile.TemporaryDirectory(prefix="fgai-") as name:
         folder = Path(name)
@@ -448,9 +410,7 @@ def stored_source(data: Any, seed: int) -> Iterator[_TrainingSource]:
         else:
             graph = as_graph(data)
             if task_of(graph).name != "node":
-                raise InputError(
-                    f"`batch_size` is for tasks of nodes; {graph.name!r} has links or small graphs, leave it"
-                    " out"
-                )
+                name = graph.name
+                raise InputError(f"`batch_size` is for nodes; {name!r} has links or graphs, leave it out")
             data = write_store(graph.to("cpu"), folder / "graph")
         yield _TrainingSource(data, folder, seed)

@@ -31,7 +31,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 RECORD = "work.json"
-_RECORD_VERSION = 1
+_RECORD_VERSION = 2
 SAMPLES, SAMPLE = 64, 1 << 16  # samples of a large file that are hashed, and the bytes of each
 BLOCK = 1 << 20  # edges that are read or written together
 NUMBERS = 1 << 22  # features that are read or written together
@@ -55,11 +55,8 @@ class _Work:
         record = None if job is None else _read_record(self._path)
         self.stages: dict[str, Any] = {}
         if record is not None:
-            complete = False
-            with suppress(OSError):
-                sizes = record["files"].items()
-                complete = all((self.folder / name).stat().st_size == size for name, size in sizes)
-            if record["job"] == job and complete:
+            sizes = _file_sizes(self.folder)
+            if record["job"] == job and record["files"].items() <= sizes.items():
                 self.stages = record["stages"]
                 self._remove_but(record["files"])
                 return
@@ -69,13 +66,13 @@ class _Work:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
 
-    def run_stage(self, stage: str, run: Callable[[], Any], remove: str | None = None) -> Any:
-        """Return the result of a stage, run unless it is finished; then remove files of a suffix."""
+    def run_stage(self, stage: str, run: Callable[[], Any], remove: str | tuple[()] = ()) -> Any:
+        """Return the result of a stage, run unless it is finished; then remove files of an ending."""
         if stage in self.stages:
             return self.stages[stage]
         result = run()
         self.stages = {**self.stages, stage: result}
-        files = {file.name: file.stat().st_size for file in self.folder.iterdir() if file.suffix != remove}
+        files = {n: size for n, size in _file_sizes(self.folder).items() if not n.endswith(remove)}
         if self._job is not None:
             heading = {"format": "fgai work", "version": _RECORD_VERSION, "job": self._job}
             record = {**heading, "stages": self.stages, "files": files}
@@ -89,8 +86,12 @@ class _Work:
                 file.unlink()
 
 
+def _file_sizes(folder: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in folder.glob("*")}
+
+
 def _read_record(path: Path) -> _Record | None:
-    """The record at `path`; None if there is none that can be read."""
+    """Return the record at `path`; None if there is none that can be read."""
     try:
         record: _Record = parse_json(regular(path).read_bytes())
         check(record, _Record, RECORD)
@@ -121,7 +122,7 @@ def _locked(folder: Path, target: Path) -> Iterator[None]:
 
 
 def _file_identity(path: Path) -> dict[str, Any]:
-    """Path, size, time and a hash of a file: of all of it up to 4 MiB, else of 4 MiB spread over it."""
+    """Return path, size, time and a hash of a file; beyond 4 MiB the hash is of 4 MiB spread over it."""
     status, digest = regular(path).stat(), hashlib.sha256()
     samples = min(SAMPLES, -(-status.st_size // SAMPLE))
     last = max(0, status.st_size - SAMPLE)
@@ -188,8 +189,8 @@ def _move(folder: Path, path: Path, old: Path) -> None:
         raise
 
 
-def _write_manifest(folder: Path, name: str, num_features: int, sources: str = "") -> StoredGraph:
-    """Write the manifest of a graph with the arrays in a folder, and its fingerprint."""
+def _write_manifest(folder: Path, name: str, num_features: int, sources: str = "") -> str:
+    """Write the manifest of a graph with the arrays in a folder; return its fingerprint."""
     arrays = _describe(folder)
     manifest: dict[str, Any] = {
         "format": "fgai graph",
@@ -205,9 +206,9 @@ def _write_manifest(folder: Path, name: str, num_features: int, sources: str = "
     if (folder / NAMES).exists():
         manifest["names"] = digest_of(folder / NAMES)
     write_atomic(folder / MANIFEST, encode(manifest))
-    manifest["fingerprint"] = _stored_fingerprint(StoredGraph(folder))
+    manifest["fingerprint"] = fingerprint = _stored_fingerprint(StoredGraph(folder))
     write_atomic(folder / MANIFEST, encode(manifest))
-    return StoredGraph(folder)
+    return fingerprint
 
 
 def _stored_fingerprint(stored: StoredGraph) -> str:
@@ -245,18 +246,10 @@ def _feature_blocks(
 
 @typed
 def write_store(graph: Graph, path: Path | str) -> StoredGraph:
-    """Write a graph to a folder of arrays, from where it can be read block by block.
+    """Write a graph of nodes to a new folder of arrays, from where it can be read block by block.
 
-    Features and edge values become float32. The folder appears when it is complete.
-
-    Args:
-        graph: of nodes, on any device.
-        path: the new folder.
-
-    Raises:
-        DataError: `path` exists already.
-        InputError: a batch of small graphs, or links to predict; those fit into memory.
-        FgaiError: the folder cannot be written.
+    Features and edge values become float32. The folder appears when it is complete. `DataError` if `path`
+    exists already, `InputError` for small graphs or links to predict, `FgaiError` if it cannot be written.
     """
     with _new_folder(Path(path)) as work:
         _save_graph(work.folder, graph.to("cpu"))
@@ -266,13 +259,10 @@ def write_store(graph: Graph, path: Path | str) -> StoredGraph:
 def _save_graph(folder: Path, graph: Graph) -> None:
     """Write a graph on the CPU into a new folder."""
     if graph.batch is not None or graph.links is not None or graph.entry_values is not None:
-        raise InputError(
-            f"{graph.name!r} holds small graphs, links or `entry_values`, which are not stored; store"
-            " the whole graph"
-        )
-    fields = {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)}
-    fields |= {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source}
-    _save_arrays(folder, fields)
+        other = "small graphs, links or `entry_values`"
+        raise InputError(f"{graph.name!r} holds {other}, which are not stored; store the whole graph")
+    _save_arrays(folder, {name: getattr(graph, name) for name in (*NODE_ARRAYS, *EDGE_ARRAYS)})
+    _save_arrays(folder, {"rowptr": graph.adjacency.rowptr, "source": graph.adjacency.source})
     _save_features(folder, graph.features)
     _save_names(folder, {"node_names": graph.node_names, "class_names": graph.class_names})
     _write_manifest(folder, graph.name, graph.num_features)

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor
 
-from fgai.datasets.download import user_cache
+from fgai.datasets.loader import user_cache
 from fgai.errors import FgaiError, InputError
 from fgai.files import read_arrays, write_atomic
 from fgai.graph import Graph
