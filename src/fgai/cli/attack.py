@@ -17,7 +17,7 @@ from fgai.cli.files import _open_log, _open_model
 from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
-from fgai.evaluation import breaking_point
+from fgai.evaluation import breaking_point as breaking_point_of
 from fgai.evaluation.run import eval_logits
 from fgai.objectives import OBJECTIVES
 from fgai.records import Column, Table, plain
@@ -60,31 +60,19 @@ def attack(
     attacker: options.Attacker,
     objective: Annotated[
         str | None,
-        typer.Option(
-            help=f"Aim of the attack: {options.choices(OBJECTIVES)}. Default: prediction, or that of the"
-            " threat."
-        ),
+        f"Aim of the attack: {options.choices(OBJECTIVES)}. Default: prediction, or that of the threat.",
     ] = None,
-    targets: Annotated[
-        str, typer.Option(help="What is attacked: test, val or fit (training and validation).")
-    ] = "test",
-    breaking: Annotated[
+    targets: Annotated[str, "What is attacked: test, val or fit (training and validation)."] = "test",
+    breaking_point: Annotated[
         float | None,
-        typer.Option(
-            "--breaking-point",
-            help="Search the fewest injected nodes at which explanations in reach overlap by less than this.",
-        ),
+        "Search the fewest injected nodes at which explanations in reach overlap by less than this.",
     ] = None,
-    most: Annotated[
-        int, typer.Option("--max-nodes", min=1, help="Most nodes --breaking-point may inject.")
-    ] = 160,
-    explain_members: Annotated[
-        bool,
-        typer.Option("--explain-members", help="Also list the results of every search of an ensemble."),
-    ] = False,
+    max_nodes: Annotated[int, "Most nodes --breaking-point may inject.", typer.Option(min=1)] = 160,
+    explain_members: Annotated[bool, "Also list the results of every search of an ensemble."] = False,
     listed: Annotated[
         bool,
-        typer.Option("--list", callback=_list_threats, is_eager=True, help="Name every threat and stop."),
+        "Name every threat and stop.",
+        typer.Option("--list", callback=_list_threats, is_eager=True),
     ] = False,
     log: options.Log = None,
     record: options.Record,
@@ -103,7 +91,8 @@ def attack(
     if objective is not None:
         one_of(objective, "--objective", tuple(OBJECTIVES))
     threat, k, seed = attacker.sized(), attacker.k, attacker.seed
-    if breaking is not None and attacker.nodes is not None:
+    searches_size = breaking_point is not None
+    if searches_size and attacker.nodes is not None:
         raise InputError("`--breaking-point` searches `nodes`; give the most as `--max-nodes`")
     opened = _open_model(source)
     model, graph, task = opened.model, opened.graph, task_of(opened.graph)
@@ -111,11 +100,11 @@ def attack(
     record.check()
     tracker = _open_log(log)
     values: dict[str, Any]
-    passes = 0 if breaking is not None else attack_passes(search)
+    passes = 0 if searches_size else attack_passes(search)
     announce(out, f"attacking {opened.path} on {graph!r}", [model], graph, passes)
-    if breaking is not None:
-        limits: dict[str, Any] = {"threshold": breaking, "limit": most}
-        point = breaking_point(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
+    if searches_size:
+        limits: dict[str, Any] = {"threshold": breaking_point, "limit": max_nodes}
+        point = breaking_point_of(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
         values = {"command": "attack", "dataset": graph.name, "breaking_point": point.to_dict()}
         record.write(out, values, point.show)
         return

@@ -8,7 +8,6 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Console
 from torch import nn
 
@@ -46,11 +45,9 @@ def demo(
     data: options.Data = "planted",
     model: options.Model = "GAT",
     seed: options.Seed = 0,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Folder for models, records and pictures.")
-    ] = Path("fgai-demo"),
+    output: Annotated[Path, "Folder for models, records and pictures.", "-o"] = Path("fgai-demo"),
     force: options.Force = False,
-    open_: Annotated[bool, typer.Option("--open", help="Open the result when done.")] = False,
+    open_: Annotated[bool, "Open the result when done."] = False,
     epochs: options.Epochs = None,
     source: options.Location,
     out: Output,

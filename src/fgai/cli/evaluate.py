@@ -33,19 +33,12 @@ def evaluate(
     vanilla: options.VanillaFile = None,
     attacker: options.Evaluation,
     stored: Annotated[
-        bool,
-        typer.Option(
-            "--stored",
-            help="Leave a converted folder on disk and measure exact values without an attack.",
-        ),
+        bool, "Leave a converted folder on disk and measure exact values without an attack."
     ] = False,
     change: Annotated[
         Path | None,
-        typer.Option(
-            "--change",
-            help="Replay a change that was saved on the page of `fgai explore`: class and attention of its"
-            " node before and after, no attack.",
-        ),
+        "Replay a change that was saved on the page of `fgai explore`: class and attention of its node before"
+        " and after, no attack.",
     ] = None,
     record: options.Record,
     out: Output,
@@ -127,11 +120,12 @@ def _replay(opened: _ModelAndGraph, path: Path, k: int, record: options.Record, 
 def compare(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="[NAME=]MODEL...", help="Models to compare; the first is the reference."),
+        "Models to compare; the first is the reference.",
+        typer.Argument(metavar="[NAME=]MODEL..."),
     ],
     *,
     attacker: options.Evaluation,
-    format_: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
+    format_: Annotated[str, "table, markdown, latex or csv.", "-f"] = "table",
     own: options.OwnModel,
     record: options.Record,
     out: Output,
@@ -166,13 +160,11 @@ def compare(
 class _Definition:
     """Arguments of `fgai.certify_attention`."""
 
-    radius: Annotated[float, typer.Option("--radius", "-r", help="R, at least 0.")] = 0.01
-    norm: Annotated[str, typer.Option(help="Ball around the attention: l1, l2 or linf.")] = "l1"
-    alpha: Annotated[float, typer.Option(help="Largest change of prediction allowed.")] = 0.1
-    beta: Annotated[float, typer.Option(help="Least overlap wanted, 0 to 1.")] = 0.8
-    divergence: Annotated[str, typer.Option(help="Change of prediction on probabilities or logits.")] = (
-        "probabilities"
-    )
+    radius: Annotated[float, "R, at least 0.", "-r"] = 0.01
+    norm: Annotated[str, "Ball around the attention: l1, l2 or linf."] = "l1"
+    alpha: Annotated[float, "Largest change of prediction allowed."] = 0.1
+    beta: Annotated[float, "Least overlap wanted, 0 to 1."] = 0.8
+    divergence: Annotated[str, "Change of prediction on probabilities or logits."] = "probabilities"
 
 
 @command
@@ -184,24 +176,19 @@ def certify(
     definition: _Definition,
     injected: Annotated[
         int | None,
-        typer.Option(min=0, help="Instead of a ball: new neighbours of a node at most, with any features."),
+        "Instead of a ball: new neighbours of a node at most, with any features.",
+        typer.Option(min=0),
     ] = None,
     where: Annotated[
-        str, typer.Option(help="With --injected: any node gains them, or the certified one alone, direct.")
+        str, "With --injected: any node gains them, or the certified one alone, direct."
     ] = "any",
     budget: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MxE",
-            help="Instead of a ball: M new nodes with E edges each, e.g. 20x20; may be repeated.",
-        ),
+        "Instead of a ball: M new nodes with E edges each, e.g. 20x20; may be repeated.",
+        typer.Option(metavar="MxE"),
     ] = None,
-    votes: Annotated[
-        int | None, typer.Option(min=1, help="Instead of a ball: the majority over so many groups.")
-    ] = None,
-    confidence: Annotated[
-        float, typer.Option(help="With --votes: least probability of a class that gets a vote.")
-    ] = 0.0,
+    votes: Annotated[options.Count, "Instead of a ball: the majority over so many groups."] = None,
+    confidence: Annotated[float, "With --votes: least probability of a class that gets a vote."] = 0.0,
     record: options.Record,
     out: Output,
 ) -> None:
@@ -253,29 +240,22 @@ def _parse_budget(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _OptionalAttacker(options.Attacker):
-    threat: Annotated[
-        str, typer.Option("--threat", "-t", help="Attack to try the explanation with; `none` for no attack.")
-    ] = "standard"
+    threat: Annotated[str, "Attack to try the explanation with; `none` for no attack.", "-t"] = "standard"
 
 
 @command
 def explain(
     source: options.Source,
     *,
-    node: Annotated[str, typer.Option("--node", "-n", help="Number or name of the node to explain.")],
-    layer: Annotated[
-        str, typer.Option(help="Attention shown: mean, last or max over layers, or a layer's number.")
-    ] = "mean",
+    node: Annotated[str, "Number or name of the node to explain.", "-n"],
+    layer: Annotated[str, "Attention shown: mean, last or max over layers, or a layer's number."] = "mean",
     attacker: _OptionalAttacker,
     vanilla: options.VanillaFile = None,
     counterfactual: options.Counterfactual = False,
     save_change: Annotated[
-        Path | None,
-        typer.Option("--save-change", help="Write the smaller of both counterfactuals to replay it: .json."),
+        Path | None, "Write the smaller of both counterfactuals to replay it: .json."
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
-    ] = None,
+    output: Annotated[Path | None, "Also draw a picture: .png, .pdf or .svg.", "-o"] = None,
     force: options.Force = False,
     out: Output,
 ) -> None:

@@ -19,7 +19,8 @@ CERTIFIED = 20_000
 def explore(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="[NAME=]MODEL...", help="Models to look at, e.g. vanilla and faithful."),
+        "Models to look at, e.g. vanilla and faithful.",
+        typer.Argument(metavar="[NAME=]MODEL..."),
     ],
     *,
     node: options.PageNode = None,

@@ -28,35 +28,28 @@ if TYPE_CHECKING:
     from fgai.attacks import AttackResult
     from fgai.reports import Report
 
+_Page = Annotated[Path, "The page; the document it is made of is beside it.", "-o"]
+
 
 @command
 def report(
     files: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[NAME=]FILE...",
-            help="Models (.safetensors) or records (.json), the reference first.",
-        ),
+        "Models (.safetensors) or records (.json), the reference first.",
+        typer.Argument(metavar="[NAME=]FILE..."),
     ],
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; the document it is made of is beside it.")
-    ] = Path("report.html"),
+    output: _Page = Path("report.html"),
     force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
     counterfactual: options.Counterfactual = False,
-    node_names: Annotated[
-        Path | None, typer.Option(help="Text file with one name per node, line by line.")
-    ] = None,
-    class_names: Annotated[
-        Path | None, typer.Option(help="Text file with one name per class, line by line.")
-    ] = None,
+    node_names: Annotated[Path | None, "Text file with one name per node, line by line."] = None,
+    class_names: Annotated[Path | None, "Text file with one name per class, line by line."] = None,
     what_if: Annotated[
         bool,
-        typer.Option(
-            "--what-if/--no-what-if", help="Put the graph and the weights into the page, to try changes."
-        ),
+        "Put the graph and the weights into the page, to try changes.",
+        typer.Option("--what-if/--no-what-if"),
     ] = True,
     attacker: options.Attacker,
     own: options.OwnModel,
@@ -201,12 +194,8 @@ def _show_page(
 def audit(
     source: options.Source,
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; the document it is made of is beside it.")
-    ] = Path("audit.html"),
-    card: Annotated[
-        Path | None, typer.Option("--card", help="Also write a card, .json, for `fgai check`.")
-    ] = None,
+    output: _Page = Path("audit.html"),
+    card: Annotated[Path | None, "Also write a card, .json, for `fgai check`."] = None,
     force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from torch import nn
 
 from fgai import datasets
@@ -56,15 +55,10 @@ NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 def train(
     *,
     data: options.Data = "planted",
-    task: Annotated[
-        str | None, typer.Option(help="node, link or graph; what the dataset is made for by default.")
-    ] = None,
+    task: Annotated[str | None, "node, link or graph; what the dataset is made for by default."] = None,
     model: options.Model = "GAT",
     method: Annotated[
-        str,
-        typer.Option(
-            help=f"{options.choices(METHODS)}; ln: with layer norm; at: adversarial training without limits."
-        ),
+        str, f"{options.choices(METHODS)}; ln: with layer norm; at: adversarial training without limits."
     ] = "vanilla",
     training: options.Training,
     source: options.Location,
@@ -174,12 +168,7 @@ def faithful(
     *,
     training: options.Retraining,
     epoch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--epoch-size",
-            min=1,
-            help="Nodes of an epoch of mini-batches, drawn anew for each; all otherwise.",
-        ),
+        options.Count, "Nodes of an epoch of mini-batches, drawn anew for each; all otherwise."
     ] = None,
     out: Output,
 ) -> None:
@@ -252,16 +241,11 @@ def _retrain(
 def limit(
     source: options.Source,
     *,
-    clip_share: Annotated[
-        str, typer.Option(help="Share of the nodes outside either end of each range, or `auto`.")
-    ] = "0.02",
+    clip_share: Annotated[str, "Share of the nodes outside either end of each range, or `auto`."] = "0.02",
     shrink: Annotated[
-        float,
-        typer.Option(help="Share of the nodes, those of largest norm, shrunk to the norm of the rest."),
+        float, "Share of the nodes, those of largest norm, shrunk to the norm of the rest."
     ] = 0.4,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; limited-NAME by default.")
-    ] = None,
+    output: Annotated[Path | None, "File to write; limited-NAME by default.", "-o"] = None,
     force: options.Force = False,
     out: Output,
 ) -> None:
