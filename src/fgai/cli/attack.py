@@ -70,9 +70,7 @@ def attack(
     max_nodes: Annotated[int, "Most nodes --breaking-point may inject.", typer.Option(min=1)] = 160,
     explain_members: Annotated[bool, "Also list the results of every search of an ensemble."] = False,
     listed: Annotated[
-        bool,
-        "Name every threat and stop.",
-        typer.Option("--list", callback=_list_threats, is_eager=True),
+        bool, "Name every threat and stop.", typer.Option("--list", callback=_list_threats, is_eager=True)
     ] = False,
     log: options.Log = None,
     record: options.Record,

@@ -71,12 +71,7 @@ def _list(*, root: options.Root = None, out: Output) -> None:
 
 @data.command("info", epilog="Example: fgai data info amazon-photo")
 @command
-def _info(
-    name: Annotated[str, "Name of a dataset."],
-    *,
-    root: options.Root = None,
-    out: Output,
-) -> None:
+def _info(name: Annotated[str, "Name of a dataset."], *, root: options.Root = None, out: Output) -> None:
     """Describe a dataset: its sizes, source, licence and files."""
     about = datasets.info(name)
     values = {**dataclasses.asdict(about), "where": _location_of(name, root)}
@@ -249,12 +244,7 @@ def _figures() -> str:
     return "matplotlib can be imported"
 
 
-CHECKS = {
-    "kernels": _kernels,
-    "end to end": _end_to_end,
-    "stored code": _stored,
-    "figures": _figures,
-}
+CHECKS = {"kernels": _kernels, "end to end": _end_to_end, "stored code": _stored, "figures": _figures}
 
 
 def _attempt(check: Callable[[], str]) -> dict[str, Any]:

@@ -119,9 +119,7 @@ def _replay(opened: _ModelAndGraph, path: Path, k: int, record: options.Record, 
 @command
 def compare(
     models: Annotated[
-        list[str],
-        "Models to compare; the first is the reference.",
-        typer.Argument(metavar="[NAME=]MODEL..."),
+        list[str], "Models to compare; the first is the reference.", typer.Argument(metavar="[NAME=]MODEL...")
     ],
     *,
     attacker: options.Evaluation,

@@ -18,9 +18,7 @@ CERTIFIED = 20_000
 @command
 def explore(
     models: Annotated[
-        list[str],
-        "Models to look at, e.g. vanilla and faithful.",
-        typer.Argument(metavar="[NAME=]MODEL..."),
+        list[str], "Models to look at, e.g. vanilla and faithful.", typer.Argument(metavar="[NAME=]MODEL...")
     ],
     *,
     node: options.PageNode = None,

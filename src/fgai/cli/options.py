@@ -21,13 +21,7 @@ from fgai.files import is_stream, write_atomic
 from fgai.models import MODELS
 from fgai.processes import current
 
-__all__ = [
-    "Epochs",
-    "Seed",
-    "check_folder",
-    "check_output",
-    "choices",
-]  # for commands outside the package
+__all__ = ["Epochs", "Seed", "check_folder", "check_output", "choices"]  # for commands outside the package
 
 P = TypeVar("P", bound=Path | None)
 
