@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.explain import ExplainerAlgorithm, Explanation
-from torch_geometric.explain.config import ExplainerConfig, ExplanationType, ModelTaskLevel
+from torch_geometric.explain.config import ExplanationType, ModelTaskLevel
 from torch_geometric.utils import k_hop_subgraph
 
 from fgai.attention import AttentionMap, LayerAttention, evaluating, record
@@ -57,10 +57,9 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
 
     def supports(self) -> bool:
         """Return True, or raise `InputError` for explanations that attention cannot give."""
-        config: ExplainerConfig = self.explainer_config
-        if config.explanation_type != ExplanationType.model:
+        if self.explainer_config.explanation_type != ExplanationType.model:
             raise InputError("attention explains the model, not the phenomenon; use explanation_type='model'")
-        if config.node_mask_type is not None:
+        if self.explainer_config.node_mask_type is not None:
             raise InputError(
                 "attention explains edges, not nodes; use edge_mask_type='object' without node_mask_type"
             )
@@ -114,10 +113,9 @@ def _on_edges(
     attention: AttentionMap, keys: Tensor, layer: str | int = "mean", heads: str | int = "log"
 ) -> Tensor:
     """[E]: heads and layers reduced, in the order of `keys`; see `FaithfulAttention`."""
-    if isinstance(layer, int):
-        return _at_edges(attention[layer], keys, heads)
-    chosen = [attention.last] if layer == "last" else list(attention)
-    stacked = torch.stack([_at_edges(one, keys, heads) for one in chosen])
+    if layer not in ("mean", "max"):
+        return _at_edges(attention.last if layer == "last" else attention[int(layer)], keys, heads)
+    stacked = torch.stack([_at_edges(one, keys, heads) for one in attention])
     return stacked.amax(0) if layer == "max" else stacked.mean(0)
 
 
@@ -164,21 +162,7 @@ class PropagatedAttention(_AttentionAlgorithm):
     Args:
         heads: `mean`, `log` for their geometric mean, `max`, or one head by number.
 
-    Raises:
-        InputError: unknown words; on use: heterogeneous graphs, node masks, phenomenon explanations.
-        AttentionError: on use, the model has no attention that can be recorded.
-
-    Example:
-        >>> from torch_geometric.explain import Explainer
-        >>> from torch_geometric.nn import GATConv
-        >>> config = dict(mode="multiclass_classification", task_level="node", return_type="raw")
-        >>> explainer = Explainer(
-        ...     GATConv(3, 2), PropagatedAttention(), explanation_type="model", edge_mask_type="object",
-        ...     model_config=config,
-        ... )
-        >>> explanation = explainer(torch.ones(4, 3), torch.tensor([[0, 1, 3], [2, 2, 3]]), index=2)
-        >>> [round(value, 3) for value in explanation.edge_mask.tolist()]
-        [0.333, 0.333, 0.0]
+    It is used, and raises errors, as `FaithfulAttention`.
 
     Reference: Shin, Li, Cao, Shin, Faithful and Accurate Self-Attention Attribution for Message Passing
     Neural Networks via the Computation Tree Viewpoint, AAAI 2025.

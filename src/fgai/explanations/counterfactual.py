@@ -34,21 +34,13 @@ STEPS, RESTARTS = 20, 2  # of the attack on the features of new neighbours
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A small change of one kind that a search found; fewer neighbours may do, see `lower_bound`.
+    """A small change of one kind that a search found; fewer neighbours may do, see `lower_bound`."""
 
-    Attributes:
-        change: changes the class when the model runs on it; None if no such change was found.
-        predicted: class after the change.
-        size: number of removed or injected neighbours.
-        lower_bound: no fewer can change the class; None where no number can.
-        exhausted: every choice was tried and none changes the class.
-    """
-
-    change: ChangeRecord | None
-    predicted: int | None
-    size: int | None
-    lower_bound: int | None
-    exhausted: bool = False
+    change: ChangeRecord | None  # changes the class when the model runs on it
+    predicted: int | None  # class after the change
+    size: int | None  # number of removed or injected neighbours
+    lower_bound: int | None  # no fewer can change the class; None where no number can
+    exhausted: bool = False  # every choice was tried and none changes the class
 
 
 def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
@@ -190,9 +182,8 @@ def _choose_few(count: int, lead: Callable[[Choice], float], *, repeats: bool) -
 def _shrink(chosen: Choice, items: list[int], lead: Callable[[Choice], float], tried: int) -> Choice:
     """Drop items, and exchange two for one of `items`, as long as the lead stays negative."""
     while len(chosen) > tried + 1:
-        pruned = (_without(chosen, i) for i in range(len(chosen)))
-        pairs = combinations(range(len(chosen)), 2)
-        rests = (_without(chosen, *pair) for pair in pairs)
+        # In reverse, choices without the first items come first.
+        pruned, rests = (reversed([*combinations(chosen, len(chosen) - drop)]) for drop in (1, 2))
         exchanged = (_with(rest, item) for rest in rests for item in items if item not in rest)
         smaller = next((c for c in chain(pruned, islice(exchanged, EXHAUSTIVE)) if lead(c) < 0), None)
         if smaller is None:
@@ -203,10 +194,6 @@ def _shrink(chosen: Choice, items: list[int], lead: Callable[[Choice], float], t
 
 def _with(chosen: Choice, item: int) -> Choice:
     return tuple(sorted((*chosen, item)))
-
-
-def _without(chosen: Choice, *positions: int) -> Choice:
-    return tuple(item for index, item in enumerate(chosen) if index not in positions)
 
 
 def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[InjectedNode, Tensor]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +27,9 @@ from fgai.errors import FgaiError, InputError, extra
 from fgai.explanations.attention_explainers import _along_paths, _on_edges
 from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.pyg_models import _pyg_model
-from fgai.explanations.scores import EdgeExplainer, EdgeScores, _ReceptiveField, _ReceptiveFields
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.sparse import edge_keys
+from fgai.sparse import edge_keys, edge_name
 from fgai.tasks import task_of
 from fgai.threads import seeded, with_gradients
 from fgai.typed import typed
@@ -37,6 +37,118 @@ from fgai.typed import typed
 TRAINING_NODES = 30  # number of nodes that PGExplainer learns from
 _CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
 _TOLERANCE = 1e-3  # relative and absolute, between logits of the whole graph and of a receptive field
+
+
+@dataclass(frozen=True, eq=False)
+class _ReceptiveField:
+    """The receptive field of a node as a graph, without self-loops."""
+
+    x: Tensor  # [n, F], features of its nodes
+    edge_index: Tensor  # [2, K], between positions in `x`
+    keys: Tensor  # [K] of the same edges in the whole graph, sorted
+    reached: Tensor  # bool [K]; False for edges outside, when `x` is the whole graph
+    index: int  # position of the node in `x`
+
+
+class _ReceptiveFields:
+    """The receptive fields of a graph's nodes through `hops` layers that pass messages."""
+
+    def __init__(self, graph: Graph, hops: int) -> None:
+        if graph.features is None:
+            raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
+        kept = graph.adjacency.source != graph.adjacency.destination
+        self.edge_index = graph.edge_index[:, kept]
+        self.keys, self.x, self.hops = graph.adjacency.keys[kept], graph.features.to_dense(), hops
+
+    def edges(self, node: int) -> Tensor:
+        """Bool [E]: True for the edges of a node's field, into nodes at most `hops - 1` steps away."""
+        reached = torch.zeros(self.x.shape[0], dtype=torch.bool, device=self.x.device)
+        reached[node] = True
+        source, destination = self.edge_index
+        for _ in range(self.hops):
+            used = reached[destination]
+            reached[source[used]] = True
+        return used
+
+    def around(self, node: int) -> _ReceptiveField:
+        """The field of a node as a graph of its own, on which its output is the same."""
+        used = self.edges(node)
+        ends = self.edge_index[:, used].flatten()
+        nodes, index = torch.unique(torch.cat([ends, ends.new_tensor([node])]), return_inverse=True)
+        return _ReceptiveField(
+            self.x[nodes], index[:-1].view(2, -1), self.keys[used], used[used], int(index[-1])
+        )
+
+    def whole(self, node: int) -> _ReceptiveField:
+        """The whole graph, for models whose outputs depend on more than the messages in the field."""
+        return _ReceptiveField(self.x, self.edge_index, self.keys, self.edges(node), node)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeScores:
+    """The scores of one node: one for every edge of its receptive field, without self-loops.
+
+    Attributes:
+        node: the node that is explained.
+        keys: [K] sorted keys of the edges, see `fgai.sparse.edge_keys`.
+        values: [K], larger for edges that matter more; only their order within a node is comparable.
+
+    Example:
+        >>> from fgai.sparse import edge_keys
+        >>> keys = edge_keys(torch.tensor([0, 3]), torch.tensor([2, 2]))
+        >>> EdgeScores(2, keys, torch.tensor([0.5, 0.75])).on(keys[1:]).tolist()
+        [0.75]
+    """
+
+    node: int
+    keys: Tensor
+    values: Tensor
+
+    def on(self, keys: Tensor) -> Tensor:
+        """Return the scores of edges [E] by their keys; `InputError` for one that is not in the field."""
+        if keys.dtype != torch.int64 or keys.dim() != 1:
+            raise InputError(f"`keys` must hold int64 keys of edges, got {keys.dtype} {tuple(keys.shape)}")
+        present = torch.isin(keys, self.keys)
+        if not bool(present.all()):
+            missing = edge_name(int(keys[~present][0]))
+            raise InputError(f"edge {missing} is not in the receptive field of node {self.node}")
+        return self.values[torch.searchsorted(self.keys, keys)]
+
+
+@typed
+class EdgeExplainer(ABC):
+    """One explainer of one model, called with a graph and nodes; a subclass defines `explain`.
+
+    It leaves the model as it was; `seed` is that of random numbers.
+    """
+
+    def __init__(self, model: nn.Module, seed: int = 0) -> None:
+        self.model, self.seed = model, checks.seed(seed)
+
+    def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
+        """Return the scores of some nodes of a graph, in their order.
+
+        Args:
+            data: a `Graph` or PyG `Data`: the clean one, or one with nodes or edges added or removed.
+            nodes: their numbers.
+
+        Raises:
+            InputError: no such node, or a graph the model cannot read.
+        """
+        graph = prepared(self.model, as_graph(data))
+        try:
+            numbers = torch.as_tensor(nodes)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"`nodes` must hold the numbers of nodes, got {nodes!r:.100}") from error
+        if numbers.dim() != 1 or numbers.dtype == torch.bool:
+            raise InputError("`nodes` must hold the numbers of nodes in one dimension")
+        if numbers.numel():
+            numbers = checks.positions(numbers, graph.num_nodes, "nodes")
+        return self.explain(graph, numbers.tolist())
+
+    @abstractmethod
+    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
+        """Return the scores of nodes of a graph that is prepared for the model."""
 
 
 class _Setup(NamedTuple):
@@ -65,19 +177,19 @@ class _FieldScores(EdgeExplainer):
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
         fields = _ReceptiveFields(graph, self.hops)
-        score = self.make_score(self, graph, fields)
-        used = map(fields.edges, nodes)
-        return [
-            EdgeScores(n, fields.keys[edges], score(n, edges)) for n, edges in zip(nodes, used, strict=True)
-        ]
+        score, scores = self.make_score(self, graph, fields), list[EdgeScores]()
+        for node in nodes:
+            edges = fields.edges(node)
+            scores.append(EdgeScores(node, fields.keys[edges], score(node, edges)))
+        return scores
 
 
 def _random(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
     """New scores at every call: the baseline of an explanation without information."""
 
     def score(node: int, edges: Tensor) -> Tensor:
-        scores = torch.rand(int(edges.sum()), generator=explainer.generator, dtype=torch.float64)
-        return scores.to(edges.device)
+        count = int(edges.sum())
+        return torch.rand(count, generator=explainer.generator, dtype=torch.float64).to(edges.device)
 
     return score
 

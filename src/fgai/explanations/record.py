@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -27,36 +27,31 @@ _NEW_FIELDS = dict.fromkeys(("class_names", "contributions", "counterfactual"))
 """Fields that older records lack."""
 
 
+def class_name(number: int, names: Sequence[str] | None) -> str:
+    """The name of a class, its number where there is no name."""
+    return names[number] if names and 0 <= number < len(names) else str(number)
+
+
 @typed
 @dataclass(frozen=True, kw_only=True)
 class NodeExplanation(TabledDocument):
     """The neighbours one node attends to, under attack too, and what is proved about them.
 
     Attributes:
-        dataset: name of the graph.
-        node: number of the node.
-        name: its name, or its number as text.
-        layer: `mean`, `last` or `max` over layers, or a layer's number.
-        k: neighbours in the explanation.
-        predicted: class with the largest logit.
-        confidence: its probability.
-        label: true class, -1 if unknown.
         neighbours: by falling weight, each with `node`, `name`, `attention` and `attacked` (its weight before
             and under attack), `itself`, `injected` (always False) and `informative` (None if unknown).
-        attacked: the node under attack; None without one. A dictionary of `threat`, `predicted`,
-            `confidence`, `kept` (nodes of the top-k that stay), `overlap`, `chance` (the overlap of a random
-            order), `new_neighbours` (how many neighbours this node gained) and `new_attention` (their share).
-        certified: a dictionary, or None. `norm`, `radius`, `alpha`, `beta` and `k` are those of the
-            certificate, `compared` says whether there is a vanilla model, `promise` what the radii promise.
-            `shown_radius` is that of the shown top-k; None with `max` over layers, with several types of
-            edges, or with at most k neighbours. Each of `layers` has its name `layer`, its own `topk`,
-            `topk_radius`, `class_radius`, `class_status` (`exact`, `bound` or `unknown`) and `properties`:
-            True or False for each property of Definition 1, None if unknown or not measured. `injection` has
-            `invariant` (names of the layers in which no injected node reorders the node's old neighbours),
-            `condition` (on which that depends, or None) and `class_holds`: whether the class provably holds
-            if this node, `direct`, or every node, `any`, gains an injected neighbour with any features; None
-            if unknown.
-        class_names: by number, or None.
+        attacked: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay), `overlap`,
+            `chance` (the overlap of a random order), `new_neighbours` (how many neighbours this node gained)
+            and `new_attention` (their share); or None.
+        certified: `norm`, `radius`, `alpha`, `beta` and `k` are those of the certificate, `compared` says
+            whether there is a vanilla model, `promise` what the radii promise. `shown_radius` is that of the
+            shown top-k; None with `max` over layers, with several types of edges, or with at most k
+            neighbours. Each of `layers` has its name `layer`, its own `topk`, `topk_radius`, `class_radius`,
+            `class_status` (`exact`, `bound` or `unknown`) and `properties`: True or False for each property
+            of Definition 1, None if unknown or not measured. `injection` has `invariant` (names of the layers
+            in which no injected node reorders the node's old neighbours), `condition` (on which that depends,
+            or None) and `class_holds`: whether the class provably holds if this node, `direct`, or every
+            node, `any`, gains an injected neighbour with any features; None if unknown.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
             between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
             first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
@@ -72,12 +67,12 @@ class NodeExplanation(TabledDocument):
 
     dataset: str
     node: int
-    name: str
-    layer: str
-    k: int
+    name: str  # or its number as text
+    layer: str  # `mean`, `last` or `max` over layers, or a layer's number
+    k: int  # neighbours in the explanation
     predicted: int
-    confidence: float
-    label: int
+    confidence: float  # probability of that class
+    label: int  # -1 if unknown
     neighbours: list[dict[str, Any]]
     attacked: dict[str, Any] | None = None
     certified: dict[str, Any] | None = None
@@ -131,8 +126,7 @@ class NodeExplanation(TabledDocument):
         return data_frame(self.neighbours)
 
     def _class(self, number: int) -> str:
-        names = self.class_names or ()
-        return names[number] if 0 <= number < len(names) else str(number)
+        return class_name(number, self.class_names)
 
     def _prediction(self) -> str:
         truth = "" if self.label < 0 else f" (truth: {self._class(self.label)})"
@@ -169,19 +163,16 @@ class NodeExplanation(TabledDocument):
             return []
         if signed["reason"] is not None:
             return [f"contributions: not available: {signed['reason']}"]
-        sides = {
-            "supporting": [entry for entry in signed["neighbours"] if entry["contribution"] > 0],
-            "opposing": [entry for entry in signed["neighbours"][::-1] if entry["contribution"] < 0],
-        }
-        totals = {name: sum(entry["contribution"] for entry in side) for name, side in sides.items() if side}
-        terms = [f"{total:+.3f} {name}" for name, total in totals.items()]
+        entries, terms, lines = signed["neighbours"], list[str](), list[str]()
+        supporting = [entry for entry in entries if entry["contribution"] > 0]
+        opposing = [entry for entry in reversed(entries) if entry["contribution"] < 0]
+        for name, side in (("supporting", supporting), ("opposing", opposing)):
+            if side:
+                terms.append(f"{sum(entry['contribution'] for entry in side):+.3f} {name}")
+                lines.append(f"{name}: {self._side(side)}")
         terms.append(f"{signed['rest']:+.3f} bias or residual")
-        return [
-            f"class {self._class(signed['top'])} leads class {self._class(signed['second'])} by"
-            f" {signed['margin']:.3f} = {' '.join(terms)}",
-            *(f"{name}: {self._side(sides[name])}" for name in totals),
-            *_sign_sentences(signed),
-        ]
+        leads = f"class {self._class(signed['top'])} leads class {self._class(signed['second'])} by"
+        return [f"{leads} {signed['margin']:.3f} = {' '.join(terms)}", *lines, *_sign_sentences(signed)]
 
     def _side(self, side: list[dict[str, Any]]) -> str:
         """The strongest contributions of one sign."""
@@ -207,9 +198,8 @@ class NodeExplanation(TabledDocument):
             return f"{words.format(f'up to {MOST_ITEMS}')}: no other class found{needed}"
         least = "no fewer do" if size == bound else f"perhaps fewer do{needed}"
         words = words.removesuffix("s") if size == 1 and words.startswith("with ") else words
-        items = ", ".join(
-            item if count == 1 else f"{count} × {item}" for item, count in Counter(entry["items"]).items()
-        )
+        counts = Counter(entry["items"]).items()
+        items = ", ".join(item if count == 1 else f"{count} × {item}" for item, count in counts)
         return f"{words.format(size)}: class {self._class(entry['predicted'])}: {items}; {least}"
 
     def _attack_sentences(self) -> list[str]:
@@ -255,11 +245,10 @@ class NodeExplanation(TabledDocument):
             if radius is not None
             else f"top-{k}: no other neighbour can enter"
         )
+        status = layer["class_status"]
         if class_radius is not None:
-            status = layer["class_status"]
             return f"{order}; class not while each head moves by less than {class_radius:.4f} ({status})"
-        unknown = layer["class_status"] == "unknown"
-        return f"{order}; class: {'unknown' if unknown else 'does not depend on attention'}"
+        return f"{order}; class: {'unknown' if status == 'unknown' else 'does not depend on attention'}"
 
 
 def _sign_sentences(signed: dict[str, Any]) -> list[str]:
