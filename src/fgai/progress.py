@@ -110,7 +110,8 @@ class _Display:
             self.stop()
             return
         if self._bar is None:
-            self._bar = _open_bar(self._console)
+            self._bar = _bar(self._console)
+            self._bar.start()
         inner = stages[-1]
         if inner is not self._stage:
             if self._task is not None:

@@ -20,13 +20,13 @@ _PANELS = {
     "Explain and report": {
         "demo": "demo",
         "explain": "evaluate",
-        "explore": "explore",
+        "explore": "report",
         "report": "report",
         "audit": "report",
     },
     "Train models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
     "Evaluate models": {
-        "attack": "attack",
+        "attack": "evaluate",
         "evaluate": "evaluate",
         "compare": "evaluate",
         "certify": "evaluate",

@@ -102,8 +102,7 @@ def check(
     read = Card.load(card)
     findings, words = check_card(read, *bars), read.readable()
     missed, count = sum(not entry.met for entry in findings), len(findings)
-    rows: list[dict[str, Any]] = []
-    cells: list[list[Cell]] = []
+    rows, cells = list[dict[str, Any]](), list[list[Cell]]()
     for one in findings:
         rows.append({"quantity": one.path, "value": one.value, one.side: one.bound, "met": one.met})
         bar = f"{'≥' if one.side == 'min' else '≤'} {one.bound:g}"

@@ -1,4 +1,4 @@
-"""`fgai report` and `audit`: one HTML page about models, from records, models or a model of your own."""
+"""`fgai report`, `audit` and `explore`: pages about models, from records, models or a model of your own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from rich.console import Console
 
 from fgai.certificates import certify_attention
 from fgai.cli import options
-from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import UNTRAINED, _ModelAndGraph, _open_model, _open_models
+from fgai.cli.files import (
+    CERTIFICATE,
+    UNTRAINED,
+    _ModelAndGraph,
+    _open_model,
+    _open_models,
+    announce,
+    evaluation_passes,
+)
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
@@ -269,3 +276,47 @@ def audit(
         out.say(f"card written to {card}; check it with fgai check {card}")
     above = partial(record.show, every=all_)
     _show_page(out, document, page, open_=open_, command="audit", above=above, **more)
+
+
+CERTIFIED = 20_000
+"""Nodes up to which models are certified before the what-if page opens."""
+
+
+@command
+def explore(
+    models: Annotated[
+        list[str], "Models to look at, e.g. vanilla and faithful.", typer.Argument(metavar="[NAME=]MODEL...")
+    ],
+    *,
+    node: options.PageNode = None,
+    k: options.K = 5,
+    open_: options.Open = False,
+    own: options.OwnModel,
+    out: Output,
+) -> None:
+    """Serve a page on which you change the graph around a node and see its attention and class change.
+
+    It listens on 127.0.0.1 under a random address until Ctrl-C, and writes nothing.
+
+    Examples:
+    - `fgai explore GAT=planted-gat FGAI=planted-fgai --open`
+    - `fgai explore weights.pt --model mine:Model --data graph`
+    """
+    from fgai.reports.whatif import Server, WhatIf
+
+    _, networks, graph = _open_models(models, own)
+    answers = WhatIf(networks, graph, k=k)
+    start = None if node is None else graph.number_of(node)
+    certified = {}
+    if graph.num_nodes <= CERTIFIED:
+        out.say("certifying against injected neighbours")
+        certified = answers.certify()
+    with Server(answers, answers.facts(node=start, certified=certified)) as server:
+        out.result({"command": "explore", "address": server.address}, f"open {server.address}")
+        out.say("Ctrl-C ends it")
+        if open_:
+            webbrowser.open(server.address)
+        try:
+            server.serve()
+        except KeyboardInterrupt:
+            out.say("ended")

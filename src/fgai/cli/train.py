@@ -14,7 +14,6 @@ from fgai import datasets
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
 from fgai.cli import options
-from fgai.cli.estimate import announce, training_passes
 from fgai.cli.files import (
     _ModelAndGraph,
     _on_all_ranks,
@@ -24,6 +23,8 @@ from fgai.cli.files import (
     _resumable,
     _scores,
     _write_model,
+    announce,
+    training_passes,
 )
 from fgai.cli.options import check_output
 from fgai.cli.output import Output, command
@@ -87,16 +88,14 @@ def train(
     mark = "" if kind == usual else f"-{kind}"
     name = f"{method}-{model}-{Path(data).stem}{mark}.safetensors".lower()
     path = check_output(training.output or Path(name), training.force)
-    tracker = _open_log(training.log)
-    text = f"training {model} ({method}) on {graph!r}"
-    if isinstance(graph, Graph) and training.batch_size is None:
+    common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
+    common |= {"progress": out.progress, "tracker": _open_log(training.log), "settings": settings}
+    networks, passes = list[nn.Module](), 0.0
+    if training.batch_size is None:
         sizes = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
         network = untrained_model(model, graph, **(sizes if method in FROM_SCRATCH else {})).to(graph.device)
-        announce(out, text, [network], graph, training_passes(method, settings))
-    else:
-        out.say(text)
-    common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
-    common |= {"progress": out.progress, "tracker": tracker, "settings": settings}
+        networks, passes = [network], training_passes(method, settings)
+    announce(out, f"training {model} ({method}) on {graph!r}", networks, graph, passes)
     work = partial(train_method, method, model, graph, **common)
     about = {"dataset": data, "split_seed": seed, "method": method, "task": kind}
     _run(out, "train", work, path, graph, about, training, settings)
@@ -142,16 +141,13 @@ def _run(
         return
     history, scores = model.history, _scores(model, graph, training.seed)
     measure = get_task(about.get("task", "node")).headline
-    counts = {"epochs": len(history.terms), "kept_epoch": history.kept_epoch, "stopped": history.stopped}
+    epochs, seconds = len(history.terms), history.seconds
+    values = {"command": name, "output": str(path), "model": type(model).__name__, **about, measure: scores}
+    values |= {"epochs": epochs, "kept_epoch": history.kept_epoch, "stopped": history.stopped}
     shares = ", ".join(f"{part} {value:.3f}" for part, value in scores.items())
-    lines = [
-        f"{NAMES.get(measure, measure)}: {shares}",
-        f"{counts['epochs']} epochs in {history.seconds:.1f} s, {history.ending};"
-        f" kept: epoch {history.kept_epoch}",
-    ]
-    first = {"command": name, "output": str(path), "model": type(model).__name__}
-    values = {**first, **about, measure: scores, **counts, "seconds": history.seconds}
-    out.result(values, "\n".join([*lines, f"written to {path}"]))
+    text = f"{NAMES.get(measure, measure)}: {shares}\n{epochs} epochs in {seconds:.1f} s, {history.ending};"
+    text += f" kept: epoch {history.kept_epoch}\nwritten to {path}"
+    out.result({**values, "seconds": seconds}, text)
 
 
 def _output(opened: _ModelAndGraph, prefix: str, output: Path | None, force: bool) -> Path:
@@ -186,7 +182,7 @@ def faithful(
     """
     more: dict[str, Any] = {} if training.batch_size is None else {"epoch_size": epoch_size}
     work = partial(make_faithful, epoch_size=epoch_size)
-    _retrain(out, "faithful", "fgai", "making {} faithful", work, source, training, **more)
+    _retrain(out, "fgai", "making {} faithful", work, source, training, **more)
 
 
 @command
@@ -202,12 +198,11 @@ def harden(source: options.Source, *, training: options.Retraining, out: Output)
     - `fgai harden gat.safetensors --epochs 100 --set attack_weight=0.9 --output hard.safetensors`
     - `fgai harden --model mine:Model --weights w.pt --data folder --batch-size 512`
     """
-    _retrain(out, "harden", "harden", "hardening {}", hardened_copy, source, training)
+    _retrain(out, "harden", "hardening {}", hardened_copy, source, training)
 
 
 def _retrain(
     out: Output,
-    name: str,
     method: str,
     remark: str,
     train: Callable[..., nn.Module],
@@ -224,12 +219,12 @@ def _retrain(
             f" `--seed {split_seed}`"
         )
     settings = _settings(training, opened.kind, method, nodes=training.nodes, edges=training.edges)
-    path = _output(opened, {"harden": "hardened"}.get(name, name), training.output, training.force)
+    name, prefix = ("harden", "hardened") if method == "harden" else ("faithful", "faithful")
+    path = _output(opened, prefix, training.output, training.force)
     common: dict[str, Any] = {"seed": seed, "check": training.check, "progress": out.progress, **batches}
     work = partial(train, opened.model, graph, tracker=_open_log(training.log), **common, **settings)
-    passes = 0.0
-    if training.batch_size is None:
-        passes = training_passes(method, settings, trained=True, check=training.check)
+    passes = training_passes(method, settings, trained=True, check=training.check)
+    passes = passes if training.batch_size is None else 0.0
     announce(out, f"{remark.format(opened.path)} on {graph!r}", [opened.model], graph, passes)
     if method == "fgai" and isinstance(graph, Graph) and not task_of(graph).has_part(graph, "fit"):
         out.say("the graph has no train_mask: training on all nodes; labels are not used")
@@ -270,8 +265,8 @@ def limit(
     path = _write_model(limited, path, opened.graph, about, opened.factory)
     after, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
-    values: dict[str, Any] = {"command": "limit", "output": str(path), "model": type(limited).__name__}
-    values |= {**about, measure: after, f"{measure}_before": before}
+    values = {"command": "limit", "output": str(path), "model": type(limited).__name__, **about}
+    values |= {measure: after, f"{measure}_before": before}
     values |= {"clipped": clips.count, "clipped_share": clips.share}
     lines = [f"{measure} {p}: {before[p]:.3f} before, {v:.3f} behind limits" for p, v in after.items()]
     lines.append(f"{clips.count} of {clips.total} numbers clipped on this graph ({clips.share:.2%})")

@@ -22,10 +22,6 @@ from fgai.typed import typed
 class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
     """Base of explainers that record attention in one pass. A subclass defines `_mask`."""
 
-    def __init__(self, heads: str | int) -> None:
-        super().__init__()
-        self.heads = one_of(heads, "heads", REDUCTIONS) if isinstance(heads, str) else heads
-
     def forward(
         self,
         model: nn.Module,
@@ -102,7 +98,8 @@ class FaithfulAttention(_AttentionAlgorithm):
     """
 
     def __init__(self, layer: str | int = "mean", heads: str | int = "log") -> None:
-        super().__init__(heads)
+        super().__init__()
+        self.heads = one_of(heads, "heads", REDUCTIONS) if isinstance(heads, str) else heads
         self.layer = one_of(layer, "layer", ("mean", "max", "last")) if isinstance(layer, str) else layer
 
     def _mask(self, attention: AttentionMap, keys: Tensor, x: Tensor, index: int | Tensor | None) -> Tensor:
@@ -147,7 +144,6 @@ def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return index, ordered[index] == keys
 
 
-@typed
 class PropagatedAttention(_AttentionAlgorithm):
     """PyG explainer that returns attention multiplied along the paths that lead to a node, as edge mask.
 
@@ -156,11 +152,8 @@ class PropagatedAttention(_AttentionAlgorithm):
 
         mask[j → i] = Σ_l  w_l[j → i] · r_l[i],     r_L = 1 at the node,  r_{l−1}[j] = Σ_i w_l[j → i] · r_l[i]
 
-    with `w_l` the heads reduced in layer l and `r_l[i]` the share of node i's state after layer l in the
+    with `w_l` the mean over heads in layer l and `r_l[i]` the share of node i's state after layer l in the
     node's output. Edges outside the receptive field are 0. For several nodes, masks add up.
-
-    Args:
-        heads: `mean`, `log` for their geometric mean, `max`, or one head by number.
 
     It is used, and raises errors, as `FaithfulAttention`.
 
@@ -168,20 +161,17 @@ class PropagatedAttention(_AttentionAlgorithm):
     Neural Networks via the Computation Tree Viewpoint, AAAI 2025.
     """
 
-    def __init__(self, heads: str | int = "mean") -> None:
-        super().__init__(heads)
-
     def _mask(self, attention: AttentionMap, keys: Tensor, x: Tensor, index: int | Tensor | None) -> Tensor:
         ends = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
         ends[slice(None) if index is None else index] = 1.0
-        return _along_paths(attention, ends, keys, self.heads)
+        return _along_paths(attention, ends, keys)
 
 
-def _along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str | int = "mean") -> Tensor:
+def _along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor) -> Tensor:
     """[E]: attention along the paths to `ends` [N] on edges with unique keys; see `PropagatedAttention`."""
     total = ends.new_zeros(keys.numel())
     for layer in reversed(attention.layers):
-        carried = layer.heads(heads) * ends[layer.destination]
+        carried = layer.heads("mean") * ends[layer.destination]
         total = total + _at_edges(layer.with_values(carried[:, None]), keys, "mean")
         ends = torch.zeros_like(ends).index_add(0, layer.source, carried)
     return total

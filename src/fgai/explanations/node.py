@@ -174,18 +174,15 @@ def explain(
         node: its number.
         k: neighbours in the explanation.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
-        threat: the attack, a name from `fgai.attacks.THREATS` (`standard` by default) or a `Threat`; None for
-            no attack.
+        threat: a name from `fgai.attacks.THREATS` (default: `standard`) or a `Threat`; None for no attack.
         nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
         edges: how many edges each of them gets, likewise.
         seed: of the attack.
         certificate: also certify (a pass over the whole graph), see `certify_attention`.
         vanilla: the model that `model` was made from, for two of the four properties of Definition 1.
-        attack: the result of an attack on this model, instead of running one; in the record its threat is
-            `given` unless `threat` names it.
+        attack: the result of an attack on this model, instead of running one, which `threat` may name.
         names: of the nodes, by number; those of the data by default.
-        counterfactual: also search for a few neighbours whose removal changes the class, and for a few new
-            neighbours whose injection does.
+        counterfactual: also search for few neighbours whose removal, or injection, changes the class.
 
     Raises:
         InputError: no such node, an argument out of range, or a counterfactual of links or graphs.

@@ -88,10 +88,8 @@ class _ReceptiveFields:
 class EdgeScores:
     """The scores of one node: one for every edge of its receptive field, without self-loops.
 
-    Attributes:
-        node: the node that is explained.
-        keys: [K] sorted keys of the edges, see `fgai.sparse.edge_keys`.
-        values: [K], larger for edges that matter more; only their order within a node is comparable.
+    The `keys` [K] are sorted, see `fgai.sparse.edge_keys`. The `values` [K] are larger for edges that matter
+    more; only their order within a node is comparable.
 
     Example:
         >>> from fgai.sparse import edge_keys
@@ -117,20 +115,13 @@ class EdgeScores:
 
 @typed
 class EdgeExplainer(ABC):
-    """One explainer of one model, called with a graph and nodes; a subclass defines `explain`.
-
-    It leaves the model as it was; `seed` is that of random numbers.
-    """
+    """One explainer of one model, called with a graph and nodes; a subclass defines `explain`."""
 
     def __init__(self, model: nn.Module, seed: int = 0) -> None:
         self.model, self.seed = model, checks.seed(seed)
 
     def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
-        """Return the scores of some nodes of a graph, in their order.
-
-        Args:
-            data: a `Graph` or PyG `Data`: the clean one, or one with nodes or edges added or removed.
-            nodes: their numbers.
+        """Return the scores of some nodes of a `Graph` or PyG `Data`, changed or not, in their order.
 
         Raises:
             InputError: no such node, or a graph the model cannot read.
@@ -230,15 +221,27 @@ def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
 
 
 class _PyGScores(EdgeExplainer):
-    """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy."""
+    """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy.
+
+    One that `trains` learns on the graph it is made with, and explains any other with the learned network.
+    """
 
     def __init__(
-        self, setup: _Setup, make: Callable[[int, int], ExplainerAlgorithm], *, split_heads: bool = False
+        self,
+        setup: _Setup,
+        make: Callable[[int, int], ExplainerAlgorithm],
+        *,
+        split_heads: bool = False,
+        trains: bool = False,
     ) -> None:
         super().__init__(setup.model, setup.seed)
         self.hops, self.epochs, self.make, self.name = setup.hops, setup.epochs, make, "PyG's explainer"
         self.copy = _pyg_model(setup.model, split_heads=split_heads)
         self.layers = ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
+        self.trained: Explainer | None = None
+        if trains:
+            with seeded(setup.seed, setup.graph.device), _pyg_errors(self):
+                self.trained = self._train(prepared(setup.model, setup.graph))
 
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
@@ -261,8 +264,11 @@ class _PyGScores(EdgeExplainer):
 
     def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
         """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
-        mask: Tensor = self.explainer()(field.x, field.edge_index, index=field.index).edge_mask
-        return mask
+        call: dict[str, Any] = {"index": field.index}
+        if self.trained is not None:
+            call["target"] = target
+        explanation = (self.trained or self.explainer())(field.x, field.edge_index, **call)
+        return torch.as_tensor(explanation.edge_mask)
 
     def fields(self, graph: Graph) -> Callable[[int], tuple[_ReceptiveField, Tensor]]:
         """Return a function from a node to its receptive field and the class to explain, [n].
@@ -285,20 +291,6 @@ class _PyGScores(EdgeExplainer):
             )
 
         return field_of
-
-
-class _PGExplainerScores(_PyGScores):
-    """PGExplainer: learns on the graph it is made with, and explains any other with the learned network."""
-
-    def __init__(self, setup: _Setup) -> None:
-        super().__init__(setup, lambda layers, epochs: PGExplainer(epochs=epochs))
-        with seeded(setup.seed, setup.graph.device), _pyg_errors(self):
-            self.trained = self._train(prepared(setup.model, setup.graph))
-
-    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
-        """Return the mask of the trained network, without a search."""
-        mask: Tensor = self.trained(field.x, field.edge_index, target=target, index=field.index).edge_mask
-        return mask
 
     @with_gradients
     def _train(self, graph: Graph) -> Explainer:
@@ -348,7 +340,9 @@ def _by_pyg(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> p
 EDGE_EXPLAINERS: dict[str, _Entry] = {
     "random": _Entry("random", partial(_FieldScores, make_score=_random), draws=True),
     "gnn-explainer": _Entry("GNNExplainer", _by_pyg(lambda n, epochs: GNNExplainer(epochs)), 100, draws=True),
-    "pg-explainer": _Entry("PGExplainer", _PGExplainerScores, 20, draws=True),
+    "pg-explainer": _Entry(
+        "PGExplainer", _by_pyg(lambda n, epochs: PGExplainer(epochs=epochs), trains=True), 20, draws=True
+    ),
     "graph-mask": _Entry(
         "GraphMask",
         _by_pyg(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),

@@ -255,17 +255,14 @@ def _sign_sentences(signed: dict[str, Any]) -> list[str]:
     """What is proved about the signs of contributions."""
     if not signed["neighbours"]:
         return []
-    radius = signed["pair_radius"]
-    pair = (
-        "no attention of this layer changes these two classes"
-        if radius is None
-        else f"these two classes stay first and second while each head moves by less than {radius:.4f} (l1)"
-    )
+    pair, signs = "no attention of this layer changes these two classes", []
+    if signed["pair_radius"] is not None:
+        radius = f"{signed['pair_radius']:.4f} (l1)"
+        pair = f"these two classes stay first and second while each head moves by less than {radius}"
     radii = [entry["radius"] for entry in signed["neighbours"] if entry["radius"] is not None]
-    always = len(signed["neighbours"]) - len(radii)
-    signs = ["no attention reverses the sign of a contribution"] if not radii else []
-    if radii and always:
-        signs.append(f"no attention reverses the sign of {always} contributions")
+    if always := len(signed["neighbours"]) - len(radii):
+        which = f"{always} contributions" if radii else "a contribution"
+        signs.append(f"no attention reverses the sign of {which}")
     if radii:
         signs.append(f"{len(radii)} keep their sign while each head moves by less than {min(radii):.4f}")
     return [f"proved with the values fixed: {pair}; for this pair {', '.join(signs)}"]
@@ -286,11 +283,9 @@ def _injection_sentences(proof: dict[str, Any]) -> list[str]:
     order = f"injected nodes cannot reorder its neighbours{condition}"
     lines = [f"{name}: {order}" for name in proof.get("invariant", ())]
     holds = proof.get("class_holds") or {}
-    any_features = "an injected neighbour, whatever its features"
-    if holds.get("any"):
-        lines.append(f"class: holds if every node gains {any_features}")
-    elif holds.get("direct"):
-        lines.append(f"class: holds if the node gains {any_features}")
+    if holds.get("direct"):
+        gains = "every node gains" if holds.get("any") else "the node gains"
+        lines.append(f"class: holds if {gains} an injected neighbour, whatever its features")
     elif holds.get("direct") is not None:
         lines.append("class: not proved to hold against an injected neighbour")
     return lines
