@@ -15,8 +15,7 @@ from fgai import datasets
 from fgai.certificates import ALL_FOUR, PROMISE
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
-from fgai.cli import options
-from fgai.cli.files import _resumable, _write_model
+from fgai.cli import files, options
 from fgai.cli.options import check_folder, check_output
 from fgai.cli.output import Output, command
 from fgai.errors import MissingExtraError
@@ -87,9 +86,9 @@ def demo(
     for name, method, step in steps:
         out.say(step)
         path, vanilla = folder / f"{method}.safetensors", models.get(model)
-        with _resumable(out, path) as state:
+        with files._resumable(out, path) as state:
             models[name] = train_method(method, model, graph, vanilla=vanilla, checkpoint=state, **common)
-            paths[name] = _write_model(models[name], path, graph, {**about, "method": method})
+            paths[name] = files._write_model(models[name], path, graph, {**about, "method": method})
     out.say("3/4  attacking both with the same budget, measuring and certifying")
     comparison, certificates, attacks = measure(models, graph, k=K, seed=seed)
     out.say("4/4  drawing")

@@ -15,18 +15,7 @@ from fgai.attacks import THREATS, Ledger, make_attack
 from fgai.attention import prepared
 from fgai.certificates import certify_attention, certify_budget, certify_injection, vote
 from fgai.checks import one_of
-from fgai.cli import options
-from fgai.cli.files import (
-    CERTIFICATE,
-    _ModelAndGraph,
-    _on_all_ranks,
-    _open_log,
-    _open_model,
-    _open_models,
-    announce,
-    attack_passes,
-    evaluation_passes,
-)
+from fgai.cli import files, options
 from fgai.cli.output import Output, command
 from fgai.cli.train import NAMES
 from fgai.errors import InputError
@@ -109,13 +98,13 @@ def attack(
     threat, k, seed = attacker.sized(), attacker.k, attacker.seed
     if breaking_point is not None and attacker.nodes is not None:
         raise InputError("`--breaking-point` searches `nodes`; give the most as `--max-nodes`")
-    opened = _open_model(source)
+    opened = files._open_model(source)
     model, graph, task = opened.model, opened.graph, task_of(opened.graph)
     search = make_attack(threat, objective, targets=targets, k=k, task=task.name)
     record.check()
-    tracker = _open_log(log)
-    passes = attack_passes(search) if breaking_point is None else 0
-    announce(out, f"attacking {opened.path} on {graph!r}", [model], graph, passes)
+    tracker = files._open_log(log)
+    passes = files.attack_passes(search) if breaking_point is None else 0
+    files.announce(out, f"attacking {opened.path} on {graph!r}", [model], graph, passes)
     values: dict[str, Any] = {"command": "attack", "dataset": graph.name}
     if breaking_point is not None:
         limits: dict[str, Any] = {"threshold": breaking_point, "limit": max_nodes}
@@ -167,7 +156,7 @@ def attack(
 
 
 @command
-@_on_all_ranks
+@files._on_all_ranks
 def evaluate(
     source: options.Source,
     *,
@@ -205,7 +194,7 @@ def evaluate(
             "`--change` runs no attack: leave out --stored, --vanilla, --nodes, --edges, --box and --per-node"
         )
     threat = attacker.sized()
-    opened = _open_model(source, stored=stored)
+    opened = files._open_model(source, stored=stored)
     reference = opened.load(vanilla)
     record.check()
     if change is not None:
@@ -224,15 +213,15 @@ def evaluate(
             out.result({"command": "evaluate", **exact.to_dict()}, exact.show)
         return
     name = opened.kind if opened.untrained else opened.path
-    passes = evaluation_passes(threat, opened.graph, curves=attacker.curves, nulls=attacker.nulls)
+    passes = files.evaluation_passes(threat, opened.graph, curves=attacker.curves, nulls=attacker.nulls)
     begins = f"evaluating {name} on {opened.graph!r}, threat {threat.name}"
-    announce(out, begins, [opened.model], opened.graph, passes)
+    files.announce(out, begins, [opened.model], opened.graph, passes)
     arguments: dict[str, Any] = {"vanilla": reference, "name": opened.path.stem, **attacker.arguments}
     evaluation = evaluate_model(opened.model, opened.graph, threat, **arguments)
     record.write(out, evaluation, partial(evaluation.show, every=attacker.all_))
 
 
-def _replay(opened: _ModelAndGraph, path: Path, k: int, record: options.Record, out: Output) -> None:
+def _replay(opened: files._ModelAndGraph, path: Path, k: int, record: options.Record, out: Output) -> None:
     """Print one node before and after a change, the k neighbours it attends to most and the injected ones."""
     from fgai.reports.whatif import WhatIf
 
@@ -277,11 +266,11 @@ def compare(
     """
     threat = attacker.sized()
     one_of(format_, "--format", ("table", "markdown", "latex", "csv"))
-    _, named, graph = _open_models(models, own)
+    _, named, graph = files._open_models(models, own)
     record.check()
-    passes = evaluation_passes(threat, graph, curves=attacker.curves, nulls=attacker.nulls)
+    passes = files.evaluation_passes(threat, graph, curves=attacker.curves, nulls=attacker.nulls)
     begins = f"comparing {', '.join(named)} on {graph!r}, threat {threat.name}"
-    announce(out, begins, named.values(), graph, passes)
+    files.announce(out, begins, named.values(), graph, passes)
     comparison = compare_models(named, graph, threat, **attacker.arguments)
 
     def show(console: Console) -> None:
@@ -350,11 +339,11 @@ def certify(
     if confidence and votes is None:
         raise InputError("`--confidence` is of the votes; give `--votes`, too")
     sizes = [_parse_budget(text) for text in budget or ()]
-    opened = _open_model(source)
+    opened = files._open_model(source)
     reference = opened.load(vanilla)
     record.check()
-    announce(out, f"certifying {opened.path} on {opened.graph!r}", [opened.model], opened.graph, CERTIFICATE)
     model, graph = opened.model, opened.graph
+    files.announce(out, f"certifying {opened.path} on {graph!r}", [model], graph, files.CERTIFICATE)
     certificate: Any
     if votes is not None:
         certificate = vote(model, graph, groups=votes, confidence=confidence)
@@ -417,7 +406,7 @@ def explain(
         raise InputError(
             "`nodes`, `edges` and `box` need an attack, and `--threat none` is none; leave them out"
         )
-    opened = _open_model(source)
+    opened = files._open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)
     path, change_path = options.check_output(output, force), options.check_output(save_change, force)

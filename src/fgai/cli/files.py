@@ -30,7 +30,7 @@ from fgai.files import check
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.graph.on_disk import is_store
-from fgai.large import StoredGraph, evaluate_store
+from fgai.large import StoredGraph
 from fgai.large.processes import process_group
 from fgai.processes import current
 from fgai.records import Meter
@@ -191,6 +191,8 @@ def _resumable(output: Output, path: Path) -> Iterator[Path]:
 def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
     """Return the headline metric of the task on training, validation and test nodes."""
     if isinstance(graph, StoredGraph):
+        from fgai.large import evaluate_store  # imports PyG
+
         with collect_warnings():  # of the attention, which `fgai evaluate` measures
             return evaluate_store(model, graph, seed=seed).f1
     task, scores = task_of(graph), {}

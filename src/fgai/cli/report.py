@@ -14,16 +14,7 @@ import typer
 from rich.console import Console
 
 from fgai.certificates import certify_attention
-from fgai.cli import options
-from fgai.cli.files import (
-    CERTIFICATE,
-    UNTRAINED,
-    _ModelAndGraph,
-    _open_model,
-    _open_models,
-    announce,
-    evaluation_passes,
-)
+from fgai.cli import files, options
 from fgai.cli.output import Output, command
 from fgai.errors import CheckpointError, InputError
 from fgai.evaluation import evaluate
@@ -40,7 +31,7 @@ _Page = Annotated[Path, "The page; the document it is made of is beside it.", "-
 
 @command
 def report(
-    files: Annotated[
+    words: Annotated[
         list[str],
         "Models (.safetensors) or records (.json), the reference first.",
         typer.Argument(metavar="[NAME=]FILE..."),
@@ -79,8 +70,8 @@ def report(
     threat = attacker.sized()  # bad input first
     page = options.check_output(check_page(output), force)
     names: dict[str, Any] = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
-    records = [word for word in files if word.endswith(".json")]
-    models = [word for word in files if not word.endswith(".json")]
+    records = [word for word in words if word.endswith(".json")]
+    models = [word for word in words if not word.endswith(".json")]
     if models and records:
         raise InputError("give models or records, not both; models are measured anew")
     beside = page.with_suffix(".json")
@@ -88,10 +79,10 @@ def report(
     if not is_source:
         options.check_output(beside, force)
     if models:
-        opened, networks, graph = _open_models(models, own)
-        passes = evaluation_passes(threat, graph) + CERTIFICATE
+        opened, networks, graph = files._open_models(models, own)
+        passes = files.evaluation_passes(threat, graph) + files.CERTIFICATE
         text = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
-        announce(out, text, networks.values(), graph, passes)
+        files.announce(out, text, networks.values(), graph, passes)
         flags = {**vars(attacker), "counterfactual": counterfactual}
         document = make_page(
             networks,
@@ -123,7 +114,7 @@ def report(
     _show_page(out, document, page, open_=open_)
 
 
-def _reproduce(opened: dict[str, _ModelAndGraph]) -> list[str]:
+def _reproduce(opened: dict[str, files._ModelAndGraph]) -> list[str]:
     """The commands that made the models, as far as their files name them."""
     lines, others = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
     for entry in opened.values():
@@ -231,18 +222,18 @@ def audit(
     page = options.check_output(check_page(output), force)
     for file in (page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])):
         options.check_output(file, force)
-    opened = _open_model(source)
+    opened = files._open_model(source)
     graph, name = opened.graph, opened.kind
     opening_node = None if node is None else graph.number_of(node)
     check_counterfactual(graph, counterfactual)
     models = {name: opened.model}
-    passes = evaluation_passes(threat, graph) + CERTIFICATE
-    announce(out, f"auditing {name} on {graph!r}, threat {threat.name}", [opened.model], graph, passes)
+    passes = files.evaluation_passes(threat, graph) + files.CERTIFICATE
+    files.announce(out, f"auditing {name} on {graph!r}, threat {threat.name}", [opened.model], graph, passes)
     flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
     flags |= {**vars(attacker), "node": node, "counterfactual": counterfactual, "output": page}
     file_of = [] if source.model is None else [str(source.model)]
     attacks: dict[str, AttackResult] = {}
-    with adding_facts(**({"note": UNTRAINED} if opened.untrained else {})):
+    with adding_facts(**({"note": files.UNTRAINED} if opened.untrained else {})):
         record = evaluate(
             opened.model,
             graph,
@@ -304,7 +295,7 @@ def explore(
     """
     from fgai.reports.whatif import Server, WhatIf
 
-    _, networks, graph = _open_models(models, own)
+    _, networks, graph = files._open_models(models, own)
     answers = WhatIf(networks, graph, k=k)
     start = None if node is None else graph.number_of(node)
     certified = {}

@@ -13,19 +13,7 @@ from torch import nn
 from fgai import datasets
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
-from fgai.cli import options
-from fgai.cli.files import (
-    _ModelAndGraph,
-    _on_all_ranks,
-    _open_data,
-    _open_log,
-    _open_model,
-    _resumable,
-    _scores,
-    _write_model,
-    announce,
-    training_passes,
-)
+from fgai.cli import files, options
 from fgai.cli.options import check_output
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
@@ -52,7 +40,7 @@ NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
 
 @command
-@_on_all_ranks
+@files._on_all_ranks
 def train(
     *,
     data: options.Data = "planted",
@@ -82,20 +70,20 @@ def train(
     settings, seed, batches = _settings(training, model, method), training.seed, training.batches
     if training.box is not None and "box" not in setting_names(method, model):
         raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
-    graph = _open_data(data, source, seed, task, stored=training.batch_size is not None)
+    graph = files._open_data(data, source, seed, task, stored=training.batch_size is not None)
     kind = task_of(graph).name if isinstance(graph, Graph) else "node"
     usual = datasets.info(data).task if data in datasets.names() else "node"  # of a graph of your own
     mark = "" if kind == usual else f"-{kind}"
     name = f"{method}-{model}-{Path(data).stem}{mark}.safetensors".lower()
     path = check_output(training.output or Path(name), training.force)
     common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
-    common |= {"progress": out.progress, "tracker": _open_log(training.log), "settings": settings}
+    common |= {"progress": out.progress, "tracker": files._open_log(training.log), "settings": settings}
     networks, passes = list[nn.Module](), 0.0
     if training.batch_size is None:
         sizes = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
         network = untrained_model(model, graph, **(sizes if method in FROM_SCRATCH else {})).to(graph.device)
-        networks, passes = [network], training_passes(method, settings)
-    announce(out, f"training {model} ({method}) on {graph!r}", networks, graph, passes)
+        networks, passes = [network], files.training_passes(method, settings)
+    files.announce(out, f"training {model} ({method}) on {graph!r}", networks, graph, passes)
     work = partial(train_method, method, model, graph, **common)
     about = {"dataset": data, "split_seed": seed, "method": method, "task": kind}
     _run(out, "train", work, path, graph, about, training, settings)
@@ -134,12 +122,12 @@ def _run(
     about = {**about, "seed": training.seed, "settings": settings}
     if training.batch_size is not None:
         about |= {"batch_size": training.batch_size, "fan_out": training.fan_out}
-    with _resumable(out, path) as folder:
+    with files._resumable(out, path) as folder:
         model: Any = work(checkpoint=folder)
-        path = _write_model(model, path, graph, about, factory)
+        path = files._write_model(model, path, graph, about, factory)
     if not current().is_main:
         return
-    history, scores = model.history, _scores(model, graph, training.seed)
+    history, scores = model.history, files._scores(model, graph, training.seed)
     measure = get_task(about.get("task", "node")).headline
     epochs, seconds = len(history.terms), history.seconds
     values = {"command": name, "output": str(path), "model": type(model).__name__, **about, measure: scores}
@@ -150,7 +138,7 @@ def _run(
     out.result({**values, "seconds": seconds}, text)
 
 
-def _output(opened: _ModelAndGraph, prefix: str, output: Path | None, force: bool) -> Path:
+def _output(opened: files._ModelAndGraph, prefix: str, output: Path | None, force: bool) -> Path:
     """Where a model made from another is written: `output`, or the other's name with a prefix."""
     path = output or opened.path.with_name(f"{prefix}-{opened.path.name}")
     stem = path.with_suffix("") if path.suffix in (".safetensors", ".pt", ".pth") else path
@@ -158,7 +146,7 @@ def _output(opened: _ModelAndGraph, prefix: str, output: Path | None, force: boo
 
 
 @command
-@_on_all_ranks
+@files._on_all_ranks
 def faithful(
     source: options.Source,
     *,
@@ -186,7 +174,7 @@ def faithful(
 
 
 @command
-@_on_all_ranks
+@files._on_all_ranks
 def harden(source: options.Source, *, training: options.Retraining, out: Output) -> None:
     """Harden a model: adversarial training with limits, for predictions that stay the same under attack.
 
@@ -211,7 +199,7 @@ def _retrain(
     **more: Any,
 ) -> None:
     """Train a model further and write the result; `more` is added to its file."""
-    batches, opened = training.batches, _open_model(source, stored=training.batch_size is not None)
+    batches, opened = training.batches, files._open_model(source, stored=training.batch_size is not None)
     graph, split_seed, seed = opened.graph, opened.about.get("split_seed", 0), training.seed
     if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != split_seed:
         raise InputError(
@@ -222,10 +210,10 @@ def _retrain(
     name, prefix = ("harden", "hardened") if method == "harden" else ("faithful", "faithful")
     path = _output(opened, prefix, training.output, training.force)
     common: dict[str, Any] = {"seed": seed, "check": training.check, "progress": out.progress, **batches}
-    work = partial(train, opened.model, graph, tracker=_open_log(training.log), **common, **settings)
-    passes = training_passes(method, settings, trained=True, check=training.check)
+    work = partial(train, opened.model, graph, tracker=files._open_log(training.log), **common, **settings)
+    passes = files.training_passes(method, settings, trained=True, check=training.check)
     passes = passes if training.batch_size is None else 0.0
-    announce(out, f"{remark.format(opened.path)} on {graph!r}", [opened.model], graph, passes)
+    files.announce(out, f"{remark.format(opened.path)} on {graph!r}", [opened.model], graph, passes)
     if method == "fgai" and isinstance(graph, Graph) and not task_of(graph).has_part(graph, "fit"):
         out.say("the graph has no train_mask: training on all nodes; labels are not used")
     about = {**opened.about, "method": method, "vanilla": str(opened.path), **more}
@@ -253,7 +241,7 @@ def limit(
     - `fgai limit gat.safetensors`
     - `fgai limit gat.safetensors --clip-share auto --shrink 0.1 --output limited.safetensors`
     """
-    opened = _open_model(source)
+    opened = files._open_model(source)
     path = _output(opened, "limited", output, force)
     try:
         share: float | str = clip_share if clip_share == "auto" else float(clip_share)
@@ -262,8 +250,8 @@ def limit(
     limited = with_limits(opened.model, opened.graph, share, shrink=shrink)
     clips = count_clipped(limited, opened.graph)
     about = {**opened.about, "settings": {"clip_share": share, "shrink": shrink}, "vanilla": str(opened.path)}
-    path = _write_model(limited, path, opened.graph, about, opened.factory)
-    after, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
+    path = files._write_model(limited, path, opened.graph, about, opened.factory)
+    after, before = files._scores(limited, opened.graph), files._scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
     values = {"command": "limit", "output": str(path), "model": type(limited).__name__, **about}
     values |= {measure: after, f"{measure}_before": before}

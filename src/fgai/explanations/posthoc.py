@@ -11,15 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.explain import (
-    AttentionExplainer,
-    CaptumExplainer,
-    Explainer,
-    ExplainerAlgorithm,
-    GNNExplainer,
-    GraphMaskExplainer,
-    PGExplainer,
-)
+from torch_geometric import explain as pyg
 
 from fgai import checks
 from fgai.attention import call_model, duplicate, evaluating, observe, prepared
@@ -229,7 +221,7 @@ class _PyGScores(EdgeExplainer):
     def __init__(
         self,
         setup: _Setup,
-        make: Callable[[int, int], ExplainerAlgorithm],
+        make: Callable[[int, int], pyg.ExplainerAlgorithm],
         *,
         split_heads: bool = False,
         trains: bool = False,
@@ -237,8 +229,8 @@ class _PyGScores(EdgeExplainer):
         super().__init__(setup.model, setup.seed)
         self.hops, self.epochs, self.make, self.name = setup.hops, setup.epochs, make, "PyG's explainer"
         self.copy = _pyg_model(setup.model, split_heads=split_heads)
-        self.layers = ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
-        self.trained: Explainer | None = None
+        self.layers = pyg.ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
+        self.trained: pyg.Explainer | None = None
         if trains:
             with seeded(setup.seed, setup.graph.device), _pyg_errors(self):
                 self.trained = self._train(prepared(setup.model, setup.graph))
@@ -255,12 +247,12 @@ class _PyGScores(EdgeExplainer):
                 scores.append(EdgeScores(node, field.keys[field.reached], mask[field.reached]))
         return scores
 
-    def explainer(self, explanation_type: str = "model") -> Explainer:
+    def explainer(self, explanation_type: str = "model") -> pyg.Explainer:
         """Return a new explainer on a new copy of the model: some leave hooks and masks in it."""
         algorithm = self.make(self.layers, self.epochs)
         self.name = type(algorithm).__name__
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
-        return Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
+        return pyg.Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
 
     def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
         """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
@@ -293,7 +285,7 @@ class _PyGScores(EdgeExplainer):
         return field_of
 
     @with_gradients
-    def _train(self, graph: Graph) -> Explainer:
+    def _train(self, graph: Graph) -> pyg.Explainer:
         explainer, field_of = self.explainer("phenomenon"), self.fields(graph)
         among = torch.arange(graph.num_nodes) if graph.train_mask is None else graph.train_mask.nonzero()
         among = among.flatten().cpu()
@@ -333,38 +325,34 @@ class _Entry:
             extra(self.needs)
 
 
-def _by_pyg(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
+def _by_pyg(make: Callable[[int, int], pyg.ExplainerAlgorithm], **options: bool) -> partial[_PyGScores]:
+    """A maker of scores by one of PyG's explainers; `make` takes the number of layers and of epochs."""
     return partial(_PyGScores, make=make, **options)
 
 
+def _by_score(make_score: Callable[..., _Score], **options: str) -> partial[_FieldScores]:
+    return partial(_FieldScores, make_score=partial(make_score, **options))
+
+
+_gnn = _by_pyg(lambda layers, epochs: pyg.GNNExplainer(epochs))
+_pg = _by_pyg(lambda layers, epochs: pyg.PGExplainer(epochs=epochs), trains=True)
+_mask = _by_pyg(lambda layers, epochs: pyg.GraphMaskExplainer(layers, epochs, log=False), split_heads=True)
+_saliency = _by_pyg(lambda layers, epochs: pyg.CaptumExplainer("Saliency"))
+_integrated = _by_pyg(lambda layers, epochs: pyg.CaptumExplainer("IntegratedGradients", n_steps=epochs))
+_pyg_attention = _by_pyg(lambda layers, epochs: pyg.AttentionExplainer())
+
 EDGE_EXPLAINERS: dict[str, _Entry] = {
-    "random": _Entry("random", partial(_FieldScores, make_score=_random), draws=True),
-    "gnn-explainer": _Entry("GNNExplainer", _by_pyg(lambda n, epochs: GNNExplainer(epochs)), 100, draws=True),
-    "pg-explainer": _Entry(
-        "PGExplainer", _by_pyg(lambda n, epochs: PGExplainer(epochs=epochs), trains=True), 20, draws=True
-    ),
-    "graph-mask": _Entry(
-        "GraphMask",
-        _by_pyg(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
-        10,
-        draws=True,
-    ),
-    "saliency": _Entry("saliency", _by_pyg(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
-    "integrated-gradients": _Entry(
-        "integrated gradients",
-        _by_pyg(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
-        50,
-        needs="captum",
-    ),
-    "pyg-attention": _Entry("PyG's AttentionExplainer", _by_pyg(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": _Entry("attention along paths", partial(_FieldScores, make_score=_paths)),
-    "attention-mean": _Entry(
-        "attention, mean", partial(_FieldScores, make_score=partial(_attention, heads="mean"))
-    ),
-    "attention-log": _Entry(
-        "attention, log", partial(_FieldScores, make_score=partial(_attention, heads="log"))
-    ),
-    "signed-contributions": _Entry("signed contributions", partial(_FieldScores, make_score=_signed)),
+    "random": _Entry("random", _by_score(_random), draws=True),
+    "gnn-explainer": _Entry("GNNExplainer", _gnn, 100, draws=True),
+    "pg-explainer": _Entry("PGExplainer", _pg, 20, draws=True),
+    "graph-mask": _Entry("GraphMask", _mask, 10, draws=True),
+    "saliency": _Entry("saliency", _saliency, needs="captum"),
+    "integrated-gradients": _Entry("integrated gradients", _integrated, 50, needs="captum"),
+    "pyg-attention": _Entry("PyG's AttentionExplainer", _pyg_attention),
+    "propagated-attention": _Entry("attention along paths", _by_score(_paths)),
+    "attention-mean": _Entry("attention, mean", _by_score(_attention, heads="mean")),
+    "attention-log": _Entry("attention, log", _by_score(_attention, heads="log")),
+    "signed-contributions": _Entry("signed contributions", _by_score(_signed)),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 
@@ -423,5 +411,5 @@ def edge_explainer(
             "`data` must be one graph whose nodes are classified; of a link, call `fgai.explain` on each end"
         )
     observation = observe(model, prepared(model, graph), heads="mean")
-    hops = max(len(observation.attention), int(ExplainerAlgorithm._num_hops(model)))
+    hops = max(len(observation.attention), int(pyg.ExplainerAlgorithm._num_hops(model)))
     return entry.make(_Setup(model, graph, hops, seed, entry.epochs if epochs is None else epochs))
