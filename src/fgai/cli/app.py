@@ -18,7 +18,7 @@ from fgai.version import __version__
 
 _PANELS = {
     "Explain and report": {
-        "demo": "demo",
+        "demo": "report",
         "explain": "evaluate",
         "explore": "report",
         "report": "report",
