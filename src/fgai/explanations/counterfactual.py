@@ -59,10 +59,11 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
         return GraphChange(removed=ends)
 
     chosen, tried = _search(model, graph, node, change, len(neighbours), repeats=False)
-    exhausted = chosen is None and tried == len(neighbours)  # also of no neighbours
+    if chosen is None and tried == len(neighbours):  # also of no neighbours
+        return Counterfactual(None, None, None, None, exhausted=True)
     pairs = [[node, neighbours[i]] for i in chosen or ()]
     record = ChangeRecord.of(model, graph, node, removed_edges=pairs)
-    return _replay(model, graph, record, len(pairs), None if exhausted else tried + 1, exhausted)
+    return _replay(model, graph, record, len(pairs), tried + 1)
 
 
 def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0) -> Counterfactual | None:
@@ -72,9 +73,7 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0
     training nodes of a class; then an attack searches features of fewer new nodes. Other features may need
     fewer still: the lower bound is that of `certify_injection`, for any features, of models with limits.
     """
-    if graph.features is None:
-        return None
-    candidates = _candidates(model, graph, node)
+    candidates = [] if graph.features is None else _candidates(model, graph, node)
     if not candidates:
         return None
     rows = torch.cat([row for _, row in candidates])
@@ -202,9 +201,7 @@ def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[Injecte
     logits = _logits(model, graph)
     top = int(logits[node].argmax())
     candidates: list[tuple[InjectedNode, Tensor]] = []
-    for label in range(logits.shape[1]):
-        if label == top:
-            continue
+    for label in (label for label in range(logits.shape[1]) if label != top):
         ahead = logits[:, label] - logits[:, top]
         for copied in ahead.topk(min(COPIES, len(ahead))).indices.tolist():
             row = graph.features.select(torch.tensor([copied], device=graph.device))
@@ -227,20 +224,13 @@ def _lower_bound(model: nn.Module, graph: Graph, node: int, most: int) -> int:
     return most
 
 
-def _replay(
-    model: nn.Module,
-    graph: Graph,
-    record: ChangeRecord,
-    size: int,
-    bound: int | None,
-    exhausted: bool = False,
-) -> Counterfactual:
+def _replay(model: nn.Module, graph: Graph, record: ChangeRecord, size: int, bound: int) -> Counterfactual:
     """Replay a change as from its file, and keep it only if the class of the node changes."""
     if size:
         before, after = (_logits(model, one)[record.node] for one in (graph, record.apply(model, graph)))
         if before.argmax() != after.argmax():
             return Counterfactual(record, int(after.argmax()), size, bound)
-    return Counterfactual(None, None, None, bound, exhausted)
+    return Counterfactual(None, None, None, bound)
 
 
 def _logits(model: nn.Module, graph: Graph) -> Tensor:

@@ -243,7 +243,9 @@ class _PyGScores(EdgeExplainer):
                 field, target = field_of(node)
                 mask = field.x.new_zeros(len(field.keys))
                 if bool(field.reached.any()):
-                    mask = self.search(field, target).detach()
+                    call = {"index": field.index} | ({} if self.trained is None else {"target": target})
+                    explanation = (self.trained or self.explainer())(field.x, field.edge_index, **call)
+                    mask = explanation.edge_mask.detach()
                 scores.append(EdgeScores(node, field.keys[field.reached], mask[field.reached]))
         return scores
 
@@ -253,14 +255,6 @@ class _PyGScores(EdgeExplainer):
         self.name = type(algorithm).__name__
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
         return pyg.Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
-
-    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
-        """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
-        call: dict[str, Any] = {"index": field.index}
-        if self.trained is not None:
-            call["target"] = target
-        explanation = (self.trained or self.explainer())(field.x, field.edge_index, **call)
-        return torch.as_tensor(explanation.edge_mask)
 
     def fields(self, graph: Graph) -> Callable[[int], tuple[_ReceptiveField, Tensor]]:
         """Return a function from a node to its receptive field and the class to explain, [n].
@@ -288,8 +282,7 @@ class _PyGScores(EdgeExplainer):
     def _train(self, graph: Graph) -> pyg.Explainer:
         explainer, field_of = self.explainer("phenomenon"), self.fields(graph)
         among = torch.arange(graph.num_nodes) if graph.train_mask is None else graph.train_mask.nonzero()
-        among = among.flatten().cpu()
-        nodes = among[torch.randperm(among.numel())[:TRAINING_NODES]].tolist()
+        nodes = among.flatten().cpu()[torch.randperm(among.numel())[:TRAINING_NODES]].tolist()
         fields = [pair for pair in map(field_of, nodes) if bool(pair[0].reached.any())]
         for epoch in range(self.epochs):
             for field, target in fields:
@@ -325,7 +318,7 @@ class _Entry:
             extra(self.needs)
 
 
-def _by_pyg(make: Callable[[int, int], pyg.ExplainerAlgorithm], **options: bool) -> partial[_PyGScores]:
+def _by_pyg(make: Callable[[int, int], pyg.ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
     """A maker of scores by one of PyG's explainers; `make` takes the number of layers and of epochs."""
     return partial(_PyGScores, make=make, **options)
 

@@ -104,8 +104,7 @@ class NodeExplanation(TabledDocument):
         """Return the neighbours, with notes on the attack and the certificates."""
         truth = any(entry["informative"] is not None for entry in self.neighbours)
         signed = {e["node"]: e["contribution"] for e in (self.contributions or {}).get("neighbours", ())}
-        columns = [Column("neighbour"), Column("attention")]
-        columns += [Column("contribution", "+.3f")] * bool(signed)
+        columns = [Column("neighbour"), Column("attention"), *[Column("contribution", "+.3f")] * bool(signed)]
         columns += [Column("explains")] * truth
         columns += [Column("attacked"), Column("stays")] if self.attacked else []
         rows: list[list[Cell]] = []
@@ -137,18 +136,17 @@ class NodeExplanation(TabledDocument):
     def _bars(self, longest: int) -> RichTable:
         """The strongest neighbours for a terminal, with bars of attention of up to `longest` blocks."""
         (table,) = self.tables()
-        headings = [column.title for column in table.columns]
-        shown = [at for at, name in enumerate(headings) if longest >= 0 or name != "contribution"]
-        headings = [headings[at] for at in shown]
-        bars = longest >= _LEAST_BLOCKS
+        shown = [i for i, c in enumerate(table.columns) if longest >= 0 or c.title != "contribution"]
         drawn = RichTable(box=None, padding=(0, 1))
+        bars = longest >= _LEAST_BLOCKS
+        headings = [table.columns[i].title for i in shown]
         for heading in [*headings[:2], *[""] * bars, *headings[2:]]:
             right = heading in ("attention", "contribution", "attacked")
             drawn.add_column(heading, justify="right" if right else "left")
         most = max(entry["attention"] for entry in self.neighbours) or 1.0
         for rank, cells in enumerate(table.texts()[: max(self.k, _MOST_ROWS)]):
             bar = "█" * max(1, round(longest * self.neighbours[rank]["attention"] / most))
-            name, *rest = (escape(cells[at]) for at in shown)
+            name, *rest = (escape(cells[i]) for i in shown)
             drawn.add_row(name, rest[0], *[bar] * bars, *rest[1:], style="" if rank < self.k else "dim")
         return drawn
 
