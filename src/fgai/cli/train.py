@@ -79,7 +79,7 @@ def train(
     common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
     common |= {"progress": out.progress, "tracker": files._open_log(training.log), "settings": settings}
     networks, passes = list[nn.Module](), 0.0
-    if training.batch_size is None:
+    if isinstance(graph, Graph) and training.batch_size is None:
         sizes = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
         network = untrained_model(model, graph, **(sizes if method in FROM_SCRATCH else {})).to(graph.device)
         networks, passes = [network], files.training_passes(method, settings)

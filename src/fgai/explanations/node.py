@@ -80,9 +80,7 @@ class GraphView:
 
     graph: Graph  # prepared for the model
     attention: LayerAttention  # [E, 1], `LayerAttention.explanation` of a layer, or layers reduced
-    predicted: NDArray[
-        np.int64
-    ]  # [N] class of the node, of a pair it is an end of (0 if none), or of its graph
+    predicted: NDArray[np.int64]  # [N] class of the node, of its graph, or of a pair it is an end of, or 0
     confidence: NDArray[np.float64]  # [N] probability of that class; 0 for a node in no pair
     num_original: int  # nodes from this number on were injected
 
@@ -180,7 +178,7 @@ def explain(
         seed: of the attack.
         certificate: also certify (a pass over the whole graph), see `certify_attention`.
         vanilla: the model that `model` was made from, for two of the four properties of Definition 1.
-        attack: the result of an attack on this model, instead of running one, which `threat` may name.
+        attack: a result to use instead of running one; the record calls it `given` unless `threat` names it.
         names: of the nodes, by number; those of the data by default.
         counterfactual: also search for few neighbours whose removal, or injection, changes the class.
 
@@ -244,8 +242,9 @@ def explain(
 
 def check_node(node: int | None, count: int) -> None:
     """Raise `InputError` if a graph of `count` nodes has no node of this number; None is no node."""
-    is_whole = isinstance(node, int | np.integer) and not isinstance(node, bool)
-    if node is not None and not (is_whole and 0 <= node < count):
+    if node is None:
+        return
+    if isinstance(node, bool) or not isinstance(node, int | np.integer) or not 0 <= node < count:
         raise InputError(f"`node` must be in 0..{count - 1}, got {node}")
 
 
