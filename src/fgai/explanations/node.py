@@ -36,7 +36,7 @@ from fgai.checks import seed as check_seed
 from fgai.errors import InputError
 from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.counterfactual import Counterfactual, injected_neighbours, removed_neighbours
-from fgai.explanations.record import NodeExplanation, class_name
+from fgai.explanations.record import NodeExplanation, _class_name
 from fgai.graph import Graph
 from fgai.metrics.removal import combined
 from fgai.models import as_graph
@@ -65,7 +65,7 @@ class NodeView:
 
     def class_name(self, number: int) -> str:
         """The name of a class, its number where there is no name."""
-        return class_name(number, self.class_names)
+        return _class_name(number, self.class_names)
 
     def name(self, neighbour: int) -> str:
         """The number of a neighbour, `itself`, or `new` and a number for an injected one."""
@@ -296,7 +296,7 @@ def _counterfactual(searched: Counterfactual, graph: Graph, names: Names | None)
             if "copy" in new:
                 items.append(f"a copy of {name_of(new['copy'], names)}")
             elif "typical" in new:
-                items.append(f"the mean of class {class_name(new['typical'], graph.class_names)}")
+                items.append(f"the mean of class {_class_name(new['typical'], graph.class_names)}")
             else:
                 items.append("features found by an attack")
     return {**vars(searched), "change": None if change is None else change.to_dict(), "items": items}

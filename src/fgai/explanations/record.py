@@ -27,7 +27,7 @@ _NEW_FIELDS = dict.fromkeys(("class_names", "contributions", "counterfactual"))
 """Fields that older records lack."""
 
 
-def class_name(number: int, names: Sequence[str] | None) -> str:
+def _class_name(number: int, names: Sequence[str] | None) -> str:
     """The name of a class, its number where there is no name."""
     return names[number] if names and 0 <= number < len(names) else str(number)
 
@@ -125,7 +125,7 @@ class NodeExplanation(TabledDocument):
         return data_frame(self.neighbours)
 
     def _class(self, number: int) -> str:
-        return class_name(number, self.class_names)
+        return _class_name(number, self.class_names)
 
     def _prediction(self) -> str:
         truth = "" if self.label < 0 else f" (truth: {self._class(self.label)})"
