@@ -36,12 +36,8 @@ def save_pretrained(
     Each file is written completely or not at all, the weights last. `hf upload owner/model FOLDER` (of
     huggingface_hub) uploads the folder.
 
-    Args:
-        model: as `fgai.save_model` takes it.
-        folder: created if missing; files of the same names are replaced.
-        card: of this model, see `fgai.card`.
-        data_fingerprint: of the graph it was trained on.
-        about: JSON values to save with the weights.
+    The folder is created if missing; files of the same names are replaced. The card is that of this model,
+    see `fgai.card`; other arguments are those of `fgai.save_model`.
 
     Raises:
         CheckpointError: the model's class is not registered.
@@ -57,14 +53,14 @@ def save_pretrained(
         'GAT'
     """
     folder, kind = Path(folder), type(model).__name__
-    config = getattr(model, "config", None)
-    if card is not None and (card.model["class"], card.model.get("config")) != (kind, plain(config or {})):
+    config = plain(getattr(model, "config", None) or {})
+    if card is not None and (card.model["class"], card.model.get("config")) != (kind, config):
         raise InputError(f"`card` must be of this {kind} and its settings, got that of {card.title}")
     if card is not None and card.provenance.get("weights") not in (None, weights_hash(model)):
         raise InputError(f"`card` must be of these weights, got that of others: {card.title}")
-    settings = {"library_name": "fgai", "architectures": [kind], "config": plain(config or {})}
+    settings = {"library_name": "fgai", "architectures": [kind], "config": config, "version": versions()}
     write_atomic(folder / PAGE, _page(kind, card))
-    write_atomic(folder / CONFIG, to_text({**settings, "version": versions()}) + "\n")
+    write_atomic(folder / CONFIG, to_text(settings) + "\n")
     if card is not None:
         card.save(folder / CARD)
     else:
@@ -97,9 +93,8 @@ def from_pretrained(
         >>> fgai.from_pretrained("planted-gat")(data).shape
         torch.Size([2000, 5])
     """
-    if str(name) in pretrained_names():
-        return load_model(name, expect)
-    return load_model(_file(name, revision, token), expect)
+    comes_with_fgai = str(name) in pretrained_names()
+    return load_model(name if comes_with_fgai else _file(name, revision, token), expect)
 
 
 def _file(name: Path | str, revision: str | None, token: str | None) -> Path:

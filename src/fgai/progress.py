@@ -25,19 +25,12 @@ _FIXED = 28  # largest width of a short bar, count and time left, in columns
 
 @dataclass
 class Bar:
-    """Progress of a stage of work.
-
-    Attributes:
-        label: a few words.
-        total: number of steps; None if unknown.
-        done: steps so far.
-        note: for example a loss.
-    """
+    """Progress of a stage of work."""
 
     label: str
-    total: int | None = None
+    total: int | None = None  # number of steps, if known
     done: int = 0
-    note: str = ""
+    note: str = ""  # for example a loss
 
     def advance(self, steps: int = 1, note: str | None = None) -> None:
         """Add `steps` to those done, and show them."""
@@ -82,16 +75,14 @@ def current_stage() -> Bar:
 
 @contextmanager
 def show_progress(show: bool | None = None, console: Console | None = None) -> Iterator[None]:
-    """Show the stages of the block on standard error, or on the display that is already open.
+    """Show the stages of the block on a console or standard error, or on the display that is already open.
 
-    Args:
-        show: False shows nothing, also where a block inside asks for it.
-        console: to write to; one on standard error by default.
+    False shows nothing, also where a block inside asks for it.
     """
-    terminal = sys.stderr.isatty() if console is None else console.is_terminal
     display = _display.get()
     opened: _Display | None = None
     if show is not False and display is None:
+        terminal = sys.stderr.isatty() if console is None else console.is_terminal
         opened = _Display(console) if terminal else _Lines(console)
     token = _display.set(False if show is False else opened or display)
     try:

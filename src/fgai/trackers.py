@@ -67,8 +67,8 @@ class LogFile(Tracker):
 
     def on_start(self, run: str, past: Sequence[Values]) -> None:
         """Keep the rows of other runs, and `past` of this one."""
-        others = [row for row in self._rows if row["run"] != run]
-        self._rows = others + [{"run": run, "epoch": epoch, **values} for epoch, values in enumerate(past)]
+        self._rows = [row for row in self._rows if row["run"] != run]
+        self._rows += [{"run": run, "epoch": epoch, **values} for epoch, values in enumerate(past)]
         self._write()
 
     def on_epoch(self, run: str, epoch: int, values: Values) -> None:
@@ -116,11 +116,10 @@ class LogFile(Tracker):
                 rows = [json.loads(line) for line in text.splitlines()]
             if self._columns[:2] != ["run", "epoch"]:
                 raise ValueError("it has other columns")
-            for row in rows:
-                if not isinstance(row, dict) or not isinstance(row.get("run"), str):
-                    raise ValueError("a line has no run")
-                if None in [*row, *row.values()]:
-                    raise ValueError("a line has more or fewer columns")
+            if any(not isinstance(row, dict) or not isinstance(row.get("run"), str) for row in rows):
+                raise ValueError("a line has no run")
+            if any(None in [*row, *row.values()] for row in rows):
+                raise ValueError("a line has more or fewer columns")
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{self.path} is no log of this kind ({error}); name another file"

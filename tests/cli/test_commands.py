@@ -275,7 +275,7 @@ class TestAround:
     def test_demo_says_first_what_is_missing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "plotly", None)
         monkeypatch.setitem(sys.modules, "plotly.offline", None)
-        monkeypatch.setattr("fgai.cli.demo.train_method", Mock(side_effect=InputError("far enough")))
+        monkeypatch.setattr("fgai.cli.report.train_method", Mock(side_effect=InputError("far enough")))
         told = refused("demo", "-o", "out", cwd=tmp_path)
         assert told.index("pip install 'fgai[report]'") < told.index("1/4") < told.index("far enough")
 

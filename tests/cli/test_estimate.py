@@ -13,7 +13,7 @@ from torch import nn
 import fgai
 from fgai.attacks import THREATS, make_attack
 from fgai.cli import Output
-from fgai.cli.estimate import EPOCH, announce, evaluation_passes, training_passes
+from fgai.cli.files import EPOCH, announce, evaluation_passes, training_passes
 from fgai.errors import InputError
 from support.cli_cases import refused
 from support.graph_cases import small_data

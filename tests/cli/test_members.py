@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from fgai.attacks import THREATS, Ledger, Threat
-from fgai.cli.attack import _members_of, _show_members
+from fgai.cli.evaluate import _members_of, _show_members
 from fgai.training import save_model
 from support import attack_cases as cases
 from support.cli_cases import here

@@ -95,8 +95,6 @@ def test_the_same_by_name() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="`heads`"):
-        PropagatedAttention(heads="min")
     with pytest.raises(InputError, match="explains edges"):
         explainer(GATConv(6, 3), node_mask_type="object")
     with pytest.raises(InputError, match="heterogeneous"):

@@ -17,33 +17,26 @@ from fgai.cli.output import command_words
 from fgai.version import __version__
 
 _PANELS = {
-    "Explain and report": {
-        "demo": "demo",
-        "explain": "evaluate",
-        "explore": "explore",
-        "report": "report",
-        "audit": "report",
-    },
-    "Train models": {"train": "train", "faithful": "train", "harden": "train", "limit": "train"},
-    "Evaluate models": {
-        "attack": "attack",
-        "evaluate": "evaluate",
-        "compare": "evaluate",
-        "certify": "evaluate",
-        "bench": "bench",
-    },
-    "Publish numbers": {"card": "cards", "check": "cards", "cards": "cards"},
-    "Installation and data": {"doctor": "data", "data": "data"},
+    "Explain and report": ("demo", "explain", "explore", "report", "audit"),
+    "Train models": ("train", "faithful", "harden", "limit"),
+    "Evaluate models": ("attack", "evaluate", "compare", "certify", "bench"),
+    "Publish numbers": ("card", "check", "cards"),
+    "Installation and data": ("doctor", "data"),
 }
-"""Panels of the help, their commands, and the module of each."""
+"""Panels of the help, and their commands."""
 
 
 @cache
-def _summaries(module: str) -> dict[str, str]:
-    """First lines of the docstrings in a module, by function, read without importing it."""
-    tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return {node.name.strip("_"): (ast.get_docstring(node) or "").partition("\n")[0] for node in functions}
+def _summaries() -> dict[str, tuple[str, str]]:
+    """Module, and first line of the docstring, of every command, read without importing it."""
+    summaries = {}
+    for module in ("report", "evaluate", "train", "bench", "cards", "data"):
+        tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef):
+                summary = (ast.get_docstring(node) or "").partition("\n")[0]
+                summaries[node.name.strip("_")] = module, summary
+    return summaries
 
 
 class _Flags:
@@ -68,9 +61,9 @@ class _Group(_Flags, TyperGroup):
 class _LazyCommand(TyperCommand):
     """A command that is imported when it is called, so that `--help` need not import PyTorch."""
 
-    def __init__(self, name: str, module: str, panel: str) -> None:
-        super().__init__(name, help=_summaries(module)[name], rich_help_panel=panel)
-        self._module = module
+    def __init__(self, name: str, panel: str) -> None:
+        self._module, summary = _summaries()[name]
+        super().__init__(name, help=summary, rich_help_panel=panel)
 
     @cached_property
     def loaded(self) -> Any:
@@ -89,8 +82,8 @@ class _Root(_Group):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for panel, commands in _PANELS.items():
-            for name, module in commands.items():
-                self.add_command(_LazyCommand(name, module, panel))
+            for name in commands:
+                self.add_command(_LazyCommand(name, panel))
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         command_words.set(list(args))

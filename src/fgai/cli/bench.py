@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -20,8 +19,7 @@ def _load() -> typer.Typer | None:
     root = next((folder for folder in folders if (folder / "experiments/grids/node.toml").is_file()), None)
     if root is None:
         return None
-    spec = find_spec("experiments")
-    if spec is None or spec.origin is None or not Path(spec.origin).resolve().is_relative_to(root):
+    if str(root) not in sys.path[:1]:
         sys.path.insert(0, str(root))
     app: typer.Typer = import_module("experiments.command").app
     return app

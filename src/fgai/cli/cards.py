@@ -16,14 +16,16 @@ from fgai.errors import InputError
 from fgai.records import Cell, Column, Table
 from fgai.reports.cards import Card, card_from_files, check_card, read_cards, write_page
 
+_Bars = Annotated[list[str] | None, typer.Option(metavar="NAME=NUMBER")]
+
 
 @command
 def cards(
-    folder: Annotated[Path, typer.Argument(help="Folder of cards, one `.json` file per entry.")],
+    folder: Annotated[Path, "Folder of cards, one `.json` file per entry."],
     *,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("cards.html"),
+    output: Annotated[Path, "The page.", "-o"] = Path("cards.html"),
     force: options.Force = False,
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Explanation cards",
+    title: Annotated[str, "Heading of the page."] = "Explanation cards",
     open_: options.Open = False,
     out: Output,
 ) -> None:
@@ -50,17 +52,12 @@ def cards(
 def card(
     files: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RECORD...", help="One evaluation or comparison, and certificates of the same model."
-        ),
+        "One evaluation or comparison, and certificates of the same model.",
+        typer.Argument(metavar="RECORD..."),
     ],
     *,
-    name: Annotated[
-        str | None, typer.Option("--name", help="Model of a comparison; name of the card otherwise.")
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="JSON file to write; Markdown goes beside it.")
-    ] = Path("card.json"),
+    name: Annotated[str | None, "Model of a comparison; name of the card otherwise."] = None,
+    output: Annotated[Path, "JSON file to write; Markdown goes beside it.", "-o"] = Path("card.json"),
     force: options.Force = False,
     all_: options.All = False,
     out: Output,
@@ -85,16 +82,10 @@ def card(
 
 @command
 def check(
-    card: Annotated[Path, typer.Argument(help="A card written by `fgai card`.")],
+    card: Annotated[Path, "A card written by `fgai card`."],
     *,
-    minimum: Annotated[
-        list[str] | None,
-        typer.Option("--min", metavar="NAME=NUMBER", help="Least value allowed; may be repeated."),
-    ] = None,
-    maximum: Annotated[
-        list[str] | None,
-        typer.Option("--max", metavar="NAME=NUMBER", help="Largest value allowed; may be repeated."),
-    ] = None,
+    min_: Annotated[_Bars, "Least value allowed; may be repeated."] = None,
+    max_: Annotated[_Bars, "Largest value allowed; may be repeated."] = None,
     out: Output,
 ) -> None:
     """Compare a card's numbers with bars, and fail if one is missed.
@@ -107,12 +98,11 @@ def check(
     - `fgai check card.json --min "top 5 kept=0.8" --min "F1, under attack=0.9"`
     - `fgai check card.json --min f1.attacked=0.9 --max g_tvd_rel=0.2 --json`
     """
-    bars = _bars(minimum, "--min"), _bars(maximum, "--max")
+    bars = _bars(min_, "--min"), _bars(max_, "--max")
     read = Card.load(card)
     findings, words = check_card(read, *bars), read.readable()
     missed, count = sum(not entry.met for entry in findings), len(findings)
-    rows: list[dict[str, Any]] = []
-    cells: list[list[Cell]] = []
+    rows, cells = list[dict[str, Any]](), list[list[Cell]]()
     for one in findings:
         rows.append({"quantity": one.path, "value": one.value, one.side: one.bound, "met": one.met})
         bar = f"{'≥' if one.side == 'min' else '≤'} {one.bound:g}"

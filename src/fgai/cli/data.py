@@ -71,12 +71,7 @@ def _list(*, root: options.Root = None, out: Output) -> None:
 
 @data.command("info", epilog="Example: fgai data info amazon-photo")
 @command
-def _info(
-    name: Annotated[str, typer.Argument(help="Name of a dataset.")],
-    *,
-    root: options.Root = None,
-    out: Output,
-) -> None:
+def _info(name: Annotated[str, "Name of a dataset."], *, root: options.Root = None, out: Output) -> None:
     """Describe a dataset: its sizes, source, licence and files."""
     about = datasets.info(name)
     values = {**dataclasses.asdict(about), "where": _location_of(name, root)}
@@ -99,23 +94,17 @@ def _show_lines(lines: Mapping[str, str], console: Console) -> None:
 @data.command("convert", epilog="Example: fgai data convert edges.csv.gz graph --features x.npy --undirected")
 @command
 def _convert(
-    source: Annotated[
-        str, typer.Argument(help="Edge list, PyG file, folder of tables, or name of a dataset.")
-    ],
-    target: Annotated[Path, typer.Argument(help="The new folder.")],
+    source: Annotated[str, "Edge list, PyG file, folder of tables, or name of a dataset."],
+    target: Annotated[Path, "The new folder."],
     *,
-    node_table: Annotated[
-        Path | None, typer.Option("--node-table", help="CSV with features, labels and split of the nodes.")
-    ] = None,
-    features: Annotated[
-        Path | None, typer.Option("--features", help=".npy with the features [N, F].")
-    ] = None,
-    labels: Annotated[Path | None, typer.Option("--labels", help=".npy with the classes [N].")] = None,
-    undirected: Annotated[
-        bool, typer.Option("--undirected", help="Also store every edge's reverse.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--force", help="Replace an older stored graph.")] = False,
-    resume: Annotated[bool, typer.Option(help="Continue a stopped run, or discard its files.")] = True,
+    node_table: Annotated[Path | None, "CSV with features, labels and split of the nodes."] = None,
+    features: Annotated[Path | None, ".npy with the features [N, F]."] = None,
+    labels: Annotated[Path | None, ".npy with the classes [N]."] = None,
+    undirected: Annotated[bool, "Also store every edge's reverse."] = False,
+    force: Annotated[bool, "Replace an older stored graph."] = False,
+    resume: Annotated[
+        bool, "Continue a stopped run, or discard its files.", typer.Option("--resume/--no-resume")
+    ] = True,
     root: options.Root = None,
     out: Output,
 ) -> None:
@@ -125,7 +114,7 @@ def _convert(
     memory. The folder appears when it is complete; a stopped run continues from its last finished stage.
     """
     files: dict[str, Any] = {"node_table": node_table, "features": features, "labels": labels, "root": root}
-    stored = convert_graph(source, target, undirected=undirected, overwrite=overwrite, resume=resume, **files)
+    stored = convert_graph(source, target, undirected=undirected, overwrite=force, resume=resume, **files)
     sizes = {"nodes": stored.num_nodes, "edges": stored.num_edges, "features": stored.num_features}
     values = {"path": str(stored.path), "name": stored.name, **sizes, "fingerprint": stored.fingerprint}
     counts = ", ".join(f"{count:,} {what}" for what, count in sizes.items())
@@ -135,10 +124,7 @@ def _convert(
 @command
 def doctor(
     *,
-    compile_all: Annotated[
-        bool,
-        typer.Option("--compile", help="Compile the CPU kernels of every model now, for later runs."),
-    ] = False,
+    compile_: Annotated[bool, "Compile the CPU kernels of every model now, for later runs."] = False,
     root: options.Root = None,
     out: Output,
 ) -> None:
@@ -151,7 +137,7 @@ def doctor(
     out.say("checking; the first run compiles the kernels")
     packages = {name: _version(name) for name in (*PACKAGES, *EXTRAS)}
     places = {name: _location_of(name, root) for name in datasets.names()}
-    chosen = {**CHECKS, "compiled": _compile} if compile_all else CHECKS
+    chosen = {**CHECKS, "compiled": _compile} if compile_ else CHECKS
     checks = {name: _attempt(check) for name, check in chosen.items()}
     advice = []
     if packages["plotly"] is None:
@@ -258,12 +244,7 @@ def _figures() -> str:
     return "matplotlib can be imported"
 
 
-CHECKS = {
-    "kernels": _kernels,
-    "end to end": _end_to_end,
-    "stored code": _stored,
-    "figures": _figures,
-}
+CHECKS = {"kernels": _kernels, "end to end": _end_to_end, "stored code": _stored, "figures": _figures}
 
 
 def _attempt(check: Callable[[], str]) -> dict[str, Any]:

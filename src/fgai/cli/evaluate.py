@@ -1,4 +1,4 @@
-"""`fgai evaluate`, `compare`, `certify` and `explain`: measure and certify models, explain one node."""
+"""`fgai attack`, `evaluate`, `compare`, `certify` and `explain`: attack, measure and certify models."""
 
 from __future__ import annotations
 
@@ -10,42 +10,165 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fgai.attacks import make_attack
+from fgai import metrics
+from fgai.attacks import THREATS, Ledger, make_attack
+from fgai.attention import prepared
 from fgai.certificates import certify_attention, certify_budget, certify_injection, vote
 from fgai.checks import one_of
-from fgai.cli import options
-from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import _ModelAndGraph, _on_all_ranks, _open_model, _open_models
+from fgai.cli import files, options
 from fgai.cli.output import Output, command
+from fgai.cli.train import NAMES
 from fgai.errors import InputError
+from fgai.evaluation import breaking_point as breaking_point_of
 from fgai.evaluation import compare as compare_models
 from fgai.evaluation import evaluate as evaluate_model
+from fgai.evaluation.run import eval_logits
 from fgai.graph import ChangeRecord
 from fgai.large import StoredGraph, evaluate_store
+from fgai.objectives import OBJECTIVES
 from fgai.processes import current
+from fgai.records import Column, Table, plain
+from fgai.tasks import task_of
+
+
+def _list_threats(listed: bool) -> None:
+    if listed:
+        rows = [[name, threat.attack.name, threat.about] for name, threat in THREATS.items()]
+        columns = [Column(title) for title in ("name", "attack", "what")]
+        Table("Threats", columns, rows).show(Console(highlight=False))
+        raise typer.Exit()
+
+
+def _members_of(ledger: Ledger) -> list[dict[str, Any]]:
+    """A row for each member at each set of endpoints; `won` marks the chosen one, none if it is noise."""
+    names = ("member", "endpoints", "steps", "seconds")
+    return [
+        {**{name: row[name] for name in names}, "damage": damage, "won": index == ledger.won}
+        for index, (row, damage) in enumerate(ledger.proposals())
+        if row is not None
+    ]
+
+
+def _show_members(console: Console, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        console.print("this attack has no members: it is a single search", markup=False)
+        return
+    forms = {"member": "", "endpoints": "", "damage": ".3f", "steps": "d", "seconds": ".1f"}
+    columns = [*(Column(name, form) for name, form in forms.items()), Column("")]
+    cells = [[*(row[name] for name in forms), "won" * row["won"]] for row in rows]
+    note = "Damage: one minus the score, the share of the top-k lost, or the attention that new nodes take."
+    Table("Members", columns, cells, [note]).show(console)
 
 
 @command
-@_on_all_ranks
+def attack(
+    source: options.Source,
+    *,
+    attacker: options.Attacker,
+    objective: Annotated[
+        str | None,
+        f"Aim of the attack: {options.choices(OBJECTIVES)}. Default: prediction, or that of the threat.",
+    ] = None,
+    targets: Annotated[str, "What is attacked: test, val or fit (training and validation)."] = "test",
+    breaking_point: Annotated[
+        float | None,
+        "Search the fewest injected nodes at which explanations in reach overlap by less than this.",
+    ] = None,
+    max_nodes: Annotated[int, "Most nodes --breaking-point may inject.", typer.Option(min=1)] = 160,
+    explain_members: Annotated[bool, "Also list the results of every search of an ensemble."] = False,
+    listed: Annotated[
+        bool, "Name every threat and stop.", typer.Option("--list", callback=_list_threats, is_eager=True)
+    ] = False,
+    log: options.Log = None,
+    record: options.Record,
+    out: Output,
+) -> None:
+    """Attack a model through its own gradients and print the damage.
+
+    The model's file is only read. `fgai evaluate` measures more, under the same attack.
+
+    Examples:
+    - `fgai attack gat.safetensors`
+    - `fgai attack gat.safetensors --threat strong --objective explanation --json`
+    - `fgai attack gat.safetensors --threat ensemble --explain-members`
+    - `fgai attack gat.safetensors --threat standard --breaking-point 0.5`
+    """
+    if objective is not None:
+        one_of(objective, "--objective", tuple(OBJECTIVES))
+    threat, k, seed = attacker.sized(), attacker.k, attacker.seed
+    if breaking_point is not None and attacker.nodes is not None:
+        raise InputError("`--breaking-point` searches `nodes`; give the most as `--max-nodes`")
+    opened = files._open_model(source)
+    model, graph, task = opened.model, opened.graph, task_of(opened.graph)
+    search = make_attack(threat, objective, targets=targets, k=k, task=task.name)
+    record.check()
+    tracker = files._open_log(log)
+    passes = files.attack_passes(search) if breaking_point is None else 0
+    files.announce(out, f"attacking {opened.path} on {graph!r}", [model], graph, passes)
+    values: dict[str, Any] = {"command": "attack", "dataset": graph.name}
+    if breaking_point is not None:
+        limits: dict[str, Any] = {"threshold": breaking_point, "limit": max_nodes}
+        point = breaking_point_of(model, graph, threat, k=k, seed=seed, targets=targets, **limits)
+        record.write(out, {**values, "breaking_point": point.to_dict()}, point.show)
+        return
+    result = search.run(model, graph, seed=seed, tracker=tracker)
+    ledger = result.ledger
+    clean = prepared(model, task.view(graph, targets))
+    rows, labels = task.rows(clean, targets), task.labels(clean)
+    views = {"clean": clean, "attacked": result.graph}
+    logits = {name: eval_logits(model, view)[rows] for name, view in views.items()}
+    changed = logits["clean"].argmax(1) != logits["attacked"].argmax(1)
+    values = {
+        "command": "attack",
+        "model": str(opened.path),
+        "dataset": graph.name,
+        "threat": threat.name,
+        "objective": search.objective.name,
+        "targets": targets,
+        "seed": seed,
+        "budget": search.budget.to_dict(),
+        "value": {"clean": result.start, "noise": result.noise, "attacked": result.value},
+        "predictions_changed": float(changed.double().mean()),
+        "ledger": ledger.to_dict(),
+    }
+    if explain_members:
+        values["members"] = _members_of(ledger)
+    table = [[f"{search.objective.name} objective", *values["value"].values()]]
+    subject = f"{targets} {task.rows_are}"
+    if labels is not None:
+        scores = {view: metrics.task_scores(task.name, v, labels[rows]) for view, v in logits.items()}
+        for name in dict.fromkeys((task.headline_for(clean), task.headline)):
+            values[name] = {view: scores[view][name] for view in scores}
+            label = NAMES.get(name, name.replace("_", " "))
+            table.append([f"{label}, {subject}", values[name]["clean"], None, values[name]["attacked"]])
+    notes = [f"{100 * values['predictions_changed']:.1f} % of the {subject} are predicted otherwise"]
+    notes.append(f"{ledger.steps} steps, {ledger.forwards} forward passes, {ledger.seconds:.1f} s")
+    if ledger.feasible is not None:
+        notes[-1] += f"; {100 * ledger.feasible:.0f} % of the tried changes kept the classes"
+
+    def show(console: Console) -> None:
+        columns = [Column(name) for name in ("", "clean", "noise", "attacked")]
+        Table(f"{threat.name} attack on {opened.path.name}", columns, table, notes).show(console)
+        if explain_members:
+            _show_members(console, values["members"])
+
+    record.write(out, plain(values), show)
+
+
+@command
+@files._on_all_ranks
 def evaluate(
     source: options.Source,
     *,
     vanilla: options.VanillaFile = None,
     attacker: options.Evaluation,
     stored: Annotated[
-        bool,
-        typer.Option(
-            "--stored",
-            help="Leave a converted folder on disk and measure exact values without an attack.",
-        ),
+        bool, "Leave a converted folder on disk and measure exact values without an attack."
     ] = False,
     change: Annotated[
         Path | None,
-        typer.Option(
-            "--change",
-            help="Replay a change that was saved on the page of `fgai explore`: class and attention of its"
-            " node before and after, no attack.",
-        ),
+        "Replay a change that was saved on the page of `fgai explore`: class and attention of its node before"
+        " and after, no attack.",
     ] = None,
     record: options.Record,
     out: Output,
@@ -71,7 +194,7 @@ def evaluate(
             "`--change` runs no attack: leave out --stored, --vanilla, --nodes, --edges, --box and --per-node"
         )
     threat = attacker.sized()
-    opened = _open_model(source, stored=stored)
+    opened = files._open_model(source, stored=stored)
     reference = opened.load(vanilla)
     record.check()
     if change is not None:
@@ -84,23 +207,21 @@ def evaluate(
             raise InputError(
                 "`--stored` runs no attack: leave out --output, --nodes, --edges, --box and --per-node"
             )
-        split = opened.about.get("split_seed", 0)
-        exact = evaluate_store(
-            opened.model, opened.graph, vanilla=reference, k=attacker.k, seed=split, group=current()
-        )
+        common: dict[str, Any] = {"k": attacker.k, "seed": opened.about.get("split_seed", 0)}
+        exact = evaluate_store(opened.model, opened.graph, vanilla=reference, group=current(), **common)
         if current().is_main:
             out.result({"command": "evaluate", **exact.to_dict()}, exact.show)
         return
     name = opened.kind if opened.untrained else opened.path
-    passes = evaluation_passes(threat, opened.graph, curves=attacker.curves, nulls=attacker.nulls)
+    passes = files.evaluation_passes(threat, opened.graph, curves=attacker.curves, nulls=attacker.nulls)
     begins = f"evaluating {name} on {opened.graph!r}, threat {threat.name}"
-    announce(out, begins, [opened.model], opened.graph, passes)
+    files.announce(out, begins, [opened.model], opened.graph, passes)
     arguments: dict[str, Any] = {"vanilla": reference, "name": opened.path.stem, **attacker.arguments}
     evaluation = evaluate_model(opened.model, opened.graph, threat, **arguments)
     record.write(out, evaluation, partial(evaluation.show, every=attacker.all_))
 
 
-def _replay(opened: _ModelAndGraph, path: Path, k: int, record: options.Record, out: Output) -> None:
+def _replay(opened: files._ModelAndGraph, path: Path, k: int, record: options.Record, out: Output) -> None:
     """Print one node before and after a change, the k neighbours it attends to most and the injected ones."""
     from fgai.reports.whatif import WhatIf
 
@@ -126,12 +247,11 @@ def _replay(opened: _ModelAndGraph, path: Path, k: int, record: options.Record, 
 @command
 def compare(
     models: Annotated[
-        list[str],
-        typer.Argument(metavar="[NAME=]MODEL...", help="Models to compare; the first is the reference."),
+        list[str], "Models to compare; the first is the reference.", typer.Argument(metavar="[NAME=]MODEL...")
     ],
     *,
     attacker: options.Evaluation,
-    format_: Annotated[str, typer.Option("--format", "-f", help="table, markdown, latex or csv.")] = "table",
+    format_: Annotated[str, "table, markdown, latex or csv.", "-f"] = "table",
     own: options.OwnModel,
     record: options.Record,
     out: Output,
@@ -146,11 +266,11 @@ def compare(
     """
     threat = attacker.sized()
     one_of(format_, "--format", ("table", "markdown", "latex", "csv"))
-    _, named, graph = _open_models(models, own)
+    _, named, graph = files._open_models(models, own)
     record.check()
-    passes = evaluation_passes(threat, graph, curves=attacker.curves, nulls=attacker.nulls)
+    passes = files.evaluation_passes(threat, graph, curves=attacker.curves, nulls=attacker.nulls)
     begins = f"comparing {', '.join(named)} on {graph!r}, threat {threat.name}"
-    announce(out, begins, named.values(), graph, passes)
+    files.announce(out, begins, named.values(), graph, passes)
     comparison = compare_models(named, graph, threat, **attacker.arguments)
 
     def show(console: Console) -> None:
@@ -166,13 +286,11 @@ def compare(
 class _Definition:
     """Arguments of `fgai.certify_attention`."""
 
-    radius: Annotated[float, typer.Option("--radius", "-r", help="R, at least 0.")] = 0.01
-    norm: Annotated[str, typer.Option(help="Ball around the attention: l1, l2 or linf.")] = "l1"
-    alpha: Annotated[float, typer.Option(help="Largest change of prediction allowed.")] = 0.1
-    beta: Annotated[float, typer.Option(help="Least overlap wanted, 0 to 1.")] = 0.8
-    divergence: Annotated[str, typer.Option(help="Change of prediction on probabilities or logits.")] = (
-        "probabilities"
-    )
+    radius: Annotated[float, "R, at least 0.", "-r"] = 0.01
+    norm: Annotated[str, "Ball around the attention: l1, l2 or linf."] = "l1"
+    alpha: Annotated[float, "Largest change of prediction allowed."] = 0.1
+    beta: Annotated[float, "Least overlap wanted, 0 to 1."] = 0.8
+    divergence: Annotated[str, "Change of prediction on probabilities or logits."] = "probabilities"
 
 
 @command
@@ -184,24 +302,19 @@ def certify(
     definition: _Definition,
     injected: Annotated[
         int | None,
-        typer.Option(min=0, help="Instead of a ball: new neighbours of a node at most, with any features."),
+        "Instead of a ball: new neighbours of a node at most, with any features.",
+        typer.Option(min=0),
     ] = None,
     where: Annotated[
-        str, typer.Option(help="With --injected: any node gains them, or the certified one alone, direct.")
+        str, "With --injected: any node gains them, or the certified one alone, direct."
     ] = "any",
     budget: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="MxE",
-            help="Instead of a ball: M new nodes with E edges each, e.g. 20x20; may be repeated.",
-        ),
+        "Instead of a ball: M new nodes with E edges each, e.g. 20x20; may be repeated.",
+        typer.Option(metavar="MxE"),
     ] = None,
-    votes: Annotated[
-        int | None, typer.Option(min=1, help="Instead of a ball: the majority over so many groups.")
-    ] = None,
-    confidence: Annotated[
-        float, typer.Option(help="With --votes: least probability of a class that gets a vote.")
-    ] = 0.0,
+    votes: Annotated[options.Count, "Instead of a ball: the majority over so many groups."] = None,
+    confidence: Annotated[float, "With --votes: least probability of a class that gets a vote."] = 0.0,
     record: options.Record,
     out: Output,
 ) -> None:
@@ -226,11 +339,11 @@ def certify(
     if confidence and votes is None:
         raise InputError("`--confidence` is of the votes; give `--votes`, too")
     sizes = [_parse_budget(text) for text in budget or ()]
-    opened = _open_model(source)
+    opened = files._open_model(source)
     reference = opened.load(vanilla)
     record.check()
-    announce(out, f"certifying {opened.path} on {opened.graph!r}", [opened.model], opened.graph, CERTIFICATE)
     model, graph = opened.model, opened.graph
+    files.announce(out, f"certifying {opened.path} on {graph!r}", [model], graph, files.CERTIFICATE)
     certificate: Any
     if votes is not None:
         certificate = vote(model, graph, groups=votes, confidence=confidence)
@@ -253,29 +366,22 @@ def _parse_budget(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _OptionalAttacker(options.Attacker):
-    threat: Annotated[
-        str, typer.Option("--threat", "-t", help="Attack to try the explanation with; `none` for no attack.")
-    ] = "standard"
+    threat: Annotated[str, "Attack to try the explanation with; `none` for no attack.", "-t"] = "standard"
 
 
 @command
 def explain(
     source: options.Source,
     *,
-    node: Annotated[str, typer.Option("--node", "-n", help="Number or name of the node to explain.")],
-    layer: Annotated[
-        str, typer.Option(help="Attention shown: mean, last or max over layers, or a layer's number.")
-    ] = "mean",
+    node: Annotated[str, "Number or name of the node to explain.", "-n"],
+    layer: Annotated[str, "Attention shown: mean, last or max over layers, or a layer's number."] = "mean",
     attacker: _OptionalAttacker,
     vanilla: options.VanillaFile = None,
     counterfactual: options.Counterfactual = False,
     save_change: Annotated[
-        Path | None,
-        typer.Option("--save-change", help="Write the smaller of both counterfactuals to replay it: .json."),
+        Path | None, "Write the smaller of both counterfactuals to replay it: .json."
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also draw a picture: .png, .pdf or .svg.")
-    ] = None,
+    output: Annotated[Path | None, "Also draw a picture: .png, .pdf or .svg.", "-o"] = None,
     force: options.Force = False,
     out: Output,
 ) -> None:
@@ -300,7 +406,7 @@ def explain(
         raise InputError(
             "`nodes`, `edges` and `box` need an attack, and `--threat none` is none; leave them out"
         )
-    opened = _open_model(source)
+    opened = files._open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)
     path, change_path = options.check_output(output, force), options.check_output(save_change, force)

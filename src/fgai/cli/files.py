@@ -1,25 +1,31 @@
-"""Read models with their data, write models, and continue interrupted trainings, in several processes too."""
+"""Read and write models with their data, continue interrupted trainings, and estimate what commands cost.
+
+A cost is the time of a pass of the model, times the number of passes.
+"""
 
 from __future__ import annotations
 
 import functools
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fgai import datasets, metrics
-from fgai.attention import model_name, prepared
+from fgai.attacks import Attack, Threat, make_attack
+from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.checks import device as checked_device
 from fgai.cli import options
 from fgai.cli.output import Output
 from fgai.datasets import load_graph
 from fgai.errors import CheckpointError, FgaiWarning, InputError, collect_warnings, warn
+from fgai.evaluation.run import eval_logits
 from fgai.files import check
 from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
@@ -27,9 +33,11 @@ from fgai.graph.on_disk import is_store
 from fgai.large import StoredGraph
 from fgai.large.processes import process_group
 from fgai.processes import current
+from fgai.records import Meter
 from fgai.tasks import task_of
 from fgai.trackers import LogFile, Tracker
-from fgai.training import load_model, make_model, read_header, save_model
+from fgai.training import FROM_SCRATCH, TrainConfig, load_model, make_model, read_header, save_model
+from fgai.training.stability import MIN_EPOCHS
 
 UNTRAINED = "untrained weights: no --weights were given, so the model has its initial ones"
 
@@ -133,11 +141,9 @@ def _open_models(
     }
     parts = ("dataset", "split_seed", "task")
     if len({tuple(entry.about.get(part) for part in parts) for entry in opened.values()}) > 1:
-        splits = "; ".join(
-            f"{name}: {entry.about.get('dataset')}, seed {entry.about.get('split_seed')}"
-            for name, entry in opened.items()
-        )
-        raise InputError(f"the models were trained on different data or splits ({splits})")
+        abouts = {name: entry.about for name, entry in opened.items()}
+        splits = [f"{n}: {a.get('dataset')}, seed {a.get('split_seed')}" for n, a in abouts.items()]
+        raise InputError(f"the models were trained on different data or splits ({'; '.join(splits)})")
     models = {name: entry.model for name, entry in opened.items()}
     return opened, models, next(iter(opened.values())).graph
 
@@ -185,12 +191,10 @@ def _resumable(output: Output, path: Path) -> Iterator[Path]:
 def _scores(model: nn.Module, graph: Graph | StoredGraph, seed: int = 0) -> dict[str, float]:
     """Return the headline metric of the task on training, validation and test nodes."""
     if isinstance(graph, StoredGraph):
-        from fgai.large import evaluate_store
+        from fgai.large import evaluate_store  # imports PyG
 
         with collect_warnings():  # of the attention, which `fgai evaluate` measures
             return evaluate_store(model, graph, seed=seed).f1
-    from fgai.evaluation.run import eval_logits
-
     task, scores = task_of(graph), {}
     for part in ("train", "val", "test"):
         view = prepared(model, task.view(graph, part))
@@ -215,3 +219,77 @@ def _on_all_ranks(work: Callable[..., None]) -> Callable[..., None]:
             work(source=source, out=replace(out, quiet=out.quiet or not ranks.is_main), **groups)
 
     return together
+
+
+EPOCH = {"vanilla": 1.8, "ln": 1.8, "limits": 0, "at": 7, "harden": 7, "fgai": 4, "fgai-certified": 6}
+"""Passes that take as long as an epoch of a method; measured on graphs of 2,000 nodes, like all below."""
+CHECK = {"harden": 100, "fgai": 500, "fgai-certified": 500}
+"""Passes that take as long as the check of a training, and another attempt now and then."""
+STEP = 0.85
+"""Passes that take as long as a step of an attack."""
+MEASURES, CURVES, NULLS, CERTIFICATE = 110, 40, 200, 25
+"""Passes that take as long as the measures of an evaluation, its curves, null rows, or a certificate."""
+CAPTURED = 0.15
+"""Seconds of a step captured in a CUDA graph, by those of one that is not (docs/performance.md)."""
+COPIES = 12
+"""Passes whose memory is held at a time, since searches run in parallel."""
+
+
+def announce(out: Output, text: str, models: Iterable[nn.Module], graph: Any, passes: float) -> None:
+    """Print `text`, and about what the work costs if it takes as long as `passes` of each model.
+
+    A pass is one forward and backward on the graph. Nothing is estimated for a graph that stays on disk.
+    """
+    out.say(text)
+    if not passes or out.quiet or not isinstance(graph, Graph):
+        return
+    with suppress(Exception), collect_warnings():  # the command itself raises what is wrong
+        meter = Meter(graph.device)
+        seconds, memory = zip(*(_pass_of(model, graph, meter) for model in models), strict=True)
+        total = passes * sum(seconds) * (CAPTURED if graph.device.type == "cuda" else 1)
+        gigabytes = (meter.peak_memory()["bytes"] + COPIES * max(memory)) / 1e9
+        duration = f"{max(10, 10 * round(total / 10))} s" if total < 100 else f"{total / 60:.0f} min"
+        out.say(f"this takes about {duration} and {gigabytes:.1f} GB of memory")
+
+
+def training_passes(
+    method: str, settings: dict[str, Any], *, trained: bool = False, check: bool = True
+) -> float:
+    """Return the passes of a training; `trained`: whether the vanilla model that most methods need exists."""
+    epochs: int = settings.get("epochs", TrainConfig.epochs)
+    passes = EPOCH[method] * epochs + CHECK.get(method, 0) * (check and epochs >= MIN_EPOCHS)
+    needs_vanilla = not trained and method not in FROM_SCRATCH
+    return passes + EPOCH["vanilla"] * TrainConfig.epochs * needs_vanilla
+
+
+def attack_passes(*attacks: Attack) -> float:
+    """Return the passes of attacks."""
+    return STEP * sum(attack.max_steps for attack in attacks)
+
+
+def evaluation_passes(threat: Threat, graph: Any, *, curves: bool = True, nulls: bool = True) -> float:
+    """Return the passes of an evaluation: attacks on predictions and explanations, curves, and null rows."""
+    objectives = ("prediction", "explanation") if threat.objective is None else (None,)
+    attacks = [make_attack(threat, objective, task=task_of(graph).name) for objective in objectives]
+    return MEASURES + attack_passes(*attacks) + CURVES * curves + NULLS * nulls
+
+
+def _pass_of(model: nn.Module, graph: Graph, meter: Meter) -> tuple[float, int]:
+    """Return seconds and bytes of a pass: the second of two, as the first may compile."""
+    graph = prepared(model, task_of(graph).view(graph, "test"))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    began = 0.0
+    with evaluating(model), torch.enable_grad():
+        for _ in range(2):
+            began = meter.seconds()["total"]
+            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+                total = call_model(model, graph).sum()
+            torch.autograd.grad(total, parameters, allow_unused=True)
+    return meter.seconds()["total"] - began, sum(sizes.values())

@@ -21,13 +21,7 @@ from fgai.files import is_stream, write_atomic
 from fgai.models import MODELS
 from fgai.processes import current
 
-__all__ = [
-    "Epochs",
-    "Seed",
-    "check_folder",
-    "check_output",
-    "choices",
-]  # for commands outside the package
+__all__ = ["Epochs", "Seed", "check_folder", "check_output", "choices"]  # for commands outside the package
 
 P = TypeVar("P", bound=Path | None)
 
@@ -42,48 +36,28 @@ _DATA = (
     "a name of `fgai data list`, a graph of your own (.npz, .pt, edges.csv), or a folder: with edges.csv and"
     " nodes.csv, or as `fgai data convert` leaves it."
 )
-Data = Annotated[str, typer.Option("--data", "-d", help=f"The graph: {_DATA}")]
-Root = Annotated[
-    Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
-]
-Model = Annotated[str, typer.Option("--model", "-m", help=f"Architecture: {choices(MODELS)}.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
-All = Annotated[bool, typer.Option("--all", "-a", help="Print every number, not only the summary.")]
-VanillaFile = Annotated[
-    Path | None, typer.Option("--vanilla", help="The model it was made from, to measure similarity to.")
-]
-Seed = Annotated[int, typer.Option("--seed", "-s", min=0, help="Draws whatever is random.")]
-K = Annotated[int, typer.Option("--k", "-k", min=1, help="Neighbours in a node's explanation.")]
-Open = Annotated[bool, typer.Option("--open", help="Open the page when done.")]
-PageNode = Annotated[
-    str | None, typer.Option("--node", "-n", help="Node the page opens with: its number or name.")
-]
+Count = Annotated[int | None, typer.Option(min=1)]
+Data = Annotated[str, f"The graph: {_DATA}", "-d"]
+Root = Annotated[Path | None, "Folder with the datasets' files; $FGAI_DATA by default."]
+Model = Annotated[str, f"Architecture: {choices(MODELS)}.", "-m"]
+Force = Annotated[bool, "Replace existing files."]
+All = Annotated[bool, "Print every number, not only the summary.", "-a"]
+VanillaFile = Annotated[Path | None, "The model it was made from, to measure similarity to."]
+Seed = Annotated[int, "Draws whatever is random.", "-s", typer.Option(min=0)]
+K = Annotated[int, "Neighbours in a node's explanation.", "-k", typer.Option(min=1)]
+Open = Annotated[bool, "Open the page when done."]
+PageNode = Annotated[str | None, "Node the page opens with: its number or name.", "-n"]
 Counterfactual = Annotated[
-    bool,
-    typer.Option(
-        "--counterfactual",
-        help="Also search for few neighbours to remove, or to inject, so that the class of the node changes.",
-    ),
+    bool, "Also search for few neighbours to remove, or to inject, so that the class of the node changes."
 ]
-Epochs = Annotated[
-    int | None, typer.Option("--epochs", min=1, help="Training epochs; the default of the method otherwise.")
-]
+Epochs = Annotated[Count, "Training epochs; the default of the method otherwise."]
 Box = Annotated[
     str | None,
-    typer.Option(
-        "--box",
-        metavar="LOW,HIGH",
-        help="Smallest and largest value that features of injected nodes may have, e.g. 0,1; by default what"
-        " each feature has in the data, and a tenth of its range more on both sides.",
-    ),
+    "Smallest and largest value that features of injected nodes may have, e.g. 0,1; by default what each"
+    " feature has in the data, and a tenth of its range more on both sides.",
+    typer.Option(metavar="LOW,HIGH"),
 ]
-Log = Annotated[
-    str | None,
-    typer.Option(
-        "--log",
-        help="Also log every epoch: FILE.csv or FILE.jsonl.",
-    ),
-]
+Log = Annotated[str | None, "Also log every epoch: FILE.csv or FILE.jsonl."]
 
 
 def parse_box(text: str | None) -> tuple[float, float] | None:
@@ -144,9 +118,7 @@ class Location:
     """The folder of datasets and the device."""
 
     root: Root = None
-    device: Annotated[
-        str, typer.Option("--device", help="Where to compute: cpu, cuda, or cuda:1 for the second GPU.")
-    ] = "cpu"
+    device: Annotated[str, "Where to compute: cpu, cuda, or cuda:1 for the second GPU."] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -155,18 +127,11 @@ class OwnModel(Location):
 
     own: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            metavar="MODULE:NAME",
-            help="A class or function without arguments that returns a PyG model of your own; imported from"
-            " here or the Python path, and called.",
-        ),
+        "A class or function without arguments that returns a PyG model of your own; imported from here or"
+        " the Python path, and called.",
+        typer.Option("--model", "-m", metavar="MODULE:NAME"),
     ] = None
-    data: Annotated[
-        str | None,
-        typer.Option("--data", "-d", help=f"Another graph than the one the model was trained on: {_DATA}"),
-    ] = None
+    data: Annotated[str | None, f"Another graph than the one the model was trained on: {_DATA}", "-d"] = None
 
 
 @dataclass(frozen=True)
@@ -175,21 +140,15 @@ class Source(OwnModel):
 
     model: Annotated[
         Path | None,
-        typer.Argument(
-            help="A model written by `fgai train` or `fgai faithful`, or one that comes with fgai:"
-            " planted-gat, planted-fgai, cora-gat, cora-fgai. For your own give --model, --weights and --data"
-            " instead.",
-            show_default=False,
-        ),
+        "A model written by `fgai train` or `fgai faithful`, or one that comes with fgai: planted-gat,"
+        " planted-fgai, cora-gat, cora-fgai. For your own give --model, --weights and --data instead.",
+        typer.Argument(show_default=False),
     ] = None
     weights: Annotated[
         Path | None,
-        typer.Option(
-            "--weights",
-            "-w",
-            help="With --model: its weights, .safetensors or a .pt with its state_dict; without them the"
-            " model keeps its initial weights.",
-        ),
+        "With --model: its weights, .safetensors or a .pt with its state_dict; without them the model keeps"
+        " its initial weights.",
+        "-w",
     ] = None
 
 
@@ -199,23 +158,12 @@ class Attacker:
 
     threat: Annotated[
         str,
-        typer.Option(
-            "--threat",
-            "-t",
-            help=f"{choices(THREATS)}. ensemble is the strongest and takes minutes on a CPU; standard is the"
-            " paper's, fast and weak.",
-        ),
+        f"{choices(THREATS)}. ensemble is the strongest and takes minutes on a CPU; standard is the paper's,"
+        " fast and weak.",
+        "-t",
     ] = DEFAULT
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", min=1, help="Nodes the attack injects; the threat's own number by default."),
-    ] = None
-    edges: Annotated[
-        int | None,
-        typer.Option(
-            "--edges", min=1, help="Edges of each injected node, or in all where none is injected; likewise."
-        ),
-    ] = None
+    nodes: Annotated[Count, "Nodes the attack injects; the threat's own number by default."] = None
+    edges: Annotated[Count, "Edges of each injected node, or in all where none is injected; likewise."] = None
     box: Box = None
     k: K = 5
     seed: Seed = 0
@@ -235,14 +183,12 @@ class Evaluation(Attacker):
     """A threat, the slow parts of an evaluation, and how much of it is stored and printed."""
 
     curves: Annotated[
-        bool, typer.Option("--curves/--no-curves", help="Remove edges by rank and measure F-slopes; slower.")
+        bool, "Remove edges by rank and measure F-slopes; slower.", typer.Option("--curves/--no-curves")
     ] = True
     nulls: Annotated[
-        bool, typer.Option("--nulls/--no-nulls", help="Also measure random and uniform attention; slower.")
+        bool, "Also measure random and uniform attention; slower.", typer.Option("--nulls/--no-nulls")
     ] = True
-    per_node: Annotated[
-        bool, typer.Option("--per-node", help="Keep the values of every node in the record.")
-    ] = False
+    per_node: Annotated[bool, "Keep the values of every node in the record."] = False
     all_: All = False
 
     @property
@@ -256,9 +202,7 @@ class Evaluation(Attacker):
 class Record:
     """Where the record of a command is written."""
 
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write the record to this JSON file.")
-    ] = None
+    output: Annotated[Path | None, "Also write the record to this JSON file.", "-o"] = None
     force: Force = False
 
     def check(self) -> None:
@@ -281,34 +225,19 @@ class Record:
 class Training:
     """Settings of a training, with its seed, batches, log and output."""
 
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write; named after method and model by default."),
-    ] = None
+    output: Annotated[Path | None, "File to write; named after method and model by default.", "-o"] = None
     force: Force = False
     seed: Seed = 0
     epochs: Epochs = None
-    lr: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate; the default of the method otherwise.")
-    ] = None
+    lr: Annotated[float | None, "Learning rate; the default of the method otherwise."] = None
     box: Box = None
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            min=1,
-            help="Train in mini-batches of so many nodes; a converted folder is then never loaded whole.",
-        ),
+        Count, "Train in mini-batches of so many nodes; a converted folder is then never loaded whole."
     ] = None
     fan_out: Annotated[
-        str | None,
-        typer.Option(
-            "--fan-out", help="Neighbours drawn of each node: one number or one per layer (10,5), -1 for all."
-        ),
+        str | None, "Neighbours drawn of each node: one number or one per layer (10,5), -1 for all."
     ] = None
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any other setting as NAME=VALUE; may be repeated.")
-    ] = None
+    set_: Annotated[list[str] | None, "Any other setting as NAME=VALUE; may be repeated."] = None
     log: Log = None
 
     @property
@@ -329,12 +258,10 @@ class Training:
 class Retraining(Training):
     """Settings of a further training of a model against an adversary."""
 
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Nodes the adversary injects; 60 by default.")
-    ] = None
-    edges: Annotated[
-        int | None, typer.Option("--edges", min=1, help="Edges of each of them; 20 by default.")
-    ] = None
+    nodes: Annotated[Count, "Nodes the adversary injects; 60 by default."] = None
+    edges: Annotated[Count, "Edges of each of them; 20 by default."] = None
     check: Annotated[
-        bool, typer.Option(help="Attack the result on validation nodes; train once more if it is not stable.")
+        bool,
+        "Attack the result on validation nodes; train once more if it is not stable.",
+        typer.Option("--check/--no-check"),
     ] = True

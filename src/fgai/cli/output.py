@@ -13,12 +13,13 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from rich.console import Console
-from typer.models import ArgumentInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from fgai.errors import CheckpointError, DataError, DivergenceError, FgaiError, FgaiWarning
 from fgai.progress import show_progress
@@ -35,10 +36,8 @@ FAILURE, BAD_INPUT, INTERRUPTED = 1, 2, 130
 class Output:
     """The two streams of one command, and the options that choose what is written to them."""
 
-    json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document to standard output instead of tables.")
-    ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks.")] = False
+    json: Annotated[bool, "Print one JSON document to standard output instead of tables."] = False
+    quiet: Annotated[bool, "No progress and no remarks.", "-q"] = False
 
     @property
     def notes(self) -> Console:
@@ -75,6 +74,9 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
     `FgaiError` means bad input (2), other errors a failure (1), Ctrl-C 130; `FGAI_DEBUG=1` adds the
     traceback. With `--json` the error is also printed as JSON. Arguments of the library that an error names
     are spelled as flags of the command.
+
+    `Annotated[type, "help", "-x"]` declares an option `--name`, or an argument if it comes before `*`. A
+    `typer.Option` or `typer.Argument` in it has whatever else there is to declare.
     """
     options: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
@@ -83,22 +85,14 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(hints[name]):
             groups[name] = hints[name]
             kinds = get_type_hints(hints[name], include_extras=True)
-            entries = [(field.name, kinds[field.name], field.default) for field in fields(hints[name])]
+            options += [_declare(one.name, kinds[one.name], one.default) for one in fields(hints[name])]
         else:
-            entries = [(name, hints[name], parameter.default)]
-        options += [
-            inspect.Parameter(
-                option,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=parameter.empty if default is MISSING else default,
-                annotation=kind,
-            )
-            for option, kind, default in entries
-        ]
+            is_argument = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            options.append(_declare(name, hints[name], parameter.default, is_argument))
     flags = {
-        option.name: f"--{option.name.strip('_').replace('_', '-')}"
+        option.name: _flag(option.name)
         for option in options
-        if not any(isinstance(entry, ArgumentInfo) for entry in option.annotation.__metadata__)
+        if isinstance(option.annotation.__metadata__[0], OptionInfo)
     }
 
     @functools.wraps(work)
@@ -138,6 +132,27 @@ def command(work: Callable[..., None]) -> Callable[..., None]:
 
     guarded.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     return guarded
+
+
+def _flag(name: str) -> str:
+    return f"--{name.strip('_').replace('_', '-')}"
+
+
+def _declare(name: str, hint: Any, default: Any, is_argument: bool = False) -> inspect.Parameter:
+    """Return the parameter that typer reads, see `command`."""
+    kind, *metadata = get_args(hint)
+    words = [entry for entry in metadata if isinstance(entry, str)]
+    (info,) = [copy(entry) for entry in metadata if isinstance(entry, ParameterInfo)] or [
+        typer.Argument() if is_argument else typer.Option()
+    ]
+    if words:
+        info.help = words[0]
+    if isinstance(info, OptionInfo) and info.default is ...:  # it declares no flags
+        info.param_decls = (_flag(name), *words[1:])
+    if default is MISSING:
+        default = inspect.Parameter.empty
+    only = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, only, default=default, annotation=Annotated[kind, info])
 
 
 def _fail(output: Output, message: str, kind: str, code: int) -> None:

@@ -1,62 +1,63 @@
-"""`fgai report` and `audit`: one HTML page about models, from records, models or a model of your own."""
+"""`fgai report`, `audit`, `explore` and `demo`: pages about models, your own among them, or their records."""
 
 from __future__ import annotations
 
+import dataclasses
 import json as encoder
 import shlex
 import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from torch import nn
 
-from fgai.certificates import certify_attention
-from fgai.cli import options
-from fgai.cli.estimate import CERTIFICATE, announce, evaluation_passes
-from fgai.cli.files import UNTRAINED, _ModelAndGraph, _open_model, _open_models
+from fgai import datasets, reports
+from fgai.certificates import ALL_FOUR, PROMISE, certify_attention
+from fgai.checks import device as checked_device
+from fgai.checks import one_of
+from fgai.cli import files, options
 from fgai.cli.output import Output, command
-from fgai.errors import CheckpointError, InputError
+from fgai.errors import CheckpointError, InputError, MissingExtraError
 from fgai.evaluation import evaluate
-from fgai.explanations.node import check_counterfactual
+from fgai.evaluation.summary import RULE
+from fgai.explanations.node import RADIUS, check_counterfactual
 from fgai.files import regular
+from fgai.models import MODELS
+from fgai.reports.cards import card as make_card
+from fgai.reports.compose import measure
+from fgai.reports.page import check_page
+from fgai.reports.results import certify_injections
+from fgai.reports.whatif import Server, WhatIf
+from fgai.reports.words import attack_words, balance_words, changes_in, headline, meaning, table
+from fgai.training import train_method
 from fgai.version import adding_facts
 
-if TYPE_CHECKING:
-    from fgai.attacks import AttackResult
-    from fgai.reports import Report
+_Page = Annotated[Path, "The page; the document it is made of is beside it.", "-o"]
 
 
 @command
 def report(
-    files: Annotated[
+    words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[NAME=]FILE...",
-            help="Models (.safetensors) or records (.json), the reference first.",
-        ),
+        "Models (.safetensors) or records (.json), the reference first.",
+        typer.Argument(metavar="[NAME=]FILE..."),
     ],
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; the document it is made of is beside it.")
-    ] = Path("report.html"),
+    output: _Page = Path("report.html"),
     force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
     counterfactual: options.Counterfactual = False,
-    node_names: Annotated[
-        Path | None, typer.Option(help="Text file with one name per node, line by line.")
-    ] = None,
-    class_names: Annotated[
-        Path | None, typer.Option(help="Text file with one name per class, line by line.")
-    ] = None,
+    node_names: Annotated[Path | None, "Text file with one name per node, line by line."] = None,
+    class_names: Annotated[Path | None, "Text file with one name per class, line by line."] = None,
     what_if: Annotated[
         bool,
-        typer.Option(
-            "--what-if/--no-what-if", help="Put the graph and the weights into the page, to try changes."
-        ),
+        "Put the graph and the weights into the page, to try changes.",
+        typer.Option("--what-if/--no-what-if"),
     ] = True,
     attacker: options.Attacker,
     own: options.OwnModel,
@@ -72,15 +73,11 @@ def report(
     - `fgai report comparison.json certificate-gat.json certificate-fgai.json -o page.html`
     - `fgai report report.json`
     """
-    from fgai.reports import read_report, write_report
-    from fgai.reports import report as make_page
-    from fgai.reports.page import check_page
-
     threat = attacker.sized()  # bad input first
     page = options.check_output(check_page(output), force)
     names: dict[str, Any] = {"node_names": _lines(node_names), "class_names": _lines(class_names)}
-    records = [word for word in files if word.endswith(".json")]
-    models = [word for word in files if not word.endswith(".json")]
+    records = [word for word in words if word.endswith(".json")]
+    models = [word for word in words if not word.endswith(".json")]
     if models and records:
         raise InputError("give models or records, not both; models are measured anew")
     beside = page.with_suffix(".json")
@@ -88,12 +85,12 @@ def report(
     if not is_source:
         options.check_output(beside, force)
     if models:
-        opened, networks, graph = _open_models(models, own)
-        passes = evaluation_passes(threat, graph) + CERTIFICATE
+        opened, networks, graph = files._open_models(models, own)
+        passes = files.evaluation_passes(threat, graph) + files.CERTIFICATE
         text = f"comparing {', '.join(opened)} on {graph!r}, threat {threat.name}"
-        announce(out, text, networks.values(), graph, passes)
+        files.announce(out, text, networks.values(), graph, passes)
         flags = {**vars(attacker), "counterfactual": counterfactual}
-        document = make_page(
+        document = reports.report(
             networks,
             graph,
             page,
@@ -118,12 +115,12 @@ def report(
             raise InputError(f"`node` must be a number where the page is made of records, got {node!r}")
         named = any("=" in word for word in records)
         sources = options.named_files(records, "files") if named else [Path(word) for word in records]
-        document = read_report(sources, node=None if node is None else int(node))
-        write_report(document, page, document=not is_source)
+        document = reports.read_report(sources, node=None if node is None else int(node))
+        reports.write_report(document, page, document=not is_source)
     _show_page(out, document, page, open_=open_)
 
 
-def _reproduce(opened: dict[str, _ModelAndGraph]) -> list[str]:
+def _reproduce(opened: dict[str, files._ModelAndGraph]) -> list[str]:
     """The commands that made the models, as far as their files name them."""
     lines, others = [], [entry.path for entry in opened.values() if entry.about.get("method") != "fgai"]
     for entry in opened.values():
@@ -162,7 +159,7 @@ def _lines(path: Path | None) -> list[str] | None:
 
 def _show_page(
     out: Output,
-    report: Report,
+    report: reports.Report,
     path: Path,
     *,
     open_: bool,
@@ -171,9 +168,7 @@ def _show_page(
     **more: Any,
 ) -> None:
     """Print which page was written, after the output of `above`, and open it if asked."""
-    from fgai.reports import missing
-
-    missing_parts, document, size = missing(report), path.with_suffix(".json"), path.stat().st_size
+    missing_parts, document, size = reports.missing(report), path.with_suffix(".json"), path.stat().st_size
     values: dict[str, Any] = {
         "command": command,
         "output": str(path),
@@ -201,12 +196,8 @@ def _show_page(
 def audit(
     source: options.Source,
     *,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; the document it is made of is beside it.")
-    ] = Path("audit.html"),
-    card: Annotated[
-        Path | None, typer.Option("--card", help="Also write a card, .json, for `fgai check`.")
-    ] = None,
+    output: _Page = Path("audit.html"),
+    card: Annotated[Path | None, "Also write a card, .json, for `fgai check`."] = None,
     force: options.Force = False,
     open_: options.Open = False,
     node: options.PageNode = None,
@@ -225,58 +216,219 @@ def audit(
     - `fgai audit --model mine:Model --data edges.csv --nodes 2 --edges 3`
     - `fgai audit planted-gat --output page.html`
     """
-    from fgai.explanations.node import RADIUS
-    from fgai.reports import make_report, write_report
-    from fgai.reports.cards import card as make_card
-    from fgai.reports.page import check_page
-    from fgai.reports.results import certify_injections
-
     threat, k = attacker.sized(), attacker.k  # bad input first
     page = options.check_output(check_page(output), force)
-    for file in (page.with_suffix(".json"), *([] if card is None else [card, card.with_suffix(".md")])):
+    for file in (page.with_suffix(".json"), card, None if card is None else card.with_suffix(".md")):
         options.check_output(file, force)
-    opened = _open_model(source)
+    opened = files._open_model(source)
     graph, name = opened.graph, opened.kind
     opening_node = None if node is None else graph.number_of(node)
     check_counterfactual(graph, counterfactual)
     models = {name: opened.model}
-    passes = evaluation_passes(threat, graph) + CERTIFICATE
-    announce(out, f"auditing {name} on {graph!r}, threat {threat.name}", [opened.model], graph, passes)
+    passes = files.evaluation_passes(threat, graph) + files.CERTIFICATE
+    files.announce(out, f"auditing {name} on {graph!r}, threat {threat.name}", [opened.model], graph, passes)
     flags: dict[str, Any] = {"model": source.own, "weights": source.weights, "data": source.data}
     flags |= {**vars(attacker), "node": node, "counterfactual": counterfactual, "output": page}
     file_of = [] if source.model is None else [str(source.model)]
-    attacks: dict[str, AttackResult] = {}
-    with adding_facts(**({"note": UNTRAINED} if opened.untrained else {})):
-        record = evaluate(
-            opened.model,
-            graph,
-            threat,
-            seed=attacker.seed,
-            name=name,
-            k=k,
-            per_node=True,
-            on_attack=lambda name, results: attacks.update({name: results["prediction"]}),
-        )
+    attacks: dict[str, Any] = {}
+    with adding_facts(**({"note": files.UNTRAINED} if opened.untrained else {})):
+        common: dict[str, Any] = {"seed": attacker.seed, "name": name, "k": k, "per_node": True}
+        record = evaluate(opened.model, graph, threat, on_attack=attacks.__setitem__, **common)
         out.say("certifying")
         proof = certify_attention(opened.model, graph, radius=RADIUS, k1=k, k2=k)
         injections = certify_injections(models, graph, k)
         out.say("making the page")
-        document = make_report(
+        document = reports.make_report(
             record,
             models=models,
             data=graph,
             certificates={name: proof},
             injections=injections,
-            attacks=attacks,
+            attacks={name: attacks[name]["prediction"]},
             node=opening_node,
             reproduce=[_line("fgai", "audit", *file_of, flags=flags)],
             counterfactual=counterfactual,
             what_if=False,  # an audit is for other readers: it holds no features and no weights
         )
-        write_report(document, page)
+        reports.write_report(document, page)
     more: dict[str, Any] = {"metrics": record.to_dict()["metrics"], "card": None}
     if card is not None:
         more["card"] = str(make_card(record, [proof, *injections[name]]).write(card)[0])
         out.say(f"card written to {card}; check it with fgai check {card}")
     above = partial(record.show, every=all_)
     _show_page(out, document, page, open_=open_, command="audit", above=above, **more)
+
+
+CERTIFIED = 20_000
+"""Nodes up to which models are certified before the what-if page opens."""
+
+
+@command
+def explore(
+    models: Annotated[
+        list[str], "Models to look at, e.g. vanilla and faithful.", typer.Argument(metavar="[NAME=]MODEL...")
+    ],
+    *,
+    node: options.PageNode = None,
+    k: options.K = 5,
+    open_: options.Open = False,
+    own: options.OwnModel,
+    out: Output,
+) -> None:
+    """Serve a page on which you change the graph around a node and see its attention and class change.
+
+    It listens on 127.0.0.1 under a random address until Ctrl-C, and writes nothing.
+
+    Examples:
+    - `fgai explore GAT=planted-gat FGAI=planted-fgai --open`
+    - `fgai explore weights.pt --model mine:Model --data graph`
+    """
+    _, networks, graph = files._open_models(models, own)
+    answers = WhatIf(networks, graph, k=k)
+    start = None if node is None else graph.number_of(node)
+    certified = {}
+    if graph.num_nodes <= CERTIFIED:
+        out.say("certifying against injected neighbours")
+        certified = answers.certify()
+    with Server(answers, answers.facts(node=start, certified=certified)) as server:
+        out.result({"command": "explore", "address": server.address}, f"open {server.address}")
+        out.say("Ctrl-C ends it")
+        if open_:
+            webbrowser.open(server.address)
+        try:
+            server.serve()
+        except KeyboardInterrupt:
+            out.say("ended")
+
+
+K = 5
+NOTE = (
+    f"Predictions move: relative to their spread. Top {K}: the neighbours a node attends to most, over"
+    " touched nodes (in reach of the attack). F-slope gap: how much more it hurts to remove the strongest"
+    f" edges than the weakest. Proved: at the output layer, R = {RADIUS}. Chance: a random ranking, uniform"
+    f" attention, or always the most frequent class. {RULE}"
+)
+
+
+@command
+def demo(
+    *,
+    data: options.Data = "planted",
+    model: options.Model = "GAT",
+    seed: options.Seed = 0,
+    output: Annotated[Path, "Folder for models, records and pictures.", "-o"] = Path("fgai-demo"),
+    force: options.Force = False,
+    open_: Annotated[bool, "Open the result when done."] = False,
+    epochs: options.Epochs = None,
+    source: options.Location,
+    out: Output,
+) -> None:
+    """Train a model, make it faithful, attack both equally, and show what changed.
+
+    Writes a report for the browser, both models, the records and pictures to a folder. Ctrl-C saves the
+    training; the same command continues it.
+
+    Examples:
+    - `fgai demo`
+    - `fgai demo --data cora --model GATv2 --output cora-demo --open`
+    """
+    from fgai.reports import figures  # matplotlib is slow to import
+
+    model = one_of(model, "--model", tuple(MODELS), any_case=True)
+    target = checked_device(source.device)
+    graph = datasets.load_dataset(data, source.root, seed).to(target)
+    folder = options.check_folder(output)
+    options.check_output(folder / "comparison.json", force)
+    page: Path | None = None
+    try:
+        page = check_page(folder / "report.html")
+    except MissingExtraError as error:
+        out.say(f"there will be no report: {error}")
+    out.say(
+        f"Attention shows which neighbours a {model} attends to. Does that survive an attack, and does a"
+        " faithful version of it (FGAI) do better?"
+    )
+    settings = {} if epochs is None else {"epochs": epochs}
+    about = {"dataset": data, "split_seed": seed, "seed": seed, "settings": settings}
+    common: dict[str, Any] = {"seed": seed, "device": target, "progress": out.progress, "settings": settings}
+    models: dict[str, nn.Module] = {}
+    paths: dict[str, Path] = {}
+    first = f"1/4  training {model} on {graph!r} (the first run compiles the kernels)"
+    steps = ((model, "vanilla", first), ("FGAI", "fgai", "2/4  making it faithful"))
+    for name, method, step in steps:
+        out.say(step)
+        path, vanilla = folder / f"{method}.safetensors", models.get(model)
+        with files._resumable(out, path) as state:
+            models[name] = train_method(method, model, graph, vanilla=vanilla, checkpoint=state, **common)
+            paths[name] = files._write_model(models[name], path, graph, {**about, "method": method})
+    out.say("3/4  attacking both with the same budget, measuring and certifying")
+    comparison, certificates, attacks = measure(models, graph, k=K, seed=seed)
+    out.say("4/4  drawing")
+    again = ["fgai", "demo", "--data", data, "--model", model, "--seed", str(seed)]
+    again += [] if epochs is None else ["--epochs", str(epochs)]
+    report = reports.make_report(
+        comparison,
+        models=models,
+        data=graph,
+        certificates=certificates,
+        injections=certify_injections(models, graph, K),
+        attacks=attacks,
+        reproduce=[shlex.join(again)],
+    )
+    node = int((report.explorer or {})["nodes"]["id"][0])
+    comparison.save(folder / "comparison.json")
+    for name, record in certificates.items():
+        record.save(folder / f"certificate-{name.lower()}.json")
+    if page is not None:
+        reports.write_report(report, page)
+    cases = [figures.Case(name, entry, attacks[name]) for name, entry in models.items()]
+    drawn = {
+        "subgraph": figures.subgraph_attention(cases, graph, node),
+        "top-neighbours": figures.top_neighbours(cases, graph, node, k=K),
+        "four-properties": figures.four_properties(comparison),
+    }
+    pictures = [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]
+    changes = changes_in(report)
+    notes = [attack_words(report.records[0]), NOTE, PROMISE]
+    shown = dataclasses.replace(table(changes, model, "FGAI"), notes=notes)
+    shares = {name: record.shares() for name, record in certificates.items()}
+    all_four = {name: share[ALL_FOUR] for name, share in shares.items()}
+    parts = [f"{share:.0%} of the nodes of {name}" for name, share in all_four.items() if share is not None]
+    definition = (
+        "Definition 1 (same and stable explanation, same and stable prediction; output layer, R ="
+        f" {RADIUS}) holds at {' and '.join(parts) or 'an unknown number of nodes'}."
+    )
+    text = "\n".join([headline(report) + ".", *meaning(report), definition, balance_words(changes)])
+    rows = [
+        {"measure": c.title, "name": c.name, model: c.before, "FGAI": c.after, "chance": c.chance}
+        | {"change": c.kind}
+        for c in changes
+    ]
+    values: dict[str, Any] = {
+        "command": "demo",
+        "dataset": data,
+        "model": model,
+        "seed": seed,
+        "meaning": text,
+        "promise": PROMISE,
+        "definition": shares,
+        "table": rows,
+        "node": node,
+        "models": {name: str(path) for name, path in paths.items()},
+        "pictures": [str(path) for path in pictures],
+        "report": None if page is None else str(page),
+        "comparison": str(folder / "comparison.json"),
+    }
+
+    lines = [] if page is None else [f"see it all in a browser:  {page}"]
+    lines += [f"pictures, models and records are in {folder}/"]
+    lines += [f"look at one node:  fgai explain {paths['FGAI']} --node {node}"]
+
+    def show(console: Console) -> None:
+        shown.show(console)
+        console.print(f"\n{text}\n", markup=False)
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+    out.result(values, show)
+    if open_:
+        webbrowser.open((page or pictures[0]).resolve().as_uri())

@@ -8,24 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from torch import nn
 
 from fgai import datasets
 from fgai.checks import device as checked_device
 from fgai.checks import one_of
-from fgai.cli import options
-from fgai.cli.estimate import announce, training_passes
-from fgai.cli.files import (
-    _ModelAndGraph,
-    _on_all_ranks,
-    _open_data,
-    _open_log,
-    _open_model,
-    _resumable,
-    _scores,
-    _write_model,
-)
+from fgai.cli import files, options
 from fgai.cli.options import check_output
 from fgai.cli.output import Output, command
 from fgai.errors import InputError
@@ -52,19 +40,14 @@ NAMES = {"f1": "F1", "roc_auc": "ROC-AUC"}
 
 
 @command
-@_on_all_ranks
+@files._on_all_ranks
 def train(
     *,
     data: options.Data = "planted",
-    task: Annotated[
-        str | None, typer.Option(help="node, link or graph; what the dataset is made for by default.")
-    ] = None,
+    task: Annotated[str | None, "node, link or graph; what the dataset is made for by default."] = None,
     model: options.Model = "GAT",
     method: Annotated[
-        str,
-        typer.Option(
-            help=f"{options.choices(METHODS)}; ln: with layer norm; at: adversarial training without limits."
-        ),
+        str, f"{options.choices(METHODS)}; ln: with layer norm; at: adversarial training without limits."
     ] = "vanilla",
     training: options.Training,
     source: options.Location,
@@ -87,22 +70,20 @@ def train(
     settings, seed, batches = _settings(training, model, method), training.seed, training.batches
     if training.box is not None and "box" not in setting_names(method, model):
         raise InputError(f"`--box` is for methods that train with an adversary; {method} has none")
-    graph = _open_data(data, source, seed, task, stored=training.batch_size is not None)
+    graph = files._open_data(data, source, seed, task, stored=training.batch_size is not None)
     kind = task_of(graph).name if isinstance(graph, Graph) else "node"
     usual = datasets.info(data).task if data in datasets.names() else "node"  # of a graph of your own
     mark = "" if kind == usual else f"-{kind}"
     name = f"{method}-{model}-{Path(data).stem}{mark}.safetensors".lower()
     path = check_output(training.output or Path(name), training.force)
-    tracker = _open_log(training.log)
-    text = f"training {model} ({method}) on {graph!r}"
+    common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
+    common |= {"progress": out.progress, "tracker": files._open_log(training.log), "settings": settings}
+    networks, passes = list[nn.Module](), 0.0
     if isinstance(graph, Graph) and training.batch_size is None:
         sizes = {name: value for name, value in settings.items() if name not in TRAIN_FIELDS}
         network = untrained_model(model, graph, **(sizes if method in FROM_SCRATCH else {})).to(graph.device)
-        announce(out, text, [network], graph, training_passes(method, settings))
-    else:
-        out.say(text)
-    common: dict[str, Any] = {"seed": seed, "device": checked_device(source.device), **batches}
-    common |= {"progress": out.progress, "tracker": tracker, "settings": settings}
+        networks, passes = [network], files.training_passes(method, settings)
+    files.announce(out, f"training {model} ({method}) on {graph!r}", networks, graph, passes)
     work = partial(train_method, method, model, graph, **common)
     about = {"dataset": data, "split_seed": seed, "method": method, "task": kind}
     _run(out, "train", work, path, graph, about, training, settings)
@@ -141,26 +122,23 @@ def _run(
     about = {**about, "seed": training.seed, "settings": settings}
     if training.batch_size is not None:
         about |= {"batch_size": training.batch_size, "fan_out": training.fan_out}
-    with _resumable(out, path) as folder:
+    with files._resumable(out, path) as folder:
         model: Any = work(checkpoint=folder)
-        path = _write_model(model, path, graph, about, factory)
+        path = files._write_model(model, path, graph, about, factory)
     if not current().is_main:
         return
-    history, scores = model.history, _scores(model, graph, training.seed)
+    history, scores = model.history, files._scores(model, graph, training.seed)
     measure = get_task(about.get("task", "node")).headline
-    counts = {"epochs": len(history.terms), "kept_epoch": history.kept_epoch, "stopped": history.stopped}
+    epochs, seconds = len(history.terms), history.seconds
+    values = {"command": name, "output": str(path), "model": type(model).__name__, **about, measure: scores}
+    values |= {"epochs": epochs, "kept_epoch": history.kept_epoch, "stopped": history.stopped}
     shares = ", ".join(f"{part} {value:.3f}" for part, value in scores.items())
-    lines = [
-        f"{NAMES.get(measure, measure)}: {shares}",
-        f"{counts['epochs']} epochs in {history.seconds:.1f} s, {history.ending};"
-        f" kept: epoch {history.kept_epoch}",
-    ]
-    first = {"command": name, "output": str(path), "model": type(model).__name__}
-    values = {**first, **about, measure: scores, **counts, "seconds": history.seconds}
-    out.result(values, "\n".join([*lines, f"written to {path}"]))
+    text = f"{NAMES.get(measure, measure)}: {shares}\n{epochs} epochs in {seconds:.1f} s, {history.ending};"
+    text += f" kept: epoch {history.kept_epoch}\nwritten to {path}"
+    out.result({**values, "seconds": seconds}, text)
 
 
-def _output(opened: _ModelAndGraph, prefix: str, output: Path | None, force: bool) -> Path:
+def _output(opened: files._ModelAndGraph, prefix: str, output: Path | None, force: bool) -> Path:
     """Where a model made from another is written: `output`, or the other's name with a prefix."""
     path = output or opened.path.with_name(f"{prefix}-{opened.path.name}")
     stem = path.with_suffix("") if path.suffix in (".safetensors", ".pt", ".pth") else path
@@ -168,18 +146,13 @@ def _output(opened: _ModelAndGraph, prefix: str, output: Path | None, force: boo
 
 
 @command
-@_on_all_ranks
+@files._on_all_ranks
 def faithful(
     source: options.Source,
     *,
     training: options.Retraining,
     epoch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--epoch-size",
-            min=1,
-            help="Nodes of an epoch of mini-batches, drawn anew for each; all otherwise.",
-        ),
+        options.Count, "Nodes of an epoch of mini-batches, drawn anew for each; all otherwise."
     ] = None,
     out: Output,
 ) -> None:
@@ -197,11 +170,11 @@ def faithful(
     """
     more: dict[str, Any] = {} if training.batch_size is None else {"epoch_size": epoch_size}
     work = partial(make_faithful, epoch_size=epoch_size)
-    _retrain(out, "faithful", "fgai", "making {} faithful", work, source, training, **more)
+    _retrain(out, "fgai", "making {} faithful", work, source, training, **more)
 
 
 @command
-@_on_all_ranks
+@files._on_all_ranks
 def harden(source: options.Source, *, training: options.Retraining, out: Output) -> None:
     """Harden a model: adversarial training with limits, for predictions that stay the same under attack.
 
@@ -213,12 +186,11 @@ def harden(source: options.Source, *, training: options.Retraining, out: Output)
     - `fgai harden gat.safetensors --epochs 100 --set attack_weight=0.9 --output hard.safetensors`
     - `fgai harden --model mine:Model --weights w.pt --data folder --batch-size 512`
     """
-    _retrain(out, "harden", "harden", "hardening {}", hardened_copy, source, training)
+    _retrain(out, "harden", "hardening {}", hardened_copy, source, training)
 
 
 def _retrain(
     out: Output,
-    name: str,
     method: str,
     remark: str,
     train: Callable[..., nn.Module],
@@ -227,7 +199,7 @@ def _retrain(
     **more: Any,
 ) -> None:
     """Train a model further and write the result; `more` is added to its file."""
-    batches, opened = training.batches, _open_model(source, stored=training.batch_size is not None)
+    batches, opened = training.batches, files._open_model(source, stored=training.batch_size is not None)
     graph, split_seed, seed = opened.graph, opened.about.get("split_seed", 0), training.seed
     if isinstance(graph, StoredGraph) and graph.array("train_mask") is None and seed != split_seed:
         raise InputError(
@@ -235,13 +207,13 @@ def _retrain(
             f" `--seed {split_seed}`"
         )
     settings = _settings(training, opened.kind, method, nodes=training.nodes, edges=training.edges)
-    path = _output(opened, {"harden": "hardened"}.get(name, name), training.output, training.force)
+    name, prefix = ("harden", "hardened") if method == "harden" else ("faithful", "faithful")
+    path = _output(opened, prefix, training.output, training.force)
     common: dict[str, Any] = {"seed": seed, "check": training.check, "progress": out.progress, **batches}
-    work = partial(train, opened.model, graph, tracker=_open_log(training.log), **common, **settings)
-    passes = 0.0
-    if training.batch_size is None:
-        passes = training_passes(method, settings, trained=True, check=training.check)
-    announce(out, f"{remark.format(opened.path)} on {graph!r}", [opened.model], graph, passes)
+    work = partial(train, opened.model, graph, tracker=files._open_log(training.log), **common, **settings)
+    passes = files.training_passes(method, settings, trained=True, check=training.check)
+    passes = passes if training.batch_size is None else 0.0
+    files.announce(out, f"{remark.format(opened.path)} on {graph!r}", [opened.model], graph, passes)
     if method == "fgai" and isinstance(graph, Graph) and not task_of(graph).has_part(graph, "fit"):
         out.say("the graph has no train_mask: training on all nodes; labels are not used")
     about = {**opened.about, "method": method, "vanilla": str(opened.path), **more}
@@ -252,16 +224,11 @@ def _retrain(
 def limit(
     source: options.Source,
     *,
-    clip_share: Annotated[
-        str, typer.Option(help="Share of the nodes outside either end of each range, or `auto`.")
-    ] = "0.02",
+    clip_share: Annotated[str, "Share of the nodes outside either end of each range, or `auto`."] = "0.02",
     shrink: Annotated[
-        float,
-        typer.Option(help="Share of the nodes, those of largest norm, shrunk to the norm of the rest."),
+        float, "Share of the nodes, those of largest norm, shrunk to the norm of the rest."
     ] = 0.4,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; limited-NAME by default.")
-    ] = None,
+    output: Annotated[Path | None, "File to write; limited-NAME by default.", "-o"] = None,
     force: options.Force = False,
     out: Output,
 ) -> None:
@@ -274,7 +241,7 @@ def limit(
     - `fgai limit gat.safetensors`
     - `fgai limit gat.safetensors --clip-share auto --shrink 0.1 --output limited.safetensors`
     """
-    opened = _open_model(source)
+    opened = files._open_model(source)
     path = _output(opened, "limited", output, force)
     try:
         share: float | str = clip_share if clip_share == "auto" else float(clip_share)
@@ -283,11 +250,11 @@ def limit(
     limited = with_limits(opened.model, opened.graph, share, shrink=shrink)
     clips = count_clipped(limited, opened.graph)
     about = {**opened.about, "settings": {"clip_share": share, "shrink": shrink}, "vanilla": str(opened.path)}
-    path = _write_model(limited, path, opened.graph, about, opened.factory)
-    after, before = _scores(limited, opened.graph), _scores(opened.model, opened.graph)
+    path = files._write_model(limited, path, opened.graph, about, opened.factory)
+    after, before = files._scores(limited, opened.graph), files._scores(opened.model, opened.graph)
     measure = get_task(about.get("task", "node")).headline
-    values: dict[str, Any] = {"command": "limit", "output": str(path), "model": type(limited).__name__}
-    values |= {**about, measure: after, f"{measure}_before": before}
+    values = {"command": "limit", "output": str(path), "model": type(limited).__name__, **about}
+    values |= {measure: after, f"{measure}_before": before}
     values |= {"clipped": clips.count, "clipped_share": clips.share}
     lines = [f"{measure} {p}: {before[p]:.3f} before, {v:.3f} behind limits" for p, v in after.items()]
     lines.append(f"{clips.count} of {clips.total} numbers clipped on this graph ({clips.share:.2%})")

@@ -8,9 +8,8 @@ from fgai.explanations.record import NodeExplanation
 
 if TYPE_CHECKING:
     from fgai.explanations.attention_explainers import FaithfulAttention, PropagatedAttention
-    from fgai.explanations.posthoc import EDGE_EXPLAINERS, edge_explainer
+    from fgai.explanations.posthoc import EDGE_EXPLAINERS, EdgeExplainer, EdgeScores, edge_explainer
     from fgai.explanations.pyg_models import AsPyG, GATConvs
-    from fgai.explanations.scores import EdgeExplainer, EdgeScores
 
 __all__ = [
     "EDGE_EXPLAINERS",
@@ -31,7 +30,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import PyG's explainers, which takes seconds, when they are first used."""
     if name in __all__:
-        for module in ("scores", "attention_explainers", "pyg_models", "posthoc"):
+        for module in ("attention_explainers", "pyg_models", "posthoc"):
             if hasattr(imported := import_module(f"{__name__}.{module}"), name):
                 return getattr(imported, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch_geometric.explain import ExplainerAlgorithm, Explanation
-from torch_geometric.explain.config import ExplainerConfig, ExplanationType, ModelTaskLevel
+from torch_geometric.explain.config import ExplanationType, ModelTaskLevel
 from torch_geometric.utils import k_hop_subgraph
 
 from fgai.attention import AttentionMap, LayerAttention, evaluating, record
@@ -21,10 +21,6 @@ from fgai.typed import typed
 
 class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
     """Base of explainers that record attention in one pass. A subclass defines `_mask`."""
-
-    def __init__(self, heads: str | int) -> None:
-        super().__init__()
-        self.heads = one_of(heads, "heads", REDUCTIONS) if isinstance(heads, str) else heads
 
     def forward(
         self,
@@ -57,10 +53,9 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
 
     def supports(self) -> bool:
         """Return True, or raise `InputError` for explanations that attention cannot give."""
-        config: ExplainerConfig = self.explainer_config
-        if config.explanation_type != ExplanationType.model:
+        if self.explainer_config.explanation_type != ExplanationType.model:
             raise InputError("attention explains the model, not the phenomenon; use explanation_type='model'")
-        if config.node_mask_type is not None:
+        if self.explainer_config.node_mask_type is not None:
             raise InputError(
                 "attention explains edges, not nodes; use edge_mask_type='object' without node_mask_type"
             )
@@ -103,7 +98,8 @@ class FaithfulAttention(_AttentionAlgorithm):
     """
 
     def __init__(self, layer: str | int = "mean", heads: str | int = "log") -> None:
-        super().__init__(heads)
+        super().__init__()
+        self.heads = one_of(heads, "heads", REDUCTIONS) if isinstance(heads, str) else heads
         self.layer = one_of(layer, "layer", ("mean", "max", "last")) if isinstance(layer, str) else layer
 
     def _mask(self, attention: AttentionMap, keys: Tensor, x: Tensor, index: int | Tensor | None) -> Tensor:
@@ -114,10 +110,9 @@ def _on_edges(
     attention: AttentionMap, keys: Tensor, layer: str | int = "mean", heads: str | int = "log"
 ) -> Tensor:
     """[E]: heads and layers reduced, in the order of `keys`; see `FaithfulAttention`."""
-    if isinstance(layer, int):
-        return _at_edges(attention[layer], keys, heads)
-    chosen = [attention.last] if layer == "last" else list(attention)
-    stacked = torch.stack([_at_edges(one, keys, heads) for one in chosen])
+    if layer not in ("mean", "max"):
+        return _at_edges(attention.last if layer == "last" else attention[int(layer)], keys, heads)
+    stacked = torch.stack([_at_edges(one, keys, heads) for one in attention])
     return stacked.amax(0) if layer == "max" else stacked.mean(0)
 
 
@@ -149,7 +144,6 @@ def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return index, ordered[index] == keys
 
 
-@typed
 class PropagatedAttention(_AttentionAlgorithm):
     """PyG explainer that returns attention multiplied along the paths that lead to a node, as edge mask.
 
@@ -158,46 +152,26 @@ class PropagatedAttention(_AttentionAlgorithm):
 
         mask[j → i] = Σ_l  w_l[j → i] · r_l[i],     r_L = 1 at the node,  r_{l−1}[j] = Σ_i w_l[j → i] · r_l[i]
 
-    with `w_l` the heads reduced in layer l and `r_l[i]` the share of node i's state after layer l in the
+    with `w_l` the mean over heads in layer l and `r_l[i]` the share of node i's state after layer l in the
     node's output. Edges outside the receptive field are 0. For several nodes, masks add up.
 
-    Args:
-        heads: `mean`, `log` for their geometric mean, `max`, or one head by number.
-
-    Raises:
-        InputError: unknown words; on use: heterogeneous graphs, node masks, phenomenon explanations.
-        AttentionError: on use, the model has no attention that can be recorded.
-
-    Example:
-        >>> from torch_geometric.explain import Explainer
-        >>> from torch_geometric.nn import GATConv
-        >>> config = dict(mode="multiclass_classification", task_level="node", return_type="raw")
-        >>> explainer = Explainer(
-        ...     GATConv(3, 2), PropagatedAttention(), explanation_type="model", edge_mask_type="object",
-        ...     model_config=config,
-        ... )
-        >>> explanation = explainer(torch.ones(4, 3), torch.tensor([[0, 1, 3], [2, 2, 3]]), index=2)
-        >>> [round(value, 3) for value in explanation.edge_mask.tolist()]
-        [0.333, 0.333, 0.0]
+    It is used, and raises errors, as `FaithfulAttention`.
 
     Reference: Shin, Li, Cao, Shin, Faithful and Accurate Self-Attention Attribution for Message Passing
     Neural Networks via the Computation Tree Viewpoint, AAAI 2025.
     """
 
-    def __init__(self, heads: str | int = "mean") -> None:
-        super().__init__(heads)
-
     def _mask(self, attention: AttentionMap, keys: Tensor, x: Tensor, index: int | Tensor | None) -> Tensor:
         ends = torch.zeros(x.shape[0], dtype=x.dtype, device=x.device)
         ends[slice(None) if index is None else index] = 1.0
-        return _along_paths(attention, ends, keys, self.heads)
+        return _along_paths(attention, ends, keys)
 
 
-def _along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor, heads: str | int = "mean") -> Tensor:
+def _along_paths(attention: AttentionMap, ends: Tensor, keys: Tensor) -> Tensor:
     """[E]: attention along the paths to `ends` [N] on edges with unique keys; see `PropagatedAttention`."""
     total = ends.new_zeros(keys.numel())
     for layer in reversed(attention.layers):
-        carried = layer.heads(heads) * ends[layer.destination]
+        carried = layer.heads("mean") * ends[layer.destination]
         total = total + _at_edges(layer.with_values(carried[:, None]), keys, "mean")
         ends = torch.zeros_like(ends).index_add(0, layer.source, carried)
     return total

@@ -22,48 +22,37 @@ class SignedMargin:
         y_top − y_second = rest + Σ_e c_e,   c_e = Σ_h w_eh d_eh,   d_eh = z_eh,top − z_eh,second
 
     with the last attention w and the values z that it weighs, read out as logits. Radii are for changes of w
-    with z fixed, as in `certify_attention`: each head in an l1 ball, its weights never negative.
-
-    Attributes:
-        top: predicted class.
-        second: class with the second largest logit.
-        margin: between their logits.
-        rest: what does not pass through the last attention: bias, residual.
-        sources: [K] of the edges, the node itself among them if it has a self-loop.
-        contributions: float64 [K], c_e.
-        edge_contributions: float64 [K], the part of c_e that comes from the features of the edge through z_e;
-            None where there is none, as in GAT and GATv2, which use them in scores only.
-        radii: float64 [K], c_e keeps its sign while each head moves by less; infinite where no attention can
-            flip the sign, because d_eh has one sign in all heads.
-        pair_radius: `top` and `second` stay first and second while each head moves by less.
+    with z fixed, as in `certify_attention`: each head in an l1 ball, its weights never negative. Vectors are
+    float64 [K]; `edge_contributions` is the part of c_e that comes from the features of the edge through z_e,
+    None where there is none, as in GAT and GATv2, which use them in scores only.
     """
 
     top: int
     second: int
     margin: float
-    rest: float
-    sources: Tensor
-    contributions: Tensor
+    rest: float  # what does not pass through the last attention: bias, residual
+    sources: Tensor  # int64 [K], the node itself among them if it has a self-loop
+    contributions: Tensor  # c_e
     edge_contributions: Tensor | None
-    radii: Tensor
-    pair_radius: float
+    radii: (
+        Tensor  # c_e keeps its sign while each head moves by less; infinite if d_eh has one sign in all heads
+    )
+    pair_radius: float  # `top` and `second` stay first and second while each head moves by less
 
 
 class SignedMargins:
     """The signed margins of the nodes of an observation, which must be made with `inputs=True`.
 
-    Attributes:
-        reason: why the model has no contributions, or None.
+    `reason` says why the model has none, or is None.
     """
 
     def __init__(self, model: nn.Module, observation: Observation) -> None:
         self.observation, self.reason = observation, _unsupported(observation)
-        if self.reason is None:
-            read_out = linear_read_out(model, observation)
-            if isinstance(read_out, str):
-                self.reason = read_out
-            else:
-                self.read_out, self.edges = read_out, _edge_values(model, observation, read_out.values)
+        read_out = self.reason or linear_read_out(model, observation)
+        if isinstance(read_out, str):
+            self.reason = read_out
+        else:
+            self.read_out, self.edges = read_out, _edge_values(model, observation, read_out.values)
 
     def of(self, node: int) -> SignedMargin:
         """Return the margin of one node; only if `reason` is None."""
@@ -83,8 +72,8 @@ class SignedMargins:
         clear = lead.abs() > ROUNDING * values.abs().amax(2)
         fixed = (clear & (lead > 0)).all(1) | (clear & (lead < 0)).all(1)
         radii = torch.where(fixed, torch.inf, contributions.abs() / sizes)
-        pairs = [(top, c) for c in range(len(logits)) if c != top]
-        pairs += [(second, c) for c in range(len(logits)) if c not in (top, second)]
+        others = [(ahead, c) for ahead in (top, second) for c in range(len(logits)) if c not in (top, second)]
+        pairs = [(top, second), *others]
         pair_radius = min(_order_radius(logits, values, ahead, behind) for ahead, behind in pairs)
         return SignedMargin(
             top=top,

@@ -34,21 +34,13 @@ STEPS, RESTARTS = 20, 2  # of the attack on the features of new neighbours
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """A small change of one kind that a search found; fewer neighbours may do, see `lower_bound`.
+    """A small change of one kind that a search found; fewer neighbours may do, see `lower_bound`."""
 
-    Attributes:
-        change: changes the class when the model runs on it; None if no such change was found.
-        predicted: class after the change.
-        size: number of removed or injected neighbours.
-        lower_bound: no fewer can change the class; None where no number can.
-        exhausted: every choice was tried and none changes the class.
-    """
-
-    change: ChangeRecord | None
-    predicted: int | None
-    size: int | None
-    lower_bound: int | None
-    exhausted: bool = False
+    change: ChangeRecord | None  # changes the class when the model runs on it
+    predicted: int | None  # class after the change
+    size: int | None  # number of removed or injected neighbours
+    lower_bound: int | None  # no fewer can change the class; None where no number can
+    exhausted: bool = False  # every choice was tried and none changes the class
 
 
 def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
@@ -67,10 +59,11 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
         return GraphChange(removed=ends)
 
     chosen, tried = _search(model, graph, node, change, len(neighbours), repeats=False)
-    exhausted = chosen is None and tried == len(neighbours)  # also of no neighbours
+    if chosen is None and tried == len(neighbours):  # also of no neighbours
+        return Counterfactual(None, None, None, None, exhausted=True)
     pairs = [[node, neighbours[i]] for i in chosen or ()]
     record = ChangeRecord.of(model, graph, node, removed_edges=pairs)
-    return _replay(model, graph, record, len(pairs), None if exhausted else tried + 1, exhausted)
+    return _replay(model, graph, record, len(pairs), tried + 1)
 
 
 def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0) -> Counterfactual | None:
@@ -80,9 +73,7 @@ def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0
     training nodes of a class; then an attack searches features of fewer new nodes. Other features may need
     fewer still: the lower bound is that of `certify_injection`, for any features, of models with limits.
     """
-    if graph.features is None:
-        return None
-    candidates = _candidates(model, graph, node)
+    candidates = [] if graph.features is None else _candidates(model, graph, node)
     if not candidates:
         return None
     rows = torch.cat([row for _, row in candidates])
@@ -190,9 +181,8 @@ def _choose_few(count: int, lead: Callable[[Choice], float], *, repeats: bool) -
 def _shrink(chosen: Choice, items: list[int], lead: Callable[[Choice], float], tried: int) -> Choice:
     """Drop items, and exchange two for one of `items`, as long as the lead stays negative."""
     while len(chosen) > tried + 1:
-        pruned = (_without(chosen, i) for i in range(len(chosen)))
-        pairs = combinations(range(len(chosen)), 2)
-        rests = (_without(chosen, *pair) for pair in pairs)
+        # In reverse, choices without the first items come first.
+        pruned, rests = (reversed([*combinations(chosen, len(chosen) - drop)]) for drop in (1, 2))
         exchanged = (_with(rest, item) for rest in rests for item in items if item not in rest)
         smaller = next((c for c in chain(pruned, islice(exchanged, EXHAUSTIVE)) if lead(c) < 0), None)
         if smaller is None:
@@ -205,19 +195,13 @@ def _with(chosen: Choice, item: int) -> Choice:
     return tuple(sorted((*chosen, item)))
 
 
-def _without(chosen: Choice, *positions: int) -> Choice:
-    return tuple(item for index, item in enumerate(chosen) if index not in positions)
-
-
 def _candidates(model: nn.Module, graph: Graph, node: int) -> list[tuple[InjectedNode, Tensor]]:
     """New nodes that may change the class, and their features [1, F]."""
     assert graph.features is not None
     logits = _logits(model, graph)
     top = int(logits[node].argmax())
     candidates: list[tuple[InjectedNode, Tensor]] = []
-    for label in range(logits.shape[1]):
-        if label == top:
-            continue
+    for label in (label for label in range(logits.shape[1]) if label != top):
         ahead = logits[:, label] - logits[:, top]
         for copied in ahead.topk(min(COPIES, len(ahead))).indices.tolist():
             row = graph.features.select(torch.tensor([copied], device=graph.device))
@@ -240,20 +224,13 @@ def _lower_bound(model: nn.Module, graph: Graph, node: int, most: int) -> int:
     return most
 
 
-def _replay(
-    model: nn.Module,
-    graph: Graph,
-    record: ChangeRecord,
-    size: int,
-    bound: int | None,
-    exhausted: bool = False,
-) -> Counterfactual:
+def _replay(model: nn.Module, graph: Graph, record: ChangeRecord, size: int, bound: int) -> Counterfactual:
     """Replay a change as from its file, and keep it only if the class of the node changes."""
     if size:
         before, after = (_logits(model, one)[record.node] for one in (graph, record.apply(model, graph)))
         if before.argmax() != after.argmax():
             return Counterfactual(record, int(after.argmax()), size, bound)
-    return Counterfactual(None, None, None, bound, exhausted)
+    return Counterfactual(None, None, None, bound)
 
 
 def _logits(model: nn.Module, graph: Graph) -> Tensor:

@@ -36,7 +36,7 @@ from fgai.checks import seed as check_seed
 from fgai.errors import InputError
 from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.counterfactual import Counterfactual, injected_neighbours, removed_neighbours
-from fgai.explanations.record import NodeExplanation
+from fgai.explanations.record import NodeExplanation, _class_name
 from fgai.graph import Graph
 from fgai.metrics.removal import combined
 from fgai.models import as_graph
@@ -49,37 +49,23 @@ RADIUS = 0.01
 """Radius of the l1 ball in which the properties of Definition 1 are certified."""
 
 
-@typed
 @dataclass(frozen=True)
 class NodeView:
-    """A model's attention and prediction at one node.
-
-    Attributes:
-        node: number of the node.
-        neighbours: sources of its incoming edges by falling weight (ties by number), perhaps itself.
-        weights: of the explanation, summing to one (not with `max` over layers).
-        predicted: class of the node, of a pair it is an end of, or of its graph, by task; 0 if in no pair.
-        confidence: its probability; 0 if in no pair.
-        label: true class of what `predicted` is about; -1 if unknown.
-        informative: per neighbour, whether the edge belongs to the true explanation, or None.
-        num_original: nodes from this number on were injected.
-        class_names: by number, or None.
-    """
+    """A model's attention and prediction at one node; classes are as in `GraphView`."""
 
     node: int
-    neighbours: tuple[int, ...]
-    weights: tuple[float, ...]
+    neighbours: tuple[int, ...]  # sources of its edges by falling weight (ties by number), perhaps itself
+    weights: tuple[float, ...]  # of the explanation, summing to one (not with `max` over layers)
     predicted: int
     confidence: float
-    label: int
-    informative: tuple[bool, ...] | None
-    num_original: int
+    label: int  # true class of what `predicted` is about; -1 if unknown
+    informative: tuple[bool, ...] | None  # whether the edges belong to the true explanation, if known
+    num_original: int  # nodes from this number on were injected
     class_names: tuple[str, ...] | None = None
 
     def class_name(self, number: int) -> str:
         """The name of a class, its number where there is no name."""
-        names = self.class_names or ()
-        return names[number] if 0 <= number < len(names) else str(number)
+        return _class_name(number, self.class_names)
 
     def name(self, neighbour: int) -> str:
         """The number of a neighbour, `itself`, or `new` and a number for an injected one."""
@@ -88,44 +74,29 @@ class NodeView:
         return str(neighbour) if neighbour < self.num_original else f"new {neighbour - self.num_original}"
 
 
-@typed
 @dataclass(frozen=True, eq=False)
 class GraphView:
-    """A model's attention on every edge of a graph, [E, 1], and its predictions.
+    """A model's attention on every edge of a graph, and its predictions."""
 
-    Attributes:
-        graph: prepared for the model.
-        attention: `LayerAttention.explanation` of a layer, or layers reduced.
-        predicted: [N] class of each node, of a pair it is an end of, or of its graph, by task; 0 for a node
-            in no pair.
-        confidence: [N] probability of that class; 0 for a node in no pair.
-        num_original: nodes from this number on were injected.
-    """
-
-    graph: Graph
-    attention: LayerAttention
-    predicted: NDArray[np.int64]
-    confidence: NDArray[np.float64]
-    num_original: int
+    graph: Graph  # prepared for the model
+    attention: LayerAttention  # [E, 1], `LayerAttention.explanation` of a layer, or layers reduced
+    predicted: NDArray[np.int64]  # [N] class of the node, of its graph, or of a pair it is an end of, or 0
+    confidence: NDArray[np.float64]  # [N] probability of that class; 0 for a node in no pair
+    num_original: int  # nodes from this number on were injected
 
     @classmethod
     def of(cls, observation: Observation, *, layer: str | int = "mean", original: int | None = None) -> Self:
-        """Make the view from an observation.
+        """Reduce an observation to `mean`, `last` or `max` over layers, or to one layer by number.
 
-        Args:
-            observation: see `fgai.attention.observe`.
-            layer: `mean`, `last` or `max` over layers, or one layer by number.
-            original: number of nodes that were not injected; all by default.
+        The first `original` nodes were not injected; all by default.
         """
-        if isinstance(layer, str):
-            one_of(layer, "layer", ("mean", "last", "max"))
         graph, explanations = observation.graph, observation.attention.explanations()
         if layer == "mean":
             attention = combined(explanations)
-        elif isinstance(layer, str):
-            attention = explanations.over_layers(layer)
-        else:
+        elif isinstance(layer, int):
             attention = explanations[layer]
+        else:
+            attention = explanations.over_layers(one_of(layer, "layer", ("mean", "last", "max")))
         confidence, predicted = observation.logits.double().softmax(1).max(1)
         row = task_of(graph).row_of(graph)
         return cls(
@@ -146,11 +117,7 @@ class GraphView:
         )
 
     def node(self, node: int) -> NodeView:
-        """Return the part of the view that concerns one node.
-
-        Raises:
-            InputError: there is no such node.
-        """
+        """Return the part of the view that concerns one node; `InputError` if there is no such node."""
         check_node(node, self.num_original)
         row = slice(*self.attention.rowptr[node : node + 2].tolist())
         order = torch.argsort(self.attention.ranking()[row], descending=True, stable=True)
@@ -202,21 +169,18 @@ def explain(
         model: for nodes, links or graphs, fgai's or any PyG model whose attention can be recorded; left as it
             was. Contributions and counterfactuals are of node classification only.
         data: a `Graph` or PyG `Data`.
-        node: number of the node to explain.
+        node: its number.
         k: neighbours in the explanation.
         layer: `mean`, `last` or `max` over layers, or one layer by number.
-        threat: the attack, a name from `fgai.attacks.THREATS` (`standard` by default) or a `Threat`; None for
-            no attack.
+        threat: a name from `fgai.attacks.THREATS` (default: `standard`) or a `Threat`; None for no attack.
         nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
         edges: how many edges each of them gets, likewise.
         seed: of the attack.
         certificate: also certify (a pass over the whole graph), see `certify_attention`.
         vanilla: the model that `model` was made from, for two of the four properties of Definition 1.
-        attack: the result of an attack on this model, instead of running one; in the record its threat is
-            `given` unless `threat` names it.
+        attack: a result to use instead of running one; the record calls it `given` unless `threat` names it.
         names: of the nodes, by number; those of the data by default.
-        counterfactual: also search for a few neighbours whose removal changes the class, and for a few new
-            neighbours whose injection does.
+        counterfactual: also search for few neighbours whose removal, or injection, changes the class.
 
     Raises:
         InputError: no such node, an argument out of range, or a counterfactual of links or graphs.
@@ -294,24 +258,22 @@ def _contributions(margins: SignedMargins, node: int, names: Names | None) -> di
     if margins.reason is not None:
         return {"reason": margins.reason}
     signed = margins.of(node)
-    values, edge_values = signed.contributions.tolist(), signed.edge_contributions
-    of_edges = [None] * len(values) if edge_values is None else edge_values.tolist()
-    columns = (signed.sources.tolist(), values, of_edges, signed.radii.tolist())
+    edge_parts = signed.edge_contributions
     entries = [
         {
             "node": neighbour,
             "name": name_of(neighbour, names),
             "itself": neighbour == node,
-            "contribution": value,
-            "of_edge": of_edge,
-            "radius": radius if math.isfinite(radius) else None,
+            "contribution": float(signed.contributions[index]),
+            "of_edge": None if edge_parts is None else float(edge_parts[index]),
+            "radius": _number(signed.radii[index]),
         }
-        for neighbour, value, of_edge, radius in zip(*columns, strict=True)
+        for index, neighbour in enumerate(signed.sources.tolist())
     ]
     return {
         "reason": None,
         **{name: getattr(signed, name) for name in ("top", "second", "margin", "rest")},
-        "pair_radius": signed.pair_radius if math.isfinite(signed.pair_radius) else None,
+        "pair_radius": _number(signed.pair_radius),
         "neighbours": sorted(entries, key=lambda entry: -entry["contribution"]),
     }
 
@@ -331,11 +293,10 @@ def _counterfactual(searched: Counterfactual, graph: Graph, names: Names | None)
     if change is not None:
         items += [name_of(other, names) for _, other in change.removed_edges]
         for new in change.injected:
-            label, classes = new.get("typical", -1), graph.class_names or ()
             if "copy" in new:
                 items.append(f"a copy of {name_of(new['copy'], names)}")
             elif "typical" in new:
-                items.append(f"the mean of class {classes[label] if 0 <= label < len(classes) else label}")
+                items.append(f"the mean of class {_class_name(new['typical'], graph.class_names)}")
             else:
                 items.append("features found by an attack")
     return {**vars(searched), "change": None if change is None else change.to_dict(), "items": items}
@@ -394,8 +355,8 @@ def _certified(
         {
             "layer": proof.name,
             "topk": list(GraphView.of(observation, layer=index).node(node).neighbours[:k]),
-            "topk_radius": _number(proof.topk_radius, node),
-            "class_radius": _number(proof.prediction.class_radius, node),
+            "topk_radius": _at(proof.topk_radius, node),
+            "class_radius": _at(proof.prediction.class_radius, node),
             "class_status": proof.prediction.class_status,
             "properties": {
                 name: None if values is None else bool(values[node])
@@ -433,6 +394,9 @@ def _against_injection(model: nn.Module, graph: Graph, node: int) -> dict[str, A
     return {"invariant": invariant, "condition": condition, "class_holds": holds}
 
 
-def _number(values: Tensor | None, node: int) -> float | None:
-    value = math.nan if values is None else float(values[node])
-    return value if math.isfinite(value) else None
+def _at(values: Tensor | None, node: int) -> float | None:
+    return None if values is None else _number(values[node])
+
+
+def _number(value: Tensor | float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,15 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.explain import (
-    AttentionExplainer,
-    CaptumExplainer,
-    Explainer,
-    ExplainerAlgorithm,
-    GNNExplainer,
-    GraphMaskExplainer,
-    PGExplainer,
-)
+from torch_geometric import explain as pyg
 
 from fgai import checks
 from fgai.attention import call_model, duplicate, evaluating, observe, prepared
@@ -26,10 +19,9 @@ from fgai.errors import FgaiError, InputError, extra
 from fgai.explanations.attention_explainers import _along_paths, _on_edges
 from fgai.explanations.contributions import SignedMargins
 from fgai.explanations.pyg_models import _pyg_model
-from fgai.explanations.scores import EdgeExplainer, EdgeScores, _ReceptiveField, _ReceptiveFields
 from fgai.graph import Graph
 from fgai.models import as_graph
-from fgai.sparse import edge_keys
+from fgai.sparse import edge_keys, edge_name
 from fgai.tasks import task_of
 from fgai.threads import seeded, with_gradients
 from fgai.typed import typed
@@ -37,6 +29,109 @@ from fgai.typed import typed
 TRAINING_NODES = 30  # number of nodes that PGExplainer learns from
 _CONFIG = {"mode": "multiclass_classification", "task_level": "node", "return_type": "raw"}
 _TOLERANCE = 1e-3  # relative and absolute, between logits of the whole graph and of a receptive field
+
+
+@dataclass(frozen=True, eq=False)
+class _ReceptiveField:
+    """The receptive field of a node as a graph, without self-loops."""
+
+    x: Tensor  # [n, F], features of its nodes
+    edge_index: Tensor  # [2, K], between positions in `x`
+    keys: Tensor  # [K] of the same edges in the whole graph, sorted
+    reached: Tensor  # bool [K]; False for edges outside, when `x` is the whole graph
+    index: int  # position of the node in `x`
+
+
+class _ReceptiveFields:
+    """The receptive fields of a graph's nodes through `hops` layers that pass messages."""
+
+    def __init__(self, graph: Graph, hops: int) -> None:
+        if graph.features is None:
+            raise InputError(f"{graph.name!r} has no node features; add some, e.g. node degrees")
+        kept = graph.adjacency.source != graph.adjacency.destination
+        self.edge_index = graph.edge_index[:, kept]
+        self.keys, self.x, self.hops = graph.adjacency.keys[kept], graph.features.to_dense(), hops
+
+    def edges(self, node: int) -> Tensor:
+        """Bool [E]: True for the edges of a node's field, into nodes at most `hops - 1` steps away."""
+        reached = torch.zeros(self.x.shape[0], dtype=torch.bool, device=self.x.device)
+        reached[node] = True
+        source, destination = self.edge_index
+        for _ in range(self.hops):
+            used = reached[destination]
+            reached[source[used]] = True
+        return used
+
+    def around(self, node: int) -> _ReceptiveField:
+        """The field of a node as a graph of its own, on which its output is the same."""
+        used = self.edges(node)
+        ends = self.edge_index[:, used].flatten()
+        nodes, index = torch.unique(torch.cat([ends, ends.new_tensor([node])]), return_inverse=True)
+        return _ReceptiveField(
+            self.x[nodes], index[:-1].view(2, -1), self.keys[used], used[used], int(index[-1])
+        )
+
+    def whole(self, node: int) -> _ReceptiveField:
+        """The whole graph, for models whose outputs depend on more than the messages in the field."""
+        return _ReceptiveField(self.x, self.edge_index, self.keys, self.edges(node), node)
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeScores:
+    """The scores of one node: one for every edge of its receptive field, without self-loops.
+
+    The `keys` [K] are sorted, see `fgai.sparse.edge_keys`. The `values` [K] are larger for edges that matter
+    more; only their order within a node is comparable.
+
+    Example:
+        >>> from fgai.sparse import edge_keys
+        >>> keys = edge_keys(torch.tensor([0, 3]), torch.tensor([2, 2]))
+        >>> EdgeScores(2, keys, torch.tensor([0.5, 0.75])).on(keys[1:]).tolist()
+        [0.75]
+    """
+
+    node: int
+    keys: Tensor
+    values: Tensor
+
+    def on(self, keys: Tensor) -> Tensor:
+        """Return the scores of edges [E] by their keys; `InputError` for one that is not in the field."""
+        if keys.dtype != torch.int64 or keys.dim() != 1:
+            raise InputError(f"`keys` must hold int64 keys of edges, got {keys.dtype} {tuple(keys.shape)}")
+        present = torch.isin(keys, self.keys)
+        if not bool(present.all()):
+            missing = edge_name(int(keys[~present][0]))
+            raise InputError(f"edge {missing} is not in the receptive field of node {self.node}")
+        return self.values[torch.searchsorted(self.keys, keys)]
+
+
+@typed
+class EdgeExplainer(ABC):
+    """One explainer of one model, called with a graph and nodes; a subclass defines `explain`."""
+
+    def __init__(self, model: nn.Module, seed: int = 0) -> None:
+        self.model, self.seed = model, checks.seed(seed)
+
+    def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
+        """Return the scores of some nodes of a `Graph` or PyG `Data`, changed or not, in their order.
+
+        Raises:
+            InputError: no such node, or a graph the model cannot read.
+        """
+        graph = prepared(self.model, as_graph(data))
+        try:
+            numbers = torch.as_tensor(nodes)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"`nodes` must hold the numbers of nodes, got {nodes!r:.100}") from error
+        if numbers.dim() != 1 or numbers.dtype == torch.bool:
+            raise InputError("`nodes` must hold the numbers of nodes in one dimension")
+        if numbers.numel():
+            numbers = checks.positions(numbers, graph.num_nodes, "nodes")
+        return self.explain(graph, numbers.tolist())
+
+    @abstractmethod
+    def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
+        """Return the scores of nodes of a graph that is prepared for the model."""
 
 
 class _Setup(NamedTuple):
@@ -65,19 +160,19 @@ class _FieldScores(EdgeExplainer):
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
         fields = _ReceptiveFields(graph, self.hops)
-        score = self.make_score(self, graph, fields)
-        used = map(fields.edges, nodes)
-        return [
-            EdgeScores(n, fields.keys[edges], score(n, edges)) for n, edges in zip(nodes, used, strict=True)
-        ]
+        score, scores = self.make_score(self, graph, fields), list[EdgeScores]()
+        for node in nodes:
+            edges = fields.edges(node)
+            scores.append(EdgeScores(node, fields.keys[edges], score(node, edges)))
+        return scores
 
 
 def _random(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
     """New scores at every call: the baseline of an explanation without information."""
 
     def score(node: int, edges: Tensor) -> Tensor:
-        scores = torch.rand(int(edges.sum()), generator=explainer.generator, dtype=torch.float64)
-        return scores.to(edges.device)
+        count = int(edges.sum())
+        return torch.rand(count, generator=explainer.generator, dtype=torch.float64).to(edges.device)
 
     return score
 
@@ -118,15 +213,27 @@ def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
 
 
 class _PyGScores(EdgeExplainer):
-    """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy."""
+    """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy.
+
+    One that `trains` learns on the graph it is made with, and explains any other with the learned network.
+    """
 
     def __init__(
-        self, setup: _Setup, make: Callable[[int, int], ExplainerAlgorithm], *, split_heads: bool = False
+        self,
+        setup: _Setup,
+        make: Callable[[int, int], pyg.ExplainerAlgorithm],
+        *,
+        split_heads: bool = False,
+        trains: bool = False,
     ) -> None:
         super().__init__(setup.model, setup.seed)
         self.hops, self.epochs, self.make, self.name = setup.hops, setup.epochs, make, "PyG's explainer"
         self.copy = _pyg_model(setup.model, split_heads=split_heads)
-        self.layers = ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
+        self.layers = pyg.ExplainerAlgorithm._num_hops(self.copy) if split_heads else setup.hops
+        self.trained: pyg.Explainer | None = None
+        if trains:
+            with seeded(setup.seed, setup.graph.device), _pyg_errors(self):
+                self.trained = self._train(prepared(setup.model, setup.graph))
 
     @with_gradients
     def explain(self, graph: Graph, nodes: list[int]) -> list[EdgeScores]:
@@ -136,21 +243,18 @@ class _PyGScores(EdgeExplainer):
                 field, target = field_of(node)
                 mask = field.x.new_zeros(len(field.keys))
                 if bool(field.reached.any()):
-                    mask = self.search(field, target).detach()
+                    call = {"index": field.index} | ({} if self.trained is None else {"target": target})
+                    explanation = (self.trained or self.explainer())(field.x, field.edge_index, **call)
+                    mask = explanation.edge_mask.detach()
                 scores.append(EdgeScores(node, field.keys[field.reached], mask[field.reached]))
         return scores
 
-    def explainer(self, explanation_type: str = "model") -> Explainer:
+    def explainer(self, explanation_type: str = "model") -> pyg.Explainer:
         """Return a new explainer on a new copy of the model: some leave hooks and masks in it."""
         algorithm = self.make(self.layers, self.epochs)
         self.name = type(algorithm).__name__
         options = {"edge_mask_type": "object", "model_config": _CONFIG}
-        return Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
-
-    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
-        """Return the mask [K] of a field with at least one edge; `target` [n] holds the predicted class."""
-        mask: Tensor = self.explainer()(field.x, field.edge_index, index=field.index).edge_mask
-        return mask
+        return pyg.Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
 
     def fields(self, graph: Graph) -> Callable[[int], tuple[_ReceptiveField, Tensor]]:
         """Return a function from a node to its receptive field and the class to explain, [n].
@@ -174,26 +278,11 @@ class _PyGScores(EdgeExplainer):
 
         return field_of
 
-
-class _PGExplainerScores(_PyGScores):
-    """PGExplainer: learns on the graph it is made with, and explains any other with the learned network."""
-
-    def __init__(self, setup: _Setup) -> None:
-        super().__init__(setup, lambda layers, epochs: PGExplainer(epochs=epochs))
-        with seeded(setup.seed, setup.graph.device), _pyg_errors(self):
-            self.trained = self._train(prepared(setup.model, setup.graph))
-
-    def search(self, field: _ReceptiveField, target: Tensor) -> Tensor:
-        """Return the mask of the trained network, without a search."""
-        mask: Tensor = self.trained(field.x, field.edge_index, target=target, index=field.index).edge_mask
-        return mask
-
     @with_gradients
-    def _train(self, graph: Graph) -> Explainer:
+    def _train(self, graph: Graph) -> pyg.Explainer:
         explainer, field_of = self.explainer("phenomenon"), self.fields(graph)
         among = torch.arange(graph.num_nodes) if graph.train_mask is None else graph.train_mask.nonzero()
-        among = among.flatten().cpu()
-        nodes = among[torch.randperm(among.numel())[:TRAINING_NODES]].tolist()
+        nodes = among.flatten().cpu()[torch.randperm(among.numel())[:TRAINING_NODES]].tolist()
         fields = [pair for pair in map(field_of, nodes) if bool(pair[0].reached.any())]
         for epoch in range(self.epochs):
             for field, target in fields:
@@ -229,36 +318,34 @@ class _Entry:
             extra(self.needs)
 
 
-def _by_pyg(make: Callable[[int, int], ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
+def _by_pyg(make: Callable[[int, int], pyg.ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
+    """A maker of scores by one of PyG's explainers; `make` takes the number of layers and of epochs."""
     return partial(_PyGScores, make=make, **options)
 
 
+def _by_score(make_score: Callable[..., _Score], **options: str) -> partial[_FieldScores]:
+    return partial(_FieldScores, make_score=partial(make_score, **options))
+
+
+_gnn = _by_pyg(lambda layers, epochs: pyg.GNNExplainer(epochs))
+_pg = _by_pyg(lambda layers, epochs: pyg.PGExplainer(epochs=epochs), trains=True)
+_mask = _by_pyg(lambda layers, epochs: pyg.GraphMaskExplainer(layers, epochs, log=False), split_heads=True)
+_saliency = _by_pyg(lambda layers, epochs: pyg.CaptumExplainer("Saliency"))
+_integrated = _by_pyg(lambda layers, epochs: pyg.CaptumExplainer("IntegratedGradients", n_steps=epochs))
+_pyg_attention = _by_pyg(lambda layers, epochs: pyg.AttentionExplainer())
+
 EDGE_EXPLAINERS: dict[str, _Entry] = {
-    "random": _Entry("random", partial(_FieldScores, make_score=_random), draws=True),
-    "gnn-explainer": _Entry("GNNExplainer", _by_pyg(lambda n, epochs: GNNExplainer(epochs)), 100, draws=True),
-    "pg-explainer": _Entry("PGExplainer", _PGExplainerScores, 20, draws=True),
-    "graph-mask": _Entry(
-        "GraphMask",
-        _by_pyg(lambda n, epochs: GraphMaskExplainer(n, epochs, log=False), split_heads=True),
-        10,
-        draws=True,
-    ),
-    "saliency": _Entry("saliency", _by_pyg(lambda n, epochs: CaptumExplainer("Saliency")), needs="captum"),
-    "integrated-gradients": _Entry(
-        "integrated gradients",
-        _by_pyg(lambda n, epochs: CaptumExplainer("IntegratedGradients", n_steps=epochs)),
-        50,
-        needs="captum",
-    ),
-    "pyg-attention": _Entry("PyG's AttentionExplainer", _by_pyg(lambda n, epochs: AttentionExplainer())),
-    "propagated-attention": _Entry("attention along paths", partial(_FieldScores, make_score=_paths)),
-    "attention-mean": _Entry(
-        "attention, mean", partial(_FieldScores, make_score=partial(_attention, heads="mean"))
-    ),
-    "attention-log": _Entry(
-        "attention, log", partial(_FieldScores, make_score=partial(_attention, heads="log"))
-    ),
-    "signed-contributions": _Entry("signed contributions", partial(_FieldScores, make_score=_signed)),
+    "random": _Entry("random", _by_score(_random), draws=True),
+    "gnn-explainer": _Entry("GNNExplainer", _gnn, 100, draws=True),
+    "pg-explainer": _Entry("PGExplainer", _pg, 20, draws=True),
+    "graph-mask": _Entry("GraphMask", _mask, 10, draws=True),
+    "saliency": _Entry("saliency", _saliency, needs="captum"),
+    "integrated-gradients": _Entry("integrated gradients", _integrated, 50, needs="captum"),
+    "pyg-attention": _Entry("PyG's AttentionExplainer", _pyg_attention),
+    "propagated-attention": _Entry("attention along paths", _by_score(_paths)),
+    "attention-mean": _Entry("attention, mean", _by_score(_attention, heads="mean")),
+    "attention-log": _Entry("attention, log", _by_score(_attention, heads="log")),
+    "signed-contributions": _Entry("signed contributions", _by_score(_signed)),
 }
 """Explainers by name: their titles, the epochs of a search, and whether the seed changes the result."""
 
@@ -317,5 +404,5 @@ def edge_explainer(
             "`data` must be one graph whose nodes are classified; of a link, call `fgai.explain` on each end"
         )
     observation = observe(model, prepared(model, graph), heads="mean")
-    hops = max(len(observation.attention), int(ExplainerAlgorithm._num_hops(model)))
+    hops = max(len(observation.attention), int(pyg.ExplainerAlgorithm._num_hops(model)))
     return entry.make(_Setup(model, graph, hops, seed, entry.epochs if epochs is None else epochs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,10 +26,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
     """One of fgai's models, called as PyG calls models: `model(x, edge_index, batch=None)`.
 
     Works with PyG's explainers, masks and metrics: an edge mask scales the attention of each edge; self-loops
-    that the model adds are never masked.
-
-    Args:
-        model: a `GAT`, `GATv2` or `GT` for nodes or graphs.
+    that the model adds are never masked. The model is a `GAT`, `GATv2` or `GT` for nodes or graphs.
 
     Raises:
         InputError: not one of fgai's models, or one for links.
@@ -53,13 +50,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
         self.train(model.training)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor | None = None) -> Tensor:
-        """Return logits [N, C], or [G, C] for a model of graphs.
-
-        Args:
-            x: [N, F].
-            edge_index: [2, E]; duplicates are merged.
-            batch: [N], the graph each node belongs to.
-        """
+        """Return logits [N, C], or [G, C] for a model of graphs; duplicate edges are merged."""
         graph = Graph.from_edges(edge_index, x.shape[0], x, batch=batch)
         model: Callable[[Graph], Tensor] = self.model
         if self._edge_mask is None or not edge_index.numel():
@@ -107,37 +98,27 @@ class GATConvs(nn.Module):
                 f" got {type(model).__name__}: use `AsPyG(model)`"
             )
         with seeded(0, torch.device("cpu")):  # PyG's layers draw weights, which are replaced
-            layers: list[nn.Module] = []
+            self.layers = nn.ModuleList()
             for layer in model.convs:
-                heads = [range(h, h + 1) for h in range(layer.heads)] if split_heads else [range(layer.heads)]
+                step = 1 if split_heads else layer.heads
+                heads = [slice(first, first + step) for first in range(0, layer.heads, step)]
                 # the output layer has one head, so nothing is averaged when heads are split
-                layers.append(
-                    _Parallel(_convolution(layer, part, split_heads or layer.concat) for part in heads)
-                )
-        self.layers = nn.ModuleList(layers)
+                concat = split_heads or layer.concat
+                self.layers.append(_Parallel(_convolution(layer, part, concat) for part in heads))
         self.eval().requires_grad_(False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits [N, C].
-
-        Args:
-            x: [N, F].
-            edge_index: [2, E], without self-loops: the layers add them.
-        """
+        """Return logits [N, C]; `edge_index` has no self-loops: the layers add them."""
         for index, layer in enumerate(self.layers):
             x = layer(x if index == 0 else elu(x), edge_index)
         return x
 
 
-class _Parallel(nn.Module):
+class _Parallel(nn.ModuleList):
     """Layers with the same input, their outputs concatenated."""
 
-    def __init__(self, convs: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(convs)
-
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return torch.cat([conv(x, edge_index) for conv in self.convs], dim=1)
+        return torch.cat([conv(x, edge_index) for conv in self], dim=1)
 
 
 def _has_pyg_layers(model: Any) -> bool:
@@ -146,24 +127,23 @@ def _has_pyg_layers(model: Any) -> bool:
     return plain and model.convs[0].input_norm is None and not limits_of(model)
 
 
-def _convolution(layer: AttentionLayer, heads: range, concat: bool) -> nn.Module:
+def _convolution(layer: AttentionLayer, heads: slice, concat: bool) -> nn.Module:
     """Return some heads of a layer as a layer of PyG."""
-    rows = slice(heads.start, heads.stop)
     wide = slice(heads.start * layer.channels, heads.stop * layer.channels)
-    options: dict[str, Any] = {"concat": concat, "negative_slope": layer.slope}
-    size = layer.value.weight.shape[0], layer.channels, len(heads)
     additive = layer.score == "additive"
-    conv: nn.Module = GATConv(*size, **options) if additive else GATv2Conv(*size, **options)
+    size = layer.value.weight.shape[0], layer.channels, heads.stop - heads.start
+    kind: type[nn.Module] = GATConv if additive else GATv2Conv
+    conv = kind(*size, concat=concat, negative_slope=layer.slope)
     conv = conv.to(layer.value.weight)  # its device and type
     values = {"bias": layer.bias[wide] if layer.bias is not None else None}
     if additive:
         values |= {
             "lin.weight": layer.value.weight[:, wide].T,
-            "att_src": layer.source_weight[None, rows],
-            "att_dst": layer.destination_weight[None, rows],
+            "att_src": layer.source_weight[None, heads],
+            "att_dst": layer.destination_weight[None, heads],
         }
     else:
-        values["att"] = layer.score_weight[None, rows]
+        values["att"] = layer.score_weight[None, heads]
         for name, side in (("lin_l", layer.value), ("lin_r", layer.right)):
             assert side.bias is not None
             values |= {f"{name}.weight": side.weight[:, wide].T, f"{name}.bias": side.bias[wide]}

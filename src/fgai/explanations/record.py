@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -27,36 +27,31 @@ _NEW_FIELDS = dict.fromkeys(("class_names", "contributions", "counterfactual"))
 """Fields that older records lack."""
 
 
+def _class_name(number: int, names: Sequence[str] | None) -> str:
+    """The name of a class, its number where there is no name."""
+    return names[number] if names and 0 <= number < len(names) else str(number)
+
+
 @typed
 @dataclass(frozen=True, kw_only=True)
 class NodeExplanation(TabledDocument):
     """The neighbours one node attends to, under attack too, and what is proved about them.
 
     Attributes:
-        dataset: name of the graph.
-        node: number of the node.
-        name: its name, or its number as text.
-        layer: `mean`, `last` or `max` over layers, or a layer's number.
-        k: neighbours in the explanation.
-        predicted: class with the largest logit.
-        confidence: its probability.
-        label: true class, -1 if unknown.
         neighbours: by falling weight, each with `node`, `name`, `attention` and `attacked` (its weight before
             and under attack), `itself`, `injected` (always False) and `informative` (None if unknown).
-        attacked: the node under attack; None without one. A dictionary of `threat`, `predicted`,
-            `confidence`, `kept` (nodes of the top-k that stay), `overlap`, `chance` (the overlap of a random
-            order), `new_neighbours` (how many neighbours this node gained) and `new_attention` (their share).
-        certified: a dictionary, or None. `norm`, `radius`, `alpha`, `beta` and `k` are those of the
-            certificate, `compared` says whether there is a vanilla model, `promise` what the radii promise.
-            `shown_radius` is that of the shown top-k; None with `max` over layers, with several types of
-            edges, or with at most k neighbours. Each of `layers` has its name `layer`, its own `topk`,
-            `topk_radius`, `class_radius`, `class_status` (`exact`, `bound` or `unknown`) and `properties`:
-            True or False for each property of Definition 1, None if unknown or not measured. `injection` has
-            `invariant` (names of the layers in which no injected node reorders the node's old neighbours),
-            `condition` (on which that depends, or None) and `class_holds`: whether the class provably holds
-            if this node, `direct`, or every node, `any`, gains an injected neighbour with any features; None
-            if unknown.
-        class_names: by number, or None.
+        attacked: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay), `overlap`,
+            `chance` (the overlap of a random order), `new_neighbours` (how many neighbours this node gained)
+            and `new_attention` (their share); or None.
+        certified: `norm`, `radius`, `alpha`, `beta` and `k` are those of the certificate, `compared` says
+            whether there is a vanilla model, `promise` what the radii promise. `shown_radius` is that of the
+            shown top-k; None with `max` over layers, with several types of edges, or with at most k
+            neighbours. Each of `layers` has its name `layer`, its own `topk`, `topk_radius`, `class_radius`,
+            `class_status` (`exact`, `bound` or `unknown`) and `properties`: True or False for each property
+            of Definition 1, None if unknown or not measured. `injection` has `invariant` (names of the layers
+            in which no injected node reorders the node's old neighbours), `condition` (on which that depends,
+            or None) and `class_holds`: whether the class provably holds if this node, `direct`, or every
+            node, `any`, gains an injected neighbour with any features; None if unknown.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
             between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
             first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
@@ -72,12 +67,12 @@ class NodeExplanation(TabledDocument):
 
     dataset: str
     node: int
-    name: str
-    layer: str
-    k: int
+    name: str  # or its number as text
+    layer: str  # `mean`, `last` or `max` over layers, or a layer's number
+    k: int  # neighbours in the explanation
     predicted: int
-    confidence: float
-    label: int
+    confidence: float  # probability of that class
+    label: int  # -1 if unknown
     neighbours: list[dict[str, Any]]
     attacked: dict[str, Any] | None = None
     certified: dict[str, Any] | None = None
@@ -109,8 +104,7 @@ class NodeExplanation(TabledDocument):
         """Return the neighbours, with notes on the attack and the certificates."""
         truth = any(entry["informative"] is not None for entry in self.neighbours)
         signed = {e["node"]: e["contribution"] for e in (self.contributions or {}).get("neighbours", ())}
-        columns = [Column("neighbour"), Column("attention")]
-        columns += [Column("contribution", "+.3f")] * bool(signed)
+        columns = [Column("neighbour"), Column("attention"), *[Column("contribution", "+.3f")] * bool(signed)]
         columns += [Column("explains")] * truth
         columns += [Column("attacked"), Column("stays")] if self.attacked else []
         rows: list[list[Cell]] = []
@@ -131,8 +125,7 @@ class NodeExplanation(TabledDocument):
         return data_frame(self.neighbours)
 
     def _class(self, number: int) -> str:
-        names = self.class_names or ()
-        return names[number] if 0 <= number < len(names) else str(number)
+        return _class_name(number, self.class_names)
 
     def _prediction(self) -> str:
         truth = "" if self.label < 0 else f" (truth: {self._class(self.label)})"
@@ -143,18 +136,17 @@ class NodeExplanation(TabledDocument):
     def _bars(self, longest: int) -> RichTable:
         """The strongest neighbours for a terminal, with bars of attention of up to `longest` blocks."""
         (table,) = self.tables()
-        headings = [column.title for column in table.columns]
-        shown = [at for at, name in enumerate(headings) if longest >= 0 or name != "contribution"]
-        headings = [headings[at] for at in shown]
-        bars = longest >= _LEAST_BLOCKS
+        shown = [i for i, c in enumerate(table.columns) if longest >= 0 or c.title != "contribution"]
         drawn = RichTable(box=None, padding=(0, 1))
+        bars = longest >= _LEAST_BLOCKS
+        headings = [table.columns[i].title for i in shown]
         for heading in [*headings[:2], *[""] * bars, *headings[2:]]:
             right = heading in ("attention", "contribution", "attacked")
             drawn.add_column(heading, justify="right" if right else "left")
         most = max(entry["attention"] for entry in self.neighbours) or 1.0
         for rank, cells in enumerate(table.texts()[: max(self.k, _MOST_ROWS)]):
             bar = "█" * max(1, round(longest * self.neighbours[rank]["attention"] / most))
-            name, *rest = (escape(cells[at]) for at in shown)
+            name, *rest = (escape(cells[i]) for i in shown)
             drawn.add_row(name, rest[0], *[bar] * bars, *rest[1:], style="" if rank < self.k else "dim")
         return drawn
 
@@ -169,19 +161,16 @@ class NodeExplanation(TabledDocument):
             return []
         if signed["reason"] is not None:
             return [f"contributions: not available: {signed['reason']}"]
-        sides = {
-            "supporting": [entry for entry in signed["neighbours"] if entry["contribution"] > 0],
-            "opposing": [entry for entry in signed["neighbours"][::-1] if entry["contribution"] < 0],
-        }
-        totals = {name: sum(entry["contribution"] for entry in side) for name, side in sides.items() if side}
-        terms = [f"{total:+.3f} {name}" for name, total in totals.items()]
+        entries, terms, lines = signed["neighbours"], list[str](), list[str]()
+        supporting = [entry for entry in entries if entry["contribution"] > 0]
+        opposing = [entry for entry in reversed(entries) if entry["contribution"] < 0]
+        for name, side in (("supporting", supporting), ("opposing", opposing)):
+            if side:
+                terms.append(f"{sum(entry['contribution'] for entry in side):+.3f} {name}")
+                lines.append(f"{name}: {self._side(side)}")
         terms.append(f"{signed['rest']:+.3f} bias or residual")
-        return [
-            f"class {self._class(signed['top'])} leads class {self._class(signed['second'])} by"
-            f" {signed['margin']:.3f} = {' '.join(terms)}",
-            *(f"{name}: {self._side(sides[name])}" for name in totals),
-            *_sign_sentences(signed),
-        ]
+        leads = f"class {self._class(signed['top'])} leads class {self._class(signed['second'])} by"
+        return [f"{leads} {signed['margin']:.3f} = {' '.join(terms)}", *lines, *_sign_sentences(signed)]
 
     def _side(self, side: list[dict[str, Any]]) -> str:
         """The strongest contributions of one sign."""
@@ -207,9 +196,8 @@ class NodeExplanation(TabledDocument):
             return f"{words.format(f'up to {MOST_ITEMS}')}: no other class found{needed}"
         least = "no fewer do" if size == bound else f"perhaps fewer do{needed}"
         words = words.removesuffix("s") if size == 1 and words.startswith("with ") else words
-        items = ", ".join(
-            item if count == 1 else f"{count} × {item}" for item, count in Counter(entry["items"]).items()
-        )
+        counts = Counter(entry["items"]).items()
+        items = ", ".join(item if count == 1 else f"{count} × {item}" for item, count in counts)
         return f"{words.format(size)}: class {self._class(entry['predicted'])}: {items}; {least}"
 
     def _attack_sentences(self) -> list[str]:
@@ -255,28 +243,24 @@ class NodeExplanation(TabledDocument):
             if radius is not None
             else f"top-{k}: no other neighbour can enter"
         )
+        status = layer["class_status"]
         if class_radius is not None:
-            status = layer["class_status"]
             return f"{order}; class not while each head moves by less than {class_radius:.4f} ({status})"
-        unknown = layer["class_status"] == "unknown"
-        return f"{order}; class: {'unknown' if unknown else 'does not depend on attention'}"
+        return f"{order}; class: {'unknown' if status == 'unknown' else 'does not depend on attention'}"
 
 
 def _sign_sentences(signed: dict[str, Any]) -> list[str]:
     """What is proved about the signs of contributions."""
     if not signed["neighbours"]:
         return []
-    radius = signed["pair_radius"]
-    pair = (
-        "no attention of this layer changes these two classes"
-        if radius is None
-        else f"these two classes stay first and second while each head moves by less than {radius:.4f} (l1)"
-    )
+    pair, signs = "no attention of this layer changes these two classes", []
+    if signed["pair_radius"] is not None:
+        radius = f"{signed['pair_radius']:.4f} (l1)"
+        pair = f"these two classes stay first and second while each head moves by less than {radius}"
     radii = [entry["radius"] for entry in signed["neighbours"] if entry["radius"] is not None]
-    always = len(signed["neighbours"]) - len(radii)
-    signs = ["no attention reverses the sign of a contribution"] if not radii else []
-    if radii and always:
-        signs.append(f"no attention reverses the sign of {always} contributions")
+    if always := len(signed["neighbours"]) - len(radii):
+        which = f"{always} contributions" if radii else "a contribution"
+        signs.append(f"no attention reverses the sign of {which}")
     if radii:
         signs.append(f"{len(radii)} keep their sign while each head moves by less than {min(radii):.4f}")
     return [f"proved with the values fixed: {pair}; for this pair {', '.join(signs)}"]
@@ -297,11 +281,9 @@ def _injection_sentences(proof: dict[str, Any]) -> list[str]:
     order = f"injected nodes cannot reorder its neighbours{condition}"
     lines = [f"{name}: {order}" for name in proof.get("invariant", ())]
     holds = proof.get("class_holds") or {}
-    any_features = "an injected neighbour, whatever its features"
-    if holds.get("any"):
-        lines.append(f"class: holds if every node gains {any_features}")
-    elif holds.get("direct"):
-        lines.append(f"class: holds if the node gains {any_features}")
+    if holds.get("direct"):
+        gains = "every node gains" if holds.get("any") else "the node gains"
+        lines.append(f"class: holds if {gains} an injected neighbour, whatever its features")
     elif holds.get("direct") is not None:
         lines.append("class: not proved to hold against an injected neighbour")
     return lines
