@@ -13,7 +13,7 @@ import argparse
 import statistics
 
 import torch
-from common import Measured, PeakMemory, median_seconds, show_ways, way_arguments
+from common import Measured, Peak, median_seconds, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, elu
 from torch_geometric.nn import GATConv
@@ -49,7 +49,7 @@ def measure_fgai(graph: fgai.Graph, epochs: int, device: str) -> Measured:
     model = fgai.GAT.for_data(graph, hidden_channels=8, heads=8, num_layers=2).to(device)
     recipe = VanillaRecipe(prepared(model, graph))
     fit(model, recipe, TrainConfig(epochs=3, validate_every=99), progress=False)  # compiles
-    with PeakMemory(device) as memory:
+    with Peak(device) as memory:
         # On the GPU the first 32 epochs, with the capture among them, are read in one go.
         more = 32 if device.startswith("cuda") else 2
         config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=5e-4)
@@ -70,7 +70,7 @@ def measure_pyg(graph: fgai.Graph, epochs: int, device: str, *, sparse: bool) ->
         optimizer.step()
 
     step()
-    with PeakMemory(device) as memory:
+    with Peak(device) as memory:
         seconds = median_seconds(step, epochs, device)
     return {"seconds": seconds, "bytes": memory.above}
 

@@ -116,17 +116,7 @@ def sheet(
     nulls: bool = False,
     models: Sequence[str] | None = None,
 ) -> Sheet | Table:
-    """Return a sheet with a section per model and a row per dataset and method that has records.
-
-    Args:
-        results: of the records.
-        title: of the sheet.
-        columns: one per metric.
-        notes: below it; missing cells and warnings are added.
-        order: of the rows; others follow.
-        nulls: add the null rows.
-        models: shown; all there are by default.
-    """
+    """Return a sheet with a section per model and a row per dataset and method that has records."""
     if not results.records:
         return nothing(results, title)
     sections: dict[str, list[Row]] = {}

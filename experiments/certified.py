@@ -19,16 +19,7 @@ ROW = "fgai-certified"
 def certified_share(
     store: Store, model: str, dataset: str, *, row: str = ROW, neighbours: int = 1, where: str = "any"
 ) -> Estimate | None:
-    """Return the share of the test nodes, over seeds.
-
-    Args:
-        store: with `inject` records.
-        model: e.g. `GAT`.
-        dataset: e.g. `amazon-photo`.
-        row: how the model was trained.
-        neighbours: injected ones of every node (`any`), or of the node itself (`direct`).
-        where: `any` or `direct`.
-    """
+    """Return the share of the test nodes, over seeds."""
     return estimate(
         one["share"]
         for record in _records(store, model, dataset, row)

@@ -164,9 +164,6 @@ def presets(store: Store) -> str:
     best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
     of the best.
 
-    Args:
-        store: with search records.
-
     Raises:
         InputError: the folder holds no search, or of some method, model and dataset no setting holds.
     """
@@ -198,11 +195,6 @@ def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
 
     A trial whose criterion falls on one seed counts as holding where even that seed is above the worst of
     every trial that does not fall: to pass it over would be to ship what is worse on all seeds.
-
-    Args:
-        case: method, model and dataset.
-        held: its trials, the best first.
-        task: empty for nodes, `link` or `graph`.
     """
     able = [trial for trial in held if not trial.reason]
     floor = max((trial.least for trial in able if not trial.fell), default=float("inf"))

@@ -122,11 +122,6 @@ class Setting:
 def explained(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, Any]:
     """Compare explainers on a sample of nodes.
 
-    Args:
-        model: of the cell.
-        graph: as it was loaded.
-        cell: its method, threats and seed.
-
     Returns:
         For a record: the nodes, what the attacks spent, and a row per explainer; an explainer that does not
         run on the model has its `error` there.

@@ -84,12 +84,7 @@ class Explained:
 
 
 def read_explained(store: Store, expected: Iterable[Grid] = ()) -> list[Explained]:
-    """Every explainer there are, or should be, records of, by model and dataset; the vanilla model's first.
-
-    Args:
-        store: the records.
-        expected: cells that should be there.
-    """
+    """Every explainer with records, or `expected` ones, by model and dataset; the vanilla model's first."""
     places = ((c.model, c.dataset, c.method, name) for c in expected for name in names_for(c))
     held = {key: Explained(*key) for key in places}
     for record in (record for folder in FOLDERS for record in store.records(folder)):

@@ -51,12 +51,6 @@ class Choice:
 def figure(name: str, store: Store, source: Source, choice: Choice | None = None) -> Named:
     """Yield the figures of a name, each with the stem of its file.
 
-    Args:
-        name: one of `FIGURES`.
-        store: the records.
-        source: of models, where records do not hold what is drawn.
-        choice: of datasets and models.
-
     Raises:
         InputError: no such figure, or the records lack what it draws.
     """

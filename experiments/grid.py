@@ -62,10 +62,6 @@ CHOSEN_BY = ("kind", "model", "dataset", "method", "row", "seed", "task")
 def only(cells: list[Cell], wanted: Sequence[str]) -> list[Cell]:
     """Return the cells that meet every condition.
 
-    Args:
-        cells: of a grid.
-        wanted: each `FIELD=VALUE`, or `FIELD=VALUE,VALUE,...` where any of them will do.
-
     Raises:
         InputError: there is no such field, or no cell of the grid has the value.
 

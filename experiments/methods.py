@@ -71,15 +71,7 @@ def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[st
 def settings_for(
     method: str, model: str, dataset: str, task: str = "node", *, tuned: bool = True
 ) -> dict[str, Any]:
-    """Return the settings of a method, laid over those of the method it is a variant of.
-
-    Args:
-        method: one of `METHODS`; `fgai`, `limits` and `harden` have the package's defaults on every graph.
-        model: class name.
-        dataset: e.g. `amazon-photo`.
-        task: its name.
-        tuned: with the settings chosen for the method on this very dataset; the general ones otherwise.
-    """
+    """Return the settings of a method, laid over those of the method it is a variant of."""
     below = preset(BELOW[method], model, dataset, task) if method in BELOW else {}
     return {**below, **preset(method, model, dataset if tuned else "", task)}
 

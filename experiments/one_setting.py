@@ -28,11 +28,7 @@ _COLUMNS = [Column("method"), *(Column(title, ".3f") for title in _SHARES), Colu
 
 
 class Methods:
-    """What the methods with one setting reach, by pair of model and graph.
-
-    Args:
-        store: with the records of the grids `methods`, `definition` and, for vanilla models, `endpoints`.
-    """
+    """What the methods with one setting reach, by pair of model and graph."""
 
     def __init__(self, store: Store) -> None:
         cells = read_grid("methods")

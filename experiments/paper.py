@@ -35,13 +35,6 @@ def published(table: str, model: str, dataset: str, row: str, metric: str) -> Pu
     Datasets are known by their exact names, so `arxiv-tape` (other features) never gets the paper's arXiv
     numbers.
 
-    Args:
-        table: `stability`, `f1`, `link`, `f_slope`, `ablation` or `cost`.
-        model: `GAT`, `GATv2` or `GT`.
-        dataset: e.g. `amazon-photo`.
-        row: e.g. `fgai` or `fgai[SP]`.
-        metric: as the table calls it.
-
     Example:
         >>> published("f1", "GAT", "amazon-photo", "fgai", "attacked")
         Published(mean=0.8637, std=0.01)

@@ -14,12 +14,7 @@ from fgai.cli import Output
 
 
 class GridProgress:
-    """Says which cell finished and how long the rest will take, at the pace so far.
-
-    Args:
-        total: cells to run.
-        output: whose standard error is written to; nothing when quiet.
-    """
+    """Says which cell finished and how long the rest will take, at the pace so far."""
 
     def __init__(self, total: int, output: Output) -> None:
         self._total, self._output, self._done, self._began = total, output, 0, monotonic()

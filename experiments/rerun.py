@@ -59,14 +59,6 @@ def rerun(
 ) -> tuple[dict[str, Any], list[Number]]:
     """Run a cell again and compare; return the new record and the numbers of both.
 
-    Args:
-        cell: that has a record.
-        store: with the record, which stays as it is.
-        tolerance: numbers agree that differ by less, absolutely or relative to the larger one.
-        device: where to run.
-        root: folder of the datasets.
-        cache: folder for trained models.
-
     Raises:
         DataError: there is no good record, or this version would train or attack otherwise.
         FgaiError: the cell failed.

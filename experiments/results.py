@@ -43,10 +43,6 @@ class Results:
     Records of one row that differ in their threats only are laid together. A row must mean one thing: records
     of one model, dataset and row whose settings differ are refused.
 
-    Args:
-        records: from `Store.records`.
-        expected: the cells there should be; missing ones are counted.
-
     Raises:
         CheckpointError: a row with two settings.
     """
@@ -191,15 +187,6 @@ class Results:
         """Return a number per seed; records without it are left out.
 
         A mean over layers (`….all`) is taken over those that have a value, see `experiments.layers`.
-
-        Args:
-            model: e.g. `GAT`.
-            dataset: e.g. `amazon-photo`.
-            row: e.g. `fgai`.
-            path: a metric of the evaluation (`f1.clean`), or `training.…`, `validation.…`, `certificate.…`; a
-                number in it is a place in a list (`g_jsd.layers.0`).
-            threat: which evaluation.
-            layers: by seed those a mean is taken over, see `layers`; all by default.
         """
         found: dict[int, float] = {}
         for seed, held in self._parts(model, dataset, row, path, threat):

@@ -56,9 +56,6 @@ class Store:
     New records are files of their own. `pack` puts those of a kind, and of a search those of a method, into
     one file, from where they are read like the others; a file wins over a packed record of the same cell, and
     any record over one in `CLAIMS`.
-
-    Args:
-        root: the folder; made when the first record is written.
     """
 
     def __init__(self, root: Path | str) -> None:

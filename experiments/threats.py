@@ -30,9 +30,6 @@ class SharedEndpoints(EnsembleInjection):
 def grid_threat(name: str) -> Threat:
     """Return a threat as the grids run it.
 
-    Args:
-        name: of one of the library's threats, or `EVERY_RULE`.
-
     Raises:
         InputError: for an unknown name.
     """
