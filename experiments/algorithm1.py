@@ -24,33 +24,20 @@ OVERSHOOT = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class AscentSettings:
-    """Algorithm 1 as printed: weights, total variation of outputs, Adam; the last weights are kept.
+    """Algorithm 1 as printed: weights, total variation of outputs, Adam; the last weights are kept."""
 
-    Attributes:
-        closeness: weight, as the next three.
-        similarity: of the attention to the vanilla model's.
-        prediction_stability: under δ.
-        explanation_stability: under ρ.
-        divergence: of predictions, see `prediction_distance`.
-        k: K of the graph-wide top-K; None for half the number of edges, as in all of its experiments.
-        radius: of the balls; not printed, this is the level of its attack on features.
-        steps: of the ascents; not printed, these are those of its attack on features.
-        epochs: of the training.
-        lr: Adam's learning rate.
-        weight_decay: l2 penalty.
-    """
-
-    closeness: float = 1.0
-    similarity: float = 1e5
-    prediction_stability: float = 1.0
-    explanation_stability: float = 1e5
-    divergence: str = "logits"
+    closeness: float = 1.0  # weight, as the next three
+    similarity: float = 1e5  # of the attention to the vanilla model's
+    prediction_stability: float = 1.0  # under δ
+    explanation_stability: float = 1e5  # under ρ
+    divergence: str = "logits"  # of predictions, see `prediction_distance`
+    # K of the graph-wide top-K; None for half the number of edges, as in all of its experiments
     k: int | None = None
-    radius: float = 0.1
-    steps: int = 10
-    epochs: int = 200
-    lr: float = 0.01
-    weight_decay: float = 5e-4
+    radius: float = 0.1  # of the balls; not printed, this is the level of its attack on features
+    steps: int = 10  # of the ascents; not printed, these are those of its attack on features
+    epochs: int = 200  # of the training
+    lr: float = 0.01  # Adam's learning rate
+    weight_decay: float = 5e-4  # l2 penalty
 
     def __post_init__(self) -> None:
         one_of(self.divergence, "divergence", DIVERGENCES)

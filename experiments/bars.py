@@ -26,21 +26,13 @@ WORDS = {True: "met", False: "missed", None: "no number"}
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar for one pair of model and graph, or for a mean or count over pairs.
+    """One bar for one pair of model and graph, or for a mean or count over pairs."""
 
-    Attributes:
-        name: what is measured.
-        wanted: what it must reach, in words.
-        pair: model and graph, e.g. `GAT cora`, or the pairs a mean or count is over.
-        found: the numbers, in words.
-        met: None while numbers are missing.
-    """
-
-    name: str
-    wanted: str
-    pair: str
-    found: str
-    met: bool | None
+    name: str  # what is measured
+    wanted: str  # what it must reach, in words
+    pair: str  # model and graph, e.g. `GAT cora`, or the pairs a mean or count is over
+    found: str  # the numbers, in words
+    met: bool | None  # None while numbers are missing
 
 
 def check(store: Store) -> list[Bar]:

@@ -40,28 +40,17 @@ nodes of Photo is .009): within them the preset in use stays."""
 
 
 class Trial(NamedTuple):
-    """One trial of a search: its settings and what it scored on validation data, mean over its seeds.
+    """One trial of a search: its settings and what it scored on validation data, mean over its seeds."""
 
-    Attributes:
-        settings: over the preset's.
-        criterion: mean of the clean and the attacked score.
-        clean: score.
-        attacked: score.
-        key: of the first record.
-        seeds: it was run on.
-        least: criterion of its worst seed.
-        reason: why it may not become a preset; empty if it may.
-        fell: by how much one seed is worse than the others, in words, where that is too much; empty if not.
-    """
-
-    settings: dict[str, Any]
-    criterion: float
-    clean: float
-    attacked: float
-    key: str
-    seeds: int = 1
-    least: float = 0.0
-    reason: str = ""
+    settings: dict[str, Any]  # over the preset's
+    criterion: float  # mean of the clean and the attacked score
+    clean: float  # score
+    attacked: float  # score
+    key: str  # of the first record
+    seeds: int = 1  # it was run on
+    least: float = 0.0  # criterion of its worst seed
+    reason: str = ""  # why it may not become a preset; empty if it may
+    # by how much one seed is worse than the others, in words, where that is too much; empty if not
     fell: str = ""
 
 

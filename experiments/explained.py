@@ -51,19 +51,12 @@ def check_ready(cells: Iterable[Cell]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The incoming edges of some nodes on the clean graph, self-loops left out.
+    """The incoming edges of some nodes on the clean graph, self-loops left out."""
 
-    Attributes:
-        nodes: whose edges they are.
-        keys: [E] of the edges, node by node.
-        rowptr: [len(nodes) + 1].
-        truth: bool [E], where it is known.
-    """
-
-    nodes: list[int]
-    keys: Tensor
-    rowptr: Tensor
-    truth: Tensor | None
+    nodes: list[int]  # whose edges they are
+    keys: Tensor  # [E] of the edges, node by node
+    rowptr: Tensor  # [len(nodes) + 1]
+    truth: Tensor | None  # bool [E], where it is known
 
     @classmethod
     def of(cls, graph: Graph, nodes: Sequence[int]) -> Rows:
@@ -96,27 +89,16 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One model, the nodes to explain and the attacks on it, the same for all explainers.
+    """One model, the nodes to explain and the attacks on it, the same for all explainers."""
 
-    Attributes:
-        model: whose predictions are explained.
-        graph: as it was loaded.
-        seed: of sample, attacks and explainers.
-        seen: the model on the clean graph.
-        rows: the edges into the nodes to explain.
-        meant: the edges into the nodes the truth is compared at; None without a truth.
-        attacks: by threat.
-        touched: by threat, bool [N], the nodes in reach.
-    """
-
-    model: nn.Module
-    graph: Graph
-    seed: int
-    seen: Observation
-    rows: Rows
-    meant: Rows | None
-    attacks: dict[str, AttackResult]
-    touched: dict[str, Tensor]
+    model: nn.Module  # whose predictions are explained
+    graph: Graph  # as it was loaded
+    seed: int  # of sample, attacks and explainers
+    seen: Observation  # the model on the clean graph
+    rows: Rows  # the edges into the nodes to explain
+    meant: Rows | None  # the edges into the nodes the truth is compared at; None without a truth
+    attacks: dict[str, AttackResult]  # by threat
+    touched: dict[str, Tensor]  # by threat, bool [N], the nodes in reach
 
 
 def explained(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, Any]:

@@ -26,23 +26,14 @@ SIGNS = {"plus": "+", "minus": "−"}
 
 @dataclass(frozen=True)
 class Explained:
-    """One explainer of one model on one dataset.
+    """One explainer of one model on one dataset."""
 
-    Attributes:
-        model: class name.
-        dataset: name.
-        method: how the model was trained.
-        name: of the explainer.
-        seeds: what was measured, a mapping per seed.
-        errors: of the seeds on which it did not run.
-    """
-
-    model: str
-    dataset: str
-    method: str
-    name: str
-    seeds: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    model: str  # class name
+    dataset: str  # name
+    method: str  # how the model was trained
+    name: str  # of the explainer
+    seeds: list[dict[str, Any]] = field(default_factory=list)  # what was measured, a mapping per seed
+    errors: list[str] = field(default_factory=list)  # of the seeds on which it did not run
 
     @property
     def title(self) -> str:

@@ -13,20 +13,13 @@ from fgai.records import Cell, Column, Table
 
 
 class Reached(NamedTuple):
-    """What one member did somewhere.
+    """What one member did somewhere."""
 
-    Attributes:
-        objective: `prediction` or `explanation`.
-        threat: under which.
-        where: model, dataset, method and seed.
-        rule: of the endpoints.
-        damages: by member, judged by full passes: one minus F1, or the share of the top 5 lost.
-    """
-
-    objective: str
-    threat: str
-    where: tuple[str, str, str, int]
-    rule: str
+    objective: str  # `prediction` or `explanation`
+    threat: str  # under which
+    where: tuple[str, str, str, int]  # model, dataset, method and seed
+    rule: str  # of the endpoints
+    # by member, judged by full passes: one minus F1, or the share of the top 5 lost
     damages: dict[str, float]
 
 

@@ -13,17 +13,11 @@ from fgai.metrics import quantity
 
 
 class Wins(NamedTuple):
-    """On how many pairs of model and graph a row is better or worse than another, see `wins`.
+    """On how many pairs of model and graph a row is better or worse than another, see `wins`."""
 
-    Attributes:
-        better: pairs that differ in the better direction.
-        worse: pairs that differ in the other one.
-        pairs: with enough seeds in common for a test.
-    """
-
-    better: int
-    worse: int
-    pairs: int
+    better: int  # pairs that differ in the better direction
+    worse: int  # pairs that differ in the other one
+    pairs: int  # with enough seeds in common for a test
 
 
 def wins(results: Results, row: str, base: str, path: str, threat: str = CLAIM) -> Wins:

@@ -22,21 +22,14 @@ _LATEX |= {"→": r"$\rightarrow$", "≥": r"$\geq$", "≤": r"$\leq$", "…": r
 
 @dataclass(frozen=True, kw_only=True)
 class Estimated:
-    """One column of estimates.
+    """One column of estimates."""
 
-    Attributes:
-        shown: the number of each record, its heading, format and direction.
-        threat: which evaluation.
-        paper: table and metric of the published numbers, which get a column of their own.
-        ratio: also show vanilla's mean divided by this one.
-        own: leave vanilla's value out, where it compares a model with itself.
-    """
-
-    shown: Quantity
-    threat: str = "standard"
+    shown: Quantity  # the number of each record, its heading, format and direction
+    threat: str = "standard"  # which evaluation
+    # table and metric of the published numbers, which get a column of their own
     paper: tuple[str, str] | None = None
-    ratio: bool = False
-    own: bool = True
+    ratio: bool = False  # also show vanilla's mean divided by this one
+    own: bool = True  # leave vanilla's value out, where it compares a model with itself
 
 
 def estimated(path: str, title: str | None = None, form: str | None = None, **options: Any) -> Estimated:
@@ -46,25 +39,15 @@ def estimated(path: str, title: str | None = None, form: str | None = None, **op
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One cell: an estimate and what stands beside it.
+    """One cell: an estimate and what stands beside it."""
 
-    Attributes:
-        estimate: mean and spread over seeds, or None.
-        interval: of the paired difference to vanilla.
-        ratio: vanilla's mean divided by this one.
-        published: the paper's number.
-        published_ratio: the same ratio in the paper.
-        best: of its group.
-        wanted: seeds there should be.
-    """
-
-    estimate: Estimate | None = None
-    interval: Interval | None = None
-    ratio: float | None = None
-    published: Published | None = None
-    published_ratio: float | None = None
-    best: bool = False
-    wanted: int = 0
+    estimate: Estimate | None = None  # mean and spread over seeds, or None
+    interval: Interval | None = None  # of the paired difference to vanilla
+    ratio: float | None = None  # vanilla's mean divided by this one
+    published: Published | None = None  # the paper's number
+    published_ratio: float | None = None  # the same ratio in the paper
+    best: bool = False  # of its group
+    wanted: int = 0  # seeds there should be
 
     def lines(self, form: str, *, apart: bool = True) -> list[str]:
         """The cell as printed: mean ± std, then the ratio, and where `apart` the interval."""
@@ -101,21 +84,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Estimates of several models, in sections.
+    """Estimates of several models, in sections."""
 
-    Attributes:
-        title: printed above.
-        heads: headings of the labels.
-        columns: one per metric.
-        sections: rows by the name of their section (a model).
-        notes: printed below.
-    """
-
-    title: str
-    heads: tuple[str, ...]
-    columns: Sequence[Estimated]
-    sections: dict[str, list[Row]]
-    notes: Sequence[str] = field(default_factory=tuple)
+    title: str  # printed above
+    heads: tuple[str, ...]  # headings of the labels
+    columns: Sequence[Estimated]  # one per metric
+    sections: dict[str, list[Row]]  # rows by the name of their section (a model)
+    notes: Sequence[str] = field(default_factory=tuple)  # printed below
 
     def to_markdown(self) -> str:
         """Return one Markdown table per section; the best of a group in bold, without intervals."""
