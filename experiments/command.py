@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from datetime import timedelta
+from time import monotonic
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import Cell, Store, grid_names, read_grid, run_grid
 from experiments import command_records as records
@@ -16,7 +20,6 @@ from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results
 from experiments.fingerprint import EARLIER, change_of
-from experiments.progress import GridProgress
 from experiments.rerun import TOLERANCE, find, rerun
 from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
@@ -120,18 +123,13 @@ def status(
     """
     if grid is None and only:
         raise InputError("`--only` chooses among the cells of a grid; name one")
-    of = _every_grid(Store(results)) if grid is None else _one_grid(grid, only or (), Store(results))
-    out.result({"command": "bench status", **of.values}, of.table.show)
+    store = Store(results)
+    values, table = _every_grid(store) if grid is None else _one_grid(grid, only or (), store)
+    out.result({"command": "bench status", **values}, table.show)
 
 
-class Overview(NamedTuple):
-    """What `status` says: as JSON, and as a table."""
-
-    values: dict[str, Any]
-    table: Table
-
-
-def _every_grid(store: Store) -> Overview:
+def _every_grid(store: Store) -> tuple[dict[str, Any], Table]:
+    """What `status` says of all grids: as JSON, and as a table."""
     names = ("grid", "cells", "done", "earlier", "outdated", "failed", "open", "other code")
     rows: list[list[str | float | None]] = []
     notes = []
@@ -145,21 +143,18 @@ def _every_grid(store: Store) -> Overview:
             notes.append(f"what failed, and why: `fgai bench status {name}`")
     notes.append(OTHER_CODE)
     values = {"grids": [dict(zip(names, row, strict=True)) for row in rows]}
-    return Overview(
-        values, Table(f"grids in {store.root}", [Column(name, "d") for name in names], rows, notes)
-    )
+    return values, Table(f"grids in {store.root}", [Column(name, "d") for name in names], rows, notes)
 
 
-def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
+def _one_grid(grid: str, only: Sequence[str], store: Store) -> tuple[dict[str, Any], Table]:
+    """The same of one."""
     cells = only_of(read_grid(grid), only)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.dataset, cell.model), []).append(cell)
     counts = {where: status_of(held, store) for where, held in groups.items()}
     whole = status_of(cells, store)
-    failed = [_failure(cell, store) for cell in cells]
-    errors = [entry for entry in failed if entry is not None]
-    stale = _changes(cells, store)
+    errors, stale = _failures(cells, store), _changes(cells, store)
     values: dict[str, Any] = {
         "grid": grid,
         "cells": len(cells),
@@ -182,7 +177,7 @@ def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
         notes.append(f"{earlier} done with {EARLIER}")
     for which, change in [item for item in stale.items() if item[1] != EARLIER][:1]:
         notes.append(f"{len(stale) - earlier} outdated, left out of tables, e.g. {which}: {change}")
-    return Overview(values, Table(f"{grid} in {store.root}", columns, rows, notes))
+    return values, Table(f"{grid} in {store.root}", columns, rows, notes)
 
 
 OTHER_CODE = (
@@ -194,26 +189,61 @@ OTHER_CODE = (
 
 def _of_other_code(cells: list[Cell], store: Store) -> int:
     """How many records of cells were made by other lines than those that train now."""
-    held = [record for cell in cells if (record := store.read(cell)) and record["status"] == "done"]
-    return sum(record.get("fingerprint", {}).get("code") != training_code() for record in held)
+    records = [record for _, record in store.finished(cells)]
+    return sum(record.get("fingerprint", {}).get("code") != training_code() for record in records)
 
 
 def _changes(cells: list[Cell], store: Store) -> dict[str, str]:
     """Cells whose records would be made otherwise now, and what differs."""
-    found = {}
-    for cell in cells:
-        record = store.read(cell)
-        change = None if record is None or record["status"] != "done" else change_of(record, cell)
-        if change is not None:
-            found[cell.path.stem] = change
-    return found
+    changes = {cell.path.stem: change_of(record, cell) for cell, record in store.finished(cells)}
+    return {name: change for name, change in changes.items() if change is not None}
 
 
-def _failure(cell: Cell, store: Store) -> dict[str, str] | None:
-    record = store.read(cell)
-    if record is None or record["status"] == "done":
-        return None
-    return {"cell": cell.path.stem, "error": str(record.get("error", "unknown"))}
+def _failures(cells: list[Cell], store: Store) -> list[dict[str, str]]:
+    """Cells that failed, and their errors."""
+    records = [(cell, store.read(cell)) for cell in cells]
+    return [
+        {"cell": cell.path.stem, "error": str(record.get("error", "unknown"))}
+        for cell, record in records
+        if record is not None and record["status"] != "done"
+    ]
+
+
+class GridProgress:
+    """A bar over the cells of a grid, with the time left at the pace so far; elsewhere a line per cell."""
+
+    def __init__(self, total: int, output: Output) -> None:
+        self._total, self._output, self._done, self._began = total, output, 0, monotonic()
+        self._bar = Progress(
+            TextColumn("cells"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=output.notes,
+            disable=output.quiet or not sys.stderr.isatty(),
+            transient=True,
+        )
+        self._task = self._bar.add_task("cells", total=total, note="")
+
+    def __enter__(self) -> GridProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def finished(self, cell: Cell, status: str, seconds: float) -> None:
+        """Count a cell and say what became of it."""
+        self._done += 1
+        left = (monotonic() - self._began) / self._done * (self._total - self._done)
+        name = f"{cell.model} {cell.row} {cell.dataset} seed {cell.seed}"
+        note = f"{name} {status} ({seconds:.1f} s), {timedelta(seconds=round(left))} left"
+        self._bar.update(self._task, advance=1, note=note)
+        if self._bar.disable:
+            self._output.say(f"{self._done}/{self._total} {note}")
+        elif status != "done":
+            self._output.say(f"{name} {status}")
 
 
 @app.command("again", epilog="Example: fgai bench again 4b662cbde8c2")

@@ -126,7 +126,7 @@ def _notes(store: Store, cells: Sequence[Grid], held: Sequence[Explained]) -> li
     fewer = [f"{count} on {name}" for name, count in FEWER_ON.items()]
     fewer += [f"{count} for {_title(name)}" for name, count in FEWER.items()]
     epochs = ", ".join(f"{_title(name)} {count}" for name, count in EPOCHS.items())
-    missing = sum(1 for cell in cells if (found := store.read(cell)) is None or found["status"] != "done")
+    missing = len(cells) - len(list(store.finished(cells)))
     notes = [
         f"Up to {NODES} test nodes with more than {K} neighbours per seed ({', '.join(fewer)}); the same"
         " nodes, and the same attacked graph, for all explainers of a model. Mean ± std over seeds.",

@@ -12,7 +12,7 @@ import fgai.reports.figures as draw
 from experiments.build import name_of
 from experiments.cells import Cell
 from experiments.explainer_tables import Explained, read_explained
-from experiments.results import Results
+from experiments.results import Results, RowKey
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, scores, telling_node
 from fgai.certificates import ARITHMETIC, PROMISE, certify_attention
@@ -63,11 +63,11 @@ def titled(drawn: Figure, text: str) -> Figure:
     return drawn
 
 
-def averaged(results: Results, model: str, dataset: str, row: str) -> EvaluationRecord | None:
+def averaged(results: Results, row: RowKey) -> EvaluationRecord | None:
     """One record whose F-slopes are the means over the seeds, under the `standard` threat."""
     held = [
         slopes
-        for record in results.held(model, dataset, row)
+        for record in results.held(row)
         if (slopes := look_up(record["evaluations"], "standard.metrics.f_slope")) is not None
     ]
     if not held:
@@ -75,14 +75,13 @@ def averaged(results: Results, model: str, dataset: str, row: str) -> Evaluation
     unknown = ("model", "data", "threat", "config", "version", "seconds", "peak_memory", "ledgers")
     rest: dict[str, Any] = {name: {} for name in unknown}
     metrics = {"f_slope": _mean(held)}
-    return EvaluationRecord(name=name_of(row), seed=0, device="", metrics=metrics, **rest)
+    return EvaluationRecord(name=name_of(row[2]), seed=0, device="", metrics=metrics, **rest)
 
 
 def _f_curves(store: Store, source: Source, choice: Choice) -> Named:
     results, drawn = Results.read(store), False
-    pairs = [(model, dataset) for model in results.models() for dataset in results.datasets(model)]
-    for model, dataset in pairs:
-        records = [averaged(results, model, dataset, row) for row in ROWS]
+    for model, dataset in results.pairs():
+        records = [averaged(results, (model, dataset, row)) for row in ROWS]
         held = [record for record in records if record is not None]
         for scope in ("graph", "node") if held and choice.holds(model, dataset) else ():
             drawn = True
@@ -127,16 +126,17 @@ class _Certificates:
 
 def _certified(store: Store, source: Source, choice: Choice) -> Named:
     results, drawn = Results.of_grid(store, "definition", "certify"), False
-    for model in results.models():
-        for dataset in results.datasets(model):
-            named: dict[str, _Certificates] = {}
-            for row in results.rows(model, dataset):
-                if held := [record["certificate"] for record in results.held(model, dataset, row)]:
-                    named[name_of(row)] = _Certificates(held)
-            if named and choice.holds(model, dataset):
-                drawn = True
-                title = f"{model} on {dataset}, output layer, mean over seeds"
-                yield f"certified-{dataset}-{model}", titled(draw.certified_curves(named), title)
+    for model, dataset in results.pairs():
+        rows = {row: results.held((model, dataset, row)) for row in results.rows(model, dataset)}
+        named = {
+            name_of(row): _Certificates([record["certificate"] for record in held])
+            for row, held in rows.items()
+            if held
+        }
+        if named and choice.holds(model, dataset):
+            drawn = True
+            title = f"{model} on {dataset}, output layer, mean over seeds"
+            yield f"certified-{dataset}-{model}", titled(draw.certified_curves(named), title)
     if not drawn:
         for entry in choice.sources(source):
             graph = entry.graph()

@@ -75,8 +75,7 @@ def is_older(record: Mapping[str, Any]) -> bool:
 
 def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
     """One sentence that tells how many cells have records of other settings or searches, or none."""
-    held = [record for cell in cells if (record := store.read(cell)) is not None]
-    count = sum(record["status"] == "done" and (is_earlier(record) or is_older(record)) for record in held)
+    count = sum(is_earlier(record) or is_older(record) for _, record in store.finished(cells))
     said = f"{count} of {len(cells)} cells were trained with other settings than today's."
     return [said] * bool(count)
 

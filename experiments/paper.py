@@ -23,24 +23,18 @@ def _tables() -> dict[str, Any]:
     return found
 
 
-def source() -> dict[str, str]:
-    """Title, authors and how to read the numbers."""
-    about: dict[str, str] = _tables()["source"]
-    return about
-
-
-def published(table: str, model: str, dataset: str, row: str, metric: str) -> Published | None:
-    """Return a number of the paper, or None where it has none.
+def published(table: str, metric: str, row: tuple[str, str, str]) -> Published | None:
+    """Return a number of the paper for a model, dataset and method, or None where it has none.
 
     Datasets are known by their exact names, so `arxiv-tape` (other features) never gets the paper's arXiv
     numbers.
 
     Example:
-        >>> published("f1", "GAT", "amazon-photo", "fgai", "attacked")
+        >>> published("f1", "attacked", ("GAT", "amazon-photo", "fgai"))
         Published(mean=0.8637, std=0.01)
     """
     level: Any = _tables()
-    for name in (table, model, dataset, row, metric):
+    for name in (table, *row, metric):
         level = level.get(name)
         if level is None:
             return None

@@ -20,6 +20,10 @@ _LATEX |= {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "÷": r"$\div$", "✓
 _LATEX |= {"→": r"$\rightarrow$", "≥": r"$\geq$", "≤": r"$\leq$", "…": r"\dots{}"}
 
 
+HEADS = ("dataset", "method")
+"""Headings of the labels of rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimated:
     """One column of estimates."""
@@ -87,7 +91,6 @@ class Sheet:
     """Estimates of several models, in sections."""
 
     title: str  # printed above
-    heads: tuple[str, ...]  # headings of the labels
     columns: Sequence[Estimated]  # one per metric
     sections: dict[str, list[Row]]  # rows by the name of their section (a model)
     notes: Sequence[str] = field(default_factory=tuple)  # printed below
@@ -96,7 +99,7 @@ class Sheet:
         """Return one Markdown table per section; the best of a group in bold, without intervals."""
         parts = [f"**{self.title}**"]
         line = "| " + " | ".join(self._headings()) + " |"
-        rule = "|" + "---|" * len(self.heads) + "---:|" * (len(self._headings()) - len(self.heads))
+        rule = "|" + "---|" * len(HEADS) + "---:|" * (len(self._headings()) - len(HEADS))
         for name, rows in self.sections.items():
             cells = [self._cells(row, " ", "**{}**", apart=False) for row in rows]
             body = ["| " + " | ".join(line).replace(" ± ", "±") + " |" for line in cells]
@@ -107,9 +110,9 @@ class Sheet:
         """Return one LaTeX `tabular` per section in booktabs style; cells of two lines need no package."""
         parts = ["\n".join(f"% {note}" for note in (self.title, *self.notes))]
         for name, rows in self.sections.items():
-            width = len(self._headings()) - len(self.heads)
+            width = len(self._headings()) - len(HEADS)
             lines = [
-                rf"\begin{{tabular}}{{{'l' * len(self.heads)}{'r' * width}}}",
+                rf"\begin{{tabular}}{{{'l' * len(HEADS)}{'r' * width}}}",
                 r"\toprule",
                 " & ".join(map(_escape, self._headings())) + r" \\",
                 r"\midrule",
@@ -125,9 +128,7 @@ class Sheet:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         numbers = ("seeds", "mean", "std", "ratio_to_vanilla", "difference", "low", "high", "best")
-        writer.writerow(
-            ["table", "model", *self.heads, "metric", "threat", *numbers, "paper_mean", "paper_std"]
-        )
+        writer.writerow(["table", "model", *HEADS, "metric", "threat", *numbers, "paper_mean", "paper_std"])
         for name, rows in self.sections.items():
             for row in rows:
                 for column, entry in zip(self.columns, row.entries, strict=True):
@@ -151,7 +152,7 @@ class Sheet:
             console.print(note, style="dim", markup=False, highlight=False)
 
     def _headings(self) -> list[str]:
-        found = list(self.heads)
+        found = list(HEADS)
         for column in self.columns:
             heading = column.shown.column.heading
             found += [heading, "paper"] if column.paper is not None else [heading]

@@ -82,6 +82,13 @@ class Store:
             )
         return record
 
+    def finished(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        """Yield the cells that have a good record, each with it."""
+        for cell in cells:
+            record = self.read(cell)
+            if record is not None and record["status"] == "done":
+                yield cell, record
+
     def write(self, cell: Cell, record: dict[str, Any]) -> Path:
         """Write a record in one step."""
         path = self.path(cell)

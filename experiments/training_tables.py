@@ -10,7 +10,7 @@ from experiments.build import about, label, name_of, sheet
 from experiments.cells import read_grid
 from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
 from experiments.paper import Published, published
-from experiments.results import NODE_KINDS, ROWS, Results
+from experiments.results import NODE_KINDS, ROWS, Results, RowKey
 from experiments.sheet import Sheet, estimated
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
@@ -92,11 +92,10 @@ def cost(store: Store) -> list[Sheet | Table]:
         Column("device"),
     ]
     rows: list[Sequence[Cell]] = []
-    for model in results.models():
-        for dataset in results.datasets(model):
-            known = {row for row in COST_ROWS if _paper(model, dataset, row, "seconds")}
-            names = [r for r in COST_ROWS if r in known or r in results.rows(model, dataset)]
-            rows += [_cost_row(results, model, dataset, row) for row in names]
+    for model, dataset in results.pairs():
+        known = {row for row in COST_ROWS if _paper((model, dataset, row), "seconds")}
+        names = [r for r in COST_ROWS if r in known or r in results.rows(model, dataset)]
+        rows += [_cost_row(results, (model, dataset, row)) for row in names]
     notes = (
         f"{note} Median over epochs, mean over seeds; pre-training of vanilla not counted. Memory above what"
         " data and parent hold; on a CPU, growth of the process. The paper: 200 epochs on a V100; its arXiv"
@@ -106,35 +105,33 @@ def cost(store: Store) -> list[Sheet | Table]:
     return [Table("Cost of training", columns, rows, notes)]
 
 
-def _paper(model: str, dataset: str, row: str, metric: str) -> Published | None:
+def _paper(row: RowKey, metric: str) -> Published | None:
     """The paper's cost; the cost, unlike the scores, of arXiv may be compared whatever its features."""
-    return published("cost", model, {"arxiv-tape": "ogbn-arxiv"}.get(dataset, dataset), row, metric)
+    model, dataset, name = row
+    return published("cost", metric, (model, {"arxiv-tape": "ogbn-arxiv"}.get(dataset, dataset), name))
 
 
-def memory_above(results: Results, model: str, dataset: str, row: str) -> Estimate | None:
+def memory_above(results: Results, row: RowKey) -> Estimate | None:
     """Peak bytes of a training above what lay on the device before it."""
-    peak = results.values(model, dataset, row, "training.peak_memory")
-    base = results.values(model, dataset, row, "training.base_memory")
+    peak, base = (results.values(row, f"training.{name}_memory") for name in ("peak", "base"))
     return estimate(peak[seed] - base[seed] for seed in peak if seed in base)
 
 
-def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
+def _cost_row(results: Results, row: RowKey) -> list[Cell]:
     def over(ours: float | None, base: float | None) -> float | None:
         return ours / base if ours is not None and base else None
 
-    def numbers(name: str) -> list[float | None]:
-        epoch = results.estimate(model, dataset, name, "training.epoch_seconds")
-        whole = results.estimate(model, dataset, name, "training.seconds")
-        memory = memory_above(results, model, dataset, name)
-        seconds, mib = (_paper(model, dataset, name, metric) for metric in ("seconds", "mib"))
-        return [None if e is None else e.mean for e in (epoch, whole, memory, seconds, mib)]
+    def numbers(key: RowKey) -> list[float | None]:
+        epoch, whole = (results.estimate(key, f"training.{name}") for name in ("epoch_seconds", "seconds"))
+        seconds, mib = (_paper(key, metric) for metric in ("seconds", "mib"))
+        found = (epoch, whole, memory_above(results, key), seconds, mib)
+        return [None if e is None else e.mean for e in found]
 
     epoch, whole, memory, seconds, mib = numbers(row)
-    base = numbers("vanilla")
+    base = numbers((*row[:2], "vanilla"))
     return [
-        model,
-        dataset,
-        label(results, model, dataset, row),
+        *row[:2],
+        label(results, row),
         None if epoch is None else 1e3 * epoch,
         over(epoch, base[0]),
         whole,
@@ -144,14 +141,8 @@ def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell
         over(seconds, base[3]),
         mib,
         over(mib, base[4]),
-        device_of(results, model, dataset, row),
+        ", ".join(sorted({str(record["about"]["device"]) for record in results.held(row)})) or None,
     ]
-
-
-def device_of(results: Results, model: str, dataset: str, row: str) -> str | None:
-    """Where a row's trainings ran."""
-    found = {str(record["about"]["device"]) for record in results.held(model, dataset, row)}
-    return ", ".join(sorted(found)) or None
 
 
 def search(store: Store) -> list[Sheet | Table]:
