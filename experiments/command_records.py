@@ -63,11 +63,7 @@ def table(
 
 
 def opened_store(results: Path) -> Store:
-    """The records of a folder that is there.
-
-    Raises:
-        DataError: it is not.
-    """
+    """Return the records of a folder; raise `DataError` if it is not there."""
     if not results.is_dir():
         raise DataError(f"there is no folder of records at {results}; name it with --results")
     return Store(results)

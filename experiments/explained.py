@@ -38,11 +38,7 @@ def names_for(cell: Cell) -> tuple[str, ...]:
 
 
 def check_ready(cells: Iterable[Cell]) -> None:
-    """Raise unless everything that cells explain with is installed.
-
-    Raises:
-        MissingExtraError: a package is missing; the message holds the install line.
-    """
+    """Raise `MissingExtraError` unless everything that cells explain with is installed."""
     for cell in cells:
         if cell.kind == "explainers":
             for name in names_for(cell):

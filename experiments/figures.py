@@ -51,8 +51,7 @@ class Choice:
 def figure(name: str, store: Store, source: Source, choice: Choice | None = None) -> Named:
     """Yield the figures of a name, each with the stem of its file.
 
-    Raises:
-        InputError: no such figure, or the records lack what it draws.
+    Raise `InputError` for an unknown name, or if the records lack what it draws.
     """
     return FIGURES[one_of(name, "figure", tuple(FIGURES))](store, source, choice or Choice())
 

@@ -53,10 +53,7 @@ EARLIER = "settings from before there was one for every graph"
 def change_of(record: Mapping[str, Any], cell: Cell, *, earlier: bool = False) -> str | None:
     """Return the first thing that would be otherwise if a record were made now, in words, or None.
 
-    Args:
-        record: of the cell.
-        cell: as it would be run now.
-        earlier: records of earlier settings that nothing has replaced yet count as if they had today's.
+    With `earlier`, records of earlier settings that nothing has replaced yet count as if they had today's.
     """
     if not is_earlier(record):
         return _other_settings(record, cell) or other_searches(record, cell)

@@ -35,11 +35,7 @@ class Number(NamedTuple):
 
 
 def find(name: str) -> Cell:
-    """Return the cell of a key, or of the name of a record's file, from the grids that come with fgai.
-
-    Raises:
-        InputError: no grid has it.
-    """
+    """Return the cell of a key, or of the name of a record's file, from the grids that come with fgai."""
     key = name.removesuffix(".json").rpartition("-")[2]
     for grid in grid_names():
         for cell in read_grid(grid):

@@ -44,10 +44,7 @@ class Results:
     """Good records of one kind, read once.
 
     Records of one row that differ in their threats only are laid together. A row must mean one thing: records
-    of one model, dataset and row whose settings differ are refused.
-
-    Raises:
-        CheckpointError: a row with two settings.
+    of one model, dataset and row whose settings differ raise `CheckpointError`.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> None:

@@ -269,11 +269,7 @@ def _rounded(value: Any) -> Any:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read one record.
-
-    Raises:
-        CheckpointError: if it is truncated, foreign, or from a newer fgai.
-    """
+    """Read one record; raise `CheckpointError` if it is truncated, foreign, or from a newer fgai."""
     try:
         text = regular(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -284,11 +280,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def parsed(text: str, where: str) -> dict[str, Any]:
-    """Return a record from its text; `where` it stands goes into messages.
-
-    Raises:
-        CheckpointError: see `read_record`.
-    """
+    """Return a record from its text; `where` it stands goes into messages."""
     try:
         record: dict[str, Any] = parse_json(text)
         check(record, dict[str, Any], "the record")
