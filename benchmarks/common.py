@@ -71,13 +71,17 @@ def size_arguments(doc: str | None, sizes: Sequence[float]) -> argparse.Argument
     return parser
 
 
+def run_alone(*words: str) -> Any:
+    """Run a script in a process of its own, and return the JSON in its last line."""
+    done = subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def each_size(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the script once more for each size, alone, and write down what is there after each."""
     found: list[dict[str, Any]] = []
     for edges in given.edges:
-        words = [sys.executable, *sys.argv, "--edges", str(edges), "--alone"]
-        made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found.append(json.loads(made))
+        found.append(run_alone(*sys.argv, "--edges", str(edges), "--alone"))
         if given.json is not None:
             given.json.write_text(json.dumps(found, indent=1) + "\n")
     return found
@@ -118,9 +122,7 @@ def each_way(
                 torch.cuda.empty_cache()
                 found[way] = measure(given, way, dataset)
                 continue
-            words = [sys.executable, *sys.argv, "--ways", way, "--datasets", dataset, "--alone"]
-            made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found[way] = json.loads(made.splitlines()[-1])
+            found[way] = run_alone(*sys.argv, "--ways", way, "--datasets", dataset, "--alone")
         yield dataset, found
 
 

@@ -16,14 +16,12 @@ import argparse
 import itertools
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import Peak, arguments, captured, copy_bandwidth, median_seconds, show
+from common import Peak, arguments, captured, copy_bandwidth, median_seconds, run_alone, show
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
@@ -145,15 +143,11 @@ def in_process(args: argparse.Namespace, case: Case, way: str) -> dict[str, Any]
     if args.device.startswith("cuda"):
         torch.cuda.empty_cache()
         return measure(args, case, way)
-    command = [sys.executable, __file__, "--way", way, "--device", args.device]
+    words = [__file__, "--way", way, "--device", args.device]
     for name, value in zip(("graphs", "sizes", "scores", "dtypes"), case, strict=True):
-        command += [f"--{name}", value]
-    command += ["--threads", str(args.threads), "--repeats", str(args.repeats)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+        words += [f"--{name}", value]
+    found: dict[str, Any] = run_alone(*words, "--threads", str(args.threads), "--repeats", str(args.repeats))
+    return found
 
 
 def best(found: dict[str, Any]) -> float:
@@ -170,11 +164,7 @@ def row_of(case: Case, found: dict[str, dict[str, Any]]) -> list[str]:
     cells.append(f"{ours['bytes'] / 2**20:.0f} MiB")
     cells += [f"{other['bytes'] / max(1, ours['bytes']):.1f}×" for other in others]
     speed = ours["moved"] / ours["kernel"]
-    return [
-        *cells,
-        f"{ours['kernel'] * 1e3:.3f} ms",
-        f"{speed / ours['copy']:.0%}",
-    ]
+    return [*cells, f"{ours['kernel'] * 1e3:.3f} ms", f"{speed / ours['copy']:.0%}"]
 
 
 def main() -> None:

@@ -72,7 +72,7 @@ class Cell:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cell:
-        """Inverse of `to_dict`; raise `InputError` if a field is missing, unknown, or not what it should be."""
+        """Inverse of `to_dict`; raise `InputError` if a field is missing, unknown or wrong."""
         try:
             return cls(**{**values, "threats": tuple(values["threats"])})
         except (TypeError, KeyError) as error:

@@ -8,7 +8,6 @@ from typing import Any
 
 from experiments.alone import accuracy_without_edges
 from experiments.build import OLDER, about, label, name_of, sheet
-from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
 from experiments.fingerprint import is_older
 from experiments.one_setting import ROWS
@@ -68,27 +67,20 @@ def _table(results: Results, kind: str, title: str) -> Table:
 
 def injection(store: Store) -> list[Sheet | Table]:
     """What no injected neighbour can do to a class, whatever its features: by method and number of them."""
-    held: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for record in store.records("inject"):
-        cell = Grid.from_dict(record["cell"])
-        held.setdefault((cell.model, cell.dataset, cell.row), []).append(record)
+    results = Results.newest(store.records("inject"))
     columns = [Column(name) for name in ("model", "dataset", "method")]
     columns += [quantity("f1.clean", "F1").column, Column("sharpness")]
-    hidden, older = 0, False
     columns += [Column(f"t = {t}, {where}") for where in WHERE for t in INJECTED]
     columns += [Column("right, t = 1"), Column("features alone"), Column("seeds")]
     rows: list[Sequence[Cell]] = []
-    for (model, dataset, row), every in sorted(held.items()):
-        current = [record for record in every if not is_older(record)]
-        records = current or every
-        hidden, older = hidden + len(every) - len(records), older or not current
+    for key in sorted({key[:3] for key in results.records}):
+        records = results.held(key)
         shares = [_injected(records, where, t, "share") for where in WHERE for t in INJECTED]
         right = [_injected(records, where, 1, "right") for where in WHERE]
         rows.append(
             [
-                model,
-                dataset,
-                name_of(row) if current else f"{name_of(row)} †",
+                *key[:2],
+                label(results, key),
                 _spread([record["scores"]["f1"] for record in records], 1.0, ".3f"),
                 " / ".join(f"{mean:.2g}" for mean in _means([record["sharpness"] for record in records])),
                 *shares,
@@ -103,8 +95,9 @@ def injection(store: Store) -> list[Sheet | Table]:
         " limits. `right`: of those, the ones that are classified right (any / direct). `features alone`:"
         " what a network without edges classifies right; a certificate below it protects nothing.",
         INJECTION_PROMISE,
-        *[OLDER] * older,
-        *[f"{hidden} records of other settings than today's are not shown."] * bool(hidden),
+        *[OLDER] * bool(results.older_rows),
+        *[f"{results.outdated} records of other settings than today's are not shown."]
+        * bool(results.outdated),
     )
     return [Table("Classes no injected neighbour can change", columns, rows, notes), _attacked(store)]
 

@@ -29,8 +29,7 @@ from fgai.progress import show_progress
 from fgai.records import Column, Table
 
 app = App(
-    help="Reproduce: run grids of experiments, make tables and figures from records.",
-    no_args_is_help=True,
+    help="Reproduce: run grids of experiments, make tables and figures from records.", no_args_is_help=True
 )
 
 Named = typer.Argument(metavar="GRID", help=f"A TOML file, or {choices(grid_names())}.")
@@ -111,11 +110,7 @@ def run(
 @app.command("status", epilog="Example: fgai bench status node")
 @command
 def status(
-    grid: Annotated[str | None, Named] = None,
-    *,
-    results: Results = Here,
-    only: Only = None,
-    out: Output,
+    grid: Annotated[str | None, Named] = None, *, results: Results = Here, only: Only = None, out: Output
 ) -> None:
     """Say how far a grid has come, by dataset, which cells failed, and which records are outdated.
 

@@ -59,20 +59,21 @@ class Rows:
         """Collect them; `graph` as it was loaded."""
         source, destination = graph.edge_index
         held = [((destination == node) & (source != destination)).nonzero().flatten() for node in nodes]
-        spots = torch.cat([*held, torch.zeros(0, dtype=torch.long, device=graph.device)])
-        sizes = torch.tensor([0, *(part.numel() for part in held)], device=graph.device)
-        truth = None if graph.edge_truth is None else graph.edge_truth[spots]
-        return cls(list(nodes), graph.keys[spots], sizes.cumsum(0), truth)
+        return cls._at(nodes, held, graph.keys, graph.edge_truth)
+
+    @classmethod
+    def _at(cls, nodes: Sequence[int], held: list[Tensor], keys: Tensor, truth: Tensor | None) -> Rows:
+        """The edges at the positions `held`, node by node, among those of `keys` and `truth`."""
+        spots = torch.cat([*held, torch.zeros(0, dtype=torch.long, device=keys.device)])
+        sizes = torch.tensor([0, *map(len, held)], device=keys.device)
+        return cls(list(nodes), keys[spots], sizes.cumsum(0), None if truth is None else truth[spots])
 
     def some(self, count: int, seed: int) -> Rows:
         """The same of at most so many nodes, chosen by a seed; low numbers may mean old hubs."""
         drawn = torch.randperm(len(self.nodes), generator=torch.Generator().manual_seed(seed))[:count]
-        places = drawn.sort().values.tolist()
-        spans = [torch.arange(int(self.rowptr[p]), int(self.rowptr[p + 1])) for p in places]
-        spots = torch.cat([*spans, torch.zeros(0, dtype=torch.long)]).to(self.keys.device)
-        sizes = torch.tensor([0, *(span.numel() for span in spans)], device=self.rowptr.device)
-        truth = None if self.truth is None else self.truth[spots]
-        return Rows([self.nodes[p] for p in places], self.keys[spots], sizes.cumsum(0), truth)
+        chosen, ends = drawn.sort().values.tolist(), self.rowptr.tolist()
+        held = [torch.arange(ends[p], ends[p + 1], device=self.keys.device) for p in chosen]
+        return self._at([self.nodes[p] for p in chosen], held, self.keys, self.truth)
 
     def read(self, scores: Sequence[explanations.EdgeScores]) -> Tensor:
         """[E], what an explainer says of these edges; explanations in the order of `nodes`."""
@@ -160,16 +161,8 @@ def _setting(model: nn.Module, graph: Graph, cell: Cell) -> Setting:
         attacks[threat] = attack.run(model, graph, seed=cell.seed)
         after = observe(model, prepared(model, attacks[threat].graph))
         touched[threat] = touched_rows(seen.attention, after.attention)[-1]
-    return Setting(
-        model,
-        graph,
-        cell.seed,
-        seen,
-        Rows.of(graph, nodes),
-        None if meant is None else Rows.of(graph, meant),
-        attacks,
-        touched,
-    )
+    meant_rows = None if meant is None else Rows.of(graph, meant)
+    return Setting(model, graph, cell.seed, seen, Rows.of(graph, nodes), meant_rows, attacks, touched)
 
 
 def _measured(setting: Setting, name: str) -> dict[str, Any]:

@@ -19,9 +19,7 @@ from fgai.training import FaithfulSettings, HardenSettings
 
 ATTACKED = ("evaluate", "attack", "search")
 """Kinds of cells whose numbers depend on a search."""
-LATER = {
-    "sharpness": 0.0,
-}
+LATER = {"sharpness": 0.0}
 """Settings that records of before lack, with the values that change nothing."""
 
 OLD = (

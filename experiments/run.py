@@ -70,8 +70,8 @@ def run_cell(
     """Run a cell unless its record is there, write the record and return it.
 
     A cell that fails is recorded as failed, with its error, and raises nothing; running it again retries it.
-    One with a record that was made with other settings is refused without `redo`. `cache` holds trained models
-    that cells share.
+    One whose record was made with other settings is refused without `redo`. `cache` holds trained models that
+    cells share.
 
     Raises:
         CheckpointError: the record is damaged, foreign or was made with other settings.

@@ -1,13 +1,6 @@
 """Attention with its edges: record it, perturb it, limit it, in fgai's models and in any PyG model."""
 
-from fgai.attention.calls import (
-    LayerRun,
-    Observation,
-    call_model,
-    observe,
-    prepared,
-    wrap,
-)
+from fgai.attention.calls import LayerRun, Observation, call_model, observe, prepared, wrap
 from fgai.attention.hooks import Tape, find_layers, record, register_adapter
 from fgai.attention.interface import (
     Adapter,
