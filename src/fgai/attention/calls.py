@@ -93,10 +93,7 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
         model: trained or not; unchanged, as `.model` of the result.
         call: `(model, data) → logits`, a row per node or per small graph. It must use its first argument:
             copies of the model are trained and attacked.
-        data: a PyG `Data` or a `Graph` to try it on; optional.
-
-    Returns:
-        The wrapped model, called on a PyG `Data` or a `Graph`.
+        data: a PyG `Data` or a `Graph` to try it on.
 
     Raises:
         InputError: `call` is no function, `model` is one of fgai's own, or, with `data`, the call fails,
@@ -179,7 +176,8 @@ def _check_edge_order(model: nn.Module, graph: Graph) -> None:
         outputs = _outputs(model, graph)
 
         def change(order: Tensor) -> bool:
-            moved = _differ(outputs, _outputs(model, graph, _shuffled(order)))
+            steps = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
+            moved = _differ(outputs, _outputs(model, graph, order[steps.to(order.device)]))
             return moved and not _differ(outputs, _outputs(model, graph))
 
         if change(edges):
@@ -272,11 +270,6 @@ def _arguments(
             f" say how it is called: {_EXAMPLE}"
         ) from None
     return positional, named
-
-
-def _shuffled(order: Tensor) -> Tensor:
-    steps = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
-    return order[steps.to(order.device)]
 
 
 @typed
@@ -380,8 +373,8 @@ def observe(
         heads: `each`, or `mean` for their average.
         grad: keep gradients, and run the model in the mode it is in; otherwise in evaluation mode, detached.
         inputs: also keep the inputs and the output of each attention layer.
-        perturb: change of the attention before dropout, see `record`.
-        ranked: also keep the scores that rank neighbours, see `LayerAttention.ranking`.
+        perturb: see `record`, as `ranked`.
+        ranked: also keep the scores that rank neighbours.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.

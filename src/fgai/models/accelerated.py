@@ -206,9 +206,6 @@ def accelerate(model: Model) -> Model:
     same tensor in every epoch. Gradients of gradients are not available, and dropout draws other numbers
     than PyG's.
 
-    Args:
-        model: with at least one of the three layers; unchanged.
-
     Warns:
         FgaiWarning: once, with the layers that cannot be accelerated: subclasses, layers with edge features,
             another aggregation or direction.

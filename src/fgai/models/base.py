@@ -72,8 +72,8 @@ class AttentionModel(GraphModel, ABC):
     """Base of all models: embeds nodes, then reads out for the task. A subclass defines `embed` at least.
 
     Tasks: `node` gives logits [N, out]; `link` gives logits [L, 2] for the pairs in `graph.links`, from the
-    dot product of the two embeddings, or the embeddings of a graph without links; `graph` pools the nodes of
-    each small graph and gives logits [G, out].
+    `dot` product of the two embeddings or ten times their `cosine` (`decoder`), or the embeddings of a graph
+    without links; `graph` pools the nodes of each small graph by `mean` or `max` and gives logits [G, out].
 
     Attributes:
         config: the constructor's arguments, enough to build the model again.
@@ -261,16 +261,6 @@ def register_model(kind: K) -> K:
 
     Raises:
         InputError: not a subclass of `AttentionModel`, or another class has its name.
-
-    Example:
-        >>> from fgai.models import GAT
-        >>> @register_model
-        ... class WideGAT(GAT):
-        ...     @classmethod
-        ...     def sizes(cls, graph, task):
-        ...         return {**super().sizes(graph, task), "hidden_channels": 32}
-        >>> MODELS.pop("WideGAT") is WideGAT
-        True
     """
     if not isinstance(kind, type) or not issubclass(kind, AttentionModel):
         raise InputError(f"`kind` must be a subclass of `fgai.models.AttentionModel`, got {kind!r}")

@@ -26,17 +26,12 @@ class GAT(AttentionModel):
     Logits carry no activation.
 
     Args:
-        in_channels: features per node.
-        out_channels: classes (or embedding width for links).
         hidden_channels: width per hidden head.
         heads: hidden heads.
         num_layers: attention layers in all, the output layer included.
         dropout: rate on the input of every layer while training.
         attention_dropout: rate on the attention while training.
         norm: None, or `"layer"` to normalise the input and the hidden features.
-        task: `node`, `link` or `graph`.
-        pooling: `mean` or `max`, for graphs.
-        decoder: `dot` or `cosine`, for links.
         head: None, where the output layer gives the logits that are pooled, or `"mlp"`, where it gives states
             of the hidden width, which are pooled and then classified; for graphs.
 

@@ -57,17 +57,12 @@ class GT(AttentionModel):
     isolated node is classified from its features alone.
 
     Args:
-        in_channels: features per node.
-        out_channels: classes (or embedding width for links).
         hidden_channels: width of the node states.
         heads: attention heads of each block, e.g. `(8, 1)`.
         encodings: Laplacian encodings per node.
         dropout: rate while training, also on the input features.
         attention_dropout: rate on the attention while training.
         norm: `"batch"`, or `"layer"` to also normalise the input features.
-        task: `node`, `link` or `graph`.
-        pooling: `mean` or `max`, for graphs.
-        decoder: `dot` or `cosine`, for links.
 
     Reference: Dwivedi, Bresson, A Generalization of Transformer Networks to Graphs, 2021.
     """

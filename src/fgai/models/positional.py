@@ -178,12 +178,6 @@ def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
     Column p is each component's p-th eigenvector, +1 at its largest entry. Edges [2, E] count in both
     directions, once, without loops. Isolated nodes, and columns a component is too small to have, are 0. The
     result is kept in memory and, from 4096 nodes on, in the user's cache folder.
-
-    Example:
-        >>> _laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
-        tensor([[ 1.,  0.],
-                [-1.,  0.],
-                [ 0.,  0.]])
     """
     keys = _symmetric(edges.cpu())
     name = f"{edge_fingerprint(keys, num_nodes)}-{size}-{VERSION}"

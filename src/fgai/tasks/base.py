@@ -120,19 +120,11 @@ class Task(ABC):
         """Width of a model's output for each node: by default the number of classes."""
         return graph.num_classes
 
-    def read_out(
-        self,
-        nodes: Tensor,
-        graph: Graph,
-        *,
-        pooling: str = "mean",
-        decoder: str = "dot",
-        links: Tensor | None = None,
-    ) -> Tensor:
+    def read_out(self, nodes: Tensor, graph: Graph, **options: Any) -> Tensor:
         """Turn vectors of nodes [N, D] into the logits; for node tasks these are the vectors themselves.
 
-        Small graphs are pooled (see `pool`); links are decoded by `dot` or `cosine`, those of the graph or
-        the pairs `links` [2, L] instead.
+        Models pass their options: `pooling` of small graphs (see `pool`), `decoder` of links (`dot` or
+        `cosine`), and the pairs `links` [2, L] to decode instead of those of the graph, or None.
         """
         return nodes
 
@@ -240,20 +232,13 @@ def unregister_task(name: str) -> None:
 
 @typed
 def get_task(name: str) -> Task:
-    """Return a task by its name.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """Return a task by its name."""
     return TASKS[one_of(name, "task", tuple(TASKS))]
 
 
 @typed
 def task_of(graph: Graph) -> Task:
     """Return the task a graph is for: links if it carries some, graphs if it is a batch, nodes otherwise.
-
-    Raises:
-        InputError: no registered task fits.
 
     Example:
         >>> import torch
