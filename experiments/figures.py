@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -98,29 +99,21 @@ def _loss(store: Store, source: Source, choice: Choice) -> Named:
         yield f"loss-{entry.dataset}-{entry.model}", titled(drawn, title)
 
 
-class _Layer:
-    """A layer's certified shares, averaged over seeds, in the shape `certified_curves` reads."""
-
-    def __init__(self, layers: Sequence[dict[str, Any]]) -> None:
-        self._layers = layers
-
-    def curve(self, kind: str) -> list[float | None]:
-        """The share at each radius, None where a seed has none."""
-        columns = zip(*(layer[kind]["curve"] for layer in self._layers), strict=True)
-        return [None if None in column else sum(column) / len(column) for column in columns]
-
-
-class _Certificates:
+def _averaged_certificate(held: Sequence[dict[str, Any]]) -> SimpleNamespace:
     """What `certified_curves` reads of a certificate, averaged over seeds."""
 
-    def __init__(self, held: Sequence[dict[str, Any]]) -> None:
-        self.k2, self.norm, self._held = held[0]["k2"], held[0]["norm"], held
-        self.promise = held[0].get("promise", PROMISE)
-        self.explanation = held[0].get("explanation", ARITHMETIC)
+    def layer(index: int) -> SimpleNamespace:
+        def curve(kind: str) -> list[float | None]:
+            columns = zip(*(one["layers"][index][kind]["curve"] for one in held), strict=True)
+            return [None if None in column else sum(column) / len(column) for column in columns]
 
-    def layer(self, index: int) -> _Layer:
-        """One layer of all seeds."""
-        return _Layer([certificate["layers"][index] for certificate in self._held])
+        return SimpleNamespace(curve=curve)
+
+    first = held[0]
+    words = first.get("promise", PROMISE), first.get("explanation", ARITHMETIC)
+    return SimpleNamespace(
+        k2=first["k2"], norm=first["norm"], promise=words[0], explanation=words[1], layer=layer
+    )
 
 
 def _certified(store: Store, source: Source, choice: Choice) -> Named:
@@ -128,7 +121,7 @@ def _certified(store: Store, source: Source, choice: Choice) -> Named:
     for model, dataset in results.pairs():
         rows = {row: results.held((model, dataset, row)) for row in results.rows(model, dataset)}
         named = {
-            name_of(row): _Certificates([record["certificate"] for record in held])
+            name_of(row): _averaged_certificate([record["certificate"] for record in held])
             for row, held in rows.items()
             if held
         }

@@ -70,7 +70,7 @@ class GraphTask(Task):
         """The node's graph."""
         return _batch_of(graph)
 
-    def read_out(self, nodes: Tensor, graph: Graph, *, pooling: str = "mean", **options: Any) -> Tensor:
+    def read_out(self, nodes: Tensor, graph: Graph, *, pooling: str = "mean", **_: Any) -> Tensor:
         """Mean or maximum over the nodes of each graph, [G, D]."""
         return pool(nodes, graph.batch, graph.num_graphs, pooling)
 

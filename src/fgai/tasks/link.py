@@ -104,13 +104,7 @@ class LinkTask(Task):
         return EMBEDDING
 
     def read_out(
-        self,
-        nodes: Tensor,
-        graph: Graph,
-        *,
-        decoder: str = "dot",
-        links: Tensor | None = None,
-        **options: Any,
+        self, nodes: Tensor, graph: Graph, *, decoder: str = "dot", links: Tensor | None = None, **_: Any
     ) -> Tensor:
         """[L, 2] for the graph's pairs; scores [L] of `links`; the embeddings of a graph without links."""
         if links is not None:
