@@ -20,11 +20,13 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 # Scripts are started from anywhere; the experiments lie beside this folder.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.memory import PeakMemory
+from fgai.training import TrainConfig, fit
 
 Peak = partial(PeakMemory, every=0.002)
 """Of the benchmarks: memory is sampled more often than in cells."""
@@ -142,6 +144,22 @@ def show_ways(
     columns = ["way", "median step", f"time ÷ {first}", "peak memory above baseline", f"memory ÷ {first}"]
     if rows:
         show(f"{title}, {given.device}, {given.threads} threads", columns, rows)
+
+
+def epoch_cost(model: nn.Module, recipe: Any, epochs: int, device: str, **options: Any) -> Measured:
+    """Return the median seconds of an epoch of `fit`, without validation, and its peak memory.
+
+    The first epochs compile; on the GPU the first 32, with the captures among them, are read in one go.
+    Epochs of different kinds may take turns, so times are means over pairs of epochs.
+    """
+    first = 32 if device.startswith("cuda") and not options else 8
+    config = TrainConfig(epochs=epochs + first, validate_every=10_000, weight_decay=0.0)
+    fit(model, recipe, TrainConfig(epochs=4, validate_every=10_000), progress=False)
+    with Peak(device) as memory:
+        history = fit(model, recipe, config, progress=False, **options)
+    times = history.epoch_seconds[first:]
+    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
+    return {"seconds": statistics.median(pairs), "bytes": memory.above}
 
 
 def milliseconds(seconds: float) -> str:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import Peak, arguments, growth, median_seconds, show
+from common import Peak, arguments, epoch_cost, growth, median_seconds, show
 
 from fgai import evaluate
 from fgai.attacks import make_attack
@@ -27,7 +26,7 @@ from fgai.models.layer import AttentionLayer
 from fgai.reports.figures import style
 from fgai.sparse import Adjacency, Features, edge_keys
 from fgai.trackers import Tracker
-from fgai.training import FaithfulSettings, TrainConfig, VanillaRecipe, fit
+from fgai.training import FaithfulSettings, VanillaRecipe
 from fgai.training.faithful import FaithfulRecipe
 
 WAYS = ("vanilla", "fgai", "layer", "attack", "evaluation")
@@ -79,14 +78,8 @@ def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float
             GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device).eval(), graph, FaithfulSettings()
         )
     # Captured epochs are read 32 at a time; on large graphs after each one, which costs nothing there.
-    large = graph.num_edges > 3e7
-    more = 32 if device.startswith("cuda") and not large else 8
-    config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=0.0)
-    with Peak(device) as memory:
-        history = fit(model, recipe, config, progress=False, tracker=Tracker() if large else None)
-    times = history.epoch_seconds[more:]
-    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
-    return {"edges": graph.num_edges, "seconds": statistics.median(pairs), "bytes": memory.above}
+    options = {"tracker": Tracker()} if graph.num_edges > 3e7 else {}
+    return {"edges": graph.num_edges, **epoch_cost(model, recipe, epochs, device, **options)}
 
 
 def slope(found: list[dict[str, float]], fit_from: float) -> float:

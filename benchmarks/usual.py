@@ -16,7 +16,7 @@ import statistics
 from time import perf_counter
 
 import torch
-from common import Measured, Peak, show_ways, way_arguments
+from common import Measured, Peak, epoch_cost, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv, GATv2Conv
@@ -25,7 +25,7 @@ import fgai
 from fgai.attacks import draw_endpoints
 from fgai.attention import prepared
 from fgai.graph import Graph
-from fgai.training import FaithfulSettings, TrainConfig, fit, untrained_model
+from fgai.training import FaithfulSettings, untrained_model
 from fgai.training.faithful import FaithfulRecipe
 
 WAYS = ("fgai", "usual")
@@ -127,13 +127,7 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
                 times.append(perf_counter() - began)
         return {"seconds": statistics.median(times), "bytes": memory.above}
     recipe, faithful = FaithfulRecipe(model.eval(), graph, config), untrained_model(given.model, graph)
-    short = TrainConfig(epochs=2, validate_every=1000, lr=0.003)
-    fit(faithful, recipe, short, progress=False)  # compiles and derives once
-    with Peak("cpu") as memory:
-        history = fit(faithful, recipe, TrainConfig(epochs=22, validate_every=1000, lr=0.003), progress=False)
-    times = history.epoch_seconds[2:]
-    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=True)]  # epochs may take turns
-    return {"seconds": statistics.median(pairs), "bytes": memory.above}
+    return epoch_cost(faithful, recipe, 20, "cpu")
 
 
 def main() -> None:

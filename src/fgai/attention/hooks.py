@@ -230,14 +230,10 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
     pickling the model inside the block, or calling it from another thread, raises. Blocks in other threads
     wait.
 
-    Args:
-        model: any module.
-        perturb: `(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H]` for
-            every layer, in the order they run; nothing is normalised again.
-        ranked: also keep the scores neighbours are ranked by, see `LayerAttention.ranking`.
-
-    Yields:
-        The tape; `tape.attention` is the `AttentionMap` of the last forward.
+    `perturb(number of the layer, attention [E, H], source [E], destination [E])` returns the attention [E, H]
+    that a layer uses instead, in the order they run; nothing is normalised again. `ranked` also keeps the
+    scores neighbours are ranked by, see `LayerAttention.ranking`. `tape.attention` of the tape that the block
+    yields is the `AttentionMap` of the last forward.
 
     Raises:
         AttentionError: the model has no layer with attention, or one that cannot be recorded; in the forward:

@@ -60,6 +60,10 @@ def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
+def _mlp_head(width: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels))
+
+
 @typed
 def body_of(model: nn.Module) -> str:
     """Return the `body` that the class of a model declares; empty if it declares none."""

@@ -56,10 +56,6 @@ class GCNLayer(TappedLayer):
             limits |= {name: Limits(1, derived=True) for name in ("source", "destination")}
         return limits
 
-    def extra_repr(self) -> str:
-        """Show the size and whether there are gates."""
-        return f"channels={self.channels}, gated={self.gated}"
-
     def attend(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,10 +68,8 @@ class GCNLayer(TappedLayer):
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
-            source, destination = (
-                self.apply_limits("source", source),
-                self.apply_limits("destination", destination),
-            )
+            source = self.apply_limits("source", source)
+            destination = self.apply_limits("destination", destination)
             scores = score_additive(source, destination, adjacency)
             shares = weighted_softmax(scores, shares.squeeze(1), adjacency)
         return shares, values, sizes

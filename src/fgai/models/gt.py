@@ -12,7 +12,14 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import AttentionModel, Capabilities, _arguments, _as_features, register_model
+from fgai.models.base import (
+    AttentionModel,
+    Capabilities,
+    _arguments,
+    _as_features,
+    _mlp_head,
+    register_model,
+)
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.models.positional import _with_encoding
 from fgai.ops import dropout
@@ -109,9 +116,7 @@ class GT(AttentionModel):
         self.blocks = nn.ModuleList(
             _TransformerBlock(width, count, dropout, attention_dropout, norm) for count in heads
         )
-        self.head = nn.Sequential(
-            nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels)
-        )
+        self.head = _mlp_head(width, out_channels)
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` with its Laplacian encodings (solved once and cached)."""
