@@ -12,11 +12,10 @@ its preset. Both inject as many nodes with as many edges; each way runs in a pro
 from __future__ import annotations
 
 import argparse
-import statistics
-from time import perf_counter
+import itertools
 
 import torch
-from common import Measured, Peak, epoch_cost, show_ways, way_arguments
+from common import Measured, Peak, epoch_cost, median_seconds, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv, GATv2Conv
@@ -119,13 +118,10 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
     config = FaithfulSettings()
     if way == "usual":
         training = UsualTraining(given.model, graph, config.nodes, config.edges)
-        times = []
+        numbers = itertools.count()
         with Peak("cpu") as memory:
-            for number in range(given.epochs):
-                began = perf_counter()
-                training.epoch(number)
-                times.append(perf_counter() - began)
-        return {"seconds": statistics.median(times), "bytes": memory.above}
+            seconds = median_seconds(lambda: training.epoch(next(numbers)), given.epochs, "cpu", warm_up=0)
+        return {"seconds": seconds, "bytes": memory.above}
     recipe, faithful = FaithfulRecipe(model.eval(), graph, config), untrained_model(given.model, graph)
     return epoch_cost(faithful, recipe, 20, "cpu")
 

@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from experiments.paper import published
 from experiments.results import ROWS, SPEAKING, Layers, Results, RowKey
-from experiments.sheet import Entry, Estimated, Row, Sheet
+from experiments.sheet import Entry, Estimated, Row, Sheet, published
 from experiments.statistics import paired
 from fgai.metrics import null_path
 from fgai.records import Column, Table

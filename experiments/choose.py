@@ -99,11 +99,8 @@ def presets(store: Store) -> str:
     """Return `experiments/presets.toml` with the best trials laid over it.
 
     Comments and general tables stay; `[method.MODEL.dataset]`, and the same under `[link]` and `[graph]`, are
-    replaced where a search was run. Methods with one setting for every graph, and labelled rows, are left.
-
-    A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
-    best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
-    of the best.
+    replaced where a search was run and its best setting holds (see `chosen`). Methods with one setting for
+    every graph, and labelled rows, are left.
 
     Raises:
         InputError: the folder holds no search, or of some method, model and dataset no setting holds.

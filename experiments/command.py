@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
@@ -11,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from experiments import Cell, Store, grid_names, read_grid, run_grid
 from experiments import command_records as records
@@ -25,7 +23,7 @@ from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
 from fgai.cli.options import check_folder, choices
 from fgai.errors import InputError
-from fgai.progress import show_progress
+from fgai.progress import show_progress, stage
 from fgai.records import Column, Table
 
 app = App(
@@ -82,18 +80,18 @@ def run(
     stale = len(_changes(part, store))
     todo = len(part) - status_of(part, store).done + stale * redo
     out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")
-    with show_progress(False), GridProgress(todo, out) as progress:
-        after = run_grid(
-            part,
-            store,
-            device=device,
-            root=data,
-            cache=cache,
-            jobs=jobs,
-            limit=limit,
-            redo=redo,
-            on_cell=progress.finished,
-        )
+    options: dict[str, Any] = {"device": device, "root": data, "cache": cache, "jobs": jobs, "limit": limit}
+    began = monotonic()
+    with show_progress(out.progress, out.notes), stage(grid, todo) as bar:
+
+        def finished(cell: Cell, state: str, seconds: float) -> None:
+            name = f"{cell.model} {cell.row} {cell.dataset} seed {cell.seed}"
+            bar.advance(1, name)
+            left = timedelta(seconds=round((monotonic() - began) / bar.done * (todo - bar.done)))
+            if state != "done" or not out.notes.is_terminal:
+                out.say(f"{bar.done}/{todo} {name} {state} ({seconds:.1f} s), {left} left")
+
+        after = run_grid(part, store, redo=redo, on_cell=finished, **options)
     left = len(_changes(part, store))
     counts = {**dataclasses.asdict(after), "done": after.done - left, "outdated": left}
     values = {"command": "bench run", "grid": grid, "cells": len(part), **counts}
@@ -202,43 +200,6 @@ def _failures(cells: list[Cell], store: Store) -> list[dict[str, str]]:
         for cell, record in records
         if record is not None and record["status"] != "done"
     ]
-
-
-class GridProgress:
-    """A bar over the cells of a grid, with the time left at the pace so far; elsewhere a line per cell."""
-
-    def __init__(self, total: int, output: Output) -> None:
-        self._total, self._output, self._done, self._began = total, output, 0, monotonic()
-        self._bar = Progress(
-            TextColumn("cells"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=output.notes,
-            disable=output.quiet or not sys.stderr.isatty(),
-            transient=True,
-        )
-        self._task = self._bar.add_task("cells", total=total, note="")
-
-    def __enter__(self) -> GridProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def finished(self, cell: Cell, status: str, seconds: float) -> None:
-        """Count a cell and say what became of it."""
-        self._done += 1
-        left = (monotonic() - self._began) / self._done * (self._total - self._done)
-        name = f"{cell.model} {cell.row} {cell.dataset} seed {cell.seed}"
-        note = f"{name} {status} ({seconds:.1f} s), {timedelta(seconds=round(left))} left"
-        self._bar.update(self._task, advance=1, note=note)
-        if self._bar.disable:
-            self._output.say(f"{self._done}/{self._total} {note}")
-        elif status != "done":
-            self._output.say(f"{name} {status}")
 
 
 @app.command("again", epilog="Example: fgai bench again 4b662cbde8c2")

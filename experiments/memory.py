@@ -68,9 +68,7 @@ class PeakMemory:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(self._every):
-            self._sample()
-        self._sample()
-
-    def _sample(self) -> None:
-        self.peak = max(self.peak or 0, self._size())
+        running = True
+        while running:
+            running = not self._done.wait(self._every)
+            self.peak = max(self.peak or 0, self._size())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from experiments.again import ANOTHER
 from experiments.build import about, label, name_of, sheet
+from experiments.cells import Cell as GridCell
 from experiments.cells import read_grid
 from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
-from experiments.paper import Published, published
-from experiments.results import NODE_KINDS, ROWS, Results, RowKey
-from experiments.sheet import Sheet, estimated
+from experiments.results import NODE_KINDS, ROWS, Results, RowKey, key_of
+from experiments.sheet import Published, Sheet, estimated, published
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from fgai.metrics import quantity
@@ -29,9 +28,8 @@ def _ablated(store: Store) -> Results:
     cells = read_grid("ablation")
     rows = {(cell.model, cell.dataset, cell.row) for cell in cells}
     records = (record for kind in NODE_KINDS for record in store.records(kind))
-    return Results.newest(
-        (r for r in records if (r["cell"]["model"], r["cell"]["dataset"], _row(r)) in rows), cells
-    )
+    keyed = ((key_of(GridCell.from_dict(record["cell"])), record) for record in records)
+    return Results.newest((record for key, record in keyed if key[:3] in rows), cells)
 
 
 def ablation(store: Store) -> list[Sheet | Table]:
@@ -179,7 +177,3 @@ def search(store: Store) -> list[Sheet | Table]:
         *([f"{waiting} of these settings are not in use yet: no other record has them."] if waiting else []),
     )
     return [Table("Chosen settings", columns, rows or [[None] * len(columns)], notes)]
-
-
-def _row(record: dict[str, Any]) -> str:
-    return str(record["cell"]["label"] or record["cell"]["method"])

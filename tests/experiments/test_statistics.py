@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from experiments.paper import Published, published
+from experiments.sheet import Published, published
 from experiments.statistics import Estimate, estimate, holm, paired
 
 NUMBERS = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=7)

@@ -12,14 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import (
-    AttentionModel,
-    Capabilities,
-    _arguments,
-    _as_features,
-    _mlp_head,
-    register_model,
-)
+from fgai.models.base import AttentionModel, Capabilities, _arguments, _as_features, _mlp_head, register_model
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.models.positional import _with_encoding
 from fgai.ops import dropout
