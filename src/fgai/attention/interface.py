@@ -74,9 +74,8 @@ class Layerwise(NamedTuple):
 class GraphModel(nn.Module):
     """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
 
-    Attributes:
-        forward_parts: names of the methods of the forward pass. A subclass that overrides one of them must
-            override `layerwise`, too; otherwise it has no stages.
+    A subclass that overrides one of the methods in `forward_parts` must override `layerwise`, too; otherwise
+    it has no stages.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
@@ -157,15 +156,9 @@ class TappedLayer(nn.Module):
 
 @typed
 class Wrapped(nn.Module):
-    """A model with a call of its own, made by `fgai.wrap`; called on a PyG `Data` or a `Graph`.
+    """A `model` with a `call` of its own, made by `fgai.wrap`; called on a PyG `Data` or a `Graph`."""
 
-    Attributes:
-        model: the model inside.
-        call: `(model, data) → logits`.
-        layout: of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`; None for all others.
-    """
-
-    layout: Any = None
+    layout: Any = None  # of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()

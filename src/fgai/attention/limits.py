@@ -36,7 +36,7 @@ clipped for that."""
 
 @typed
 class Limits(nn.Module):
-    """Range and largest norm of one vector that an attention layer computes for every node.
+    """Range and largest norm of one vector of `size` that an attention layer computes for every node.
 
     Infinite, clipping nothing, until they are measured. With `derived=True` only the range of each channel is
     enforced; the norm bound already holds for the input.
@@ -46,7 +46,6 @@ class Limits(nn.Module):
         high: upper ends [*size].
         radius: largest norm, a scalar: distance from the middle of the range, in units of half its width.
         usual: share of the numbers that were clipped on the graph it was measured on, a scalar.
-        straight: let gradients pass through clipped values, see `fgai.ops.clip`.
     """
 
     low: Tensor

@@ -78,11 +78,8 @@ class AttentionModel(GraphModel, ABC):
     Tasks: `node` gives logits [N, out]; `link` gives logits [L, 2] for the pairs in `graph.links`, from the
     `dot` product of the two embeddings or ten times their `cosine` (`decoder`), or the embeddings of a graph
     without links; `graph` pools the nodes of each small graph by `mean` or `max` and gives logits [G, out].
-
-    Attributes:
-        config: the constructor's arguments, enough to build the model again.
-        task: see above.
-        guard: computes the edge weights of each layer; None for those of the graph.
+    `config` holds the constructor's arguments, enough to build the model again; `guard` computes the edge
+    weights of each layer, None for those of the graph.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset(

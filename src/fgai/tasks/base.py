@@ -26,37 +26,29 @@ class Task(ABC):
     A model returns one row of logits for everything there is to classify: each node, each pair of nodes in
     `graph.links`, or each small graph of a batch. Training, attacks, metrics and certificates work on those
     rows; only the methods below depend on the task. Add a subclass of your own by `register_task`.
-
-    Attributes:
-        name: `node`, `link`, `graph` or another.
-        rows_are: what a row of the logits stands for, in words.
-        scores: by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or
-            `class_auc`, `link_auc`, `link_precision`); headline first.
-        selected_by: the score that chooses the epoch to keep; None for accuracy.
-        fixed_graph: every epoch sees the same graph, so its training steps can be captured.
-        row_per_node: row i of the logits is the vector a model gives node i, unchanged.
-        row_per_graph: a row belongs to a small graph, whose nodes a model pools, with a budget of its own.
-        needs_links: rows are the pairs in `graph.links`.
-        linear_read_out: `product` or `mean`, where the logits are products of two ends' vectors or means over
-            nodes, so that certificates can follow them; empty otherwise.
-        checks_stability: faithful training attacks the validation rows before and after, and compares.
-        training: defaults of `FaithfulSettings` and `HardenSettings` in which the task differs.
-        split_function: what makes a split, for error messages.
-        class_names: by number, where the task decides what the classes are.
     """
 
-    name: ClassVar[str]
-    rows_are: ClassVar[str]
+    name: ClassVar[str]  # `node`, `link`, `graph` or another
+    rows_are: ClassVar[str]  # what a row of the logits stands for, in words
+    # by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or `class_auc`,
+    # `link_auc`, `link_precision`); headline first
     scores: ClassVar[Mapping[str, str]]
-    selected_by: ClassVar[str | None] = None
+    selected_by: ClassVar[str | None] = None  # the score that chooses the epoch to keep; None for accuracy
+    # every epoch sees the same graph, so its training steps can be captured
     fixed_graph: ClassVar[bool] = True
-    row_per_node: ClassVar[bool] = False
+    row_per_node: ClassVar[bool] = False  # row i of the logits is the vector a model gives node i, unchanged
+    # a row belongs to a small graph, whose nodes a model pools, with a budget of its own
     row_per_graph: ClassVar[bool] = False
-    needs_links: ClassVar[bool] = False
+    needs_links: ClassVar[bool] = False  # rows are the pairs in `graph.links`
+    # `product` or `mean`, where the logits are products of two ends' vectors or means over nodes, so that
+    # certificates can follow them; empty otherwise
     linear_read_out: ClassVar[str] = ""
+    # faithful training attacks the validation rows before and after, and compares
     checks_stability: ClassVar[bool] = False
+    # defaults of `FaithfulSettings` and `HardenSettings` in which the task differs
     training: ClassVar[Mapping[str, Any]] = {}
-    split_function: ClassVar[str] = "fgai.datasets.random_split"
+    split_function: ClassVar[str] = "fgai.datasets.random_split"  # what makes a split, for error messages
+    # by number, where the task decides what the classes are
     class_names: ClassVar[tuple[str, ...] | None] = None
 
     @property

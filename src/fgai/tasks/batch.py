@@ -92,11 +92,7 @@ def _batch_of(graph: Graph) -> Tensor:
 
 
 def _take_graphs(graph: Graph, rows: Tensor) -> Graph:
-    """Return a batch of the small graphs with these numbers [R], in their old order.
-
-    Raises:
-        InputError: no graphs were asked for, or `graph` is no batch as loaded.
-    """
+    """Return a batch of the small graphs with these numbers [R], in their old order."""
     if not rows.numel():
         raise InputError(f"a part of the split of {graph.name!r} holds no graphs")
     batch, features = _batch_of(graph), graph.features
