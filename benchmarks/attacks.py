@@ -101,17 +101,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     graph = fgai.load_dataset(args.dataset)
     rows = [row(args, graph, layers) for layers in args.layers]
-    columns = [
-        "model",
-        "full",
-        "in reach",
-        "speedup",
-        "ceiling",
-        "of ceiling",
-        "work",
-        "passes",
-        "difference",
-    ]
+    columns = ["model", "full", "in reach", "speedup", "ceiling", "of ceiling", "work", "passes", "apart"]
     show(f"{args.threat} attack, {args.objective}, {args.dataset}, {args.device}", columns, rows)
 
 

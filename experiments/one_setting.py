@@ -291,7 +291,8 @@ def terms(store: Store) -> list[Sheet | Table]:
                 text = (
                     None if change is None else f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
                 )
-                found.append(f"**{text}**" if change is not None and change.excludes_zero else text)
+                apart = change is not None and (change.low > 0 or change.high < 0)
+                found.append(f"**{text}**" if apart else text)
             rows.append([model, dataset, name_of(row), *found])
     columns = [Column(name) for name in ("model", "dataset", "method", *paths)]
     notes = (

@@ -33,11 +33,6 @@ class Interval(NamedTuple):
     seeds: int
     p: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the whole interval lies on one side of zero."""
-        return self.low > 0 or self.high < 0
-
 
 def estimate(values: Iterable[float]) -> Estimate | None:
     """Summarise values over seeds; None without any.

@@ -370,14 +370,6 @@ def observe(
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.
-
-    Example:
-        >>> import fgai
-        >>> data = fgai.load_dataset("planted")
-        >>> model = fgai.GAT.for_data(data)
-        >>> observation = observe(model, model.prepare(data), heads="mean")
-        >>> observation.logits.shape, observation.attention.last.num_heads, observation.logits.requires_grad
-        (torch.Size([2000, 5]), 1, False)
     """
     one_of(heads, "heads", HEADS)
     if grad:
@@ -433,14 +425,13 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
         return add
 
     with exclusive():
-        before = [(layer.watch, layer.ranked) for layer in layers.values()]
         try:
             for name, layer in layers.items():
                 layer.watch, layer.ranked = watch(name), ranked
             logits = call_model(model, graph)
         finally:
-            for layer, (watched, ranked_before) in zip(layers.values(), before, strict=True):
-                layer.watch, layer.ranked = watched, ranked_before
+            for layer in layers.values():
+                layer.watch, layer.ranked = None, False
     if not entries:
         raise AttentionError(f"no attention layer of {model_name(model)} ran in its forward pass")
     return Observation(graph, logits, AttentionMap(tuple(entries)))

@@ -32,12 +32,6 @@ class AttentionMap(Tabled):
 
     Attributes:
         layers: one `LayerAttention` per run of an attention layer.
-
-    Example:
-        >>> import torch
-        >>> w = LayerAttention.from_edges(torch.tensor([[0.5, 0.1], [0.5, 0.9]]), [0, 1], [1, 1], 2, "conv")
-        >>> AttentionMap((w,))[0].heads("max").tolist()
-        [0.5, 0.8999999761581421]
     """
 
     layers: tuple[LayerAttention, ...]

@@ -39,12 +39,6 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
     normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes, so
     the rows whose attention changed by more than rounding count, too. `changed` [R] are the nodes whose
     features changed; the first N nodes of `after` are those of `before`.
-
-    Example:
-        >>> a = LayerAttention.from_edges(torch.ones(2, 1), [0, 1], [1, 2], num_nodes=3)
-        >>> b = LayerAttention.from_edges(torch.ones(3, 1), [3, 0, 1], [0, 1, 2], num_nodes=4)
-        >>> [rows.tolist() for rows in touched_rows(AttentionMap((a, a)), AttentionMap((b, b)))]
-        [[True, False, False], [True, True, False]]
     """
     return [reach | moved for reach, moved in zip(*_reach_and_moved(before, after, changed), strict=True)]
 

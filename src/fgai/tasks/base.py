@@ -230,14 +230,7 @@ def get_task(name: str) -> Task:
 
 @typed
 def task_of(graph: Graph) -> Task:
-    """Return the task a graph is for: links if it carries some, graphs if it is a batch, nodes otherwise.
-
-    Example:
-        >>> import torch
-        >>> pair = Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2)
-        >>> task_of(pair).name, task_of(pair.replace(batch=torch.tensor([0, 1]))).name
-        ('node', 'graph')
-    """
+    """Return the task a graph is for: links if it carries some, graphs if it is a batch, nodes otherwise."""
     for task in reversed(TASKS.values()):
         if task.fits(graph):
             return task
