@@ -65,6 +65,11 @@ class Limits(nn.Module):
         self.straight, self.derived = False, derived
         self._override: Callable[[Tensor], Tensor] | None = None
 
+    def extra_repr(self) -> str:
+        """Show size, mean width of the range, and radius."""
+        width = (self.high - self.low).mean()
+        return f"{tuple(self.low.shape)}, mean width {float(width):.3g}, radius {float(self.radius):.3g}"
+
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` [N, ...] clipped to the range; its memory may be used, see `fgai.ops.clip`."""
         return self.clip(x) if self._override is None else self._override(x)

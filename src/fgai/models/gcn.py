@@ -56,6 +56,10 @@ class GCNLayer(TappedLayer):
             limits |= {name: Limits(1, derived=True) for name in ("source", "destination")}
         return limits
 
+    def extra_repr(self) -> str:
+        """Show the size and whether there are gates."""
+        return f"channels={self.channels}, gated={self.gated}"
+
     def attend(
         self, x: Tensor | Features, adjacency: Adjacency, edge_weight: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -144,6 +144,10 @@ class AttentionLayer(TappedLayer):
         names = ("right",) if self.score == "dynamic" else ("query", "key")
         return limits | {name: Limits(*size) for name in names}
 
+    def extra_repr(self) -> str:
+        """Show the score and the sizes."""
+        return f"score={self.score}, heads={self.heads}, channels={self.channels}"
+
     def _project(self, x: Tensor | Features, projection: Projection, name: str) -> Tensor:
         out = projection(x) if self.input_norm is None else self.input_norm(x, projection)
         return self.apply_limits(name, out).view(-1, self.heads, self.channels)
