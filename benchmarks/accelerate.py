@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 
 import torch
-from common import Measured, PeakMemory, median_seconds, show_ways, way_arguments
+from common import Measured, Peak, median_seconds, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, elu
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
@@ -58,7 +58,7 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
         optimizer.step()
 
     step()
-    with PeakMemory(given.device) as memory:
+    with Peak(given.device) as memory:
         seconds = median_seconds(step, given.epochs, given.device)
     return {"seconds": seconds, "bytes": memory.above}
 

@@ -14,15 +14,15 @@ Both ways take turns and the fastest run of each counts, so that a busy machine 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numba
 import numpy as np
 import torch
-from common import captured, show
+from common import arguments, captured, show
 from kernels import GRAPHS, INPUT_WIDTH, edges_of
 from numba import njit, prange
 
@@ -172,39 +172,20 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
     return found
 
 
-_forward_block, _means_block = attend._forward.block, attend._deltas.block
-_sources_block, _sum_rows_block = attend._sources.block, attend._sum_rows.block
+def _in_prange(kernel: Any) -> Any:
+    """Return a kernel that runs its blocks in numba's `prange`."""
+    block = kernel.block
 
+    @njit(parallel=True, nogil=True, fastmath=FAST)
+    def over(threads, count, *arguments):  # type: ignore[no-untyped-def]
+        for b in prange(count):
+            block(b, *arguments)
 
-@njit(parallel=True, nogil=True, fastmath=FAST)
-def _forward_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
-    for b in prange(count):
-        _forward_block(b, *arguments)
-
-
-@njit(parallel=True, nogil=True, fastmath=FAST)
-def _means_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
-    for b in prange(count):
-        _means_block(b, *arguments)
-
-
-@njit(parallel=True, nogil=True, fastmath=FAST)
-def _sources_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
-    for b in prange(count):
-        _sources_block(b, *arguments)
-
-
-@njit(parallel=True, nogil=True, fastmath=FAST)
-def _sum_rows_prange(threads, count, *arguments):  # type: ignore[no-untyped-def]
-    for b in prange(count):
-        _sum_rows_block(b, *arguments)
+    return over
 
 
 PRANGE = {
-    "_forward": _forward_prange,
-    "_deltas": _means_prange,
-    "_sources": _sources_prange,
-    "_sum_rows": _sum_rows_prange,
+    name: _in_prange(getattr(attend, name)) for name in ("_forward", "_deltas", "_sources", "_sum_rows")
 }
 
 
@@ -263,13 +244,10 @@ CASES = {"tiles": tiles, "lanes": lanes, "threads": threads, "rivals": rivals}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("cases", nargs="+", choices=CASES)
     parser.add_argument("--graph", default="photo", choices=GRAPHS)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     edge_index, nodes, real = edges_of(args.graph)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
+import math
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,56 +20,16 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 # Scripts are started from anywhere; the experiments lie beside this folder.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from experiments.memory import PeakMemory
+from fgai.training import TrainConfig, fit
 
-def resident() -> int:
-    """Bytes of memory this process holds now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
-
-
-def release() -> None:
-    """Give freed memory back to the system, or a warm-up would hide what the next run needs (glibc only)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-class PeakMemory:
-    """Largest memory above the start of the block: resident on the CPU, allocated on the GPU."""
-
-    def __init__(self, device: str) -> None:
-        self.cuda = device.startswith("cuda")
-        self.above = 0
-
-    def __enter__(self) -> PeakMemory:
-        gc.collect()
-        if self.cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self.base = torch.cuda.memory_allocated()
-            return self
-        release()
-        self.base, self.top, self.stop = resident(), resident(), threading.Event()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-        self.thread.start()
-        return self
-
-    def _watch(self) -> None:
-        while not self.stop.wait(0.002):
-            self.top = max(self.top, resident())
-
-    def __exit__(self, *_: object) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
-            self.above = torch.cuda.max_memory_allocated() - self.base
-        else:
-            self.stop.set()
-            self.thread.join()
-            self.above = max(self.top, resident()) - self.base
+Peak = partial(PeakMemory, every=0.002)
+"""Of the benchmarks: memory is sampled more often than in cells."""
 
 
 def anonymous() -> int:
@@ -88,42 +48,42 @@ class Cost(NamedTuple):
 
 def measured(work: Callable[[], object]) -> Cost:
     """Do some work and say what it took."""
-    stop, start = threading.Event(), anonymous()
-    top = [start]
+    with PeakMemory("cpu", every=0.02, size=anonymous) as memory:
+        began, used = time.perf_counter(), time.process_time()
+        work()
+        seconds, cpu = time.perf_counter() - began, time.process_time() - used
+    return Cost(seconds, cpu, memory.above / 2**20)
 
-    def watch() -> None:
-        while not stop.wait(0.02):
-            top[0] = max(top[0], anonymous())
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    began, used = time.perf_counter(), time.process_time()
-    work()
-    seconds, cpu = time.perf_counter() - began, time.process_time() - used
-    stop.set()
-    watcher.join()
-    return Cost(seconds, cpu, (max(top[0], anonymous()) - start) / 2**20)
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser that shows a script's docstring, with the number of threads."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser
 
 
 def size_arguments(doc: str | None, sizes: Sequence[float]) -> argparse.ArgumentParser:
     """Return the arguments of a benchmark over graphs of several sizes, each in a process of its own."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawTextHelpFormatter)
+    parser = arguments(doc)
     parser.add_argument("--edges", type=float, nargs="+", default=list(sizes))
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--folder", type=Path, help="for the graphs; a temporary one by default")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--alone", action="store_true", help="print one size as JSON")
     return parser
+
+
+def run_alone(*words: str) -> Any:
+    """Run a script in a process of its own, and return the JSON in its last line."""
+    done = subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def each_size(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run the script once more for each size, alone, and write down what is there after each."""
     found: list[dict[str, Any]] = []
     for edges in given.edges:
-        words = [sys.executable, *sys.argv, "--edges", str(edges), "--alone"]
-        made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found.append(json.loads(made))
+        found.append(run_alone(*sys.argv, "--edges", str(edges), "--alone"))
         if given.json is not None:
             given.json.write_text(json.dumps(found, indent=1) + "\n")
     return found
@@ -134,12 +94,11 @@ Measured = dict[str, float]
 
 def way_arguments(doc: str | None, ways: Sequence[str], datasets: Sequence[str]) -> argparse.ArgumentParser:
     """Return the arguments of a benchmark that measures the same work in several ways."""
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(doc)
     parser.add_argument("--datasets", nargs="+", default=list(datasets))
     parser.add_argument("--model", default="GAT")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+", default=list(ways), choices=ways)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -161,12 +120,11 @@ def each_way(
         found: dict[str, Measured] = {}
         for way in given.ways:
             if given.device.startswith("cuda"):
+                gc.collect()
                 torch.cuda.empty_cache()
                 found[way] = measure(given, way, dataset)
                 continue
-            words = [sys.executable, *sys.argv, "--ways", way, "--datasets", dataset, "--alone"]
-            made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-            found[way] = json.loads(made.splitlines()[-1])
+            found[way] = run_alone(*sys.argv, "--ways", way, "--datasets", dataset, "--alone")
         yield dataset, found
 
 
@@ -188,6 +146,22 @@ def show_ways(
         show(f"{title}, {given.device}, {given.threads} threads", columns, rows)
 
 
+def epoch_cost(model: nn.Module, recipe: Any, epochs: int, device: str, **options: Any) -> Measured:
+    """Return the median seconds of an epoch of `fit`, without validation, and its peak memory.
+
+    The first epochs compile; on the GPU the first 32, with the captures among them, are read in one go.
+    Epochs of different kinds may take turns, so times are means over pairs of epochs.
+    """
+    first = 32 if device.startswith("cuda") and not options else 8
+    config = TrainConfig(epochs=epochs + first, validate_every=10_000, weight_decay=0.0)
+    fit(model, recipe, TrainConfig(epochs=4, validate_every=10_000), progress=False)
+    with Peak(device) as memory:
+        history = fit(model, recipe, config, progress=False, **options)
+    times = history.epoch_seconds[first:]
+    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
+    return {"seconds": statistics.median(pairs), "bytes": memory.above}
+
+
 def milliseconds(seconds: float) -> str:
     """Write a time."""
     return f"{seconds * 1e3:.3f} ms"
@@ -199,7 +173,9 @@ def mebibytes(size: float) -> str:
 
 
 def growth(amounts: Sequence[float], costs: Sequence[float]) -> float:
-    """Slope of log cost over log amount: 1 is linear."""
+    """Slope of log cost over log amount: 1 is linear; NaN for fewer than two."""
+    if len(amounts) < 2:
+        return math.nan
     return float(np.polyfit(np.log(amounts), np.log(costs), 1)[0])
 
 

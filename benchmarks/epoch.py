@@ -1,21 +1,18 @@
 """One epoch of training and one of faithful training on a graph that is never loaded, as it grows.
 
-The graph of `streaming.py`: in-degrees by a power law, ten edges per node, 128 features. A tenth of its
-nodes have a label, the strongest of their first features; a tenth of those train (1 % of all nodes;
-ogbn-papers100M has 1.1 %), and as many validate. A GAT of two layers, eight heads of eight, takes an epoch of
+The graph of `streaming.py`. A tenth of its nodes have a label, the strongest of their first features; a
+tenth of those train, and as many validate. A GAT of two layers, eight heads of eight, takes an epoch of
 `fgai.train` over the training nodes and an epoch of `fgai.make_faithful` over a share of all nodes
 (`--share`), in mini-batches of 1024 seeds with a fan-out of 10 and 5; then both models are evaluated on all
 nodes, by exact passes.
 
-Each size runs in a process of its own, after a small graph has warmed the kernels up. Of an epoch stand there
-the seconds of its steps (seeds per second are by these), and those of everything: the exact passes before and
-after it and the validation; beside them those of all threads on the processor, by which growth is told, as
-other work on the machine does not stretch them. Memory is what the process holds apart from mapped files,
-above the start; on a GPU beside it what is allocated there. The numbers in docs/scale.md are those of
+Each size runs in a process of its own, after a small graph has warmed the kernels up. Seeds per second are
+by the steps of an epoch; other seconds include the exact passes before and after it and the validation.
+Growth is that of the seconds of all threads on the processor, as other work on the machine does not stretch
+them. Memory is what the process holds apart from mapped files, above the start. The numbers in
+docs/scale.md are those of
 
     python benchmarks/epoch.py --edges 1e6 1e7 1e8 --json benchmarks/epoch.json
-
-With `--direct` the folder is written at once, without conversion, in memory; its fingerprint is then a name.
 """
 
 from __future__ import annotations
@@ -34,10 +31,7 @@ from streaming import CLASSES, SEEDS, write_graph
 from torch import nn
 
 import fgai
-from fgai.graph.on_disk import MANIFEST
 from fgai.large import StoredGraph, convert, evaluate_store
-from fgai.large.arrays import map_array
-from fgai.large.stored import VERSION, encode
 from fgai.training import history_of
 
 FAN_OUT, LABELLED = (10, 5), 0.1
@@ -54,28 +48,6 @@ def write_labels(folder: Path) -> None:
     y = np.full(len(x), -1)
     y[known] = x[known, :CLASSES].argmax(1)
     np.save(folder / "y.npy", y)
-
-
-def store_directly(folder: Path, graph: Path) -> None:
-    """Write what conversion would, edges sorted in memory, and a name in place of the fingerprint."""
-    graph.mkdir()
-    ends = np.load(folder / "edges.npy")
-    keys = ends[1].astype(np.int64)
-    keys <<= 32
-    keys |= ends[0]
-    keys.sort()  # `np.unique` hashes first, which takes several times as long
-    keys = keys[np.append(True, np.diff(keys) > 0)]
-    nodes = len(np.load(folder / "y.npy", mmap_mode="r"))
-    np.save(graph / "rowptr.npy", np.searchsorted(keys, np.arange(nodes + 1) << 32))
-    np.save(graph / "source.npy", (keys & 0xFFFFFFFF).astype(np.int32))
-    for name in ("x", "y"):
-        (folder / f"{name}.npy").rename(graph / f"{name}.npy")
-    found = {file.stem: map_array(file) for file in sorted(graph.iterdir())}
-    arrays = {name: {"shape": list(array.shape), "dtype": array.dtype.str} for name, array in found.items()}
-    sizes = {"num_nodes": nodes, "num_edges": len(keys), "num_features": found["x"].shape[1]}
-    name = f"power law, {nodes} nodes"
-    about = {"format": "fgai graph", "version": VERSION, "name": name, **sizes, "fingerprint": name}
-    (graph / MANIFEST).write_text(encode({**about, "arrays": arrays}))  # type: ignore[typeddict-item]
 
 
 @dataclass
@@ -99,11 +71,8 @@ class Epochs:
 
     def convert(self) -> None:
         """Make a stored graph of them; what was read goes."""
-        if self.given.direct:
-            store_directly(self.folder, self.folder / "graph")
-        else:
-            files = {"features": self.folder / "x.npy", "labels": self.folder / "y.npy"}
-            convert(self.folder / "edges.npy", self.folder / "graph", **files)
+        files = {"features": self.folder / "x.npy", "labels": self.folder / "y.npy"}
+        convert(self.folder / "edges.npy", self.folder / "graph", **files)
         for file in self.folder.glob("*.npy"):
             file.unlink()
 
@@ -158,7 +127,6 @@ def one(edges: int, folder: Path, given: argparse.Namespace) -> dict[str, Any]:
         "edges": stored.num_edges,
         "features": stored.num_features,
         "share": given.share,
-        "direct": given.direct,
         **{name: cost._asdict() for name, cost in costs.items()},
         **{name: epoch_of(work.made[name], count, costs[name]) for name, count in seeds.items()},
         "device_memory": torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0.0,
@@ -193,7 +161,6 @@ def main() -> None:
         "--share", type=float, default=0.1, help="of the nodes in an epoch of faithful training"
     )
     parser.add_argument("--device", default="cpu", help="where models train: cpu or cuda")
-    parser.add_argument("--direct", action="store_true", help="write the stored graph without conversion")
     parser.add_argument("--evaluate", action=argparse.BooleanOptionalAction, default=True)
     given = parser.parse_args()
     if given.alone:

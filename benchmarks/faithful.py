@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 
-from common import Measured, PeakMemory, each_way, mebibytes, milliseconds, show, way_arguments
+from common import Measured, epoch_cost, show_ways, way_arguments
 
 import fgai
 from fgai.attention import add_limits, prepared
-from fgai.training import FaithfulSettings, TrainConfig, VanillaRecipe, fit, untrained_model
+from fgai.training import FaithfulSettings, VanillaRecipe, untrained_model
 from fgai.training.faithful import FaithfulRecipe
 
 WAYS = ("vanilla", "fgai")
@@ -41,44 +40,12 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
         network = copy.deepcopy(vanilla)
         if recipe.settings.limits:
             add_limits(network)
-    fit(network, recipe, TrainConfig(epochs=4, validate_every=999), progress=False)  # compiles
-    # On the GPU the first 32 epochs, with the captures among them, are read in one go.
-    more = 32 if device.startswith("cuda") else 4
-    config = TrainConfig(epochs=given.epochs + more, validate_every=10_000, weight_decay=0.0)
-    with PeakMemory(device) as memory:
-        history = fit(network, recipe, config, progress=False)
-    times = history.epoch_seconds[more:]
-    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
-    return {"seconds": statistics.median(pairs), "bytes": memory.above}
+    return epoch_cost(network, recipe, given.epochs, device)
 
 
 def main() -> None:
     given = way_arguments(__doc__, WAYS, ["amazon-photo", "coauthor-physics"]).parse_args()
-    rows = []
-    for dataset, found in each_way(given, measure):
-        one, two = found["vanilla"], found["fgai"]
-        rows.append(
-            [
-                f"{given.model} {dataset}",
-                milliseconds(one["seconds"]),
-                milliseconds(two["seconds"]),
-                f"{two['seconds'] / one['seconds']:.2f}×",
-                mebibytes(one["bytes"]),
-                mebibytes(two["bytes"]),
-                f"{two['bytes'] / max(1, one['bytes']):.2f}×",
-            ]
-        )
-    columns = [
-        "model, data",
-        "vanilla",
-        "fgai",
-        "time ratio",
-        "vanilla memory",
-        "fgai memory",
-        "memory ratio",
-    ]
-    if rows:
-        show(f"Per epoch, {given.device}", columns, rows)
+    show_ways("Per epoch of faithful training", given, measure)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ CPU every measurement runs in a process of its own, so that its peak memory is i
 layer and PyG's compiled one are also captured in a CUDA graph, as training runs them; the faster way counts.
 
 Beside the layer stands its heart, the fused kernel: the bytes it moves forward (each edge fetches its
-source's row) per second, and what share of the measured copy bandwidth that is; `compulsory` counts every
-array once, as a perfect cache would. Run:
+source's row) per second, and what share of the measured copy bandwidth that is. Run:
 
     python benchmarks/kernels.py --graphs photo physics arxiv --sizes 8x8 4x64 --device cpu
 """
@@ -17,14 +16,12 @@ import argparse
 import itertools
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import PeakMemory, captured, copy_bandwidth, median_seconds, show
+from common import Peak, arguments, captured, copy_bandwidth, median_seconds, run_alone, show
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, TransformerConv
 
@@ -88,15 +85,13 @@ def fused(
 
 def bytes_moved(
     score: str, heads: int, channels: int, nodes: int, edges: int, written: bool, item: int
-) -> tuple[int, int]:
-    """Return (per-edge gathers + structure + output, every array once) of the fused forward, in bytes."""
+) -> int:
+    """Return the bytes of per-edge gathers, structure and output of the fused forward."""
     row = heads * channels
     gathered = {"additive": row + heads, "dynamic": row, "dot": 2 * row}[score]
-    held = {"additive": row + 2 * heads, "dynamic": 2 * row, "dot": 3 * row}[score]
     structure, out = 4 * (edges + nodes), written * edges * heads + nodes * (row + heads)
     own = {"additive": heads, "dynamic": row, "dot": row}[score]
-    moved = edges * gathered + nodes * own + out
-    return item * moved + structure, item * (nodes * held + out) + structure
+    return item * (edges * gathered + nodes * own + out) + structure
 
 
 def measure(args: argparse.Namespace, case: Case, way: str) -> dict[str, Any]:
@@ -130,13 +125,13 @@ def measure(args: argparse.Namespace, case: Case, way: str) -> dict[str, Any]:
             kernel()
             seconds = median_seconds(captured(kernel) if cuda else kernel, args.repeats, args.device)
         size_of, counted = dtype.itemsize, adjacency.num_edges
-        moved, compulsory = bytes_moved(score, heads, channels, nodes, counted, not cuda, size_of)
-        found |= {"kernel": seconds, "moved": moved, "compulsory": compulsory}
+        moved = bytes_moved(score, heads, channels, nodes, counted, not cuda, size_of)
+        found |= {"kernel": seconds, "moved": moved}
         found["copy"] = copy_bandwidth(args.device)
         del kernel
     layer.zero_grad()
     x.grad = None
-    with PeakMemory(args.device) as memory:
+    with Peak(args.device) as memory:
         found["seconds"] = median_seconds(step, args.repeats, args.device)
     if cuda and way != "eager":
         found["captured"] = median_seconds(captured(step), args.repeats, args.device)
@@ -148,15 +143,11 @@ def in_process(args: argparse.Namespace, case: Case, way: str) -> dict[str, Any]
     if args.device.startswith("cuda"):
         torch.cuda.empty_cache()
         return measure(args, case, way)
-    command = [sys.executable, __file__, "--way", way, "--device", args.device]
+    words = [__file__, "--way", way, "--device", args.device]
     for name, value in zip(("graphs", "sizes", "scores", "dtypes"), case, strict=True):
-        command += [f"--{name}", value]
-    command += ["--threads", str(args.threads), "--repeats", str(args.repeats)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+        words += [f"--{name}", value]
+    found: dict[str, Any] = run_alone(*words, "--threads", str(args.threads), "--repeats", str(args.repeats))
+    return found
 
 
 def best(found: dict[str, Any]) -> float:
@@ -173,25 +164,17 @@ def row_of(case: Case, found: dict[str, dict[str, Any]]) -> list[str]:
     cells.append(f"{ours['bytes'] / 2**20:.0f} MiB")
     cells += [f"{other['bytes'] / max(1, ours['bytes']):.1f}×" for other in others]
     speed = ours["moved"] / ours["kernel"]
-    return [
-        *cells,
-        f"{ours['kernel'] * 1e3:.3f} ms",
-        f"{speed / ours['copy']:.0%}",
-        f"{ours['compulsory'] / ours['kernel'] / ours['copy']:.0%}",
-    ]
+    return [*cells, f"{ours['kernel'] * 1e3:.3f} ms", f"{speed / ours['copy']:.0%}"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=GRAPHS)
     parser.add_argument("--sizes", nargs="+", default=["8x8", "4x64", "8x64"], help="heads x channels")
     parser.add_argument("--scores", nargs="+", default=["additive"], choices=["additive", "dynamic", "dot"])
     parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="fgai and what beside it")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     parser.add_argument("--warm", action="store_true", help="compile only, into the caches on disk")
@@ -211,7 +194,7 @@ def main() -> None:
             rows.append(row_of(case, found))
             print(*rows[-1], sep=" | ", flush=True)
     columns = ["graph, heads x channels", "fgai", "eager ÷", "compiled ÷", "memory", "eager ÷", "compiled ÷"]
-    columns += ["fused forward", "of copy bandwidth", "compulsory"]
+    columns += ["fused forward", "of copy bandwidth"]
     show(f"attention layer, forward + backward, {args.device}", columns, rows)
 
 

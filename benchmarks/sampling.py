@@ -1,10 +1,9 @@
 """Seeds per second of mini-batches: fgai's sampler against what PyG does without pyg-lib and torch-sparse.
 
 PyG's own `NeighborLoader` does not run without one of them. What is left to its users is `k_hop_subgraph`
-(all neighbours), or a sampler of their own in torch operations; both stand beside fgai's here, all in the
-same `NodeLoader`, which also gathers 64 features per node. If pyg-lib or torch-sparse can be imported,
-`NeighborLoader` is measured, too. The graph is drawn with skewed degrees. All ways make their batches in
-turns, so that other work on the machine meets them alike; without workers the clock is the processor's. Run:
+(all neighbours); it stands beside fgai's sampler in the same `NodeLoader`, which also gathers 64 features per
+node. The graph is drawn with skewed degrees. All ways make their batches in turns, so that other work on the
+machine meets them alike; without workers the clock is the processor's. Run:
 
     python benchmarks/sampling.py --edges 1e6 1e7 --threads 1 --json benchmarks/sampling.json
 """
@@ -20,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import show
-from torch import Tensor
+from common import arguments, show
 from torch_geometric.data import Data
-from torch_geometric.loader import NeighborLoader, NodeLoader
+from torch_geometric.loader import NodeLoader
 from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
-from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
 from torch_geometric.utils import k_hop_subgraph
 
 from fgai.large import NeighbourSampler
@@ -34,15 +31,7 @@ DEGREE, WIDTH = 16, 64
 LEAST = "k_hop_subgraph, all neighbours"
 
 
-class OfNodes(BaseSampler):
-    """PyG asks for links of every sampler; these draw around nodes alone."""
-
-    def sample_from_edges(self, *_: Any) -> SamplerOutput:
-        """Refuse, in words."""
-        raise TypeError(f"{type(self).__name__} samples around nodes, not around links")
-
-
-class KHop(OfNodes):
+class KHop(BaseSampler):
     """All neighbours, by PyG's `k_hop_subgraph`."""
 
     def __init__(self, data: Data, hops: int) -> None:
@@ -57,41 +46,9 @@ class KHop(OfNodes):
         found.metadata = (index.input_id, index.time)
         return found
 
-
-class Vectorised(OfNodes):
-    """Neighbours drawn with replacement by torch operations over all nodes of a hop."""
-
-    def __init__(self, data: Data, fan_out: list[int]) -> None:
-        self.fan_out = fan_out
-        self.order = torch.argsort(data.edge_index[1], stable=True)
-        self.source = data.edge_index[0][self.order]
-        self.degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
-        self.first = self.degree.cumsum(0) - self.degree
-
-    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
-        """Some of what is within reach of the batch's nodes."""
-        frontier, sources, targets, edges = index.node, [], [], []
-        for count in self.fan_out:
-            there = frontier[self.degree[frontier] > 0]
-            place = (torch.rand(len(there), count) * self.degree[there][:, None]).long()
-            place = (place + self.first[there][:, None]).flatten()
-            edges.append(place)
-            targets.append(there.repeat_interleave(count))
-            sources.append(self.source[place])
-            frontier = sources[-1].unique()
-        every = torch.cat([index.node, torch.cat(sources)])
-        nodes, inverse = every.unique(return_inverse=True)
-        where = torch.empty(int(nodes.max()) + 1, dtype=torch.long)
-        where[nodes] = torch.arange(len(nodes))
-        column = where[torch.cat(targets)]
-        found = SamplerOutput(nodes, inverse[len(index.node) :], column, torch.cat(edges))
-        found.metadata = (index.input_id, index.time)
-        return found
-
-    @property
-    def edge_permutation(self) -> Tensor:
-        """The order by destination."""
-        return self.order
+    def sample_from_edges(self, *_: Any) -> SamplerOutput:
+        """Refuse: PyG asks for links of every sampler, too."""
+        raise TypeError("KHop samples around nodes, not around links")
 
 
 def skewed(edges: int) -> Data:
@@ -129,23 +86,18 @@ def measure(edges: int, given: argparse.Namespace) -> dict[str, float]:
     ways: dict[str, Iterable[Any]] = {
         LEAST: loader(KHop(data, len(fan_out))),
         "fgai, all neighbours": loader(NeighbourSampler(data, [-1] * len(fan_out))),
-        "torch operations, with replacement": loader(Vectorised(data, fan_out)),
         "fgai": loader(NeighbourSampler(data, fan_out)),
-        "fgai, with replacement": loader(NeighbourSampler(data, fan_out, replace=True)),
     }
-    if WITH_PYG_LIB or WITH_TORCH_SPARSE:
-        ways["NeighborLoader"] = NeighborLoader(data, fan_out, **options)
     return seeds_per_second(ways, given.batches, time.perf_counter if given.workers else time.process_time)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--edges", type=float, nargs="+", default=[1e6])
     parser.add_argument("--fan-out", type=int, nargs="+", default=[10, 5])
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the numbers to this file")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

@@ -10,17 +10,13 @@ fitted over the larger sizes (`--fit-from`): 1 is linear. Run:
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
-import math
-import statistics
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
-from common import PeakMemory, median_seconds, show
+from common import Peak, arguments, epoch_cost, growth, median_seconds, show
 
 from fgai import evaluate
 from fgai.attacks import make_attack
@@ -30,7 +26,7 @@ from fgai.models.layer import AttentionLayer
 from fgai.reports.figures import style
 from fgai.sparse import Adjacency, Features, edge_keys
 from fgai.trackers import Tracker
-from fgai.training import FaithfulSettings, TrainConfig, VanillaRecipe, fit
+from fgai.training import FaithfulSettings, VanillaRecipe
 from fgai.training.faithful import FaithfulRecipe
 
 WAYS = ("vanilla", "fgai", "layer", "attack", "evaluation")
@@ -73,7 +69,7 @@ def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float
     model = GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device)
     if way not in ("vanilla", "fgai"):
         step = once(way, graph, model.eval())
-        with PeakMemory(device) as memory:
+        with Peak(device) as memory:
             seconds = median_seconds(step, 5 if way == "layer" else 1, device, warm_up=1)
         return {"edges": graph.num_edges, "seconds": seconds, "bytes": memory.above}
     recipe: object = VanillaRecipe(graph)
@@ -82,23 +78,14 @@ def measure(way: str, graph: Graph, epochs: int, device: str) -> dict[str, float
             GAT(WIDTH, CLASSES, hidden_channels=8, heads=8).to(device).eval(), graph, FaithfulSettings()
         )
     # Captured epochs are read 32 at a time; on large graphs after each one, which costs nothing there.
-    large = graph.num_edges > 3e7
-    more = 32 if device.startswith("cuda") and not large else 8
-    config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=0.0)
-    with PeakMemory(device) as memory:
-        history = fit(model, recipe, config, progress=False, tracker=Tracker() if large else None)
-    times = history.epoch_seconds[more:]
-    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=False)]
-    return {"edges": graph.num_edges, "seconds": statistics.median(pairs), "bytes": memory.above}
+    options = {"tracker": Tracker()} if graph.num_edges > 3e7 else {}
+    return {"edges": graph.num_edges, **epoch_cost(model, recipe, epochs, device, **options)}
 
 
 def slope(found: list[dict[str, float]], fit_from: float) -> float:
     """The slope of log seconds over log edges for sizes from `fit_from` on."""
-    used = [f for f in found if f["edges"] >= 0.5 * fit_from]
-    if len(used) < 2:
-        return math.nan
-    logs = np.log([[f["edges"], f["seconds"]] for f in used])
-    return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+    used = [one for one in found if one["edges"] >= 0.5 * fit_from]
+    return growth([one["edges"] for one in used], [one["seconds"] for one in used])
 
 
 def draw(results: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> None:
@@ -128,9 +115,7 @@ def draw(results: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> N
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--edges", nargs="+", type=float, default=[1e4, 1e5, 1e6, 1e7])
     parser.add_argument(
         "--fit-from", type=float, help="smallest size in the fit; default: 100th of the largest"
@@ -138,7 +123,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="read what is there, add this device's results")
     parser.add_argument("--figure", type=Path, help="draw all results of --json, or these")
     parser.add_argument("--name", help="the device in the figure, e.g. 'H200' or 'two cores'")

@@ -10,10 +10,9 @@ of its own, so that its peak memory is its own. Run:
 from __future__ import annotations
 
 import argparse
-import statistics
 
 import torch
-from common import Measured, PeakMemory, median_seconds, show_ways, way_arguments
+from common import Measured, Peak, epoch_cost, median_seconds, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, elu
 from torch_geometric.nn import GATConv
@@ -22,7 +21,7 @@ import fgai
 from fgai.attention import prepared
 from fgai.models.layer import Projection
 from fgai.ops import dropout as sparse_dropout
-from fgai.training import TrainConfig, VanillaRecipe, fit
+from fgai.training import VanillaRecipe
 
 WAYS = ("fgai", "pyg-dense", "pyg-sparse")
 
@@ -47,14 +46,7 @@ class PyGAT(nn.Module):
 
 def measure_fgai(graph: fgai.Graph, epochs: int, device: str) -> Measured:
     model = fgai.GAT.for_data(graph, hidden_channels=8, heads=8, num_layers=2).to(device)
-    recipe = VanillaRecipe(prepared(model, graph))
-    fit(model, recipe, TrainConfig(epochs=3, validate_every=99), progress=False)  # compiles
-    with PeakMemory(device) as memory:
-        # On the GPU the first 32 epochs, with the capture among them, are read in one go.
-        more = 32 if device.startswith("cuda") else 2
-        config = TrainConfig(epochs=epochs + more, validate_every=10_000, weight_decay=5e-4)
-        history = fit(model, recipe, config, progress=False)
-    return {"seconds": statistics.median(history.epoch_seconds[-epochs:]), "bytes": memory.above}
+    return epoch_cost(model, VanillaRecipe(prepared(model, graph)), epochs, device)
 
 
 def measure_pyg(graph: fgai.Graph, epochs: int, device: str, *, sparse: bool) -> Measured:
@@ -70,7 +62,7 @@ def measure_pyg(graph: fgai.Graph, epochs: int, device: str, *, sparse: bool) ->
         optimizer.step()
 
     step()
-    with PeakMemory(device) as memory:
+    with Peak(device) as memory:
         seconds = median_seconds(step, epochs, device)
     return {"seconds": seconds, "bytes": memory.above}
 

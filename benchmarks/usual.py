@@ -12,11 +12,10 @@ its preset. Both inject as many nodes with as many edges; each way runs in a pro
 from __future__ import annotations
 
 import argparse
-import statistics
-from time import perf_counter
+import itertools
 
 import torch
-from common import Measured, PeakMemory, each_way, mebibytes, show, way_arguments
+from common import Measured, Peak, epoch_cost, median_seconds, show_ways, way_arguments
 from torch import Tensor, nn
 from torch.nn.functional import elu
 from torch_geometric.nn import GATConv, GATv2Conv
@@ -25,10 +24,10 @@ import fgai
 from fgai.attacks import draw_endpoints
 from fgai.attention import prepared
 from fgai.graph import Graph
-from fgai.training import FaithfulSettings, TrainConfig, fit, untrained_model
+from fgai.training import FaithfulSettings, untrained_model
 from fgai.training.faithful import FaithfulRecipe
 
-WAYS = ("usual", "fgai")
+WAYS = ("fgai", "usual")
 STEPS, STEP_SIZE, TOP = 10, 0.1, 5
 
 
@@ -119,43 +118,18 @@ def measure(given: argparse.Namespace, way: str, dataset: str) -> Measured:
     config = FaithfulSettings()
     if way == "usual":
         training = UsualTraining(given.model, graph, config.nodes, config.edges)
-        times = []
-        with PeakMemory("cpu") as memory:
-            for number in range(given.epochs):
-                began = perf_counter()
-                training.epoch(number)
-                times.append(perf_counter() - began)
-        return {"seconds": statistics.median(times), "bytes": memory.above}
+        numbers = itertools.count()
+        with Peak("cpu") as memory:
+            seconds = median_seconds(lambda: training.epoch(next(numbers)), given.epochs, "cpu", warm_up=0)
+        return {"seconds": seconds, "bytes": memory.above}
     recipe, faithful = FaithfulRecipe(model.eval(), graph, config), untrained_model(given.model, graph)
-    short = TrainConfig(epochs=2, validate_every=1000, lr=0.003)
-    fit(faithful, recipe, short, progress=False)  # compiles and derives once
-    with PeakMemory("cpu") as memory:
-        history = fit(faithful, recipe, TrainConfig(epochs=22, validate_every=1000, lr=0.003), progress=False)
-    times = history.epoch_seconds[2:]
-    pairs = [(a + b) / 2 for a, b in zip(times[::2], times[1::2], strict=True)]  # epochs may take turns
-    return {"seconds": statistics.median(pairs), "bytes": memory.above}
+    return epoch_cost(faithful, recipe, 20, "cpu")
 
 
 def main() -> None:
     parser = way_arguments(__doc__, WAYS, ["amazon-photo"])
     parser.set_defaults(epochs=3)  # of the usual way; fgai's are always 20
-    given = parser.parse_args()
-    rows = []
-    for dataset, found in each_way(given, measure):
-        usual, ours = found["usual"], found["fgai"]
-        rows.append(
-            [
-                f"{given.model} {dataset}",
-                f"{usual['seconds']:.2f} s",
-                f"{ours['seconds'] * 1e3:.1f} ms",
-                f"{usual['seconds'] / ours['seconds']:.0f}×",
-                mebibytes(usual["bytes"]),
-                mebibytes(ours["bytes"]),
-            ]
-        )
-    columns = ["model, data", "usual", "fgai", "speedup", "usual memory", "fgai memory"]
-    if rows:
-        show(f"One epoch of faithful training, {given.threads} cores", columns, rows)
+    show_ways("One epoch of faithful training", parser.parse_args(), measure)
 
 
 if __name__ == "__main__":

@@ -18,11 +18,6 @@ ANOTHER = "another seed"
 def compared(models: Sequence[nn.Module], graph: Graph, vanilla: nn.Module) -> dict[str, Any]:
     """Compare the attention of two models on one graph, layer by layer.
 
-    Args:
-        models: trained alike with one seed and with the next: other splits, weights and draws.
-        graph: whose split does not matter.
-        vanilla: of the first seed; layers in which its attention is flat say nothing.
-
     Returns:
         An evaluation with overlap of the top 5, rank correlation, and what chance gives.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,33 +24,20 @@ OVERSHOOT = 2.5
 
 @dataclass(frozen=True, kw_only=True)
 class AscentSettings:
-    """Algorithm 1 as printed: weights, total variation of outputs, Adam; the last weights are kept.
+    """Algorithm 1 as printed: weights, total variation of outputs, Adam; the last weights are kept."""
 
-    Attributes:
-        closeness: weight, as the next three.
-        similarity: of the attention to the vanilla model's.
-        prediction_stability: under δ.
-        explanation_stability: under ρ.
-        divergence: of predictions, see `prediction_distance`.
-        k: K of the graph-wide top-K; None for half the number of edges, as in all of its experiments.
-        radius: of the balls; not printed, this is the level of its attack on features.
-        steps: of the ascents; not printed, these are those of its attack on features.
-        epochs: of the training.
-        lr: Adam's learning rate.
-        weight_decay: l2 penalty.
-    """
-
-    closeness: float = 1.0
-    similarity: float = 1e5
-    prediction_stability: float = 1.0
-    explanation_stability: float = 1e5
-    divergence: str = "logits"
+    closeness: float = 1.0  # weight, as the next three
+    similarity: float = 1e5  # of the attention to the vanilla model's
+    prediction_stability: float = 1.0  # under δ
+    explanation_stability: float = 1e5  # under ρ
+    divergence: str = "logits"  # of predictions, see `prediction_distance`
+    # K of the graph-wide top-K; None for half the number of edges, as in all of its experiments
     k: int | None = None
-    radius: float = 0.1
-    steps: int = 10
-    epochs: int = 200
-    lr: float = 0.01
-    weight_decay: float = 5e-4
+    radius: float = 0.1  # of the balls; not printed, this is the level of its attack on features
+    steps: int = 10  # of the ascents; not printed, these are those of its attack on features
+    epochs: int = 200  # of the training
+    lr: float = 0.01  # Adam's learning rate
+    weight_decay: float = 5e-4  # l2 penalty
 
     def __post_init__(self) -> None:
         one_of(self.divergence, "divergence", DIVERGENCES)
@@ -69,7 +56,7 @@ class AscentSettings:
         )
 
 
-Objective = Callable[[Sequence[Tensor]], Tensor]
+Objective = Callable[[Tensor], Tensor]
 
 
 class Ascent(Recipe):
@@ -87,11 +74,6 @@ class Ascent(Recipe):
 
     L(w~, w~ + ρ) has no gradient in w~, for ρ is fixed when w~ moves: the term is shown and trains nothing
     (see docs/method.md).
-
-    Args:
-        vanilla: trained; only read.
-        graph: prepared for it.
-        settings: see `AscentSettings`.
     """
 
     name = "fgai-ascent"
@@ -108,8 +90,8 @@ class Ascent(Recipe):
         with evaluating(self.vanilla, freeze=True):
             self.vanilla_outputs = VanillaOutputs.of(self.vanilla, self.graph)
             attention = observe(self.vanilla, self.graph, ranked=False).attention
-        self.layers = [attention.layers[-1].detach()]
-        self.rowptrs, self.first = self.vanilla_outputs.rowptrs[-1:], len(attention) - 1
+        self.layer, self.last = attention.last.detach(), len(attention) - 1
+        self.rowptr = self.vanilla_outputs.rowptrs[-1]
         self.same = torch.tensor(self._stream(-2), device=self.graph.device)
 
     def losses(self, model: nn.Module, epoch: int) -> Iterator[dict[str, Tensor]]:
@@ -150,103 +132,75 @@ class Ascent(Recipe):
 
     def clean(self, model: nn.Module) -> dict[str, Tensor]:
         """Return closeness and similarity."""
-        seen = observe(model, self.graph, heads="mean", grad=True, ranked=False)
-        target, w = self.vanilla_outputs.attention[-1], seen.attention.layers[-1].heads()
+        logits, w = self._seen(model, grad=True)
+        target = self.vanilla_outputs.attention[-1]
         return {
-            "closeness": prediction_distance(self.vanilla_outputs.logits, seen.logits, "logits"),
-            "similarity": topk_l1(target, w, self.rowptrs[0], self.k, "graph", form="paper"),
+            "closeness": prediction_distance(self.vanilla_outputs.logits, logits, "logits"),
+            "similarity": topk_l1(target, w, self.rowptr, self.k, "graph", form="paper"),
         }
 
-    def starts(self, generator: Hashed) -> tuple[list[Tensor], list[Tensor]]:
-        """Return a random δ [E, H] and ρ [E] of every layer that counts, inside their balls."""
-        delta = [self._random(layer, generator) for layer in self.layers]
-        rho = [self._random(layer, generator) for layer in self.vanilla_outputs.layers[-1:]]
-        return delta, [one[:, 0] for one in rho]
+    def _seen(self, model: nn.Module, *, grad: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the logits and the output layer's attention [E], averaged over the heads."""
+        observation = observe(model, self.graph, heads="mean", grad=grad, ranked=False)
+        return observation.logits, observation.attention.last.heads()
+
+    def starts(self, generator: Hashed) -> tuple[Tensor, Tensor]:
+        """Return a random δ [E, H] and ρ [E] inside their balls."""
+        delta = self._random(self.layer, generator)
+        return delta, self._random(self.vanilla_outputs.layers[-1], generator)[:, 0]
 
     def _random(self, layer: LayerAttention, generator: Hashed) -> Tensor:
         values, radius = layer.values, self.settings.radius
         points = [random_point(layer.rowptr, len(values), radius, generator) for _ in range(layer.num_heads)]
         return project(torch.stack(points, dim=1).to(values.dtype), layer.rowptr, radius)
 
-    def climbed(self, model: nn.Module, generator: Hashed) -> tuple[list[Tensor], list[Tensor]]:
-        """Return δ* and ρ* as Algorithm 1 finds them from `starts`; we maximise.
-
-        Args:
-            model: as it is now; only read.
-            generator: of the starts.
-        """
+    def climbed(self, model: nn.Module, generator: Hashed) -> tuple[Tensor, Tensor]:
+        """Return δ* and ρ* as Algorithm 1 finds them from `starts`; we maximise."""
         delta, rho = self.starts(generator)
         with evaluating(model, freeze=True):
-            clean = observe(model, self.graph, heads="mean", ranked=False)
-            attention = [clean.attention.layers[-1].heads()]
-            delta = self._ascended(lambda at: self._moved(clean.logits, self._logits(model, at)), delta)
-            rows = zip(attention, self.rowptrs, strict=True)
-            known = [topk_mask(w, ptr, self.k, "graph") for w, ptr in rows]
-            rho = self._ascended(lambda at: self._reordered(attention, at, known), rho)
+            logits, w = self._seen(model)
+            delta = self._ascended(lambda point: self._moved(logits, self._logits(model, point)), delta)
+            top = topk_mask(w, self.rowptr, self.k, "graph")
+            rho = self._ascended(lambda point: self._reordered(w, point, top), rho)
         return delta, rho
 
-    def stability(
-        self, model: nn.Module, delta: Sequence[Tensor], rho: Sequence[Tensor]
-    ) -> dict[str, Tensor]:
+    def stability(self, model: nn.Module, delta: Tensor, rho: Tensor) -> dict[str, Tensor]:
         """Return D(y(w~), y(w~ + δ)) and L(w~, w~ + ρ); gradients flow through both sides, as printed."""
-        seen = observe(model, self.graph, heads="mean", grad=True, ranked=False)
-        attention = [seen.attention.layers[-1].heads()]
+        logits, w = self._seen(model, grad=True)
         return {
-            "prediction_stability": self._moved(seen.logits, self._logits(model, delta)),
-            "explanation_stability": self._reordered(attention, rho, [None] * len(rho)),
+            "prediction_stability": self._moved(logits, self._logits(model, delta)),
+            "explanation_stability": self._reordered(w, rho),
         }
 
-    def _ascended(self, objective: Objective, points: Sequence[Tensor]) -> list[Tensor]:
-        return ascend(objective, points, self.rowptrs, self.settings.radius, self.settings.steps)
+    def _ascended(self, objective: Objective, point: Tensor) -> Tensor:
+        return ascend(objective, point, self.rowptr, self.settings.radius, self.settings.steps)
 
-    def _logits(self, model: nn.Module, delta: Sequence[Tensor]) -> Tensor:
-        """Return the model's logits with δ added to the attention of the layers that count."""
-        deltas = {self.first + index: one for index, one in enumerate(delta)}
-        options: Any = {"perturb": lambda layer, w, *_: w + deltas[layer] if layer in deltas else w}
+    def _logits(self, model: nn.Module, delta: Tensor) -> Tensor:
+        """Return the model's logits with δ added to the attention of the output layer."""
+        options: Any = {"perturb": lambda layer, w, *_: w + delta if layer == self.last else w}
         return observe(model, self.graph, heads="mean", grad=True, ranked=False, **options).logits
 
     def _moved(self, clean: Tensor, perturbed: Tensor) -> Tensor:
-        return prediction_distance(
-            clean, perturbed, self.settings.divergence, self.vanilla_outputs.logit_spread
-        )
+        spread = self.vanilla_outputs.logit_spread
+        return prediction_distance(clean, perturbed, self.settings.divergence, spread)
 
-    def _reordered(
-        self, attention: Sequence[Tensor], rho: Sequence[Tensor], known: Sequence[Tensor | None]
-    ) -> Tensor:
-        """Return L(w, w + ρ) summed over layers; `known` are the top-k of w, where they were found before."""
-        total = attention[0].new_zeros(())
-        for w, one, ptr, top in zip(attention, rho, self.rowptrs, known, strict=True):
-            total = total + topk_l1(w, w + one, ptr, self.k, "graph", form="paper", known=top)
-        return total
+    def _reordered(self, w: Tensor, rho: Tensor, top: Tensor | None = None) -> Tensor:
+        """Return L(w, w + ρ); `top` is the top-k of w, if it is known."""
+        return topk_l1(w, w + rho, self.rowptr, self.k, "graph", form="paper", known=top)
 
 
-def ascend(
-    objective: Objective, points: Sequence[Tensor], rowptrs: Sequence[Tensor], radius: float, steps: int
-) -> list[Tensor]:
-    """Projected gradient ascent in the l1 balls of every node; we maximise.
+def ascend(objective: Objective, point: Tensor, rowptr: Tensor, radius: float, steps: int) -> Tensor:
+    """Return a point [E] or [E, H] after projected gradient ascent in the l1 ball of every node.
 
     Every step moves each node by 2.5 R / steps along its own part of the gradient, and back into its ball. A
     node without a gradient stays.
-
-    Args:
-        objective: of the points; only its gradient is used.
-        points: per layer [E] or [E, H], where to begin.
-        rowptrs: per layer [N + 1].
-        radius: R of the balls.
-        steps: how many.
-
-    Returns:
-        Where the last step ended, inside the balls.
     """
-    stride, ends = OVERSHOOT * radius / steps, list(points)
+    stride = OVERSHOOT * radius / steps
     for _ in range(steps):
-        moving = [point.detach().requires_grad_() for point in ends]
-        gradients = torch.autograd.grad(objective(moving), moving)
-        ends = [
-            project(point.detach() + stride * _directions(gradient, rowptr), rowptr, radius)
-            for point, gradient, rowptr in zip(moving, gradients, rowptrs, strict=True)
-        ]
-    return ends
+        moving = point.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(objective(moving), moving)
+        point = project(point.detach() + stride * _directions(gradient, rowptr), rowptr, radius)
+    return point
 
 
 def random_point(rowptr: Tensor, size: int, radius: float, generator: Hashed) -> Tensor:

@@ -25,14 +25,7 @@ TRIALS: list[dict[str, Any]] = [
 
 
 def without_edges(graph: Graph, model: str, seed: int, epochs: int = 200) -> dict[str, Any]:
-    """Train with every setting of `TRIALS`; return the test accuracy of the best on validation nodes.
-
-    Args:
-        graph: with features, labels and masks.
-        model: one of `LAYERS`.
-        seed: of weights and dropout.
-        epochs: of each training.
-    """
+    """Train with every setting of `TRIALS`; return the test accuracy of the best on validation nodes."""
     one_of(model, "model", tuple(LAYERS))
     bare = graph.remove(torch.arange(graph.num_edges, device=graph.device))[0]
     trials: list[dict[str, Any]] = []

@@ -22,8 +22,7 @@ BAR = 0.01
 def batches(store: Store) -> list[Sheet | Table]:
     """F1, clean and under `ensemble`, of both ways to train, and how much mini-batches cost."""
     cells = read_grid("batches")
-    found = {(cell.dataset, cell.row): store.read(cell) for cell in cells}
-    scores = {key: _scores(record) for key, record in found.items() if record and record["status"] == "done"}
+    scores = {(cell.dataset, cell.row): _scores(record) for cell, record in store.finished(cells)}
     columns = [Column(name) for name in ("dataset", "method")]
     columns += [quantity("f1.clean", "clean").column]
     columns += [quantity("f1.attacked", title).column for title in ("random endpoints", "chosen")]
@@ -31,8 +30,7 @@ def batches(store: Store) -> list[Sheet | Table]:
     columns += [Column(f"within {BAR:g}")]
     body = [
         [dataset, name_of(row), *scores[dataset, row], *_beside(dataset, row, scores)]
-        for dataset, row in found
-        if (dataset, row) in scores
+        for dataset, row in scores
     ]
     body.sort(key=lambda row: [cell.dataset for cell in cells].index(str(row[0])))
     notes = [
@@ -41,8 +39,8 @@ def batches(store: Store) -> list[Sheet | Table]:
         " whole”: micro-F1 of the training in mini-batches minus that on the whole graph; within where it"
         f" costs at most {BAR:g}. {'; '.join(_sizes(cell) for cell in cells if cell.settings)}."
     ]
-    if missing := len(found) - len(scores):
-        notes.append(f"{missing} of {len(found)} cells are missing.")
+    if missing := len(cells) - len(scores):
+        notes.append(f"{missing} of {len(cells)} cells are missing.")
     notes += earlier_note(store, cells)
     return [Table("Faithful training in mini-batches", columns, body or [[None] * len(columns)], notes)]
 

@@ -6,10 +6,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from experiments.layers import SPEAKING
-from experiments.paper import published
-from experiments.results import ROWS, Layers, Results
-from experiments.sheet import Entry, Estimated, Row, Sheet
+from experiments.results import ROWS, SPEAKING, Layers, Results, RowKey
+from experiments.sheet import Entry, Estimated, Row, Sheet, published
 from experiments.statistics import paired
 from fgai.metrics import null_path
 from fgai.records import Column, Table
@@ -46,39 +44,30 @@ def name_of(row: str) -> str:
     return NAMES.get(row, row.replace("fgai", "FGAI", 1))
 
 
-def label(results: Results, model: str, dataset: str, row: str) -> str:
+def label(results: Results, row: RowKey) -> str:
     """A row's name, marked where its records are older than today's settings or searches."""
-    return f"{name_of(row)} †" if (model, dataset, row) in results.older_rows else name_of(row)
+    return f"{name_of(row[2])} †" if row in results.older_rows else name_of(row[2])
 
 
-def beside_vanilla(results: Results, model: str, dataset: str, row: str, path: str, threat: str) -> Layers:
+def beside_vanilla(results: Results, row: RowKey, path: str, threat: str) -> Layers:
     """By seed the layers that a row is compared with vanilla over; vanilla itself with FGAI."""
-    other = row if row != "vanilla" or not results.held(model, dataset, "fgai") else "fgai"
-    return results.layers(model, dataset, dict.fromkeys(("vanilla", other)), path, threat)
+    vanilla, fgai = (*row[:2], "vanilla"), (*row[:2], "fgai")
+    other = fgai if row == vanilla and results.held(fgai) else row
+    return results.layers(dict.fromkeys((vanilla, other)), path, threat)
 
 
-def entry(
-    results: Results,
-    model: str,
-    dataset: str,
-    row: str,
-    column: Estimated,
-    layers: Layers | None = None,
-    base: str = "vanilla",
-) -> Entry:
+def entry(results: Results, row: RowKey, column: Estimated, layers: Layers | None = None) -> Entry:
     """Return one cell of a sheet; `layers` are those that its group is compared over."""
-    wanted = len(results.seeds(model, dataset, row))
-    known = None
-    if column.paper is not None:
-        known = published(column.paper[0], model, dataset, row, column.paper[1])
+    vanilla, wanted = (*row[:2], "vanilla"), len(results.seeds(row))
+    known = None if column.paper is None else published(*column.paper, row)
     where = (column.shown.path, column.threat, layers)
-    found = results.estimate(model, dataset, row, *where)
-    if row == base:
+    found = results.estimate(row, *where)
+    if row == vanilla:
         return Entry(estimate=found if column.own else None, published=known, wanted=wanted)
     ratio = apart = None
     if column.own:
-        apart = paired(*(results.values(model, dataset, name, *where) for name in (row, base)))
-    reference = results.estimate(model, dataset, base, *where)
+        apart = paired(results.values(row, *where), results.values(vanilla, *where))
+    reference = results.estimate(vanilla, *where)
     if column.ratio and found is not None and reference is not None and found.mean:
         ratio = reference.mean / found.mean
     return Entry(
@@ -86,7 +75,7 @@ def entry(
         interval=apart,
         ratio=ratio,
         published=known,
-        published_ratio=_published_ratio(model, dataset, row, column, base),
+        published_ratio=_published_ratio(row, vanilla, column),
         wanted=wanted,
     )
 
@@ -99,10 +88,11 @@ def null_entry(results: Results, model: str, dataset: str, kind: str, column: Es
     if ".chance." in column.shown.path:  # a null row is one itself
         return Entry()
     path = f"null.{kind}.{null_path(column.shown.path)}"
-    for threat, row in itertools.product((column.threat, "standard"), ("fgai", "vanilla")):
-        found = results.estimate(model, dataset, row, path, threat)
+    for threat, name in itertools.product((column.threat, "standard"), ("fgai", "vanilla")):
+        row = (model, dataset, name)
+        found = results.estimate(row, path, threat)
         if found is not None:
-            return Entry(estimate=found, wanted=len(results.seeds(model, dataset, row)))
+            return Entry(estimate=found, wanted=len(results.seeds(row)))
     return Entry()
 
 
@@ -114,47 +104,28 @@ def sheet(
     *,
     order: tuple[str, ...] = ROWS,
     nulls: bool = False,
-    models: Sequence[str] | None = None,
 ) -> Sheet | Table:
-    """Return a sheet with a section per model and a row per dataset and method that has records.
-
-    Args:
-        results: of the records.
-        title: of the sheet.
-        columns: one per metric.
-        notes: below it; missing cells and warnings are added.
-        order: of the rows; others follow.
-        nulls: add the null rows.
-        models: shown; all there are by default.
-    """
+    """Return a sheet with a section per model and a row per dataset and method that has records."""
     if not results.records:
         return nothing(results, title)
     sections: dict[str, list[Row]] = {}
-    for model in models or results.models():
-        rows: list[Row] = []
-        for dataset in results.datasets(model):
-            names = [row for row in results.rows(model, dataset, order) if results.held(model, dataset, row)]
-            if not names:
-                continue
-            group = [
-                [
-                    entry(results, model, dataset, row, c, beside_vanilla(
-                        results, model, dataset, row, c.shown.path, c.threat
-                    ))
-                    for c in columns
-                ]
-                for row in names
-            ]  # fmt: skip
-            marked = [mark_best(c, held) for c, held in zip(columns, zip(*group, strict=True), strict=True)]
-            lines = [tuple(line) for line in zip(*marked, strict=True)]
-            titles = [label(results, model, dataset, row) for row in names]
-            rows += [Row((dataset, title), line) for title, line in zip(titles, lines, strict=True)]
-            for kind, name in NULLS.items() if nulls else ():
-                cells = tuple(null_entry(results, model, dataset, kind, column) for column in columns)
-                if any(cell.estimate is not None for cell in cells):
-                    rows.append(Row((dataset, name), cells))
-        if rows:
-            sections[model] = rows
+    for model, dataset in results.pairs():
+        rows = sections.setdefault(model, [])
+        keys = [(model, dataset, name) for name in results.rows(model, dataset, order)]
+        keys = [key for key in keys if results.held(key)]
+        if not keys:
+            continue
+        by_column = []
+        for column in columns:
+            compared = ((key, beside_vanilla(results, key, column.shown.path, column.threat)) for key in keys)
+            by_column.append(mark_best(column, [entry(results, key, column, held) for key, held in compared]))
+        lines = zip(*by_column, strict=True)
+        rows += [Row((dataset, label(results, key)), line) for key, line in zip(keys, lines, strict=True)]
+        for kind, name in NULLS.items() if nulls else ():
+            cells = tuple(null_entry(results, model, dataset, kind, column) for column in columns)
+            if any(cell.estimate is not None for cell in cells):
+                rows.append(Row((dataset, name), cells))
+    sections = {model: rows for model, rows in sections.items() if rows}
     threats = dict.fromkeys(column.threat for column in columns)
     entries = [row.entries for rows in sections.values() for row in rows]
     there = [any(line[place].estimate is not None for line in entries) for place in range(len(columns))]
@@ -168,7 +139,7 @@ def sheet(
     columns = list(itertools.compress(columns, there))
     later = [f"No records yet of: {', '.join(unknown)}."] * bool(unknown)
     notes = [*notes, *layer_notes(results, columns), *later, *about(results, threats)]
-    return Sheet(title, ("dataset", "method"), columns, sections, notes)
+    return Sheet(title, columns, sections, notes)
 
 
 def nothing(results: Results, title: str, threats: Iterable[str] = ()) -> Table:
@@ -227,8 +198,7 @@ def flat_note(results: Results, threat: str) -> list[str]:
     """Name the layers that similarity and sharpness leave out, if there are any."""
     found = [
         f"{model} on {dataset}, layer {', '.join(map(str, layers))}"
-        for model in results.models()
-        for dataset in results.datasets(model)
+        for model, dataset in results.pairs()
         if (layers := results.flat(model, dataset, threat))
     ]
     said = "Similarity and sharpness leave out layers whose vanilla attention is flat to 1e-6"
@@ -247,8 +217,8 @@ def count(results: Results, threats: Iterable[str] = ()) -> str:
     return f"{said}."
 
 
-def _published_ratio(model: str, dataset: str, row: str, column: Estimated, base: str) -> float | None:
+def _published_ratio(row: RowKey, vanilla: RowKey, column: Estimated) -> float | None:
     if not column.ratio or column.paper is None:
         return None
-    ours, theirs = (published(column.paper[0], model, dataset, r, column.paper[1]) for r in (row, base))
+    ours, theirs = (published(*column.paper, key) for key in (row, vanilla))
     return None if ours is None or theirs is None or not ours.mean else theirs.mean / ours.mean

@@ -33,34 +33,23 @@ TASKS = ("", "link", "graph", "truth", "inductive")
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One training and its evaluation.
+    """One training and its evaluation."""
 
-    Attributes:
-        kind: `evaluate` (test nodes), `attack` (the same without curves and null rows, for strong searches),
-            `search` (validation nodes only), `certify` (certificates of attention), `inject` (certificates
-            against injected nodes), `collective` (against budgets of them), `vote` (majorities over groups of
-            neighbours), `explainers` (explainers side by side on a sample of nodes), `again` (attention
-            beside that of the same training with the next seed), `cost` (seconds and memory of the training
-            alone) or `alone` (a model of features without edges).
-        model: class name; of `alone` cells `linear` or `MLP`.
-        dataset: name for `fgai.load_dataset`.
-        method: see `fgai.training.METHODS`.
-        seed: of split, weights, training and attack.
-        threats: evaluated under.
-        settings: over the preset's.
-        label: of the row, where it differs from the method (ablations).
-        task: what is predicted, one of `TASKS`; records of each have a folder of their own.
-    """
-
+    # `evaluate` (test nodes), `attack` (the same without curves and null rows, for strong searches), `search`
+    # (validation nodes only), `certify` (certificates of attention), `inject` (certificates against injected
+    # nodes), `collective` (against budgets of them), `vote` (majorities over groups of neighbours),
+    # `explainers` (explainers side by side on a sample of nodes), `again` (attention beside that of the same
+    # training with the next seed), `cost` (seconds and memory of the training alone) or `alone` (a model of
+    # features without edges)
     kind: str = "evaluate"
-    model: str = "GAT"
-    dataset: str = "planted"
-    method: str = "vanilla"
-    seed: int = 0
-    threats: tuple[str, ...] = ("standard",)
-    settings: dict[str, Any] = field(default_factory=dict)
-    label: str = ""
-    task: str = ""
+    model: str = "GAT"  # class name; of `alone` cells `linear` or `MLP`
+    dataset: str = "planted"  # name for `fgai.load_dataset`
+    method: str = "vanilla"  # see `fgai.training.METHODS`
+    seed: int = 0  # of split, weights, training and attack
+    threats: tuple[str, ...] = ("standard",)  # evaluated under
+    settings: dict[str, Any] = field(default_factory=dict)  # over the preset's
+    label: str = ""  # of the row, where it differs from the method (ablations)
+    task: str = ""  # what is predicted, one of `TASKS`; records of each have a folder of their own
 
     def __post_init__(self) -> None:
         try:
@@ -83,11 +72,7 @@ class Cell:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Cell:
-        """Inverse of `to_dict`.
-
-        Raises:
-            InputError: a field is missing, unknown, or not what it should be.
-        """
+        """Inverse of `to_dict`; raise `InputError` if a field is missing, unknown or wrong."""
         try:
             return cls(**{**values, "threats": tuple(values["threats"])})
         except (TypeError, KeyError) as error:

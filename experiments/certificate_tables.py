@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.alone import accuracy_without_edges
 from experiments.build import OLDER, about, label, name_of, sheet
-from experiments.cells import Cell as Grid
 from experiments.cells import read_grid
-from experiments.certified import promises
 from experiments.fingerprint import is_older
 from experiments.one_setting import ROWS
 from experiments.results import Results
@@ -18,7 +17,17 @@ from experiments.sheet import Sheet, estimated
 from experiments.statistics import estimate
 from experiments.store import Store
 from experiments.threats import CLAIM
-from fgai.certificates import BUDGET_PROMISE, BUDGETS, INJECTION_PROMISE, TABLE_RADII, VOTING_PROMISE, WHERE
+from fgai.certificates import (
+    ARITHMETIC,
+    BUDGET_PROMISE,
+    BUDGETS,
+    INJECTION_PROMISE,
+    PROMISE,
+    TABLE_RADII,
+    VOTING_PROMISE,
+    WHERE,
+    full_promise,
+)
 from fgai.metrics import quantity
 from fgai.records import Cell, Column, Table
 
@@ -38,16 +47,14 @@ def _table(results: Results, kind: str, title: str) -> Table:
     columns.append(quantity("certificate.sharpness").column)
     columns += [Column("how")] if kind == "class" else []
     rows: list[Sequence[Cell]] = []
-    for model in results.models():
-        for dataset in results.datasets(model):
-            methods = results.rows(model, dataset, ROWS)
-            held = [[r["certificate"]["layers"] for r in results.held(model, dataset, m)] for m in methods]
-            for index in range(max((len(seed) for seeds in held for seed in seeds), default=0)):
-                for method, seeds in zip(methods, held, strict=True):
-                    layers = [seed[index] for seed in seeds if index < len(seed)]
-                    if layers:
-                        name = label(results, model, dataset, method)
-                        rows.append([model, dataset, str(index + 1), name, *_row(layers, kind)])
+    for model, dataset in results.pairs():
+        keys = [(model, dataset, method) for method in results.rows(model, dataset, ROWS)]
+        held = [[r["certificate"]["layers"] for r in results.held(key)] for key in keys]
+        for index in range(max((len(seed) for seeds in held for seed in seeds), default=0)):
+            for key, seeds in zip(keys, held, strict=True):
+                layers = [seed[index] for seed in seeds if index < len(seed)]
+                if layers:
+                    rows.append([model, dataset, str(index + 1), label(results, key), *_row(layers, kind)])
     notes = (
         "Shares in % of the nodes with more than five neighbours, l1 ball, mean ± std over seeds. The median"
         " radius is over the same nodes. `trivial`: the share of the other nodes, whose top 5 are all their"
@@ -60,27 +67,20 @@ def _table(results: Results, kind: str, title: str) -> Table:
 
 def injection(store: Store) -> list[Sheet | Table]:
     """What no injected neighbour can do to a class, whatever its features: by method and number of them."""
-    held: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for record in store.records("inject"):
-        cell = Grid.from_dict(record["cell"])
-        held.setdefault((cell.model, cell.dataset, cell.row), []).append(record)
+    results = Results.newest(store.records("inject"))
     columns = [Column(name) for name in ("model", "dataset", "method")]
     columns += [quantity("f1.clean", "F1").column, Column("sharpness")]
-    hidden, older = 0, False
     columns += [Column(f"t = {t}, {where}") for where in WHERE for t in INJECTED]
     columns += [Column("right, t = 1"), Column("features alone"), Column("seeds")]
     rows: list[Sequence[Cell]] = []
-    for (model, dataset, row), every in sorted(held.items()):
-        current = [record for record in every if not is_older(record)]
-        records = current or every
-        hidden, older = hidden + len(every) - len(records), older or not current
+    for key in sorted({key[:3] for key in results.records}):
+        records = results.held(key)
         shares = [_injected(records, where, t, "share") for where in WHERE for t in INJECTED]
         right = [_injected(records, where, 1, "right") for where in WHERE]
         rows.append(
             [
-                model,
-                dataset,
-                name_of(row) if current else f"{name_of(row)} †",
+                *key[:2],
+                label(results, key),
                 _spread([record["scores"]["f1"] for record in records], 1.0, ".3f"),
                 " / ".join(f"{mean:.2g}" for mean in _means([record["sharpness"] for record in records])),
                 *shares,
@@ -95,8 +95,9 @@ def injection(store: Store) -> list[Sheet | Table]:
         " limits. `right`: of those, the ones that are classified right (any / direct). `features alone`:"
         " what a network without edges classifies right; a certificate below it protects nothing.",
         INJECTION_PROMISE,
-        *[OLDER] * older,
-        *[f"{hidden} records of other settings than today's are not shown."] * bool(hidden),
+        *[OLDER] * bool(results.older_rows),
+        *[f"{results.outdated} records of other settings than today's are not shown."]
+        * bool(results.outdated),
     )
     return [Table("Classes no injected neighbour can change", columns, rows, notes), _attacked(store)]
 
@@ -169,10 +170,10 @@ def _beside(
     asked = read_grid(grid or kind)
     held: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for cell in asked:
-        record = store.read(cell)
-        found = held.setdefault((cell.dataset, cell.model, cell.row), [])
-        if record is not None and record["status"] == "done" and not is_older(record):
-            found.append(record)
+        held.setdefault((cell.dataset, cell.model, cell.row), [])
+    for cell, record in store.finished(asked):
+        if not is_older(record):
+            held[cell.dataset, cell.model, cell.row].append(record)
     rows: list[Sequence[Cell]] = []
     for (dataset, model, row), records in held.items():
         alone = accuracy_without_edges(store, dataset)
@@ -202,6 +203,16 @@ def _attacked(store: Store) -> Sheet | Table:
     }
     metrics = [estimated(path, title, threat=CLAIM) for path, title in columns.items()]
     return sheet(results, "Trained towards certificates, under attack", metrics)
+
+
+def promises(certificates: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What stored certificates promise, a note for each vector they are about, with its share of them."""
+    found = Counter(
+        full_promise(one.get("promise", PROMISE), one.get("explanation", ARITHMETIC)) for one in certificates
+    )
+    if len(found) < 2:
+        return list(found)
+    return [f"{count} of {found.total()} records: {words}" for words, count in found.items()]
 
 
 def _injected(records: Sequence[dict[str, Any]], where: str, neighbours: int, what: str) -> str | None:

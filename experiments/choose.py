@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from experiments import methods
 from experiments.cells import Cell, current_names, read_grid
-from experiments.fingerprint import change_of, other_searches
+from experiments.fingerprint import change_of
 from experiments.results import DATASETS, MODELS, ROWS
 from experiments.store import Store
 from experiments.trained import settings_of
@@ -40,132 +40,67 @@ nodes of Photo is .009): within them the preset in use stays."""
 
 
 class Trial(NamedTuple):
-    """One trial of a search: its settings and what it scored on validation data, mean over its seeds.
+    """One trial of a search: its settings and what it scored on validation data, mean over its seeds."""
 
-    Attributes:
-        settings: over the preset's.
-        criterion: mean of the clean and the attacked score.
-        clean: score.
-        attacked: score.
-        key: of the first record.
-        seeds: it was run on.
-        least: criterion of its worst seed.
-        reason: why it may not become a preset; empty if it may.
-        fell: by how much one seed is worse than the others, in words, where that is too much; empty if not.
-    """
-
-    settings: dict[str, Any]
-    criterion: float
-    clean: float
-    attacked: float
-    key: str
-    seeds: int = 1
-    least: float = 0.0
-    reason: str = ""
-    fell: str = ""
+    settings: dict[str, Any]  # over the preset's
+    criterion: float  # mean of the clean and the attacked score
+    clean: float  # score
+    attacked: float  # score
+    seeds: int  # it was run on
+    least: float  # criterion of its worst seed
+    reason: str  # why it may not become a preset; empty if it may
+    fell: str  # by how much one seed is worse than the others, where that is too much; empty if not
 
 
 Case = tuple[str, str, str]
 """Method, model and dataset."""
 
 
-def trials(store: Store, task: str = "", *, older: bool = False) -> dict[Case, list[Trial]]:
+def trials(store: Store, task: str = "") -> dict[Case, list[Trial]]:
     """Return the trials of each method, model and dataset, the best first.
 
     The criterion is the mean of clean and attacked score on the validation part; of vanilla models for links
     and graphs it is the clean score, for what they are there for is to be compared with. Trials are compared
     by their means over seeds or folds, those run on fewer seeds than others come last. Equal trials are
     ordered by the text of their settings, so the choice never depends on the order of files. Trials that
-    would be run otherwise now, because what they start from was chosen anew, are passed over.
-
-    Args:
-        store: with search records.
-        task: empty for nodes, `link` or `graph`.
-        older: those judged by another search than today's, instead of those judged by today's.
+    would be run or judged otherwise now are passed over.
     """
-    runs: dict[Case, dict[str, list[Run]]] = {}
+    runs: dict[Case, dict[str, list[Mapping[str, Any]]]] = {}
     for record in store.records(Cell(kind="search", task=task).folder):
         cell = Cell.from_dict(record["cell"])
-        wanted = (
-            other_searches(record, cell) is not None
-            if older
-            else change_of(record, cell, earlier=True) is None
-        )
-        if not wanted:
-            continue
-        text = json.dumps(cell.settings, sort_keys=True)
-        runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(Run.of(record))
-    found = {
-        case: [_trial(held[text], task) for text in sorted(held, key=lambda one: _order(held[one], one))]
-        for case, held in runs.items()
-    }
+        if change_of(record, cell, earlier=True) is None:
+            text = json.dumps(cell.settings, sort_keys=True)
+            runs.setdefault((cell.row, cell.model, cell.dataset), {}).setdefault(text, []).append(record)
+    found = {}
+    for case, by_text in runs.items():
+        held = [(_trial(records, task), text) for text, records in by_text.items()]
+        held.sort(key=lambda item: (-item[0].seeds, -item[0].criterion, item[1]))
+        found[case] = [trial for trial, _ in held]
     return dict(sorted(found.items(), key=lambda item: tuple(map(_rank, item[0]))))
 
 
-class Run(NamedTuple):
-    """One record of a trial: its seed, its criterion, and everything that was validated."""
-
-    seed: int
-    criterion: float
-    key: str
-    settings: dict[str, Any]
-    scores: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Run:
-        """Read it off a record."""
-        cell, scores = record["cell"], record["validation"]
-        clean = cell.get("task") and cell["method"] == "vanilla"
-        criterion = scores["clean" if clean else "criterion"]
-        return cls(cell["seed"], criterion, record["key"], current_names(cell["settings"]), scores)
-
-
-def _order(runs: list[Run], text: str) -> tuple[int, float, str]:
-    return (-len(runs), -fmean(run.criterion for run in runs), text)
-
-
-def _trial(runs: list[Run], task: str) -> Trial:
-    """One trial from its runs on every seed."""
-    scores = {run.seed: run.criterion for run in runs}
-    mean = fmean(run.criterion for run in runs)
-    return Trial(
-        runs[0].settings,
-        criterion=mean,
-        clean=fmean(run.scores["clean"] for run in runs),
-        attacked=fmean(run.scores["attacked"] for run in runs),
-        key=runs[0].key,
-        seeds=len(scores),
-        least=min(scores.values()),
-        reason="" if task else _reason(runs),
-        fell="" if task else _low("criterion", scores, mean),
-    )
-
-
-def _reason(runs: list[Run]) -> str:
-    """Why a setting for nodes may not become a preset: it must be run on two seeds."""
-    return f"run on {len(runs)} of {SEEDS} seeds" if len(runs) < SEEDS else ""
-
-
-def _low(name: str, held: Mapping[int, float], wanted: float) -> str:
-    """Which seed has too much less of something than is wanted, in words; empty if none has."""
-    seed = min(held, key=lambda one: held[one])
-    if held[seed] >= wanted - MOST_BELOW:
-        return ""
-    return f"seed {seed} has {held[seed]:.3f} of `{name}`, where the mean is {fmean(held.values()):.3f}"
+def _trial(records: Sequence[Mapping[str, Any]], task: str) -> Trial:
+    """One trial from its records on every seed."""
+    cell = records[0]["cell"]
+    criterion = "clean" if task and cell["method"] == "vanilla" else "criterion"
+    scores = {record["cell"]["seed"]: record["validation"][criterion] for record in records}
+    mean, (seed, least) = fmean(scores.values()), min(scores.items(), key=lambda item: item[1])
+    reason = fell = ""
+    if not task and len(scores) < SEEDS:
+        reason = f"run on {len(scores)} of {SEEDS} seeds"
+    if not task and least < mean - MOST_BELOW:
+        fell = f"seed {seed} has {least:.3f} of `criterion`, where the mean is {mean:.3f}"
+    clean, attacked = (fmean(one["validation"][name] for one in records) for name in ("clean", "attacked"))
+    settings = current_names(cell["settings"])
+    return Trial(settings, mean, clean, attacked, len(scores), least, reason, fell)
 
 
 def presets(store: Store) -> str:
     """Return `experiments/presets.toml` with the best trials laid over it.
 
     Comments and general tables stay; `[method.MODEL.dataset]`, and the same under `[link]` and `[graph]`, are
-    replaced where a search was run. Methods with one setting for every graph, and labelled rows, are left.
-
-    A setting for nodes that fails on one of its seeds, or was run on one alone, is passed over for the next
-    best that holds (see `chosen`). The preset in use stays where it was a trial, holds, and is within `NOISE`
-    of the best.
-
-    Args:
-        store: with search records.
+    replaced where a search was run and its best setting holds (see `chosen`). Methods with one setting for
+    every graph, and labelled rows, are left.
 
     Raises:
         InputError: the folder holds no search, or of some method, model and dataset no setting holds.
@@ -198,11 +133,6 @@ def chosen(case: Case, held: Sequence[Trial], task: str = "") -> Trial | None:
 
     A trial whose criterion falls on one seed counts as holding where even that seed is above the worst of
     every trial that does not fall: to pass it over would be to ship what is worse on all seeds.
-
-    Args:
-        case: method, model and dataset.
-        held: its trials, the best first.
-        task: empty for nodes, `link` or `graph`.
     """
     able = [trial for trial in held if not trial.reason]
     floor = max((trial.least for trial in able if not trial.fell), default=float("inf"))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from datetime import timedelta
+from time import monotonic
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,18 +18,16 @@ from experiments import shard as shard_of
 from experiments import status as status_of
 from experiments.command_records import Cache, Data, Device, Here, Results
 from experiments.fingerprint import EARLIER, change_of
-from experiments.progress import GridProgress
 from experiments.rerun import TOLERANCE, find, rerun
 from experiments.trained import training_code
 from fgai.cli import FAILURE, App, Output, command
 from fgai.cli.options import check_folder, choices
 from fgai.errors import InputError
-from fgai.progress import show_progress
+from fgai.progress import show_progress, stage
 from fgai.records import Column, Table
 
 app = App(
-    help="Reproduce: run grids of experiments, make tables and figures from records.",
-    no_args_is_help=True,
+    help="Reproduce: run grids of experiments, make tables and figures from records.", no_args_is_help=True
 )
 
 Named = typer.Argument(metavar="GRID", help=f"A TOML file, or {choices(grid_names())}.")
@@ -80,18 +80,18 @@ def run(
     stale = len(_changes(part, store))
     todo = len(part) - status_of(part, store).done + stale * redo
     out.say(f"{grid}: {len(part)} cells, {len(part) - todo} done, {todo} to run")
-    with show_progress(False), GridProgress(todo, out) as progress:
-        after = run_grid(
-            part,
-            store,
-            device=device,
-            root=data,
-            cache=cache,
-            jobs=jobs,
-            limit=limit,
-            redo=redo,
-            on_cell=progress.finished,
-        )
+    options: dict[str, Any] = {"device": device, "root": data, "cache": cache, "jobs": jobs, "limit": limit}
+    began = monotonic()
+    with show_progress(out.progress, out.notes), stage(grid, todo) as bar:
+
+        def finished(cell: Cell, state: str, seconds: float) -> None:
+            name = f"{cell.model} {cell.row} {cell.dataset} seed {cell.seed}"
+            bar.advance(1, name)
+            left = timedelta(seconds=round((monotonic() - began) / bar.done * (todo - bar.done)))
+            if state != "done" or not out.notes.is_terminal:
+                out.say(f"{bar.done}/{todo} {name} {state} ({seconds:.1f} s), {left} left")
+
+        after = run_grid(part, store, redo=redo, on_cell=finished, **options)
     left = len(_changes(part, store))
     counts = {**dataclasses.asdict(after), "done": after.done - left, "outdated": left}
     values = {"command": "bench run", "grid": grid, "cells": len(part), **counts}
@@ -108,11 +108,7 @@ def run(
 @app.command("status", epilog="Example: fgai bench status node")
 @command
 def status(
-    grid: Annotated[str | None, Named] = None,
-    *,
-    results: Results = Here,
-    only: Only = None,
-    out: Output,
+    grid: Annotated[str | None, Named] = None, *, results: Results = Here, only: Only = None, out: Output
 ) -> None:
     """Say how far a grid has come, by dataset, which cells failed, and which records are outdated.
 
@@ -120,18 +116,13 @@ def status(
     """
     if grid is None and only:
         raise InputError("`--only` chooses among the cells of a grid; name one")
-    of = _every_grid(Store(results)) if grid is None else _one_grid(grid, only or (), Store(results))
-    out.result({"command": "bench status", **of.values}, of.table.show)
+    store = Store(results)
+    values, table = _every_grid(store) if grid is None else _one_grid(grid, only or (), store)
+    out.result({"command": "bench status", **values}, table.show)
 
 
-class Overview(NamedTuple):
-    """What `status` says: as JSON, and as a table."""
-
-    values: dict[str, Any]
-    table: Table
-
-
-def _every_grid(store: Store) -> Overview:
+def _every_grid(store: Store) -> tuple[dict[str, Any], Table]:
+    """What `status` says of all grids: as JSON, and as a table."""
     names = ("grid", "cells", "done", "earlier", "outdated", "failed", "open", "other code")
     rows: list[list[str | float | None]] = []
     notes = []
@@ -145,21 +136,18 @@ def _every_grid(store: Store) -> Overview:
             notes.append(f"what failed, and why: `fgai bench status {name}`")
     notes.append(OTHER_CODE)
     values = {"grids": [dict(zip(names, row, strict=True)) for row in rows]}
-    return Overview(
-        values, Table(f"grids in {store.root}", [Column(name, "d") for name in names], rows, notes)
-    )
+    return values, Table(f"grids in {store.root}", [Column(name, "d") for name in names], rows, notes)
 
 
-def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
+def _one_grid(grid: str, only: Sequence[str], store: Store) -> tuple[dict[str, Any], Table]:
+    """The same of one."""
     cells = only_of(read_grid(grid), only)
     groups: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.dataset, cell.model), []).append(cell)
     counts = {where: status_of(held, store) for where, held in groups.items()}
     whole = status_of(cells, store)
-    failed = [_failure(cell, store) for cell in cells]
-    errors = [entry for entry in failed if entry is not None]
-    stale = _changes(cells, store)
+    errors, stale = _failures(cells, store), _changes(cells, store)
     values: dict[str, Any] = {
         "grid": grid,
         "cells": len(cells),
@@ -182,7 +170,7 @@ def _one_grid(grid: str, only: Sequence[str], store: Store) -> Overview:
         notes.append(f"{earlier} done with {EARLIER}")
     for which, change in [item for item in stale.items() if item[1] != EARLIER][:1]:
         notes.append(f"{len(stale) - earlier} outdated, left out of tables, e.g. {which}: {change}")
-    return Overview(values, Table(f"{grid} in {store.root}", columns, rows, notes))
+    return values, Table(f"{grid} in {store.root}", columns, rows, notes)
 
 
 OTHER_CODE = (
@@ -194,26 +182,24 @@ OTHER_CODE = (
 
 def _of_other_code(cells: list[Cell], store: Store) -> int:
     """How many records of cells were made by other lines than those that train now."""
-    held = [record for cell in cells if (record := store.read(cell)) and record["status"] == "done"]
-    return sum(record.get("fingerprint", {}).get("code") != training_code() for record in held)
+    records = [record for _, record in store.finished(cells)]
+    return sum(record.get("fingerprint", {}).get("code") != training_code() for record in records)
 
 
 def _changes(cells: list[Cell], store: Store) -> dict[str, str]:
     """Cells whose records would be made otherwise now, and what differs."""
-    found = {}
-    for cell in cells:
-        record = store.read(cell)
-        change = None if record is None or record["status"] != "done" else change_of(record, cell)
-        if change is not None:
-            found[cell.path.stem] = change
-    return found
+    changes = {cell.path.stem: change_of(record, cell) for cell, record in store.finished(cells)}
+    return {name: change for name, change in changes.items() if change is not None}
 
 
-def _failure(cell: Cell, store: Store) -> dict[str, str] | None:
-    record = store.read(cell)
-    if record is None or record["status"] == "done":
-        return None
-    return {"cell": cell.path.stem, "error": str(record.get("error", "unknown"))}
+def _failures(cells: list[Cell], store: Store) -> list[dict[str, str]]:
+    """Cells that failed, and their errors."""
+    records = [(cell, store.read(cell)) for cell in cells]
+    return [
+        {"cell": cell.path.stem, "error": str(record.get("error", "unknown"))}
+        for cell, record in records
+        if record is not None and record["status"] != "done"
+    ]
 
 
 @app.command("again", epilog="Example: fgai bench again 4b662cbde8c2")

@@ -23,8 +23,7 @@ from fgai.files import write_atomic
 
 Results = Annotated[Path, typer.Option("--results", "-r", help="Folder of the records.")]
 Data = Annotated[
-    Path | None,
-    typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default."),
+    Path | None, typer.Option("--root", help="Folder with the datasets' files; $FGAI_DATA by default.")
 ]
 Cache = Annotated[Path | None, typer.Option("--cache", help="Folder for trained models that cells share.")]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
@@ -63,11 +62,7 @@ def table(
 
 
 def opened_store(results: Path) -> Store:
-    """The records of a folder that is there.
-
-    Raises:
-        DataError: it is not.
-    """
+    """Return the records of a folder; raise `DataError` if it is not there."""
     if not results.is_dir():
         raise DataError(f"there is no folder of records at {results}; name it with --results")
     return Store(results)
@@ -95,8 +90,7 @@ def figure(
         list[str] | None, typer.Option("--model", "-m", help="Only this one; may be repeated.")
     ] = None,
     threat: Annotated[
-        str,
-        typer.Option("--threat", "-t", help="Threat that attacks the models drawn, at its own budget."),
+        str, typer.Option("--threat", "-t", help="Threat that attacks the models drawn, at its own budget.")
     ] = "standard",
     seed: Seed = 0,
     epochs: Epochs = None,
@@ -174,11 +168,7 @@ def choose(
 
 
 @command
-def pack(
-    *,
-    results: Results = Here,
-    out: Output,
-) -> None:
+def pack(*, results: Results = Here, out: Output) -> None:
     """Put the records of finished cells into one file for each kind, without the curves of searches.
 
     Numbers of evaluations keep nine digits. New records are again files of their own; packing again adds

@@ -43,8 +43,8 @@ def baselines(store: Store) -> list[Sheet | Table]:
             return [] if alone is None else [alone.mean] * alone.seeds
         if row in EARLIER:
             model, method = EARLIER[row]
-            return list(earlier.values(model, dataset, method, path, CLAIM).values())
-        return list(networks.values("GCN", dataset, NETWORKS[row], path, threat).values())
+            return list(earlier.values((model, dataset, method), path, CLAIM).values())
+        return list(networks.values(("GCN", dataset, NETWORKS[row]), path, threat).values())
 
     def table(title: str, threat: str, *notes: str) -> Table:
         names = (*ROWS, *NETWORKS, *(EARLIER if threat == EVERY_RULE else ()), ALONE)
@@ -88,8 +88,7 @@ def _line(name: str, found: Sequence[Sequence[Sequence[float]]]) -> list[Cell]:
 
 def _run(store: Store, grid: str) -> str:
     cells = read_grid(grid)
-    done = sum((record := store.read(cell)) is not None and record["status"] == "done" for cell in cells)
-    return f"{done} of {len(cells)} cells of the grid `{grid}` are run."
+    return f"{len(list(store.finished(cells)))} of {len(cells)} cells of the grid `{grid}` are run."
 
 
 def inductive(store: Store) -> list[Sheet | Table]:
@@ -101,7 +100,7 @@ def inductive(store: Store) -> list[Sheet | Table]:
         for row in ROWS:
             if (method := row.partition(",")[0]) == "at":
                 continue
-            found = [unseen.estimate("GAT", dataset, method, path, EVERY_RULE) for path in paths]
+            found = [unseen.estimate(("GAT", dataset, method), path, EVERY_RULE) for path in paths]
             seen = [methods.mean(("GAT", dataset), row, path) for path in F1]
             seeds = None if found[0] is None else str(found[0].seeds)
             rows.append([dataset, name_of(row), *(one and one.mean for one in found), *seen, seeds])

@@ -27,11 +27,8 @@ EXTRA: dict[str, Callable[[Store], str]] = {
 def fill(text: str, store: Store) -> str:
     """Replace what stands between `<!-- table: NAME -->` and `<!-- end -->` by that table.
 
-    NAME is one of the tables, or `bars`, `bars-missed`, `paper-claim`. Equal records
-    give equal text.
-
-    Raises:
-        InputError: an unknown name, or a mark without an end.
+    NAME is one of the tables, or `bars`, `bars-missed`, `paper-claim`; another one, or a mark without an end,
+    raises `InputError`. Equal records give equal text.
     """
 
     def replaced(found: re.Match[str]) -> str:
@@ -46,11 +43,7 @@ def fill(text: str, store: Store) -> str:
 
 
 def update(path: Path, store: Store) -> bool:
-    """Fill the tables of a document in place, in one step; return whether anything changed.
-
-    Raises:
-        DataError: the document cannot be read.
-    """
+    """Fill the tables of a document in place, in one step; return whether anything changed."""
     try:
         text = regular(path).read_text(encoding="utf-8")
     except OSError as error:

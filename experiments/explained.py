@@ -38,11 +38,7 @@ def names_for(cell: Cell) -> tuple[str, ...]:
 
 
 def check_ready(cells: Iterable[Cell]) -> None:
-    """Raise unless everything that cells explain with is installed.
-
-    Raises:
-        MissingExtraError: a package is missing; the message holds the install line.
-    """
+    """Raise `MissingExtraError` unless everything that cells explain with is installed."""
     for cell in cells:
         if cell.kind == "explainers":
             for name in names_for(cell):
@@ -51,39 +47,33 @@ def check_ready(cells: Iterable[Cell]) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The incoming edges of some nodes on the clean graph, self-loops left out.
+    """The incoming edges of some nodes on the clean graph, self-loops left out."""
 
-    Attributes:
-        nodes: whose edges they are.
-        keys: [E] of the edges, node by node.
-        rowptr: [len(nodes) + 1].
-        truth: bool [E], where it is known.
-    """
-
-    nodes: list[int]
-    keys: Tensor
-    rowptr: Tensor
-    truth: Tensor | None
+    nodes: list[int]  # whose edges they are
+    keys: Tensor  # [E] of the edges, node by node
+    rowptr: Tensor  # [len(nodes) + 1]
+    truth: Tensor | None  # bool [E], where it is known
 
     @classmethod
     def of(cls, graph: Graph, nodes: Sequence[int]) -> Rows:
         """Collect them; `graph` as it was loaded."""
         source, destination = graph.edge_index
         held = [((destination == node) & (source != destination)).nonzero().flatten() for node in nodes]
-        spots = torch.cat([*held, torch.zeros(0, dtype=torch.long, device=graph.device)])
-        sizes = torch.tensor([0, *(part.numel() for part in held)], device=graph.device)
-        truth = None if graph.edge_truth is None else graph.edge_truth[spots]
-        return cls(list(nodes), graph.keys[spots], sizes.cumsum(0), truth)
+        return cls._at(nodes, held, graph.keys, graph.edge_truth)
+
+    @classmethod
+    def _at(cls, nodes: Sequence[int], held: list[Tensor], keys: Tensor, truth: Tensor | None) -> Rows:
+        """The edges at the positions `held`, node by node, among those of `keys` and `truth`."""
+        spots = torch.cat([*held, torch.zeros(0, dtype=torch.long, device=keys.device)])
+        sizes = torch.tensor([0, *map(len, held)], device=keys.device)
+        return cls(list(nodes), keys[spots], sizes.cumsum(0), None if truth is None else truth[spots])
 
     def some(self, count: int, seed: int) -> Rows:
         """The same of at most so many nodes, chosen by a seed; low numbers may mean old hubs."""
         drawn = torch.randperm(len(self.nodes), generator=torch.Generator().manual_seed(seed))[:count]
-        places = drawn.sort().values.tolist()
-        spans = [torch.arange(int(self.rowptr[p]), int(self.rowptr[p + 1])) for p in places]
-        spots = torch.cat([*spans, torch.zeros(0, dtype=torch.long)]).to(self.keys.device)
-        sizes = torch.tensor([0, *(span.numel() for span in spans)], device=self.rowptr.device)
-        truth = None if self.truth is None else self.truth[spots]
-        return Rows([self.nodes[p] for p in places], self.keys[spots], sizes.cumsum(0), truth)
+        chosen, ends = drawn.sort().values.tolist(), self.rowptr.tolist()
+        held = [torch.arange(ends[p], ends[p + 1], device=self.keys.device) for p in chosen]
+        return self._at([self.nodes[p] for p in chosen], held, self.keys, self.truth)
 
     def read(self, scores: Sequence[explanations.EdgeScores]) -> Tensor:
         """[E], what an explainer says of these edges; explanations in the order of `nodes`."""
@@ -96,36 +86,20 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """One model, the nodes to explain and the attacks on it, the same for all explainers.
+    """One model, the nodes to explain and the attacks on it, the same for all explainers."""
 
-    Attributes:
-        model: whose predictions are explained.
-        graph: as it was loaded.
-        seed: of sample, attacks and explainers.
-        seen: the model on the clean graph.
-        rows: the edges into the nodes to explain.
-        meant: the edges into the nodes the truth is compared at; None without a truth.
-        attacks: by threat.
-        touched: by threat, bool [N], the nodes in reach.
-    """
-
-    model: nn.Module
-    graph: Graph
-    seed: int
-    seen: Observation
-    rows: Rows
-    meant: Rows | None
-    attacks: dict[str, AttackResult]
-    touched: dict[str, Tensor]
+    model: nn.Module  # whose predictions are explained
+    graph: Graph  # as it was loaded
+    seed: int  # of sample, attacks and explainers
+    seen: Observation  # the model on the clean graph
+    rows: Rows  # the edges into the nodes to explain
+    meant: Rows | None  # the edges into the nodes the truth is compared at; None without a truth
+    attacks: dict[str, AttackResult]  # by threat
+    touched: dict[str, Tensor]  # by threat, bool [N], the nodes in reach
 
 
 def explained(model: nn.Module, graph: Graph, cell: Cell) -> dict[str, Any]:
     """Compare explainers on a sample of nodes.
-
-    Args:
-        model: of the cell.
-        graph: as it was loaded.
-        cell: its method, threats and seed.
 
     Returns:
         For a record: the nodes, what the attacks spent, and a row per explainer; an explainer that does not
@@ -187,16 +161,8 @@ def _setting(model: nn.Module, graph: Graph, cell: Cell) -> Setting:
         attacks[threat] = attack.run(model, graph, seed=cell.seed)
         after = observe(model, prepared(model, attacks[threat].graph))
         touched[threat] = touched_rows(seen.attention, after.attention)[-1]
-    return Setting(
-        model,
-        graph,
-        cell.seed,
-        seen,
-        Rows.of(graph, nodes),
-        None if meant is None else Rows.of(graph, meant),
-        attacks,
-        touched,
-    )
+    meant_rows = None if meant is None else Rows.of(graph, meant)
+    return Setting(model, graph, cell.seed, seen, Rows.of(graph, nodes), meant_rows, attacks, touched)
 
 
 def _measured(setting: Setting, name: str) -> dict[str, Any]:

@@ -26,23 +26,14 @@ SIGNS = {"plus": "+", "minus": "−"}
 
 @dataclass(frozen=True)
 class Explained:
-    """One explainer of one model on one dataset.
+    """One explainer of one model on one dataset."""
 
-    Attributes:
-        model: class name.
-        dataset: name.
-        method: how the model was trained.
-        name: of the explainer.
-        seeds: what was measured, a mapping per seed.
-        errors: of the seeds on which it did not run.
-    """
-
-    model: str
-    dataset: str
-    method: str
-    name: str
-    seeds: list[dict[str, Any]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    model: str  # class name
+    dataset: str  # name
+    method: str  # how the model was trained
+    name: str  # of the explainer
+    seeds: list[dict[str, Any]] = field(default_factory=list)  # what was measured, a mapping per seed
+    errors: list[str] = field(default_factory=list)  # of the seeds on which it did not run
 
     @property
     def title(self) -> str:
@@ -84,12 +75,7 @@ class Explained:
 
 
 def read_explained(store: Store, expected: Iterable[Grid] = ()) -> list[Explained]:
-    """Every explainer there are, or should be, records of, by model and dataset; the vanilla model's first.
-
-    Args:
-        store: the records.
-        expected: cells that should be there.
-    """
+    """Every explainer with records, or `expected` ones, by model and dataset; the vanilla model's first."""
     places = ((c.model, c.dataset, c.method, name) for c in expected for name in names_for(c))
     held = {key: Explained(*key) for key in places}
     for record in (record for folder in FOLDERS for record in store.records(folder)):
@@ -140,7 +126,7 @@ def _notes(store: Store, cells: Sequence[Grid], held: Sequence[Explained]) -> li
     fewer = [f"{count} on {name}" for name, count in FEWER_ON.items()]
     fewer += [f"{count} for {_title(name)}" for name, count in FEWER.items()]
     epochs = ", ".join(f"{_title(name)} {count}" for name, count in EPOCHS.items())
-    missing = sum(1 for cell in cells if (found := store.read(cell)) is None or found["status"] != "done")
+    missing = len(cells) - len(list(store.finished(cells)))
     notes = [
         f"Up to {NODES} test nodes with more than {K} neighbours per seed ({', '.join(fewer)}); the same"
         " nodes, and the same attacked graph, for all explainers of a model. Mean ± std over seeds.",

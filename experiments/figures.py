@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -12,7 +13,7 @@ import fgai.reports.figures as draw
 from experiments.build import name_of
 from experiments.cells import Cell
 from experiments.explainer_tables import Explained, read_explained
-from experiments.results import Results
+from experiments.results import Results, RowKey
 from experiments.store import Store
 from experiments.subjects import K, Source, attacked, scores, telling_node
 from fgai.certificates import ARITHMETIC, PROMISE, certify_attention
@@ -51,14 +52,7 @@ class Choice:
 def figure(name: str, store: Store, source: Source, choice: Choice | None = None) -> Named:
     """Yield the figures of a name, each with the stem of its file.
 
-    Args:
-        name: one of `FIGURES`.
-        store: the records.
-        source: of models, where records do not hold what is drawn.
-        choice: of datasets and models.
-
-    Raises:
-        InputError: no such figure, or the records lack what it draws.
+    Raise `InputError` for an unknown name, or if the records lack what it draws.
     """
     return FIGURES[one_of(name, "figure", tuple(FIGURES))](store, source, choice or Choice())
 
@@ -69,11 +63,11 @@ def titled(drawn: Figure, text: str) -> Figure:
     return drawn
 
 
-def averaged(results: Results, model: str, dataset: str, row: str) -> EvaluationRecord | None:
+def averaged(results: Results, row: RowKey) -> EvaluationRecord | None:
     """One record whose F-slopes are the means over the seeds, under the `standard` threat."""
     held = [
         slopes
-        for record in results.held(model, dataset, row)
+        for record in results.held(row)
         if (slopes := look_up(record["evaluations"], "standard.metrics.f_slope")) is not None
     ]
     if not held:
@@ -81,14 +75,13 @@ def averaged(results: Results, model: str, dataset: str, row: str) -> Evaluation
     unknown = ("model", "data", "threat", "config", "version", "seconds", "peak_memory", "ledgers")
     rest: dict[str, Any] = {name: {} for name in unknown}
     metrics = {"f_slope": _mean(held)}
-    return EvaluationRecord(name=name_of(row), seed=0, device="", metrics=metrics, **rest)
+    return EvaluationRecord(name=name_of(row[2]), seed=0, device="", metrics=metrics, **rest)
 
 
 def _f_curves(store: Store, source: Source, choice: Choice) -> Named:
     results, drawn = Results.read(store), False
-    pairs = [(model, dataset) for model in results.models() for dataset in results.datasets(model)]
-    for model, dataset in pairs:
-        records = [averaged(results, model, dataset, row) for row in ROWS]
+    for model, dataset in results.pairs():
+        records = [averaged(results, (model, dataset, row)) for row in ROWS]
         held = [record for record in records if record is not None]
         for scope in ("graph", "node") if held and choice.holds(model, dataset) else ():
             drawn = True
@@ -106,43 +99,36 @@ def _loss(store: Store, source: Source, choice: Choice) -> Named:
         yield f"loss-{entry.dataset}-{entry.model}", titled(drawn, title)
 
 
-class _Layer:
-    """A layer's certified shares, averaged over seeds, in the shape `certified_curves` reads."""
-
-    def __init__(self, layers: Sequence[dict[str, Any]]) -> None:
-        self._layers = layers
-
-    def curve(self, kind: str) -> list[float | None]:
-        """The share at each radius, None where a seed has none."""
-        columns = zip(*(layer[kind]["curve"] for layer in self._layers), strict=True)
-        return [None if None in column else sum(column) / len(column) for column in columns]
-
-
-class _Certificates:
+def _averaged_certificate(held: Sequence[dict[str, Any]]) -> SimpleNamespace:
     """What `certified_curves` reads of a certificate, averaged over seeds."""
 
-    def __init__(self, held: Sequence[dict[str, Any]]) -> None:
-        self.k2, self.norm, self._held = held[0]["k2"], held[0]["norm"], held
-        self.promise = held[0].get("promise", PROMISE)
-        self.explanation = held[0].get("explanation", ARITHMETIC)
+    def layer(index: int) -> SimpleNamespace:
+        def curve(kind: str) -> list[float | None]:
+            columns = zip(*(one["layers"][index][kind]["curve"] for one in held), strict=True)
+            return [None if None in column else sum(column) / len(column) for column in columns]
 
-    def layer(self, index: int) -> _Layer:
-        """One layer of all seeds."""
-        return _Layer([certificate["layers"][index] for certificate in self._held])
+        return SimpleNamespace(curve=curve)
+
+    first = held[0]
+    words = first.get("promise", PROMISE), first.get("explanation", ARITHMETIC)
+    return SimpleNamespace(
+        k2=first["k2"], norm=first["norm"], promise=words[0], explanation=words[1], layer=layer
+    )
 
 
 def _certified(store: Store, source: Source, choice: Choice) -> Named:
     results, drawn = Results.of_grid(store, "definition", "certify"), False
-    for model in results.models():
-        for dataset in results.datasets(model):
-            named: dict[str, _Certificates] = {}
-            for row in results.rows(model, dataset):
-                if held := [record["certificate"] for record in results.held(model, dataset, row)]:
-                    named[name_of(row)] = _Certificates(held)
-            if named and choice.holds(model, dataset):
-                drawn = True
-                title = f"{model} on {dataset}, output layer, mean over seeds"
-                yield f"certified-{dataset}-{model}", titled(draw.certified_curves(named), title)
+    for model, dataset in results.pairs():
+        rows = {row: results.held((model, dataset, row)) for row in results.rows(model, dataset)}
+        named = {
+            name_of(row): _averaged_certificate([record["certificate"] for record in held])
+            for row, held in rows.items()
+            if held
+        }
+        if named and choice.holds(model, dataset):
+            drawn = True
+            title = f"{model} on {dataset}, output layer, mean over seeds"
+            yield f"certified-{dataset}-{model}", titled(draw.certified_curves(named), title)
     if not drawn:
         for entry in choice.sources(source):
             graph = entry.graph()

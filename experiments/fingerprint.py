@@ -19,9 +19,7 @@ from fgai.training import FaithfulSettings, HardenSettings
 
 ATTACKED = ("evaluate", "attack", "search")
 """Kinds of cells whose numbers depend on a search."""
-LATER = {
-    "sharpness": 0.0,
-}
+LATER = {"sharpness": 0.0}
 """Settings that records of before lack, with the values that change nothing."""
 
 OLD = (
@@ -53,10 +51,7 @@ EARLIER = "settings from before there was one for every graph"
 def change_of(record: Mapping[str, Any], cell: Cell, *, earlier: bool = False) -> str | None:
     """Return the first thing that would be otherwise if a record were made now, in words, or None.
 
-    Args:
-        record: of the cell.
-        cell: as it would be run now.
-        earlier: records of earlier settings that nothing has replaced yet count as if they had today's.
+    With `earlier`, records of earlier settings that nothing has replaced yet count as if they had today's.
     """
     if not is_earlier(record):
         return _other_settings(record, cell) or other_searches(record, cell)
@@ -75,8 +70,7 @@ def is_older(record: Mapping[str, Any]) -> bool:
 
 def earlier_note(store: Store, cells: Sequence[Cell]) -> list[str]:
     """One sentence that tells how many cells have records of other settings or searches, or none."""
-    held = [record for cell in cells if (record := store.read(cell)) is not None]
-    count = sum(record["status"] == "done" and (is_earlier(record) or is_older(record)) for record in held)
+    count = sum(is_earlier(record) or is_older(record) for _, record in store.finished(cells))
     said = f"{count} of {len(cells)} cells were trained with other settings than today's."
     return [said] * bool(count)
 

@@ -41,11 +41,7 @@ def status(cells: list[Cell], store: Store) -> Status:
 
 
 def shard(cells: list[Cell], text: str) -> list[Cell]:
-    """Return the part `i/n` of the cells, i from 1; the parts are disjoint and cover all.
-
-    Raises:
-        InputError: if `text` is not of this form.
-    """
+    """Return the part `i/n` of the cells, i from 1; the parts are disjoint and cover all."""
     try:
         part, of = map(int, text.split("/"))
     except ValueError:
@@ -61,13 +57,6 @@ CHOSEN_BY = ("kind", "model", "dataset", "method", "row", "seed", "task")
 
 def only(cells: list[Cell], wanted: Sequence[str]) -> list[Cell]:
     """Return the cells that meet every condition.
-
-    Args:
-        cells: of a grid.
-        wanted: each `FIELD=VALUE`, or `FIELD=VALUE,VALUE,...` where any of them will do.
-
-    Raises:
-        InputError: there is no such field, or no cell of the grid has the value.
 
     Example:
         >>> cells = [Cell(method=method, seed=seed) for method in ("vanilla", "fgai") for seed in (0, 1)]
@@ -103,18 +92,7 @@ def run_grid(
 
     Cells with the same vanilla parent stay together, so that a parent is trained once; with a cache, where
     they wait for it, only as far as every process has work. A killed run loses at most the cells in flight.
-
-    Args:
-        cells: of the grid, or a shard of it.
-        store: where records go.
-        device: `cpu` or `cuda`; several jobs share one GPU.
-        root: folder of the datasets.
-        cache: folder for trained vanilla models.
-        jobs: processes.
-        limit: seconds after which running cells are ended. None is begun that would not end by then, as far
-            as those before it tell (`Pace`).
-        redo: run cells again whose records were made with other settings.
-        on_cell: called with each finished cell, its status and its seconds.
+    After `limit` seconds running cells are ended; none is begun that would not end by then, see `Pace`.
 
     Raises:
         CheckpointError: before any work, if a record is damaged, foreign or was made with other settings.
@@ -145,10 +123,8 @@ def run_grid(
 class Pace:
     """How long cells take, known to all processes of a run, and until when there is time.
 
-    Args:
-        cells: of the run; one is taken to last as long as the longest of its kind and method so far.
-        deadline: on the monotonic clock; None for no end.
-        context: of the processes.
+    A cell is taken to last as long as the longest of its kind and method so far; `deadline` is on the
+    monotonic clock.
     """
 
     def __init__(self, cells: Iterable[Cell], deadline: float | None, context: Any) -> None:

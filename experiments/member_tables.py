@@ -13,20 +13,13 @@ from fgai.records import Cell, Column, Table
 
 
 class Reached(NamedTuple):
-    """What one member did somewhere.
+    """What one member did somewhere."""
 
-    Attributes:
-        objective: `prediction` or `explanation`.
-        threat: under which.
-        where: model, dataset, method and seed.
-        rule: of the endpoints.
-        damages: by member, judged by full passes: one minus F1, or the share of the top 5 lost.
-    """
-
-    objective: str
-    threat: str
-    where: tuple[str, str, str, int]
-    rule: str
+    objective: str  # `prediction` or `explanation`
+    threat: str  # under which
+    where: tuple[str, str, str, int]  # model, dataset, method and seed
+    rule: str  # of the endpoints
+    # by member, judged by full passes: one minus F1, or the share of the top 5 lost
     damages: dict[str, float]
 
 
@@ -53,9 +46,7 @@ def members(store: Store) -> list[Sheet | Table]:
             " checks, not members: the paper's attack as it is, and a search without gradients.",
         )
         parts.append(Table(f"Members, {objective} objective", columns, rows or [[None] * 4], notes))
-    rules = sorted({one.rule for one in found})
-    parts.append(_rules(found, rules))
-    return parts
+    return [*parts, _rules(found)]
 
 
 def _member_row(name: str, found: Sequence[Reached]) -> list[Cell]:
@@ -68,18 +59,19 @@ def _member_row(name: str, found: Sequence[Reached]) -> list[Cell]:
         rest = [damage for other, damage in others.items() if other != name]
         gain = max(others.values()) - max(rest) if rest else 0.0
         if gain > most:
-            most, where = gain, _where(one)
+            place = " ".join(map(str, one.where))
+            most, where = gain, f"{place}, `{one.threat}`, {one.rule} endpoints"
     return [name, f"{most:.3f}", str(wins), where]
 
 
-def _rules(found: Sequence[Reached], rules: Sequence[str]) -> Table:
+def _rules(found: Sequence[Reached]) -> Table:
     """What every rule for endpoints adds."""
     groups: dict[tuple[Any, ...], dict[str, float]] = {}
     for one in found:
         places = groups.setdefault((one.objective, one.threat, one.where), {})
         places[one.rule] = max(one.damages.values())
     rows: list[list[Cell]] = []
-    for rule in rules:
+    for rule in sorted({one.rule for one in found}):
         gains = [
             (places[rule] - max(d for r, d in places.items() if r != rule), key)
             for key, places in groups.items()
@@ -91,10 +83,6 @@ def _rules(found: Sequence[Reached], rules: Sequence[str]) -> Table:
         rows.append([rule, f"{max(0.0, gain):.3f}", f"{wins} of {len(gains)}", text])
     columns = [Column("endpoints"), Column("add at most"), Column("worst in"), Column("where they add most")]
     return Table("Endpoints", columns, rows or [[None] * 4])
-
-
-def _where(one: Reached) -> str:
-    return f"{' '.join(map(str, one.where))}, `{one.threat}`, {one.rule} endpoints"
 
 
 def reached(record: Mapping[str, Any], threat: str, objective: str) -> Iterator[Reached]:

@@ -6,25 +6,26 @@ import contextlib
 import ctypes
 import gc
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
 
 _STATM = Path("/proc/self/statm")
-_EVERY = 0.01
+
+
+def resident() -> int:
+    """Return the resident bytes of this process."""
+    return int(_STATM.read_text(encoding="ascii").split()[1]) * 4096
 
 
 class PeakMemory:
     """Memory before a block of work and at its peak, in bytes.
 
-    On CUDA the allocator counts. On the CPU the resident size of the process is sampled a hundred times a
-    second, which misses shorter peaks and counts what libraries keep for later; elsewhere than on Linux there
-    is nothing to sample and both stay None.
-
-    Args:
-        device: where the work runs.
+    On CUDA the allocator counts. On the CPU the `size` of the process is sampled `every` so many seconds,
+    which misses shorter peaks and counts what libraries keep for later; elsewhere than on Linux there is
+    nothing to sample and both stay None.
 
     Example:
         >>> with PeakMemory("cpu") as memory:
@@ -33,11 +34,16 @@ class PeakMemory:
         True
     """
 
-    def __init__(self, device: str) -> None:
-        self._cuda = device.startswith("cuda")
+    def __init__(self, device: str, every: float = 0.01, size: Callable[[], int] = resident) -> None:
+        self._cuda, self._every, self._size = device.startswith("cuda"), every, size
         self._done = threading.Event()
         self.base: int | None = None
         self.peak: int | None = None
+
+    @property
+    def above(self) -> int:
+        """Bytes at the peak above those before."""
+        return (self.peak or 0) - (self.base or 0)
 
     def __enter__(self) -> Self:
         if self._cuda:
@@ -45,15 +51,16 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats()
             self.base = torch.cuda.memory_allocated()
         elif _STATM.exists():
-            _give_back()
-            self.base = self.peak = _resident()
+            # Freed memory goes back to the system, so that earlier work does not hide what follows.
+            gc.collect()
+            with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to trim
+                ctypes.CDLL("libc.so.6").malloc_trim(0)
+            self.base = self.peak = self._size()
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._cuda:
             self.peak = torch.cuda.max_memory_allocated()
         elif self.base is not None:
@@ -61,18 +68,7 @@ class PeakMemory:
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(_EVERY):
-            self.peak = max(self.peak or 0, _resident())
-
-
-def _give_back() -> None:
-    """Return freed memory to the system, so that earlier work does not hide what follows."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another C library: nothing to trim
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def _resident() -> int:
-    """Resident bytes of this process."""
-    pages = int(_STATM.read_text(encoding="ascii").split()[1])
-    return pages * 4096
+        running = True
+        while running:
+            running = not self._done.wait(self._every)
+            self.peak = max(self.peak or 0, self._size())

@@ -71,15 +71,7 @@ def preset(method: str, model: str, dataset: str, task: str = "node") -> dict[st
 def settings_for(
     method: str, model: str, dataset: str, task: str = "node", *, tuned: bool = True
 ) -> dict[str, Any]:
-    """Return the settings of a method, laid over those of the method it is a variant of.
-
-    Args:
-        method: one of `METHODS`; `fgai`, `limits` and `harden` have the package's defaults on every graph.
-        model: class name.
-        dataset: e.g. `amazon-photo`.
-        task: its name.
-        tuned: with the settings chosen for the method on this very dataset; the general ones otherwise.
-    """
+    """Return the settings of a method, laid over those of the method it is a variant of."""
     below = preset(BELOW[method], model, dataset, task) if method in BELOW else {}
     return {**below, **preset(method, model, dataset if tuned else "", task)}
 
@@ -124,20 +116,10 @@ def train_method(
 ) -> Any:
     """Train one method with the settings of its tables; see `fgai.training.train_method`.
 
-    Args:
-        method: one of `METHODS`: also `at-limits`, `harden` with settings tuned on each graph; a defence
-            (see `DEFENCES`), which trains the named model behind it from new weights as vanilla does;
-            `fgai-paper`, Algorithm 1 of the paper as printed; or `fgai-injection`, its released code's
-            variant: injected nodes, output layer, graph-wide top-K.
-        model: name of the network, see `fgai.models.MODELS`.
-        graph: with labels and masks.
-        seed: of the weights, dropout and adversary.
-        vanilla: the trained vanilla model; trained here when None.
-        device: where to train.
-        progress: show a bar.
-        settings: settings of the training, arguments of the model or of its defence, by name.
-        **options: further ones of `fgai.training.train_method`; defences and `fgai-paper` train once,
-            whatever `check` says.
+    Beside its methods there are `at-limits`, `harden` with settings tuned on each graph; defences (see
+    `DEFENCES`), which train the named model behind them from new weights as vanilla does; `fgai-paper`,
+    Algorithm 1 of the paper as printed; and `fgai-injection`, its released code's variant: injected nodes,
+    output layer, graph-wide top-K. Defences and `fgai-paper` train once, whatever `check` says.
     """
     one_of(method, "method", METHODS)
     for name in settings or {}:

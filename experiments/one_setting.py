@@ -28,11 +28,7 @@ _COLUMNS = [Column("method"), *(Column(title, ".3f") for title in _SHARES), Colu
 
 
 class Methods:
-    """What the methods with one setting reach, by pair of model and graph.
-
-    Args:
-        store: with the records of the grids `methods`, `definition` and, for vanilla models, `endpoints`.
-    """
+    """What the methods with one setting reach, by pair of model and graph."""
 
     def __init__(self, store: Store) -> None:
         cells = read_grid("methods")
@@ -50,7 +46,7 @@ class Methods:
             source = self._node if threat == BESIDE or row == "at" else self._every
         threat = CLAIM if row == "at" and threat == EVERY_RULE else threat
         return [
-            value for seed, value in source.values(*pair, row, path, threat).items() if seed in self._seeds
+            value for seed, value in source.values((*pair, row), path, threat).items() if seed in self._seeds
         ]
 
     def mean(self, pair: Pair, row: str, path: str, threat: str = EVERY_RULE) -> float | None:
@@ -168,10 +164,8 @@ def _row(row: str, pairs: Sequence[Pair], methods: Methods) -> list[Cell]:
 def whole_seconds(store: Store) -> Costs:
     """Seconds of whole calls by graph and method, from the grid `whole`."""
     costs: Costs = {}
-    for cell in read_grid("whole"):
-        record = store.read(cell)
-        if record is not None and record["status"] == "done":
-            costs.setdefault(cell.dataset, {})[cell.method] = record["whole_seconds"]
+    for cell, record in store.finished(read_grid("whole")):
+        costs.setdefault(cell.dataset, {})[cell.method] = record["whole_seconds"]
     return costs
 
 
@@ -203,9 +197,8 @@ def whole_calls(store: Store) -> list[Sheet | Table]:
 def _proofs(store: Store) -> dict[tuple[str, str, str], list[dict[str, Any]]]:
     """The records of the grid `definition` by model, dataset and row."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for cell in read_grid("definition"):
-        record = store.read(cell)
-        if record is not None and "definition" in record:
+    for cell, record in store.finished(read_grid("definition")):
+        if "definition" in record:
             found.setdefault((cell.model, cell.dataset, cell.row), []).append(record)
     return found
 
@@ -255,11 +248,11 @@ def _margins(store: Store) -> Table:
     """What the weight of the margin trades: robustness and similarity against Definition 1."""
     usual = FaithfulSettings().replace(edges=20)
     held: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for cell in read_grid("search-one"):
-        record, asked = store.read(cell), {**cell.settings}
+    for cell, record in store.finished(read_grid("search-one")):
+        asked = {**cell.settings}
         weight = asked.pop("margin")
         same = all(getattr(usual, name) == value for name, value in asked.items())
-        if same and record is not None and "definition" in record.get("validation", {}):
+        if same and "definition" in record["validation"]:
             held.setdefault((cell.model, weight), []).append(record["validation"])
     rows: list[Sequence[Cell]] = []
     for (model, weight), found in sorted(held.items()):
@@ -291,14 +284,15 @@ def terms(store: Store) -> list[Sheet | Table]:
             found: list[Cell] = []
             for path in paths.values():
                 if row == FAITHFUL:
-                    whole = results.estimate(model, dataset, row, path, CLAIM)
+                    whole = results.estimate((model, dataset, row), path, CLAIM)
                     found.append(None if whole is None else f"{whole.mean:.3f}")
                     continue
-                change = results.interval(model, dataset, row, path, CLAIM, base=FAITHFUL)
+                change = results.interval((model, dataset, row), path, CLAIM, FAITHFUL)
                 text = (
                     None if change is None else f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
                 )
-                found.append(f"**{text}**" if change is not None and change.excludes_zero else text)
+                apart = change is not None and (change.low > 0 or change.high < 0)
+                found.append(f"**{text}**" if apart else text)
             rows.append([model, dataset, name_of(row), *found])
     columns = [Column(name) for name in ("model", "dataset", "method", *paths)]
     notes = (

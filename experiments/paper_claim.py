@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from experiments.build import name_of
-from experiments.results import Results
+from experiments.results import Results, RowKey
 from experiments.statistics import holm
 from experiments.store import Store
 from experiments.threats import CLAIM
@@ -13,26 +13,18 @@ from fgai.metrics import quantity
 
 
 class Wins(NamedTuple):
-    """On how many pairs of model and graph a row is better or worse than another, see `wins`.
+    """On how many pairs of model and graph a row is better or worse than another, see `wins`."""
 
-    Attributes:
-        better: pairs that differ in the better direction.
-        worse: pairs that differ in the other one.
-        pairs: with enough seeds in common for a test.
-    """
-
-    better: int
-    worse: int
-    pairs: int
+    better: int  # pairs that differ in the better direction
+    worse: int  # pairs that differ in the other one
+    pairs: int  # with enough seeds in common for a test
 
 
 def wins(results: Results, row: str, base: str, path: str, threat: str = CLAIM) -> Wins:
     """Count the pairs on which a row differs from `base` by a paired t-test, corrected by Holm's method."""
     sign = quantity(path).sign
     every = [
-        results.interval(model, dataset, row, path, threat, base)
-        for model in results.models()
-        for dataset in results.datasets(model)
+        results.interval((model, dataset, row), path, threat, base) for model, dataset in results.pairs()
     ]
     tests = [interval for interval in every if interval is not None]
     differences = [
@@ -49,17 +41,16 @@ def paper_claim(store: Store) -> str:
     results, lines = Results.node(store), []
     for row, what in (("fgai-paper", "as printed"), ("fgai-injection", "as released"), ("fgai", "ours")):
         pairs = [
-            (model, dataset)
-            for model in results.models()
-            for dataset in results.datasets(model)
-            if all(_scores(results, model, dataset, name) for name in (row, "vanilla"))
+            pair
+            for pair in results.pairs()
+            if all(_scores(results, (*pair, name)) for name in (row, "vanilla"))
         ]
         if not pairs:
             lines.append(f"- **{name_of(row)}**, {what}: no records yet.")
             continue
         means = []
         for name in (row, "vanilla"):
-            held = [_scores(results, *pair, name) for pair in pairs]
+            held = [_scores(results, (*pair, name)) for pair in pairs]
             means.append([f"{sum(column) / len(pairs):.3f}" for column in zip(*held, strict=True)])
         (clean, weak, strong), (_, weak_base, strong_base) = means
         lines.append(
@@ -80,8 +71,8 @@ def _beyond_doubt(results: Results, row: str) -> str:
     return f"Under `{CLAIM}` it keeps more of {', more of '.join(kept)}." if kept else ""
 
 
-def _scores(results: Results, model: str, dataset: str, row: str) -> list[float]:
+def _scores(results: Results, row: RowKey) -> list[float]:
     """F1 clean, under the paper's attack and under `ensemble`; nothing where one of them is missing."""
     places = (("f1.clean", CLAIM), ("f1.attacked", "standard"), ("f1.attacked", CLAIM))
-    found = [results.estimate(model, dataset, row, path, threat) for path, threat in places]
+    found = [results.estimate(row, path, threat) for path, threat in places]
     return [one.mean for one in found if one is not None] if all(found) else []

@@ -35,11 +35,7 @@ class Number(NamedTuple):
 
 
 def find(name: str) -> Cell:
-    """Return the cell of a key, or of the name of a record's file, from the grids that come with fgai.
-
-    Raises:
-        InputError: no grid has it.
-    """
+    """Return the cell of a key, or of the name of a record's file, from the grids that come with fgai."""
     key = name.removesuffix(".json").rpartition("-")[2]
     for grid in grid_names():
         for cell in read_grid(grid):
@@ -58,14 +54,6 @@ def rerun(
     cache: Path | None = None,
 ) -> tuple[dict[str, Any], list[Number]]:
     """Run a cell again and compare; return the new record and the numbers of both.
-
-    Args:
-        cell: that has a record.
-        store: with the record, which stays as it is.
-        tolerance: numbers agree that differ by less, absolutely or relative to the larger one.
-        device: where to run.
-        root: folder of the datasets.
-        cache: folder for trained models.
 
     Raises:
         DataError: there is no good record, or this version would train or attack otherwise.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from experiments.cells import Cell, current_names, read_grid
 from experiments.fingerprint import change_of, is_earlier, is_older
-from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.statistics import Estimate, Interval, estimate, paired
 from experiments.store import Store, lost
 from fgai.errors import CheckpointError
+from fgai.metrics import UNIFORM_SHARPNESS
 from fgai.records import look_up
 
 MODELS = ("GAT", "GATv2", "GT")
@@ -26,6 +27,8 @@ NODE_KINDS = ("evaluate", "attack")
 """Kinds of the cells of the node grid."""
 Layers = Mapping[int, frozenset[int]]
 """By seed, some layers."""
+RowKey = tuple[str, str, str]
+"""Model, dataset and name of a row."""
 
 
 class Key(NamedTuple):
@@ -41,22 +44,15 @@ class Results:
     """Good records of one kind, read once.
 
     Records of one row that differ in their threats only are laid together. A row must mean one thing: records
-    of one model, dataset and row whose settings differ are refused.
-
-    Args:
-        records: from `Store.records`.
-        expected: the cells there should be; missing ones are counted.
-
-    Raises:
-        CheckpointError: a row with two settings.
+    of one model, dataset and row whose settings differ raise `CheckpointError`.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]], expected: Iterable[Cell] = ()) -> None:
         self.records: dict[Key, dict[str, Any]] = {}
         self.expected = list(expected)
-        self.older_rows: set[tuple[str, str, str]] = set()
+        self.older_rows: set[RowKey] = set()
         self._there: set[str] = set()
-        settings: dict[tuple[str, str, str], tuple[Any, str]] = {}
+        settings: dict[RowKey, tuple[Any, str]] = {}
         for record in sorted(records, key=is_earlier):
             cell = Cell.from_dict(record["cell"])
             key = key_of(cell)
@@ -80,10 +76,10 @@ class Results:
             }
         self.outdated = 0
         self._keys = {key_of(cell) for cell in self.expected} | self.records.keys()
-        self._seeds: dict[tuple[str, str, str], set[int]] = {}
+        self._seeds: dict[RowKey, set[int]] = {}
         for key in self._keys:
             self._seeds.setdefault(key[:3], set()).add(key.seed)
-        self._rows: dict[tuple[str, str, str], dict[int, dict[str, Any]]] = {}
+        self._rows: dict[RowKey, dict[int, dict[str, Any]]] = {}
         for key in sorted(self.records):
             self._rows.setdefault(key[:3], {})[key.seed] = self.records[key]
 
@@ -113,7 +109,7 @@ class Results:
 
         Tables mark what stands in `older_rows`, and say how much is `outdated` and not shown.
         """
-        rows: dict[Any, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
+        rows: dict[RowKey, tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
         for record in records:
             cell = Cell.from_dict(record["cell"])
             current, older = rows.setdefault(key_of(cell)[:3], ([], []))
@@ -167,42 +163,33 @@ class Results:
         """Datasets expected or there for a model, in the paper's order."""
         return _ordered({key.dataset for key in self._keys if key.model == model}, DATASETS)
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """All models and datasets expected or there, in the paper's order."""
+        return [(model, dataset) for model in self.models() for dataset in self.datasets(model)]
+
     def rows(self, model: str, dataset: str, order: tuple[str, ...] = ROWS) -> list[str]:
         """Rows expected or there for a model on a dataset."""
         return _ordered({k.row for k in self._keys if k[:2] == (model, dataset)}, order)
 
-    def seeds(self, model: str, dataset: str, row: str) -> list[int]:
+    def seeds(self, row: RowKey) -> list[int]:
         """Seeds expected or there."""
-        return sorted(self._seeds.get((model, dataset, row), ()))
+        return sorted(self._seeds.get(row, ()))
 
-    def held(self, model: str, dataset: str, row: str) -> list[dict[str, Any]]:
+    def held(self, row: RowKey) -> list[dict[str, Any]]:
         """The records of a row, by seed."""
-        return list(self._rows.get((model, dataset, row), {}).values())
+        return list(self._rows.get(row, {}).values())
 
     def values(
-        self,
-        model: str,
-        dataset: str,
-        row: str,
-        path: str,
-        threat: str = "standard",
-        layers: Layers | None = None,
+        self, row: RowKey, path: str, threat: str = "standard", layers: Layers | None = None
     ) -> dict[int, float]:
         """Return a number per seed; records without it are left out.
 
-        A mean over layers (`….all`) is taken over those that have a value, see `experiments.layers`.
-
-        Args:
-            model: e.g. `GAT`.
-            dataset: e.g. `amazon-photo`.
-            row: e.g. `fgai`.
-            path: a metric of the evaluation (`f1.clean`), or `training.…`, `validation.…`, `certificate.…`; a
-                number in it is a place in a list (`g_jsd.layers.0`).
-            threat: which evaluation.
-            layers: by seed those a mean is taken over, see `layers`; all by default.
+        The path is that of a metric under a threat (`f1.clean`), or begins with `training`, `validation` or
+        `certificate`; a number in it is an index of a list (`g_jsd.layers.0`). A mean over layers (`….all`)
+        is taken over those that have a value, or over those of `layers` among them.
         """
         found: dict[int, float] = {}
-        for seed, held in self._parts(model, dataset, row, path, threat):
+        for seed, held in self._parts(row, path, threat):
             values = by_layer(held, path)
             chosen = None if layers is None else layers.get(seed)
             value = _found(held, path) if values is None else mean_over(values, chosen)
@@ -210,9 +197,7 @@ class Results:
                 found[seed] = float(value)
         return found
 
-    def layers(
-        self, model: str, dataset: str, rows: Iterable[str], path: str, threat: str = "standard"
-    ) -> Layers:
+    def layers(self, rows: Iterable[RowKey], path: str, threat: str = "standard") -> Layers:
         """Return by seed the layers in which all of some rows have a value, where a path is a mean over them.
 
         What an attack reaches depends on the model it is after, and so do the layers that have a value: only
@@ -220,63 +205,50 @@ class Results:
         """
         seeds: dict[int, list[dict[int, float]]] = {}
         for row in rows:
-            for seed, held in self._parts(model, dataset, row, path, threat):
+            for seed, held in self._parts(row, path, threat):
                 if (values := by_layer(held, path)) is not None:
                     seeds.setdefault(seed, []).append(values)
         return {seed: common(values) for seed, values in seeds.items()}
 
     def flat(self, model: str, dataset: str, threat: str) -> list[int]:
         """Layers, from 1, whose vanilla attention says nothing on some seed: see `flat_layers`."""
-        rows = [row for row in self.rows(model, dataset) if self.held(model, dataset, row)]
-        parts = (held for row in rows for _, held in self._parts(model, dataset, row, "", threat))
+        rows = [(model, dataset, name) for name in self.rows(model, dataset)]
+        parts = (held for row in rows for _, held in self._parts(row, "", threat))
         return sorted({layer + 1 for held in parts for layer in flat_layers(held)})
 
-    def _parts(
-        self, model: str, dataset: str, row: str, path: str, threat: str
-    ) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    def _parts(self, row: RowKey, path: str, threat: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """By seed, what a path is looked up in: a record or its metrics under a threat."""
         top = path.partition(".")[0] in ("training", "validation", "certificate")
-        for seed, record in self._rows.get((model, dataset, row), {}).items():
+        for seed, record in self._rows.get(row, {}).items():
             held = record if top else _metrics(record["evaluations"].get(threat, {}), path)
             if held is not None:
                 yield seed, held
 
     def estimate(
-        self,
-        model: str,
-        dataset: str,
-        row: str,
-        path: str,
-        threat: str = "standard",
-        layers: Layers | None = None,
+        self, row: RowKey, path: str, threat: str = "standard", layers: Layers | None = None
     ) -> Estimate | None:
         """Mean and spread over seeds."""
-        return estimate(self.values(model, dataset, row, path, threat, layers).values())
+        return estimate(self.values(row, path, threat, layers).values())
 
     def pair(
-        self,
-        model: str,
-        dataset: str,
-        path: str,
-        threat: str = "standard",
-        row: str = "fgai",
-        base: str = "vanilla",
+        self, row: RowKey, path: str, threat: str = "standard", base: str = "vanilla"
     ) -> tuple[dict[int, float], dict[int, float]]:
-        """Return the values of two rows on the seeds and over the layers that both have."""
-        layers = self.layers(model, dataset, (row, base), path, threat)
-        ours, theirs = (self.values(model, dataset, name, path, threat, layers) for name in (row, base))
+        """Return the values of a row and of `base` on the seeds and over the layers that both have."""
+        rows = (row, (*row[:2], base))
+        layers = self.layers(rows, path, threat)
+        ours, theirs = (self.values(one, path, threat, layers) for one in rows)
         both = sorted(ours.keys() & theirs.keys())
         return {seed: ours[seed] for seed in both}, {seed: theirs[seed] for seed in both}
 
     def interval(
-        self, model: str, dataset: str, row: str, path: str, threat: str = "standard", base: str = "vanilla"
+        self, row: RowKey, path: str, threat: str = "standard", base: str = "vanilla"
     ) -> Interval | None:
         """The paired 95 % interval of a row's difference to `base`, over the layers that both have."""
-        return paired(*self.pair(model, dataset, path, threat, row, base))
+        return paired(*self.pair(row, path, threat, base))
 
-    def warnings(self, threats: Iterable[str] = ()) -> dict[str, dict[tuple[str, str, str], int]]:
+    def warnings(self, threats: Iterable[str] = ()) -> dict[str, dict[RowKey, int]]:
         """How many records of each row carry each reliability warning; given threats, of cells with those."""
-        asked, found = set(threats), dict[str, Counter[tuple[str, str, str]]]()
+        asked, found = set(threats), dict[str, Counter[RowKey]]()
         for key, record in self.records.items():
             codes = {code for used, code in record["warned"] if not asked or asked & set(used)}
             for code in codes:
@@ -327,3 +299,48 @@ def settings_in(record: Mapping[str, Any]) -> dict[str, Any]:
     """Every setting of a record's training by name: its own, laid over the defaults."""
     training = record.get("training", {})
     return current_names({**training.get("defaults", {}), **training.get("settings", {})})
+
+
+WHOLE = "all"
+"""Last part of the path of a mean over layers."""
+SPEAKING = ("similarity", "sharpness")
+"""What is only measured where the vanilla attention says something."""
+
+
+def by_layer(metrics: Mapping[str, Any], path: str) -> dict[int, float] | None:
+    """Return the values a mean over layers is made of, by layer; None where a path is no such mean.
+
+    A layer has no value where nothing can be measured (no node whose top 5 could be lost is in reach), and,
+    for similarity and sharpness, where the vanilla attention is flat.
+    """
+    parent, _, last = path.rpartition(".")
+    held = look_up(metrics, f"{parent}.layers") if last == WHOLE else None
+    if not isinstance(held, list):
+        return None
+    flat = flat_layers(metrics) if path.partition(".")[0] in SPEAKING else ()
+    return {layer: value for layer, value in enumerate(held) if value is not None and layer not in flat}
+
+
+def mean_over(values: Mapping[int, float], layers: Collection[int] | None = None) -> float | None:
+    """Return the mean over some layers, all by default; None where none of them has a value."""
+    held = [value for layer, value in values.items() if layers is None or layer in layers]
+    return fmean(held) if held else None
+
+
+def common(values: Iterable[Mapping[int, float]]) -> frozenset[int]:
+    """Return the layers that all have; who has none at all says nothing and is not asked."""
+    held = [frozenset(one) for one in values if one]
+    return frozenset.intersection(*held) if held else frozenset()
+
+
+def flat_layers(metrics: Mapping[str, Any]) -> frozenset[int]:
+    """Return the layers in which the vanilla model's attention is flat to `fgai.metrics.UNIFORM_SHARPNESS`.
+
+    Where every layer is, none is left out. Records of before the vanilla model's sharpness was kept leave out
+    none either.
+    """
+    held = look_up(metrics, "sharpness.vanilla.layers") or []
+    flat = frozenset(
+        layer for layer, value in enumerate(held) if value is not None and value <= UNIFORM_SHARPNESS
+    )
+    return flat if len(flat) < len(held) else frozenset()

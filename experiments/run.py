@@ -70,15 +70,8 @@ def run_cell(
     """Run a cell unless its record is there, write the record and return it.
 
     A cell that fails is recorded as failed, with its error, and raises nothing; running it again retries it.
-
-    Args:
-        cell: what to run.
-        store: where records go.
-        device: where to train and attack.
-        root: folder of the datasets.
-        cache: folder for trained models: vanilla ones, which AT and FGAI share, and those of evaluations,
-            which certificates of the same cells take; None trains them anew.
-        redo: run it again if its record was made with other settings, and replace that; else refuse.
+    One whose record was made with other settings is refused without `redo`. `cache` holds trained models that
+    cells share.
 
     Raises:
         CheckpointError: the record is damaged, foreign or was made with other settings.
@@ -275,8 +268,7 @@ def _evaluate(model: nn.Module, graph: Graph, parent: nn.Module | None, cell: Ce
 def is_done(record: dict[str, Any], cell: Cell, store: Store, redo: bool = False) -> bool:
     """Whether a record makes running its cell needless.
 
-    Raises:
-        CheckpointError: its training was set otherwise than it would be now, unless `redo`.
+    If its settings differ from today's, raise `CheckpointError`, or with `redo` return False.
     """
     if record["status"] != "done":
         return False

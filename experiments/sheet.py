@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from experiments.paper import Published
 from experiments.statistics import Estimate, Interval
 from fgai.metrics import Quantity, quantity
 from fgai.records import MISSING, Column, Table
@@ -20,23 +22,53 @@ _LATEX |= {"&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_", "÷": r"$\div$", "✓
 _LATEX |= {"→": r"$\rightarrow$", "≥": r"$\geq$", "≤": r"$\leq$", "…": r"\dots{}"}
 
 
+class Published(NamedTuple):
+    """One published number; `std` is None where the paper gives none."""
+
+    mean: float
+    std: float | None
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        files("experiments").joinpath("paper.json").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def published(table: str, metric: str, row: tuple[str, str, str]) -> Published | None:
+    """Return a number of the paper for a model, dataset and method, or None where it has none.
+
+    Datasets are known by their exact names, so `arxiv-tape` (other features) never gets the paper's arXiv
+    numbers.
+
+    Example:
+        >>> published("f1", "attacked", ("GAT", "amazon-photo", "fgai"))
+        Published(mean=0.8637, std=0.01)
+    """
+    level: Any = _tables()
+    for name in (table, *row, metric):
+        level = level.get(name)
+        if level is None:
+            return None
+    return Published(*level)
+
+
+HEADS = ("dataset", "method")
+"""Headings of the labels of rows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Estimated:
-    """One column of estimates.
+    """One column of estimates."""
 
-    Attributes:
-        shown: the number of each record, its heading, format and direction.
-        threat: which evaluation.
-        paper: table and metric of the published numbers, which get a column of their own.
-        ratio: also show vanilla's mean divided by this one.
-        own: leave vanilla's value out, where it compares a model with itself.
-    """
-
-    shown: Quantity
-    threat: str = "standard"
+    shown: Quantity  # the number of each record, its heading, format and direction
+    threat: str = "standard"  # which evaluation
+    # table and metric of the published numbers, which get a column of their own
     paper: tuple[str, str] | None = None
-    ratio: bool = False
-    own: bool = True
+    ratio: bool = False  # also show vanilla's mean divided by this one
+    own: bool = True  # leave vanilla's value out, where it compares a model with itself
 
 
 def estimated(path: str, title: str | None = None, form: str | None = None, **options: Any) -> Estimated:
@@ -46,25 +78,15 @@ def estimated(path: str, title: str | None = None, form: str | None = None, **op
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One cell: an estimate and what stands beside it.
+    """One cell: an estimate and what stands beside it."""
 
-    Attributes:
-        estimate: mean and spread over seeds, or None.
-        interval: of the paired difference to vanilla.
-        ratio: vanilla's mean divided by this one.
-        published: the paper's number.
-        published_ratio: the same ratio in the paper.
-        best: of its group.
-        wanted: seeds there should be.
-    """
-
-    estimate: Estimate | None = None
-    interval: Interval | None = None
-    ratio: float | None = None
-    published: Published | None = None
-    published_ratio: float | None = None
-    best: bool = False
-    wanted: int = 0
+    estimate: Estimate | None = None  # mean and spread over seeds, or None
+    interval: Interval | None = None  # of the paired difference to vanilla
+    ratio: float | None = None  # vanilla's mean divided by this one
+    published: Published | None = None  # the paper's number
+    published_ratio: float | None = None  # the same ratio in the paper
+    best: bool = False  # of its group
+    wanted: int = 0  # seeds there should be
 
     def lines(self, form: str, *, apart: bool = True) -> list[str]:
         """The cell as printed: mean ± std, then the ratio, and where `apart` the interval."""
@@ -101,27 +123,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Estimates of several models, in sections.
+    """Estimates of several models, in sections."""
 
-    Attributes:
-        title: printed above.
-        heads: headings of the labels.
-        columns: one per metric.
-        sections: rows by the name of their section (a model).
-        notes: printed below.
-    """
-
-    title: str
-    heads: tuple[str, ...]
-    columns: Sequence[Estimated]
-    sections: dict[str, list[Row]]
-    notes: Sequence[str] = field(default_factory=tuple)
+    title: str  # printed above
+    columns: Sequence[Estimated]  # one per metric
+    sections: dict[str, list[Row]]  # rows by the name of their section (a model)
+    notes: Sequence[str] = field(default_factory=tuple)  # printed below
 
     def to_markdown(self) -> str:
         """Return one Markdown table per section; the best of a group in bold, without intervals."""
         parts = [f"**{self.title}**"]
         line = "| " + " | ".join(self._headings()) + " |"
-        rule = "|" + "---|" * len(self.heads) + "---:|" * (len(self._headings()) - len(self.heads))
+        rule = "|" + "---|" * len(HEADS) + "---:|" * (len(self._headings()) - len(HEADS))
         for name, rows in self.sections.items():
             cells = [self._cells(row, " ", "**{}**", apart=False) for row in rows]
             body = ["| " + " | ".join(line).replace(" ± ", "±") + " |" for line in cells]
@@ -132,9 +145,9 @@ class Sheet:
         """Return one LaTeX `tabular` per section in booktabs style; cells of two lines need no package."""
         parts = ["\n".join(f"% {note}" for note in (self.title, *self.notes))]
         for name, rows in self.sections.items():
-            width = len(self._headings()) - len(self.heads)
+            width = len(self._headings()) - len(HEADS)
             lines = [
-                rf"\begin{{tabular}}{{{'l' * len(self.heads)}{'r' * width}}}",
+                rf"\begin{{tabular}}{{{'l' * len(HEADS)}{'r' * width}}}",
                 r"\toprule",
                 " & ".join(map(_escape, self._headings())) + r" \\",
                 r"\midrule",
@@ -150,9 +163,7 @@ class Sheet:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         numbers = ("seeds", "mean", "std", "ratio_to_vanilla", "difference", "low", "high", "best")
-        writer.writerow(
-            ["table", "model", *self.heads, "metric", "threat", *numbers, "paper_mean", "paper_std"]
-        )
+        writer.writerow(["table", "model", *HEADS, "metric", "threat", *numbers, "paper_mean", "paper_std"])
         for name, rows in self.sections.items():
             for row in rows:
                 for column, entry in zip(self.columns, row.entries, strict=True):
@@ -176,7 +187,7 @@ class Sheet:
             console.print(note, style="dim", markup=False, highlight=False)
 
     def _headings(self) -> list[str]:
-        found = list(self.heads)
+        found = list(HEADS)
         for column in self.columns:
             heading = column.shown.column.heading
             found += [heading, "paper"] if column.paper is not None else [heading]

@@ -33,11 +33,6 @@ class Interval(NamedTuple):
     seeds: int
     p: float
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the whole interval lies on one side of zero."""
-        return self.low > 0 or self.high < 0
-
 
 def estimate(values: Iterable[float]) -> Estimate | None:
     """Summarise values over seeds; None without any.
@@ -61,9 +56,8 @@ def paired(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Interval |
 
         d_s = ours_s − theirs_s,   mean(d) ± t_{0.975, n−1} · std(d) / √n
 
-    Pairing by seed takes out what split and initial weights do to both alike. The interval is Student's,
-    exact for normal differences; with five seeds a bootstrap would be too narrow. None with fewer than
-    three seeds in common.
+    The interval is Student's, exact for normal differences; with five seeds a bootstrap would be too narrow.
+    None with fewer than three seeds in common.
 
     Example:
         >>> low, high = paired({0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.0, 2: 2.5})[1:3]

@@ -56,9 +56,6 @@ class Store:
     New records are files of their own. `pack` puts those of a kind, and of a search those of a method, into
     one file, from where they are read like the others; a file wins over a packed record of the same cell, and
     any record over one in `CLAIMS`.
-
-    Args:
-        root: the folder; made when the first record is written.
     """
 
     def __init__(self, root: Path | str) -> None:
@@ -84,6 +81,13 @@ class Store:
                 f"{path} holds another cell under this name; move it away, nothing was overwritten"
             )
         return record
+
+    def finished(self, cells: Iterable[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+        """Yield the cells that have a good record, each with it."""
+        for cell in cells:
+            record = self.read(cell)
+            if record is not None and record["status"] == "done":
+                yield cell, record
 
     def write(self, cell: Cell, record: dict[str, Any]) -> Path:
         """Write a record in one step."""
@@ -265,11 +269,7 @@ def _rounded(value: Any) -> Any:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read one record.
-
-    Raises:
-        CheckpointError: if it is truncated, foreign, or from a newer fgai.
-    """
+    """Read one record; raise `CheckpointError` if it is truncated, foreign, or from a newer fgai."""
     try:
         text = regular(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -280,11 +280,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def parsed(text: str, where: str) -> dict[str, Any]:
-    """Return a record from its text; `where` it stands goes into messages.
-
-    Raises:
-        CheckpointError: see `read_record`.
-    """
+    """Return a record from its text; `where` it stands goes into messages."""
     try:
         record: dict[str, Any] = parse_json(text)
         check(record, dict[str, Any], "the record")

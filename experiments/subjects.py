@@ -24,27 +24,16 @@ DEGREES = (K + 1, 15)
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where models come from.
+    """Where models come from."""
 
-    Attributes:
-        model: class name.
-        dataset: name for `fgai.load_dataset`.
-        seed: of split, weights, training and attack.
-        root: folder of the datasets.
-        cache: folder of trained models; None trains anew.
-        device: where to train.
-        epochs: instead of the presets'.
-        threat: what attacks the models.
-    """
-
-    model: str = "GAT"
-    dataset: str = "planted"
-    seed: int = 0
-    root: Path | None = None
-    cache: Path | None = None
-    device: str = "cpu"
-    epochs: int | None = None
-    threat: str = "standard"
+    model: str = "GAT"  # class name
+    dataset: str = "planted"  # name for `fgai.load_dataset`
+    seed: int = 0  # of split, weights, training and attack
+    root: Path | None = None  # folder of the datasets
+    cache: Path | None = None  # folder of trained models; None trains anew
+    device: str = "cpu"  # where to train
+    epochs: int | None = None  # instead of the presets'
+    threat: str = "standard"  # what attacks the models
 
     def graph(self) -> Graph:
         """The data, with the split of the seed."""

@@ -133,12 +133,7 @@ TABLES: dict[str, Callable[[Store], list[Sheet | Table]]] = {
 
 
 def table(name: str, store: Store) -> list[Sheet | Table]:
-    """Return a table of the reproduction, in one or more parts.
-
-    Raises:
-        InputError: there is no such table.
-        CheckpointError: a record is damaged, or a row holds two settings.
-    """
+    """Return a table of the reproduction, in one or more parts."""
     return TABLES[one_of(name, "table", tuple(TABLES))](store)
 
 

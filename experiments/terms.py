@@ -39,11 +39,8 @@ def prediction_distance(
 def paper_terms(k: int, divergence: str, weight: float, form: str = "tv") -> list[Term]:
     """Return the four terms of eq. 7 at the output layer, with injected nodes as the perturbation.
 
-    Args:
-        k: K of the graph-wide top-K.
-        divergence: of predictions under attack, see `prediction_distance`.
-        weight: of explanation stability; the others' are settings.
-        form: of eq. 6, see `fgai.topk.topk_l1`.
+    `divergence` is that of predictions under attack, `weight` that of explanation stability, and `form` that
+    of eq. 6, see `fgai.topk.topk_l1`.
     """
     one_of(divergence, "divergence", DIVERGENCES)
 

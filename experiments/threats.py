@@ -28,14 +28,7 @@ class SharedEndpoints(EnsembleInjection):
 
 
 def grid_threat(name: str) -> Threat:
-    """Return a threat as the grids run it.
-
-    Args:
-        name: of one of the library's threats, or `EVERY_RULE`.
-
-    Raises:
-        InputError: for an unknown name.
-    """
+    """Return a threat as the grids run it."""
     threat = threat_of("ensemble" if name == EVERY_RULE else name)
     if name in FROM_DATA:
         return threat

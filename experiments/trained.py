@@ -82,9 +82,6 @@ def training_code(root: Path | None = None) -> str:
     """A short hash of the code that trains: a model of other code is not taken for this one's.
 
     Docstrings, lines of comments and empty lines do not count.
-
-    Args:
-        root: folder of the package; where it was imported from by default.
     """
     root, digest = Path(fgai.__file__).parent if root is None else root, hashlib.sha256()
     for file in training_sources(root):
@@ -109,13 +106,7 @@ def _told(source: str) -> str:
 
 
 def model_path(cache: Path | None, cell: Cell, **more: Any) -> Path | None:
-    """Where the model of a cell is kept: named by its settings and by the code; None without a cache.
-
-    Args:
-        cache: folder of trained models.
-        cell: whose kind, threats and label do not matter.
-        **more: whatever else its training depends on.
-    """
+    """Where the model of a cell is kept: named by its settings and by the code; None without a cache."""
     if cache is None:
         return None
     settings = {**settings_of(cell), **more, "code": training_code()}
@@ -126,16 +117,7 @@ def model_path(cache: Path | None, cell: Cell, **more: Any) -> Path | None:
 def trained(
     cell: Cell, graph: Graph, vanilla: nn.Module | None, device: str, path: Path | None, *, anew: bool = False
 ) -> tuple[nn.Module, bool]:
-    """Return the model of a cell, and whether it was trained now.
-
-    Args:
-        cell: its method, model, seed and settings.
-        graph: to train on.
-        vanilla: its parent, if it has one.
-        device: where to train.
-        path: of the model in the cache, or None.
-        anew: train even if it is there, for the training's own sake.
-    """
+    """Return the model of a cell, and whether it was trained now."""
     if path is not None and path.exists() and not anew:
         return load_model(path, factory=DEFENCES.get(cell.method)).to(device), False
     settings = _chosen(cell)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from experiments.again import ANOTHER
 from experiments.build import about, label, name_of, sheet
+from experiments.cells import Cell as GridCell
 from experiments.cells import read_grid
 from experiments.choose import CRITERION, NOISE, SEEDS, chosen, is_in_use, trials
-from experiments.paper import Published, published
-from experiments.results import NODE_KINDS, ROWS, Results
-from experiments.sheet import Sheet, estimated
+from experiments.results import NODE_KINDS, ROWS, Results, RowKey, key_of
+from experiments.sheet import Published, Sheet, estimated, published
 from experiments.statistics import Estimate, estimate
 from experiments.store import Store
 from fgai.metrics import quantity
@@ -29,9 +28,8 @@ def _ablated(store: Store) -> Results:
     cells = read_grid("ablation")
     rows = {(cell.model, cell.dataset, cell.row) for cell in cells}
     records = (record for kind in NODE_KINDS for record in store.records(kind))
-    return Results.newest(
-        (r for r in records if (r["cell"]["model"], r["cell"]["dataset"], _row(r)) in rows), cells
-    )
+    keyed = ((key_of(GridCell.from_dict(record["cell"])), record) for record in records)
+    return Results.newest((record for key, record in keyed if key[:3] in rows), cells)
 
 
 def ablation(store: Store) -> list[Sheet | Table]:
@@ -92,11 +90,10 @@ def cost(store: Store) -> list[Sheet | Table]:
         Column("device"),
     ]
     rows: list[Sequence[Cell]] = []
-    for model in results.models():
-        for dataset in results.datasets(model):
-            known = {row for row in COST_ROWS if _paper(model, dataset, row, "seconds")}
-            names = [r for r in COST_ROWS if r in known or r in results.rows(model, dataset)]
-            rows += [_cost_row(results, model, dataset, row) for row in names]
+    for model, dataset in results.pairs():
+        known = {row for row in COST_ROWS if _paper((model, dataset, row), "seconds")}
+        names = [r for r in COST_ROWS if r in known or r in results.rows(model, dataset)]
+        rows += [_cost_row(results, (model, dataset, row)) for row in names]
     notes = (
         f"{note} Median over epochs, mean over seeds; pre-training of vanilla not counted. Memory above what"
         " data and parent hold; on a CPU, growth of the process. The paper: 200 epochs on a V100; its arXiv"
@@ -106,35 +103,33 @@ def cost(store: Store) -> list[Sheet | Table]:
     return [Table("Cost of training", columns, rows, notes)]
 
 
-def _paper(model: str, dataset: str, row: str, metric: str) -> Published | None:
+def _paper(row: RowKey, metric: str) -> Published | None:
     """The paper's cost; the cost, unlike the scores, of arXiv may be compared whatever its features."""
-    return published("cost", model, {"arxiv-tape": "ogbn-arxiv"}.get(dataset, dataset), row, metric)
+    model, dataset, name = row
+    return published("cost", metric, (model, {"arxiv-tape": "ogbn-arxiv"}.get(dataset, dataset), name))
 
 
-def memory_above(results: Results, model: str, dataset: str, row: str) -> Estimate | None:
+def memory_above(results: Results, row: RowKey) -> Estimate | None:
     """Peak bytes of a training above what lay on the device before it."""
-    peak = results.values(model, dataset, row, "training.peak_memory")
-    base = results.values(model, dataset, row, "training.base_memory")
+    peak, base = (results.values(row, f"training.{name}_memory") for name in ("peak", "base"))
     return estimate(peak[seed] - base[seed] for seed in peak if seed in base)
 
 
-def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell]:
+def _cost_row(results: Results, row: RowKey) -> list[Cell]:
     def over(ours: float | None, base: float | None) -> float | None:
         return ours / base if ours is not None and base else None
 
-    def numbers(name: str) -> list[float | None]:
-        epoch = results.estimate(model, dataset, name, "training.epoch_seconds")
-        whole = results.estimate(model, dataset, name, "training.seconds")
-        memory = memory_above(results, model, dataset, name)
-        seconds, mib = (_paper(model, dataset, name, metric) for metric in ("seconds", "mib"))
-        return [None if e is None else e.mean for e in (epoch, whole, memory, seconds, mib)]
+    def numbers(key: RowKey) -> list[float | None]:
+        epoch, whole = (results.estimate(key, f"training.{name}") for name in ("epoch_seconds", "seconds"))
+        seconds, mib = (_paper(key, metric) for metric in ("seconds", "mib"))
+        found = (epoch, whole, memory_above(results, key), seconds, mib)
+        return [None if e is None else e.mean for e in found]
 
     epoch, whole, memory, seconds, mib = numbers(row)
-    base = numbers("vanilla")
+    base = numbers((*row[:2], "vanilla"))
     return [
-        model,
-        dataset,
-        label(results, model, dataset, row),
+        *row[:2],
+        label(results, row),
         None if epoch is None else 1e3 * epoch,
         over(epoch, base[0]),
         whole,
@@ -144,14 +139,8 @@ def _cost_row(results: Results, model: str, dataset: str, row: str) -> list[Cell
         over(seconds, base[3]),
         mib,
         over(mib, base[4]),
-        device_of(results, model, dataset, row),
+        ", ".join(sorted({str(record["about"]["device"]) for record in results.held(row)})) or None,
     ]
-
-
-def device_of(results: Results, model: str, dataset: str, row: str) -> str | None:
-    """Where a row's trainings ran."""
-    found = {str(record["about"]["device"]) for record in results.held(model, dataset, row)}
-    return ", ".join(sorted(found)) or None
 
 
 def search(store: Store) -> list[Sheet | Table]:
@@ -188,7 +177,3 @@ def search(store: Store) -> list[Sheet | Table]:
         *([f"{waiting} of these settings are not in use yet: no other record has them."] if waiting else []),
     )
     return [Table("Chosen settings", columns, rows or [[None] * len(columns)], notes)]
-
-
-def _row(record: dict[str, Any]) -> str:
-    return str(record["cell"]["label"] or record["cell"]["method"])

@@ -49,12 +49,6 @@ def validate(model: nn.Module, graph: Graph, vanilla: nn.Module | None, seed: in
     to the vanilla one's, over the validation nodes, as the mean of the layers whose vanilla attention says
     something and of the layer that is the vanilla model's sharpest. Beside them, for information: the score
     under `ensemble-strong`, and the shares of Definition 1, which need no labels.
-
-    Args:
-        model: trained.
-        graph: with labels and masks.
-        vanilla: what it was made from, or None.
-        seed: of the attack.
     """
     task = task_of(graph)
     seen = prepared(model, task.view(graph, "val"))

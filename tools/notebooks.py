@@ -16,11 +16,7 @@ SECONDS = 300
 
 
 def run(source: Path, folder: Path) -> Any:
-    """Return the notebook with its outputs, run from top to bottom in a folder.
-
-    Raises:
-        nbclient.exceptions.CellExecutionError: a cell raised.
-    """
+    """Return the notebook with its outputs, run from top to bottom in a folder."""
     notebook = jupytext.read(source)
     place = {"metadata": {"path": str(folder)}}
     quiet = ["--IPKernelApp.log_level=40"]

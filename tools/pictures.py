@@ -35,7 +35,9 @@ def take(page: Path, larger: Path, folder: Path) -> None:
         with opened(launched, page, WIDTH, HEAD) as seen:
             seen.screenshot(path=folder / "report-headline.png")
             part(seen, "#network").save(folder / "report-neighbourhood.png")
-            above(part(seen, "#distribution"), part(seen, "#curves")).save(folder / "report-curves.png")
+            joined([part(seen, "#distribution"), part(seen, "#curves")], below=True).save(
+                folder / "report-curves.png"
+            )
         with opened(launched, page, WIDTH, HEAD, dark=True) as seen:
             part(seen, "#explorer").save(folder / "report-node-dark.png")
         with opened(launched, larger, WIDTH, HEAD, dark=True) as seen:
@@ -45,7 +47,7 @@ def take(page: Path, larger: Path, folder: Path) -> None:
             for name in ("h1", "#neighbourhood", "#node"):
                 seen.evaluate("name => document.querySelector(name).scrollIntoView()", name)
                 screens.append(image(seen.screenshot()))
-            beside(screens).save(folder / "report-phone.png")
+            joined(screens).save(folder / "report-phone.png")
         launched.close()
 
 
@@ -76,26 +78,16 @@ def image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
-def above(*pictures: Image.Image) -> Image.Image:
-    """Pictures one below the other."""
-    whole = Image.new(
-        "RGB", (max(one.width for one in pictures), sum(one.height for one in pictures)), "white"
-    )
-    top = 0
-    for one in pictures:
-        whole.paste(one, (0, top))
-        top += one.height
-    return whole
-
-
-def beside(pictures: list[Image.Image]) -> Image.Image:
-    """Pictures side by side, with a gap between them."""
-    width = sum(one.width for one in pictures) + GAP * (len(pictures) - 1)
-    whole = Image.new("RGB", (width, max(one.height for one in pictures)), "white")
-    left = 0
-    for one in pictures:
-        whole.paste(one, (left, 0))
-        left += one.width + GAP
+def joined(pictures: list[Image.Image], *, below: bool = False) -> Image.Image:
+    """Pictures side by side with a gap between them, or one below the other."""
+    gap = 0 if below else GAP
+    sizes = [(one.height, one.width) if below else (one.width, one.height) for one in pictures]
+    length, across = sum(size for size, _ in sizes) + gap * (len(sizes) - 1), max(size for _, size in sizes)
+    whole = Image.new("RGB", (across, length) if below else (length, across), "white")
+    start = 0
+    for one, (size, _) in zip(pictures, sizes, strict=True):
+        whole.paste(one, (0, start) if below else (start, 0))
+        start += size + gap
     return whole
 
 

@@ -11,18 +11,9 @@ from importlib import import_module
 from typing import Any
 
 __all__ = [
-    "AttentionError",
-    "BudgetError",
-    "CheckpointError",
-    "DataError",
-    "DivergenceError",
-    "FgaiError",
-    "FgaiWarning",
-    "InputError",
-    "MissingExtraError",
-    "RanksError",
-    "ReliabilityWarning",
-]
+    "AttentionError", "BudgetError", "CheckpointError", "DataError", "DivergenceError", "FgaiError",
+    "FgaiWarning", "InputError", "MissingExtraError", "RanksError", "ReliabilityWarning",
+]  # fmt: skip
 
 _INTERNAL = {"fgai", "contextlib", "functools", "numba", "torch", "torch_geometric"}
 """Packages whose frames may lie between the caller's line and a warning."""

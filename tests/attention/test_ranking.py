@@ -39,7 +39,8 @@ class TestReductions:
         assert not torch.equal(w.ranking().argsort(), w.heads("mean").argsort())
 
     def test_scores_come_before_values(self) -> None:
-        w = values([0.7, 0.1], [0.3, 0.9]).with_scores(torch.tensor([1.0, 2.0]))
+        w = values([0.7, 0.1], [0.3, 0.9])
+        w = w.with_values(w.values, torch.tensor([1.0, 2.0]))
         assert w.ranking().tolist() == [1.0, 2.0]
         torch.testing.assert_close(w.heads("log"), torch.tensor([1.0, 2.0]).softmax(0))
         assert w.with_values(w.values).scores is None  # other values, other ranks

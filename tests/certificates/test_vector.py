@@ -145,7 +145,7 @@ def layer_of(values: list[list[float]], scores: list[float] | None = None) -> La
     """Attention of node 0 on as many neighbours as rows."""
     count, w = len(values), torch.tensor(values)
     layer = LayerAttention.from_edges(w, list(range(count)), [0] * count, count)
-    return layer if scores is None else layer.with_scores(torch.tensor(scores))
+    return layer if scores is None else layer.with_values(layer.values, torch.tensor(scores))
 
 
 class TestExplanationVector:

@@ -29,10 +29,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 class TestFromRecords:
     def test_means_over_seeds(self, store: Store) -> None:
-        record = averaged(Results.read(store), "GAT", "amazon-photo", "fgai")
+        record = averaged(Results.read(store), ("GAT", "amazon-photo", "fgai"))
         assert record is not None and record.name == "FGAI"
         assert record.value("f_slope.node.clean.curve_plus") == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
-        assert averaged(Results.read(store), "GATv2", "amazon-photo", "fgai") is None
+        assert averaged(Results.read(store), ("GATv2", "amazon-photo", "fgai")) is None
 
     @pytest.mark.parametrize(
         ("name", "count"),

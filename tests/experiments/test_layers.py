@@ -9,9 +9,8 @@ import pytest
 
 from experiments import read_grid
 from experiments.build import sheet
-from experiments.layers import by_layer, common, flat_layers, mean_over
 from experiments.paper_claim import Wins, wins
-from experiments.results import Results
+from experiments.results import Results, by_layer, common, flat_layers, mean_over
 from experiments.sheet import Sheet, estimated
 from support import bench_cases as cases
 
@@ -100,7 +99,7 @@ class TestCommonLayers:
     """Over its own layers FGAI keeps .875 on average, vanilla .8: a loss of .125 and of .2."""
 
     def test_pairs_by_seed(self, reached: Results) -> None:
-        ours, base = reached.pair(*WHERE, KEPT, "ensemble")
+        ours, base = reached.pair((*WHERE, "fgai"), KEPT, "ensemble")
         assert ours == pytest.approx({0: 0.8, 1: 0.95}) and base == pytest.approx({0: 0.6, 1: 0.8})
 
     def test_sheet_compares_every_row_with_vanilla_over_the_same_layers(self) -> None:

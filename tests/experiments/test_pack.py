@@ -45,7 +45,7 @@ def as_before(store: Store, cell: Cell, **changes: Any) -> Path:
 
 def keys(store: Store) -> list[str]:
     """Of the trials of links, the best first."""
-    return [trial.key for held in trials(store, "link").values() for trial in held]
+    return [str(trial.settings) for held in trials(store, "link").values() for trial in held]
 
 
 def seconds(store: Store, cell: Cell) -> float | None:

@@ -74,7 +74,7 @@ def assert_equal_layers(
     x = torch.randn(nodes, WIDTH, generator=generator).to(dtype).requires_grad_()
     adjacency, order = Adjacency.build(edge_tensor(edges), nodes)
     seen: list[Tensor] = []
-    ours.tap = lambda attention, *_: seen.append(attention) or attention  # type: ignore[func-returns-value]
+    ours.tap = lambda attention, *_, **options: seen.append(attention) or attention  # type: ignore[func-returns-value]
     out = ours(x, adjacency)
     wanted, (_, attention) = theirs(x, edge_tensor(edges), return_attention_weights=True)
     torch.testing.assert_close(out, wanted, **slack)

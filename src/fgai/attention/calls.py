@@ -83,20 +83,14 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     """Return a model that fgai calls the way you do; accepted wherever fgai takes a model.
 
     A model whose `forward` takes `x`, `edge_index` and, by these names, the other fields of the data
-    (`edge_attr`, `edge_weight`, `batch`) needs no wrapping. For any other, `call` computes the logits from a
-    PyG `Data` with exactly these fields. Attacks pass graphs with more nodes and edges to it.
+    (`edge_attr`, `edge_weight`, `batch`) needs no wrapping. For any other, `call(model, data)` computes the
+    logits, a row per node or small graph, from a PyG `Data` with exactly these fields. It must use its first
+    argument: copies of the model are trained and attacked, on graphs with more nodes and edges. The result is
+    called on a PyG `Data` or a `Graph`, and holds the unchanged model as `.model`.
 
-    Outputs must not depend on the order of the edges; this is checked on the first graph. With `data` it is
-    checked at once, and the output for fgai's copy of the graph must equal the output for `data` itself.
-
-    Args:
-        model: trained or not; unchanged, as `.model` of the result.
-        call: `(model, data) → logits`, a row per node or per small graph. It must use its first argument:
-            copies of the model are trained and attacked.
-        data: a PyG `Data` or a `Graph` to try it on; optional.
-
-    Returns:
-        The wrapped model, called on a PyG `Data` or a `Graph`.
+    Outputs must not depend on the order of the edges; this is checked on the first graph. With `data`, a PyG
+    `Data` or a `Graph`, it is checked at once, and the output for fgai's copy must equal that for `data`
+    itself.
 
     Raises:
         InputError: `call` is no function, `model` is one of fgai's own, or, with `data`, the call fails,
@@ -179,7 +173,8 @@ def _check_edge_order(model: nn.Module, graph: Graph) -> None:
         outputs = _outputs(model, graph)
 
         def change(order: Tensor) -> bool:
-            moved = _differ(outputs, _outputs(model, graph, _shuffled(order)))
+            steps = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
+            moved = _differ(outputs, _outputs(model, graph, order[steps.to(order.device)]))
             return moved and not _differ(outputs, _outputs(model, graph))
 
         if change(edges):
@@ -272,11 +267,6 @@ def _arguments(
             f" say how it is called: {_EXAMPLE}"
         ) from None
     return positional, named
-
-
-def _shuffled(order: Tensor) -> Tensor:
-    steps = torch.randperm(len(order), generator=torch.Generator().manual_seed(0))
-    return order[steps.to(order.device)]
 
 
 @typed
@@ -374,25 +364,12 @@ def observe(
     rounding, several times faster. Gradients of logits and attention both reach the parameters and the
     features, but `torch.autograd.grad(logits, attention)` fails. With `heads="each"` it works.
 
-    Args:
-        model: fgai's or the user's.
-        graph: prepared for the model (see `prepared`).
-        heads: `each`, or `mean` for their average.
-        grad: keep gradients, and run the model in the mode it is in; otherwise in evaluation mode, detached.
-        inputs: also keep the inputs and the output of each attention layer.
-        perturb: change of the attention before dropout, see `record`.
-        ranked: also keep the scores that rank neighbours, see `LayerAttention.ranking`.
+    The `graph` must be prepared, see `prepared`. With `grad` gradients are kept, and the model runs in the
+    mode it is in; otherwise in evaluation mode, detached. `inputs` also keeps the inputs and the output of
+    each attention layer, `ranked` the scores that rank neighbours; `perturb` is that of `record`.
 
     Raises:
         AttentionError: the model has no attention that can be recorded, see `record`.
-
-    Example:
-        >>> import fgai
-        >>> data = fgai.load_dataset("planted")
-        >>> model = fgai.GAT.for_data(data)
-        >>> observation = observe(model, model.prepare(data), heads="mean")
-        >>> observation.logits.shape, observation.attention.last.num_heads, observation.logits.requires_grad
-        (torch.Size([2000, 5]), 1, False)
     """
     one_of(heads, "heads", HEADS)
     if grad:
@@ -448,14 +425,13 @@ def _watched(model: nn.Module, layers: Mapping[str, TappedLayer], graph: Graph, 
         return add
 
     with exclusive():
-        before = [(layer.watch, layer.ranked) for layer in layers.values()]
         try:
             for name, layer in layers.items():
                 layer.watch, layer.ranked = watch(name), ranked
             logits = call_model(model, graph)
         finally:
-            for layer, (watched, ranked_before) in zip(layers.values(), before, strict=True):
-                layer.watch, layer.ranked = watched, ranked_before
+            for layer in layers.values():
+                layer.watch, layer.ranked = None, False
     if not entries:
         raise AttentionError(f"no attention layer of {model_name(model)} ran in its forward pass")
     return Observation(graph, logits, AttentionMap(tuple(entries)))

@@ -230,14 +230,10 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
     pickling the model inside the block, or calling it from another thread, raises. Blocks in other threads
     wait.
 
-    Args:
-        model: any module.
-        perturb: `(number of the layer, attention [E, H], source [E], destination [E]) → attention [E, H]` for
-            every layer, in the order they run; nothing is normalised again. None records only.
-        ranked: also keep the scores neighbours are ranked by, see `LayerAttention.ranking`.
-
-    Yields:
-        The tape; `tape.attention` is the `AttentionMap` of the last forward.
+    `perturb(number of the layer, attention [E, H], source [E], destination [E])` returns the attention [E, H]
+    that a layer uses instead, in the order they run; nothing is normalised again. `ranked` also keeps the
+    scores neighbours are ranked by, see `LayerAttention.ranking`. `tape.attention` of the tape that the block
+    yields is the `AttentionMap` of the last forward.
 
     Raises:
         AttentionError: the model has no layer with attention, or one that cannot be recorded; in the forward:
@@ -322,29 +318,6 @@ def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     While the adapter, a context manager, is open, every run of the layer must call the tap on the attention
     before dropout, and use the attention that the tap returns. When it closes, also by an error, the layer
     must be as it was. Subclasses use the adapter of their nearest registered ancestor.
-
-    Args:
-        layer_type: the module class.
-        adapter: `(layer, tap) → context manager`.
-
-    Example:
-        A layer that computes its attention in a method of its own:
-
-        >>> from contextlib import contextmanager
-        >>> from torch import nn
-        >>> class MyLayer(nn.Module):
-        ...     def attend(self, x, edge_index): ...  # [E, H], before dropout
-        >>> @contextmanager
-        ... def my_adapter(layer, tap):
-        ...     attend = layer.attend
-        ...     def tapped(x, edge_index):
-        ...         return tap(attend(x, edge_index), edge_index[0], edge_index[1], x.shape[0])
-        ...     layer.attend = tapped
-        ...     try:
-        ...         yield
-        ...     finally:
-        ...         del layer.attend
-        >>> register_adapter(MyLayer, my_adapter)
     """
     if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
         raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
@@ -371,27 +344,15 @@ def _adapter_for(layer: nn.Module) -> Adapter | None:
 
 @contextmanager
 def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
-    """Use the `tap` attribute of fgai's own layers; a tap that is already set is called first."""
-    previous = layer.tap
-
-    def tapped(attention: Tensor, adjacency: Adjacency, scores: Tensor | None = None) -> Tensor:
-        if previous is not None:
-            computed, attention = attention, previous(attention, adjacency, scores)
-            scores = scores if attention is computed else None
-        ends = adjacency.source, adjacency.destination, adjacency.num_nodes
-        compute = None if scores is None else lambda: scores
-        return tap(attention, *ends, adjacency=adjacency, scores=compute)
-
-    layer.tap = tapped
+    """Set the `tap` attribute of fgai's own layers."""
+    layer.tap = tap
     try:
         yield
     finally:
-        layer.tap = previous
+        layer.tap = None
 
 
 _REGISTRY: dict[type[nn.Module], Adapter] = {TappedLayer: _own_layer}
-
-
 _OPEN: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = WeakKeyDictionary()
 """Layers that are being recorded: their tapes, outermost block first, and the exit of their adapter."""
 

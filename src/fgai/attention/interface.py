@@ -19,8 +19,6 @@ from fgai.typed import typed
 ModelT = TypeVar("ModelT", bound=nn.Module)
 Call = Callable[[Any, Any], Tensor]
 """From a model and a PyG `Data` to the model's logits."""
-LayerTap = Callable[[Tensor, Adjacency, Tensor | None], Tensor]
-"""(attention [E, H], edges, scores before the softmax [E, H] or None) → attention the layer uses."""
 Watch = Callable[[Tensor, Adjacency, Tensor | None], None]
 """(mean of the attention over the heads [E, 1], edges, mean of the scores [E] or None)."""
 
@@ -76,9 +74,8 @@ class Layerwise(NamedTuple):
 class GraphModel(nn.Module):
     """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
 
-    Attributes:
-        forward_parts: names of the methods of the forward pass. A subclass that overrides one of them must
-            override `layerwise`, too; otherwise it has no stages.
+    A subclass that overrides one of the methods in `forward_parts` must override `layerwise`, too; otherwise
+    it has no stages.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
@@ -124,18 +121,14 @@ class GraphModel(nn.Module):
 class TappedLayer(nn.Module):
     """An attention layer that calls `show_attention` once in every run.
 
-    Attributes:
-        tap: called with the attention [E, H] after the softmax and before dropout; returns the attention to
-            use instead.
-        watch: called with the attention that the layer uses, averaged over the heads [E, 1]; fused kernels,
-            which return this average, can still be used.
-        ranked: whether `watch` needs the scores.
-        limits: of the values and scores that the layer computes for each node, see `fgai.limit`; or None.
+    `tap` is a `Tap`. `watch` is called with the attention that the layer uses, averaged over the heads, and
+    the scores if it is `ranked`; fused kernels, which return this average, can still be used. `limits` are
+    those of the values and scores that the layer computes for each node, see `fgai.limit`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.tap: LayerTap | None = None
+        self.tap: Tap | None = None
         self.watch: Watch | None = None
         self.ranked = False
         self.limits: nn.ModuleDict | None = None
@@ -143,7 +136,9 @@ class TappedLayer(nn.Module):
     def show_attention(self, attention: Tensor, adjacency: Adjacency, scores: Tensor | None = None) -> Tensor:
         """Call `tap` and `watch`, if set, and return the attention [E, H] to use; `scores` are [E, H]."""
         if self.tap is not None:
-            attention = self.tap(attention, adjacency, scores)
+            ends = adjacency.source, adjacency.destination, adjacency.num_nodes
+            compute = None if scores is None else lambda: scores
+            attention = self.tap(attention, *ends, adjacency=adjacency, scores=compute)
         if self.watch is not None:
             ranks = None if scores is None or not self.ranked else mean_heads(scores)
             averaged = attention if attention.shape[1] == 1 else attention.mean(1, keepdim=True)
@@ -161,15 +156,9 @@ class TappedLayer(nn.Module):
 
 @typed
 class Wrapped(nn.Module):
-    """A model with a call of its own, made by `fgai.wrap`; called on a PyG `Data` or a `Graph`.
+    """A `model` with a `call` of its own, made by `fgai.wrap`; called on a PyG `Data` or a `Graph`."""
 
-    Attributes:
-        model: the model inside.
-        call: `(model, data) → logits`.
-        layout: of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`; None for all others.
-    """
-
-    layout: Any = None
+    layout: Any = None  # of models of heterogeneous graphs, see `fgai.hetero.HeteroLayout`
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         super().__init__()
@@ -242,14 +231,16 @@ def model_name(model: nn.Module) -> str:
 def _check_dtype(model: nn.Module, graph: Graph) -> None:
     """Raise `InputError` if features or values on edges differ from the parameters in dtype."""
     expected = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    values = {"x": graph.features, "edge_attr": graph.edge_attr, "edge_weight": graph.edge_weight}
-    words = {"x": "features", "edge_attr": "attributes of edges", "edge_weight": "weights of edges"}
-    for name, value in values.items():
+    for name, value, words in (
+        ("x", graph.features, "features"),
+        ("edge_attr", graph.edge_attr, "attributes of edges"),
+        ("edge_weight", graph.edge_weight, "weights of edges"),
+    ):
         if value is None or expected in (None, value.dtype):
             continue
         if name == "x" or value.dtype.is_floating_point:
             raise InputError(
-                f"the {words[name]} of {graph.name!r} are {value.dtype}, the parameters of"
+                f"the {words} of {graph.name!r} are {value.dtype}, the parameters of"
                 f" {model_name(model)} {expected}; use `data.{name} = data.{name}.to({expected})`"
             )
 
@@ -259,20 +250,8 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
     """Put `model` in evaluation mode for the block, then restore the flag of every module, also on error.
 
-    Gradients to inputs and to attention still flow. Such blocks in other threads wait (see `fgai.threads`).
-
-    Args:
-        model: any module.
-        freeze: also turn off `requires_grad` of the parameters for the block.
-
-    Example:
-        >>> from torch import Tensor, nn
-        >>> model = nn.Sequential(nn.Linear(2, 3), nn.Dropout()).train()
-        >>> with evaluating(model, freeze=True):
-        ...     model.training, model[0].weight.requires_grad
-        (False, False)
-        >>> model.training, model[0].weight.requires_grad
-        (True, True)
+    Gradients to inputs and to attention still flow; with `freeze` parameters need none. Such blocks in other
+    threads wait (see `fgai.threads`).
     """
     with exclusive():
         flags = [(module, module.training) for module in model.modules()]

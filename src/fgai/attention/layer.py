@@ -146,21 +146,12 @@ class LayerAttention:
         """Whether some edge occurs more than once."""
         return bool((self.keys[1:] == self.keys[:-1]).any())
 
-    def with_values(self, values: Tensor) -> LayerAttention:
-        """Return the same edges with other values [E, H'], without scores; other fields are shared."""
-        if self.adjacency is not None:
-            other = LayerAttention.on(self.adjacency, values, self.name)
-        else:
-            other = replace(self, values=values, scores=None)
-        for name in ("keys", "rowptr", "degree", "has_duplicates"):
-            if name in self.__dict__:
-                other.__dict__[name] = self.__dict__[name]
-        return other
-
-    def with_scores(self, scores: Tensor | None) -> LayerAttention:
-        """Return the same attention with other scores [E]."""
-        other = self.with_values(self.values)
-        other.__dict__["scores"] = scores
+    def with_values(self, values: Tensor, scores: Tensor | None = None) -> LayerAttention:
+        """Return the same edges with other values [E, H'] and scores [E]; other fields are shared."""
+        if values.dim() != 2 or len(values) != self.num_edges:
+            raise InputError(f"`values` must have shape [{self.num_edges}, heads], got {tuple(values.shape)}")
+        other = object.__new__(LayerAttention)
+        other.__dict__.update(self.__dict__, values=values, scores=scores)
         return other
 
     def ranking(self) -> Tensor:
@@ -212,7 +203,7 @@ class LayerAttention:
     def detach(self) -> LayerAttention:
         """Return the same without gradient history."""
         scores = None if self.scores is None else self.scores.detach()
-        return self.with_values(self.values.detach()).with_scores(scores)
+        return self.with_values(self.values.detach(), scores)
 
     def to(self, device: torch.device | str) -> LayerAttention:
         """Return values and edges on `device`; the same object if they are there."""

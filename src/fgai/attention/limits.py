@@ -36,21 +36,16 @@ clipped for that."""
 
 @typed
 class Limits(nn.Module):
-    """Range and largest norm of one vector that an attention layer computes for every node.
+    """Range and largest norm of one vector of `size` that an attention layer computes for every node.
 
     Infinite, clipping nothing, until they are measured. With `derived=True` only the range of each channel is
     enforced; the norm bound already holds for the input.
-
-    Args:
-        size: shape of a row, e.g. heads and channels.
-        derived: see above.
 
     Attributes:
         low: lower ends [*size].
         high: upper ends [*size].
         radius: largest norm, a scalar: distance from the middle of the range, in units of half its width.
         usual: share of the numbers that were clipped on the graph it was measured on, a scalar.
-        straight: let gradients pass through clipped values, see `fgai.ops.clip`.
     """
 
     low: Tensor
@@ -108,13 +103,9 @@ class Limits(nn.Module):
     ) -> None:
         """Set range and radius from rows `x` [N, ...].
 
-        Args:
-            x: the rows.
-            clip_share: share that is left out at either end of each channel.
-            shrink: share of the rows of largest norm that is left out of the radius.
-            stride: order statistics are computed from every `stride`-th row.
-            earlier: rows of earlier runs, which range and radius must also contain.
-            usual: count the clipped numbers.
+        A share `clip_share` is left out at either end of each channel, and a share `shrink` of the rows, the
+        largest, out of the radius. Order statistics are those of every `stride`-th row. Range and
+        radius also contain the rows of `earlier` runs. `usual` counts the clipped numbers.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = measured = ranges(rows[::stride] if clip_share else rows, clip_share)
@@ -155,11 +146,6 @@ def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest of the rows of `x`, a share `clip_share` left out at either end.
 
     If nothing is left out, each end is further out by `SLACK` of the range.
-
-    Example:
-        >>> low, high = ranges(torch.arange(10.0)[:, None], 0.1)
-        >>> low, high
-        (tensor([1.]), tensor([8.]))
     """
     count = int(clip_share * x.shape[0])
     if count == 0:
@@ -216,12 +202,8 @@ def measuring(
 ) -> AbstractContextManager[None]:
     """Set the ranges of a model's limits in every forward pass in the block, from all runs of a layer.
 
-    Args:
-        model: with limits.
-        clip_share: see `Limits.measure`.
-        nodes: bool [N] or indices of the nodes to measure; all by default.
-        shrink: see `Limits.measure`.
-        sampled: compute order statistics from a few thousand nodes, evenly spread.
+    `clip_share` and `shrink` are those of `Limits.measure`. Only `nodes` (bool [N] or indices) are measured,
+    all by default; `sampled` computes order statistics from a few thousand of them, evenly spread.
     """
     runs_of: dict[Limits, list[Tensor]] = {}
 

@@ -32,12 +32,6 @@ class AttentionMap(Tabled):
 
     Attributes:
         layers: one `LayerAttention` per run of an attention layer.
-
-    Example:
-        >>> import torch
-        >>> w = LayerAttention.from_edges(torch.tensor([[0.5, 0.1], [0.5, 0.9]]), [0, 1], [1, 1], 2, "conv")
-        >>> AttentionMap((w,))[0].heads("max").tolist()
-        [0.5, 0.8999999761581421]
     """
 
     layers: tuple[LayerAttention, ...]
@@ -111,16 +105,14 @@ class AttentionMap(Tabled):
         """
 
         def reduced(w: LayerAttention) -> LayerAttention:
-            one = w.with_values(w.heads(how)[:, None])
-            if isinstance(how, int):
-                return one
-            return one.with_scores(w.ranking() if w.num_heads > 1 else w.scores)
+            ranks = None if isinstance(how, int) else w.ranking() if w.num_heads > 1 else w.scores
+            return w.with_values(w.heads(how)[:, None], ranks)
 
         return self._each(reduced)
 
     def explanations(self) -> AttentionMap:
         """Return the map of `LayerAttention.explanation`, float64 [E, 1] per layer, with the same ranks."""
-        return self._each(lambda w: w.with_values(w.explanation()[:, None]).with_scores(w.ranking()))
+        return self._each(lambda w: w.with_values(w.explanation()[:, None], w.ranking()))
 
     def ranking(self) -> list[Tensor]:
         """Return what neighbours are ranked by, a vector [E_l] per layer; see `LayerAttention.ranking`."""

@@ -37,18 +37,8 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
     and S_l is S_{l-1} with the rows in reach at layer l. Entries of one layer, for its types of edges, read
     the same states. If nodes interact in these layers alone, no other row can change. Other layers (a
     normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes, so
-    the rows whose attention changed by more than rounding count, too.
-
-    Args:
-        before: on the original graph.
-        after: on the perturbed one, whose first N nodes are the original ones.
-        changed: [R] the nodes whose features changed.
-
-    Example:
-        >>> a = LayerAttention.from_edges(torch.ones(2, 1), [0, 1], [1, 2], num_nodes=3)
-        >>> b = LayerAttention.from_edges(torch.ones(3, 1), [3, 0, 1], [0, 1, 2], num_nodes=4)
-        >>> [rows.tolist() for rows in touched_rows(AttentionMap((a, a)), AttentionMap((b, b)))]
-        [[True, False, False], [True, True, False]]
+    the rows whose attention changed by more than rounding count, too. `changed` [R] are the nodes whose
+    features changed; the first N nodes of `after` are those of `before`.
     """
     return [reach | moved for reach, moved in zip(*_reach_and_moved(before, after, changed), strict=True)]
 

@@ -15,17 +15,6 @@ from fgai.models.gt import GT
 from fgai.models.layer import AttentionLayer
 
 __all__ = [
-    "GAT",
-    "GCN",
-    "GT",
-    "MODELS",
-    "AttentionLayer",
-    "AttentionModel",
-    "Capabilities",
-    "GATv2",
-    "GCNLayer",
-    "as_graph",
-    "body_of",
-    "capabilities_of",
-    "register_model",
-]
+    "GAT", "GCN", "GT", "MODELS", "AttentionLayer", "AttentionModel", "Capabilities", "GATv2", "GCNLayer",
+    "as_graph", "body_of", "capabilities_of", "register_model",
+]  # fmt: skip

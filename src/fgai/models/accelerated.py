@@ -199,19 +199,12 @@ def accelerate(model: Model) -> Model:
     `GATConv`, `GATv2Conv` and `TransformerConv` are called as before and give the same numbers up to
     rounding, several times faster and with less memory: no array of edges × channels is made. Parameters and
     their names stay, so `model.load_state_dict(fast.state_dict())` goes back. `return_attention_weights`
-    works.
+    works. Edges are sorted once per `edge_index` and kept with it, so pass the same tensor in every epoch.
+    Gradients of gradients are not available, and dropout draws other numbers than PyG's.
 
     Calls that the kernels do not cover run PyG's own code: bipartite graphs, sparse matrices, layers inside
-    `torch.compile`, PyG's `Explainer`. Edges are sorted once per `edge_index` and kept with it, so pass the
-    same tensor in every epoch. Gradients of gradients are not available, and dropout draws other numbers
-    than PyG's.
-
-    Args:
-        model: with at least one of the three layers; unchanged.
-
-    Warns:
-        FgaiWarning: once, with the layers that cannot be accelerated: subclasses, layers with edge features,
-            another aggregation or direction.
+    `torch.compile`, PyG's `Explainer`. Layers that cannot be accelerated (subclasses, edge features, another
+    aggregation or direction) stay as they are, with one `FgaiWarning`.
 
     Raises:
         InputError: no layer can be accelerated.

@@ -60,6 +60,10 @@ def _arguments(scope: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
 
+def _mlp_head(width: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels))
+
+
 @typed
 def body_of(model: nn.Module) -> str:
     """Return the `body` that the class of a model declares; empty if it declares none."""
@@ -72,13 +76,10 @@ class AttentionModel(GraphModel, ABC):
     """Base of all models: embeds nodes, then reads out for the task. A subclass defines `embed` at least.
 
     Tasks: `node` gives logits [N, out]; `link` gives logits [L, 2] for the pairs in `graph.links`, from the
-    dot product of the two embeddings, or the embeddings of a graph without links; `graph` pools the nodes of
-    each small graph and gives logits [G, out].
-
-    Attributes:
-        config: the constructor's arguments, enough to build the model again.
-        task: see above.
-        guard: computes the edge weights of each layer; None for those of the graph.
+    `dot` product of the two embeddings or ten times their `cosine` (`decoder`), or the embeddings of a graph
+    without links; `graph` pools the nodes of each small graph by `mean` or `max` and gives logits [G, out].
+    `config` holds the constructor's arguments, enough to build the model again; `guard` computes the edge
+    weights of each layer, None for those of the graph.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset(
@@ -261,16 +262,6 @@ def register_model(kind: K) -> K:
 
     Raises:
         InputError: not a subclass of `AttentionModel`, or another class has its name.
-
-    Example:
-        >>> from fgai.models import GAT
-        >>> @register_model
-        ... class WideGAT(GAT):
-        ...     @classmethod
-        ...     def sizes(cls, graph, task):
-        ...         return {**super().sizes(graph, task), "hidden_channels": 32}
-        >>> MODELS.pop("WideGAT") is WideGAT
-        True
     """
     if not isinstance(kind, type) or not issubclass(kind, AttentionModel):
         raise InputError(f"`kind` must be a subclass of `fgai.models.AttentionModel`, got {kind!r}")

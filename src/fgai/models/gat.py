@@ -12,7 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import LARGE, AttentionModel, Capabilities, _arguments, register_model
+from fgai.models.base import LARGE, AttentionModel, Capabilities, _arguments, _mlp_head, register_model
 from fgai.models.layer import AttentionLayer
 from fgai.tasks import get_task
 from fgai.typed import typed
@@ -26,17 +26,12 @@ class GAT(AttentionModel):
     Logits carry no activation.
 
     Args:
-        in_channels: features per node.
-        out_channels: classes (or embedding width for links).
         hidden_channels: width per hidden head.
         heads: hidden heads.
         num_layers: attention layers in all, the output layer included.
         dropout: rate on the input of every layer while training.
         attention_dropout: rate on the attention while training.
         norm: None, or `"layer"` to normalise the input and the hidden features.
-        task: `node`, `link` or `graph`.
-        pooling: `mean` or `max`, for graphs.
-        decoder: `dot` or `cosine`, for links.
         head: None, where the output layer gives the logits that are pooled, or `"mlp"`, where it gives states
             of the hidden width, which are pooled and then classified; for graphs.
 
@@ -80,11 +75,7 @@ class GAT(AttentionModel):
             out, count = (width if head == "mlp" else out_channels, 1) if last else (hidden_channels, heads)
             normed = norm == "layer"
             self.convs.append(AttentionLayer(size, out, count, concat=not last, input_norm=normed, **options))
-        self.head = (
-            nn.Sequential(nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels))
-            if head == "mlp"
-            else None
-        )
+        self.head = _mlp_head(width, out_channels) if head == "mlp" else None
 
     @classmethod
     def sizes(cls, graph: Graph, task: str) -> dict[str, Any]:

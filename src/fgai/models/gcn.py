@@ -30,13 +30,7 @@ class GCNLayer(TappedLayer):
         a_ji = n_ji / s_i,   s_i = Σ_j n_ji,   output_i = s_i Σ_j a_ji z_j + b.
 
     With gates the shares are learned: `a = softmax(score + log n)` with GAT's score, whose weights start at
-    0, where gates change nothing.
-
-    Args:
-        in_channels: width of the input.
-        channels: width of the output.
-        gated: learn gates on the edges.
-        input_norm: normalise the rows of the input first (sparse features stay sparse).
+    0, where gates change nothing. `input_norm` normalises the rows of the input first.
     """
 
     heads = 1
@@ -78,10 +72,8 @@ class GCNLayer(TappedLayer):
             shares, sizes = _shares(adjacency, edge_weight, values.dtype)
         if self.gated:
             source, destination = node_scores(values, self.source_weight, self.destination_weight)
-            source, destination = (
-                self.apply_limits("source", source),
-                self.apply_limits("destination", destination),
-            )
+            source = self.apply_limits("source", source)
+            destination = self.apply_limits("destination", destination)
             scores = score_additive(source, destination, adjacency)
             shares = weighted_softmax(scores, shares.squeeze(1), adjacency)
         return shares, values, sizes
@@ -121,16 +113,11 @@ class GCN(AttentionModel):
     they are learned, less stable, and worth making faithful. Logits carry no activation.
 
     Args:
-        in_channels: features per node.
-        out_channels: classes (or embedding width for links).
         hidden_channels: width of the hidden layers.
         num_layers: in all, the output layer included.
         dropout: rate on the input of every layer while training.
         gated: learn gates on the edges, see `GCNLayer`.
         norm: None, or `"layer"` to normalise the input and the hidden features.
-        task: `node`, `link` or `graph`.
-        pooling: `mean` or `max`, for graphs.
-        decoder: `dot` or `cosine`, for links.
 
     Reference: Kipf, Welling, Semi-Supervised Classification with Graph Convolutional Networks, ICLR 2017.
     """

@@ -12,7 +12,7 @@ from fgai.attention import Layerwise, Stage
 from fgai.checks import at_least, memory, one_of, rate, whole
 from fgai.errors import InputError
 from fgai.graph import Graph
-from fgai.models.base import AttentionModel, Capabilities, _arguments, _as_features, register_model
+from fgai.models.base import AttentionModel, Capabilities, _arguments, _as_features, _mlp_head, register_model
 from fgai.models.layer import AttentionLayer, Projection
 from fgai.models.positional import _with_encoding
 from fgai.ops import dropout
@@ -57,17 +57,12 @@ class GT(AttentionModel):
     isolated node is classified from its features alone.
 
     Args:
-        in_channels: features per node.
-        out_channels: classes (or embedding width for links).
         hidden_channels: width of the node states.
         heads: attention heads of each block, e.g. `(8, 1)`.
         encodings: Laplacian encodings per node.
         dropout: rate while training, also on the input features.
         attention_dropout: rate on the attention while training.
         norm: `"batch"`, or `"layer"` to also normalise the input features.
-        task: `node`, `link` or `graph`.
-        pooling: `mean` or `max`, for graphs.
-        decoder: `dot` or `cosine`, for links.
 
     Reference: Dwivedi, Bresson, A Generalization of Transformer Networks to Graphs, 2021.
     """
@@ -114,9 +109,7 @@ class GT(AttentionModel):
         self.blocks = nn.ModuleList(
             _TransformerBlock(width, count, dropout, attention_dropout, norm) for count in heads
         )
-        self.head = nn.Sequential(
-            nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, out_channels)
-        )
+        self.head = _mlp_head(width, out_channels)
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` with its Laplacian encodings (solved once and cached)."""

@@ -89,16 +89,8 @@ class AttentionLayer(TappedLayer):
     A node without incoming edges gets the bias alone. Without a tap and without edge weights the fused
     kernels run.
 
-    Args:
-        in_channels: width of the input.
-        channels: width per head, C.
-        heads: H.
-        score: one of the three above.
-        concat: join the heads ([N, H·C]) or average them ([N, C]).
-        slope: of the leaky relu, in [0, 1].
-        attention_dropout: rate on the attention while training.
-        bias: add a learned vector to the output.
-        input_norm: normalise the rows of the input first (sparse features stay sparse).
+    `concat` joins the heads ([N, H·C]), otherwise they are averaged ([N, C]). `input_norm` normalises rows of
+    the input first; sparse features stay sparse.
     """
 
     def __init__(

@@ -49,13 +49,8 @@ def _groups(values: Floats) -> list[tuple[int, int]]:
 def _canonical_basis(space: Floats) -> Floats:
     """Return the canonical orthogonal basis of a subspace, each vector scaled to 1 at its pivot.
 
-    With Π = V Vᵀ the projector on the space, which does not depend on the basis V [N, m]:
-
-        i₁ = the node where Π reaches furthest, argmax_i ‖Π e_i‖ (ties: the smallest index),
-        u₁ = Π e_{i₁} scaled to 1 at i₁, and so on in the part of the space orthogonal to u₁.
-
-    For a single vector this is the rule "the largest entry is +1". Where nodes tie, the choice depends on
-    their order, as it must: an automorphism of the graph swaps them.
+    With Π the projector on the space, u₁ = Π e_i, where i = argmax ‖Π e_i‖ (ties: the smallest index), and so
+    on in the part of the space orthogonal to u₁. Where an automorphism of the graph swaps nodes, they tie.
     """
     rest = space.copy()
     out = np.empty_like(space)
@@ -72,13 +67,10 @@ def _canonical_basis(space: Floats) -> Floats:
 def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Floats]:
     """Return the encodings [n, size] of one connected component and their eigenvalues [size].
 
-    These are the eigenvectors of `Â = D^{-1/2} A D^{-1/2}` by decreasing eigenvalue μ, without the trivial
-    one, √d. Equal eigenvalues (closer than 1e-7) form one space, which is computed completely and gets its
-    canonical basis, also when only part of it is returned. A space that is not complete 64 dimensions after
-    the requested ones (the leaves of a large star) is replaced by zeros, and so are those that follow and
-    those that a small component does not have.
-
-    `adjacency` is a symmetric 0/1 matrix of at least two nodes without loops.
+    These are the eigenvectors of `D^{-1/2} A D^{-1/2}` by decreasing eigenvalue, without the trivial one √d.
+    Equal eigenvalues form one space, which is computed completely and gets its canonical basis. A space that
+    is not complete 64 dimensions after the requested ones (the leaves of a large star), those that follow,
+    and those that a small component does not have are zeros. `adjacency` is symmetric, 0/1, without loops.
     """
     n = adjacency.shape[0]
     degree = np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel()
@@ -115,11 +107,9 @@ def _dense(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tup
 
 
 def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
-    """Lanczos with implicit restarts, repeated for eigenvectors it may have missed.
+    """Lanczos with implicit restarts, repeated for vectors of repeated eigenvalues it missed (regular trees).
 
-    From one start vector Lanczos finds one vector of a repeated eigenvalue; the others appear through
-    rounding, or not at all (regular trees). So it runs again with the eigenvalues of known vectors shifted
-    away, until none is left above the last of them.
+    Eigenvalues of known vectors are shifted away, until none is left above the last of them.
     """
     draw = np.random.Generator(np.random.PCG64(seed))
     null_space = trivial[:, None]
@@ -178,12 +168,6 @@ def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
     Column p is each component's p-th eigenvector, +1 at its largest entry. Edges [2, E] count in both
     directions, once, without loops. Isolated nodes, and columns a component is too small to have, are 0. The
     result is kept in memory and, from 4096 nodes on, in the user's cache folder.
-
-    Example:
-        >>> _laplacian_encoding(torch.tensor([[0], [1]]), 3, size=2).vectors  # a pair and a lonely node
-        tensor([[ 1.,  0.],
-                [-1.,  0.],
-                [ 0.,  0.]])
     """
     keys = _symmetric(edges.cpu())
     name = f"{edge_fingerprint(keys, num_nodes)}-{size}-{VERSION}"

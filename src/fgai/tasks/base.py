@@ -26,37 +26,29 @@ class Task(ABC):
     A model returns one row of logits for everything there is to classify: each node, each pair of nodes in
     `graph.links`, or each small graph of a batch. Training, attacks, metrics and certificates work on those
     rows; only the methods below depend on the task. Add a subclass of your own by `register_task`.
-
-    Attributes:
-        name: `node`, `link`, `graph` or another.
-        rows_are: what a row of the logits stands for, in words.
-        scores: by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or
-            `class_auc`, `link_auc`, `link_precision`); headline first.
-        selected_by: the score that chooses the epoch to keep; None for accuracy.
-        fixed_graph: every epoch sees the same graph, so its training steps can be captured.
-        row_per_node: row i of the logits is the vector a model gives node i, unchanged.
-        row_per_graph: a row belongs to a small graph, whose nodes a model pools, with a budget of its own.
-        needs_links: rows are the pairs in `graph.links`.
-        linear_read_out: `product` or `mean`, where the logits are products of two ends' vectors or means over
-            nodes, so that certificates can follow them; empty otherwise.
-        checks_stability: faithful training attacks the validation rows before and after, and compares.
-        training: defaults of `FaithfulSettings` and `HardenSettings` in which the task differs.
-        split_function: what makes a split, for error messages.
-        class_names: by number, where the task decides what the classes are.
     """
 
-    name: ClassVar[str]
-    rows_are: ClassVar[str]
+    name: ClassVar[str]  # `node`, `link`, `graph` or another
+    rows_are: ClassVar[str]  # what a row of the logits stands for, in words
+    # by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or `class_auc`,
+    # `link_auc`, `link_precision`); headline first
     scores: ClassVar[Mapping[str, str]]
-    selected_by: ClassVar[str | None] = None
+    selected_by: ClassVar[str | None] = None  # the score that chooses the epoch to keep; None for accuracy
+    # every epoch sees the same graph, so its training steps can be captured
     fixed_graph: ClassVar[bool] = True
-    row_per_node: ClassVar[bool] = False
+    row_per_node: ClassVar[bool] = False  # row i of the logits is the vector a model gives node i, unchanged
+    # a row belongs to a small graph, whose nodes a model pools, with a budget of its own
     row_per_graph: ClassVar[bool] = False
-    needs_links: ClassVar[bool] = False
+    needs_links: ClassVar[bool] = False  # rows are the pairs in `graph.links`
+    # `product` or `mean`, where the logits are products of two ends' vectors or means over nodes, so that
+    # certificates can follow them; empty otherwise
     linear_read_out: ClassVar[str] = ""
+    # faithful training attacks the validation rows before and after, and compares
     checks_stability: ClassVar[bool] = False
+    # defaults of `FaithfulSettings` and `HardenSettings` in which the task differs
     training: ClassVar[Mapping[str, Any]] = {}
-    split_function: ClassVar[str] = "fgai.datasets.random_split"
+    split_function: ClassVar[str] = "fgai.datasets.random_split"  # what makes a split, for error messages
+    # by number, where the task decides what the classes are
     class_names: ClassVar[tuple[str, ...] | None] = None
 
     @property
@@ -120,19 +112,11 @@ class Task(ABC):
         """Width of a model's output for each node: by default the number of classes."""
         return graph.num_classes
 
-    def read_out(
-        self,
-        nodes: Tensor,
-        graph: Graph,
-        *,
-        pooling: str = "mean",
-        decoder: str = "dot",
-        links: Tensor | None = None,
-    ) -> Tensor:
+    def read_out(self, nodes: Tensor, graph: Graph, **options: Any) -> Tensor:
         """Turn vectors of nodes [N, D] into the logits; for node tasks these are the vectors themselves.
 
-        Small graphs are pooled (see `pool`); links are decoded by `dot` or `cosine`, those of the graph or
-        the pairs `links` [2, L] instead.
+        Models pass their options: `pooling` of small graphs (see `pool`), `decoder` of links (`dot` or
+        `cosine`), and the pairs `links` [2, L] to decode instead of those of the graph, or None.
         """
         return nodes
 
@@ -240,27 +224,13 @@ def unregister_task(name: str) -> None:
 
 @typed
 def get_task(name: str) -> Task:
-    """Return a task by its name.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """Return a task by its name."""
     return TASKS[one_of(name, "task", tuple(TASKS))]
 
 
 @typed
 def task_of(graph: Graph) -> Task:
-    """Return the task a graph is for: links if it carries some, graphs if it is a batch, nodes otherwise.
-
-    Raises:
-        InputError: no registered task fits.
-
-    Example:
-        >>> import torch
-        >>> pair = Graph.from_edges(torch.tensor([[0, 1], [1, 0]]), 2)
-        >>> task_of(pair).name, task_of(pair.replace(batch=torch.tensor([0, 1]))).name
-        ('node', 'graph')
-    """
+    """Return the task a graph is for: links if it carries some, graphs if it is a batch, nodes otherwise."""
     for task in reversed(TASKS.values()):
         if task.fits(graph):
             return task

@@ -70,15 +70,7 @@ class GraphTask(Task):
         """The node's graph."""
         return _batch_of(graph)
 
-    def read_out(
-        self,
-        nodes: Tensor,
-        graph: Graph,
-        *,
-        pooling: str = "mean",
-        decoder: str = "dot",
-        links: Tensor | None = None,
-    ) -> Tensor:
+    def read_out(self, nodes: Tensor, graph: Graph, *, pooling: str = "mean", **_: Any) -> Tensor:
         """Mean or maximum over the nodes of each graph, [G, D]."""
         return pool(nodes, graph.batch, graph.num_graphs, pooling)
 
@@ -100,11 +92,7 @@ def _batch_of(graph: Graph) -> Tensor:
 
 
 def _take_graphs(graph: Graph, rows: Tensor) -> Graph:
-    """Return a batch of the small graphs with these numbers [R], in their old order.
-
-    Raises:
-        InputError: no graphs were asked for, or `graph` is no batch as loaded.
-    """
+    """Return a batch of the small graphs with these numbers [R], in their old order."""
     if not rows.numel():
         raise InputError(f"a part of the split of {graph.name!r} holds no graphs")
     batch, features = _batch_of(graph), graph.features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -104,13 +104,7 @@ class LinkTask(Task):
         return EMBEDDING
 
     def read_out(
-        self,
-        nodes: Tensor,
-        graph: Graph,
-        *,
-        pooling: str = "mean",
-        decoder: str = "dot",
-        links: Tensor | None = None,
+        self, nodes: Tensor, graph: Graph, *, decoder: str = "dot", links: Tensor | None = None, **_: Any
     ) -> Tensor:
         """[L, 2] for the graph's pairs; scores [L] of `links`; the embeddings of a graph without links."""
         if links is not None:
