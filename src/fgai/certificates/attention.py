@@ -17,10 +17,13 @@ from fgai.attention.interface import originals
 from fgai.certificates.base import record_fields
 from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.integrity import _rows_near, find_alteration
-from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
-from fgai.certificates.linear import _linear_prediction, _link_or_graph_prediction
-from fgai.certificates.record import DIVERGENCES, CertificateRecord
-from fgai.certificates.relu import _relu_prediction
+from fgai.certificates.linear import (
+    _linear_prediction,
+    _link_or_graph_prediction,
+    _relu_prediction,
+    _trivial_change,
+)
+from fgai.certificates.record import DIVERGENCES, UNKNOWN, CertificateRecord, LayerCertificate, Prediction
 from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn

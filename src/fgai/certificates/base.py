@@ -42,16 +42,9 @@ def unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimen
     return tensor.bool()
 
 
-def current_names(values: Any, old: Mapping[str, str]) -> Any:
-    """Return the values of a file with the names in `old` (old name → new name) replaced."""
-    if not isinstance(values, Mapping):
-        return values
-    return {old.get(key, key): value for key, value in values.items()}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Certificate(TabledDocument):
-    """A record with tensors, and with `layers` if there is a `LAYER`.
+    """A record with tensors, and with `layers` if there is a `LAYER`, whose `LAYOUT` is that of a file.
 
     `ARRAYS` has type and dimensions of each tensor in a file, `OLD_NAMES` fields of older files.
     """
@@ -59,7 +52,12 @@ class _Certificate(TabledDocument):
     ARRAYS: ClassVar[dict[str, tuple[str, int]]]
     OLD_NAMES: ClassVar[dict[str, str]] = {}
     LAYER: ClassVar[Any] = None
-    LAYER_LAYOUT: ClassVar[Any] = None
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    version: dict[str, str]
+    promise: str
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""
@@ -73,10 +71,17 @@ class _Certificate(TabledDocument):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
-        values = current_names(values, cls.OLD_NAMES)
+        values = cls._current(values)
         if isinstance(values, Mapping) and isinstance(layers := values.get("layers"), list):
-            values = {**values, "layers": [current_names(layer, cls.OLD_NAMES) for layer in layers]}
+            values = {**values, "layers": [cls._current(layer) for layer in layers]}
         return super().from_dict(values)
+
+    @classmethod
+    def _current(cls, values: Any) -> Any:
+        """Return values of a file with the names of older files replaced."""
+        if not isinstance(values, Mapping):
+            return values
+        return {cls.OLD_NAMES.get(key, key): value for key, value in values.items()}
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
@@ -84,7 +89,7 @@ class _Certificate(TabledDocument):
         fields = super().layout()
         for name in cls.ARRAYS:
             fields[name] = PackedArray if fields[name] is Tensor else PackedArray | None
-        return fields if cls.LAYER is None else {**fields, "layers": cls.LAYER_LAYOUT}
+        return fields if cls.LAYER is None else {**fields, "layers": list[cls.LAYER.LAYOUT]}
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
@@ -101,18 +106,6 @@ class _Certificate(TabledDocument):
         sizes = {len(getattr(self, name)) for name in self.ARRAYS}
         if len(sizes) != 1:
             raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _InjectionRecord(_Certificate):
-    """Fields of all certificates against injected nodes."""
-
-    model: dict[str, Any]
-    data: dict[str, Any]
-    version: dict[str, str]
-    seconds: float
-    promise: str
-    provenance: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:

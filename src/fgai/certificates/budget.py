@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fgai.certificates.base import BOOL, _InjectionRecord
+from fgai.certificates.base import BOOL, _Certificate
 from fgai.certificates.injection import _InjectionBounds
 from fgai.certificates.linear_program import _budget_constraints
 from fgai.certificates.subject import _subject
@@ -34,7 +34,7 @@ _LARGEST = 10_000
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BudgetCertificate(_InjectionRecord):
+class BudgetCertificate(_Certificate):
     """How many nodes can change their class at once, by budget, and how many edges each node withstands.
 
     Attributes:
@@ -64,6 +64,7 @@ class BudgetCertificate(_InjectionRecord):
     classes: Tensor
     reason: str
     known: bool
+    seconds: float
     promise: str = BUDGET_PROMISE
 
     def tables(self) -> list[Table]:

@@ -30,8 +30,8 @@ from fgai.attention import Limits, Observation
 from fgai.bounds.intervals import Range
 from fgai.certificates.integrity import _layer_values, _rows_near, find_alteration
 from fgai.certificates.kernels import channel_norms, linear_norms, margin_gains, value_range
-from fgai.certificates.layer import _BOUNDS, Prediction, _probability_change, _top_and_margins
-from fgai.certificates.record import TABLE_RADII
+from fgai.certificates.linear import _BOUNDS, _probability_change, _top_and_margins
+from fgai.certificates.record import TABLE_RADII, Prediction
 from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
 from fgai.ops.segments import row_max

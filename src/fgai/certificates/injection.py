@@ -36,7 +36,7 @@ from fgai.attention import evaluating
 from fgai.bounds.intervals import ROUNDING, LayerBounds, StateBounds, layer_ranges
 from fgai.bounds.scores import first_layer_output, score_bounds, source_bounds
 from fgai.bounds.steps import linear_map, propagate
-from fgai.certificates.base import BOOL, _InjectionRecord, pack_tensor, share_of, unpack_tensor
+from fgai.certificates.base import BOOL, _Certificate, pack_tensor, share_of, unpack_tensor
 from fgai.certificates.chain import Chain
 from fgai.certificates.integrity import INVARIANT, invariant_layers
 from fgai.certificates.kernels import classes_certified, mean_bounds, order_certified
@@ -84,6 +84,8 @@ class LayerOrder:
         certified: bool [N], the top-k among old neighbours provably stays; None where unknown.
     """
 
+    LAYOUT: ClassVar[Any] = _OrderLayout
+
     name: str
     status: str
     reason: str
@@ -101,12 +103,9 @@ class LayerOrder:
         return cls(**{**values, "certified": certified})
 
 
-_OLD_NAMES = {"holds": "certified"}
-
-
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InjectionCertificate(_InjectionRecord):
+class InjectionCertificate(_Certificate):
     """Which nodes provably keep their class, and which their explanation, whatever is injected.
 
     Attributes:
@@ -124,13 +123,12 @@ class InjectionCertificate(_InjectionRecord):
 
     KIND: ClassVar[str] = "injection-certificate"
     LAYER: ClassVar[type[LayerOrder]] = LayerOrder
-    LAYER_LAYOUT: ClassVar[Any] = list[_OrderLayout]
     ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
         "certified": (BOOL, 1),
         "classes": ("<i8", 1),
         "degree": ("<i8", 1),
     }
-    OLD_NAMES: ClassVar[dict[str, str]] = _OLD_NAMES
+    OLD_NAMES: ClassVar[dict[str, str]] = {"holds": "certified"}
 
     neighbours: int
     where: str
@@ -141,6 +139,7 @@ class InjectionCertificate(_InjectionRecord):
     reason: str
     known: bool
     layers: tuple[LayerOrder, ...]
+    seconds: float
     promise: str = INJECTION_PROMISE
 
     def share(self, nodes: Tensor | None = None) -> float:

@@ -34,7 +34,7 @@ from torch.nn.functional import one_hot
 
 from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.attention.interface import originals, uncompiled
-from fgai.certificates.base import _InjectionRecord, record_fields, share_of
+from fgai.certificates.base import _Certificate, record_fields, share_of
 from fgai.certificates.locality import _find_dependence
 from fgai.checks import fraction, whole
 from fgai.checks import seed as check_seed
@@ -63,7 +63,7 @@ _SAME = 1e-5
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VotingCertificate(_InjectionRecord):
+class VotingCertificate(_Certificate):
     """How many injected nodes the majority over groups of nodes withstands, and the score of each group.
 
     Attributes:
@@ -95,6 +95,7 @@ class VotingCertificate(_InjectionRecord):
     node_radius: Tensor
     scores: Tensor
     group: Tensor
+    seconds: float
     promise: str = VOTING_PROMISE
 
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
