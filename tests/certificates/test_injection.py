@@ -289,20 +289,3 @@ def test_invariant_layers_are_named_for_models_without_limits_too() -> None:
         assert found.layers[1].status == "unknown" and found.order_share(1) is None
         model.register_forward_hook(lambda module, inputs, output: output)
         assert set(invariant_layers(model, prepared(model, given)).values()) == {None}
-
-
-@pytest.mark.parametrize(("kind", "apart"), [(GAT, 0.15), (GATv2, 0.0)])
-def test_class_by_class_is_all_at_once(
-    kind: type[Any], apart: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many nodes of many classes do not fit at once; in parts they are told the same."""
-    graph = graph_of("random")
-    model = model_of(kind, graph, 2, 0.5)
-    with torch.no_grad():
-        model.convs[-1].bias.mul_(apart)  # so that nodes are of several classes
-    whole = certify_injection(model, graph, where="direct")
-    monkeypatch.setattr("fgai.certificates.injection.MAX_MARGINS", 1)
-    parts = certify_injection(model, graph, where="direct")
-    assert len(whole.classes.unique()) > 1
-    assert 0 < int(whole.certified.sum()) < graph.num_nodes
-    assert torch.equal(whole.certified, parts.certified)

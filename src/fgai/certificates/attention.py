@@ -17,6 +17,7 @@ from fgai.attention.interface import originals
 from fgai.certificates.base import record_fields
 from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.integrity import _rows_near, find_alteration
+from fgai.certificates.kernels import lost_members
 from fgai.certificates.linear import (
     _linear_prediction,
     _link_or_graph_prediction,
@@ -247,23 +248,15 @@ def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: st
     w_hj + R > w_hi, else at b_h = R. In linf both are R. An l2 ball lies in the linf ball of R and in the l1
     ball of √2 R. Members are compared one by one, so for several of them it is a bound.
     """
-    rowptr, ranks, w = layer.rowptr, layer.ranking().double(), layer.values.double()
-    degree = rowptr.diff()
-    kept = torch.ones(len(degree), dtype=torch.float64)
-    if k is None or not bool((degree > k).any()):
+    w, kept = layer.values.double(), torch.ones(layer.num_nodes, dtype=torch.float64)
+    if k is None:
         return kept
-    top = topk_mask(ranks, rowptr, k)
-    row = torch.repeat_interleave(torch.arange(len(degree)), degree)
-    members, sizes = top.nonzero().flatten(), degree.clamp(max=k)
-    first = sizes.cumsum(0) - sizes  # index of a node's first member
-    outside = (~top & (degree > k)[row]).nonzero().flatten()
-    lost = torch.zeros_like(kept)
-    for number in range(k):
-        member = members[first[row[outside]] + number]
-        gap = _least_gap(w[member], w[outside], radius, norm).nan_to_num(nan=-1.0)
-        least = torch.full_like(kept, torch.inf).scatter_reduce(0, row[outside], gap, "amin")
-        lost += ~(least > 0)
-    return kept - lost / k
+
+    def ahead(members: Tensor, others: Tensor) -> Tensor:
+        return _least_gap(w[members], w[others], radius, norm) > 0
+
+    top = topk_mask(layer.ranking().double(), layer.rowptr, k)
+    return kept - lost_members(layer.rowptr, top, k, ahead) / k
 
 
 def _least_gap(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:

@@ -24,7 +24,7 @@ model, in its own precision, gives something else are not certified.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, cast
@@ -39,13 +39,14 @@ from fgai.bounds.steps import linear_map, propagate
 from fgai.certificates.base import BOOL, _Certificate, pack_tensor, share_of, unpack_tensor
 from fgai.certificates.chain import Chain
 from fgai.certificates.integrity import INVARIANT, invariant_layers
-from fgai.certificates.kernels import classes_certified, mean_bounds, order_certified
+from fgai.certificates.kernels import lost_members, mean_bounds
 from fgai.certificates.subject import _Subject, _subject
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
 from fgai.graph import Graph
 from fgai.records import Cell, Column, PackedArray, Table, data_frame
+from fgai.sparse import Adjacency
 from fgai.topk import topk_mask
 from fgai.typed import typed
 
@@ -185,8 +186,6 @@ class InjectionCertificate(_Certificate):
             raise CheckpointError("neighbours or k of the record is out of range")
 
 
-MAX_MARGINS = 1 << 26
-"""Margins of one class over another in memory at a time."""
 PIECES = 8
 """Pieces of the interval of a destination's score."""
 
@@ -267,10 +266,25 @@ def _first_layer_orders(model: nn.Module, graph: Graph, chain: Chain | None) -> 
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Terms of old neighbours [E, C] and of a new one [N, C], over exp(peak [N]); 0 for the class top."""
+
+    edges: Tensor
+    new: Tensor
+    peak: Tensor
+
+    def margins(self, adjacency: Adjacency, classes: Tensor, neighbours: int) -> Tensor:
+        """Bound the margins of `classes` [N] over the others [N, C] from below; infinite over themselves."""
+        total = torch.zeros_like(self.new).index_add(0, adjacency.destination, self.edges)
+        return (total + neighbours * self.new).scatter(1, classes[:, None], torch.inf)
+
+
 class _InjectionBounds:
     """Bounds of what every layer computes when nodes gain new neighbours, in float64 on the CPU.
 
-    `clean` are those without new neighbours, `bounds` those with, and `logits` [N, C] the clean logits.
+    `clean` are those without new neighbours, `bounds` those with, `logits` [N, C] the clean logits and
+    `read_out` the linear map behind a last layer of one head, None if there is none.
     """
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
@@ -278,10 +292,11 @@ class _InjectionBounds:
     def __init__(self, subject: _Subject, neighbours: int, where: str = "any") -> None:
         assert subject.chain is not None and subject.graph.features is not None
         chain = copy.deepcopy(subject.chain).double()
-        self.layers, self.steps = chain.layers, chain.steps
+        self.layers, self.steps, last = chain.layers, chain.steps, chain.layers[-1]
         self.ranges = [layer_ranges(layer) for layer in self.layers]
         self.adjacency = chain.adjacency(subject.graph)
         self.direct = where == "direct" and len(self.layers) <= 2
+        self.read_out = linear_map(self.steps[-1], last.channels) if last.heads == 1 else None
         self.clean: list[LayerBounds] = []
         features = subject.graph.features.to("cpu", torch.float64)
         for layer, x, out in chain.run(features, self.adjacency):
@@ -318,24 +333,58 @@ class _InjectionBounds:
 
     def certified_classes(self) -> Tensor:
         """Return which nodes keep their class, bool [N]."""
-        last, own, ranges = self.layers[-1], self.bounds[-1], self.ranges[-1]
+        own, classes = self.bounds[-1], self.logits.argmax(1)
         others = self.clean[-1] if self.direct else own
-        classes = self.logits.argmax(1)
-        read_out = linear_map(self.steps[-1], last.channels) if last.heads == 1 else None
-        if read_out is None:
+        if self.read_out is None:
             return _margins_positive(self.steps[-1], self._output(len(self.layers) - 1, others), classes)
-        plain = None if not self.steps[-1] else read_out
-        certified = torch.ones(len(classes), dtype=torch.bool)
-        width = self.logits.shape[1]
-        part = max(1, MAX_MARGINS // max(1, len(classes) * width))
-        for first in range(0, width, part):
-            tops = slice(first, first + part)
-            margins, loops = others.margins(last, tops, plain), own.margins(last, tops, plain)
-            for scores in score_bounds(last, ranges, own, others, self.adjacency, PIECES):
-                scores = scores if plain is None else scores.behind(last, ranges["value"], plain)
-                arguments = (margins, loops, classes, first, self.neighbours, ROUNDING)
-                certified &= classes_certified(self.adjacency, scores, *arguments)
+        certified = self.adjacency.degree > 0
+        for terms in self.margin_terms(own, others, classes, certified, PIECES):
+            certified = certified & (terms.margins(self.adjacency, classes, self.neighbours) > 0).all(1)
         return certified
+
+    def margin_terms(
+        self,
+        own: LayerBounds,
+        others: LayerBounds,
+        classes: Tensor,
+        nodes: Tensor,
+        pieces: int,
+        peak: Tensor | None = None,
+    ) -> Iterator[_Terms]:
+        """Yield terms of the margins of `classes` in the last layer, 0 but for `nodes`, bool [N].
+
+        One for each piece of the destinations' intervals. A node has the bounds `own`, its neighbours have
+        the bounds `others`. `peak` is the largest score of the first piece by default.
+        """
+        layer, ranges, adjacency = self.layers[-1], self.ranges[-1], self.adjacency
+        read_out = self.read_out if self.steps[-1] else None
+        of_edge = torch.where(nodes, classes, -1)[adjacency.destination]
+        parts = []
+        for top in torch.unique(classes[nodes]).tolist():
+            tops = slice(top, top + 1)
+            margins = others.margins(layer, tops, read_out)[:, 0]
+            loops = margins if own is others else own.margins(layer, tops, read_out)[:, 0]
+            index = (of_edge == top).nonzero().flatten()
+            parts.append((top, index, (nodes & (classes == top)).nonzero().flatten(), margins, loops))
+        for scores in score_bounds(layer, ranges, own, others, adjacency, pieces):
+            if read_out is not None:
+                scores = scores.behind(layer, ranges["value"], read_out)
+            low, high, new = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
+            if peak is None:
+                peak = new.amax(1).scatter_reduce(0, adjacency.destination, high, "amax")
+            edges = low.new_zeros(adjacency.num_edges, self.logits.shape[1])
+            of_new = torch.zeros_like(self.logits)
+            for top, index, rows, margins, loops in parts:
+                source, ends = adjacency.source[index], adjacency.destination[index]
+                least = torch.where((source == ends)[:, None], loops[source], margins[source])
+                weak, strong = ((end[index] - peak[ends]).exp()[:, None] for end in (low, high))
+                term = torch.where(least < 0, strong, weak) * least
+                term = term - ROUNDING * term.abs()
+                term[:, top] = 0.0
+                edges[index] = term
+                worst = (new[rows] - peak[rows][:, None]).exp()[:, :, None] * scores.new_margins[:, top]
+                of_new[rows] = (1 + ROUNDING) * worst.clamp(max=0).amin(1)
+            yield _Terms(edges, of_new, peak)
 
     def order(self, name: str, index: int, ranks: Tensor, k: int, precise: Tensor) -> LayerOrder:
         """Return where the top-k among old neighbours provably stays, among the `precise` nodes."""
@@ -348,8 +397,13 @@ class _InjectionBounds:
         else:
             (scores,) = score_bounds(layer, self.ranges[index], own, others, self.adjacency)
             low, high, slope, why = scores.low, scores.high, 1.0, "intervals of scores apart"
-        certified = order_certified(self.adjacency, low, high, members, slope, ROUNDING)
-        return LayerOrder(name, "bound", why, certified & precise)
+
+        def ahead(first: Tensor, second: Tensor) -> Tensor:
+            gap, size = low[first] - high[second], low[first].abs() + high[second].abs()
+            return torch.where(gap > 0, slope * gap, gap).sum(1) > ROUNDING * size.sum(1)
+
+        stays = lost_members(self.adjacency.rowptr, members, k, ahead) == 0
+        return LayerOrder(name, "bound", why, stays & precise)
 
     def imprecise_nodes(self, subject: _Subject) -> Tensor:
         """Return the nodes, bool [N], for which the model, in its own precision, computes something else.

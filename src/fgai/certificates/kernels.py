@@ -97,29 +97,6 @@ def margin_gains(
     return out
 
 
-def classes_certified(
-    adjacency: Adjacency,
-    scores: _ScoreBounds,
-    margins: Tensor,
-    loops: Tensor,
-    classes: Tensor,
-    first: int,
-    neighbours: int,
-    rounding: float,
-) -> Tensor:
-    """Return whether a node's class stays ahead of every other, for all scores and values in their intervals.
-
-    The edges have one head. `margins` [N, A, C] is the least margin of class a over b in a neighbour's
-    values, `loops` the same for a node itself. The A classes a begin with `first`; nodes of other `classes`
-    [N] are True. `rounding` is relative to what is summed.
-    """
-    out = torch.ones(classes.numel(), dtype=torch.bool)
-    ends = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
-    arrays = (adjacency.source, *ends, margins, loops, scores.new_margins, classes)
-    _run_rows(_classes_certified_rows, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
-    return out
-
-
 def mean_bounds(
     adjacency: Adjacency,
     scores: _ScoreBounds,
@@ -143,17 +120,20 @@ def mean_bounds(
     return ends[0], ends[1]
 
 
-def order_certified(
-    adjacency: Adjacency, low: Tensor, high: Tensor, members: Tensor, slope: float, rounding: float
-) -> Tensor:
-    """Return whether every member of a node's top-k has a larger mean score than every other neighbour.
+def lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Count the members of each node's top-k, bool [E], that another neighbour may overtake, float64 [N].
 
-    `low` and `high` [E, H] bound the part of the score that differs between neighbours; the score's slope in
-    it is between `slope` and 1. `members` bool [E] is the top-k. `rounding` is relative to the bounds.
+    `ahead` says of edges [M] whether they stay ahead of others [M] of the same node, bool [M].
     """
-    out = torch.zeros(adjacency.num_nodes, dtype=torch.bool)
-    _run_rows(_order_certified_rows, adjacency.rowptr, low, high, members, float(slope), rounding, out)
-    return out
+    degree = rowptr.diff()
+    row, sizes = torch.repeat_interleave(torch.arange(len(degree)), degree), degree.clamp(max=k)
+    members, first = top.nonzero().flatten(), sizes.cumsum(0) - sizes  # index of a node's first member
+    others = (~top).nonzero().flatten()
+    rows, lost = row[others], torch.zeros(len(degree), dtype=torch.float64)
+    for number in range(k if len(others) else 0):
+        overtaken = ~ahead(members[first[rows] + number], others)
+        lost += torch.zeros_like(lost).index_fill(0, rows[overtaken], 1.0)
+    return lost
 
 
 def _zeros(rowptr: Tensor, *shape: int) -> Tensor:
@@ -296,67 +276,6 @@ def _margin_gains_rows(start, stop, rowptr, index, weight, radius, growth, chang
 
 
 _HALVINGS = 30
-
-
-@compiled
-def _order_certified_rows(start, stop, rowptr, low, high, members, slope, rounding, out):
-    heads = low.shape[1]
-    for i in range(start, stop):
-        stays = True
-        for e in range(rowptr[i], rowptr[i + 1]):
-            if not members[e]:
-                continue
-            for f in range(rowptr[i], rowptr[i + 1]):
-                if members[f]:
-                    continue
-                ahead, size = 0.0, 0.0
-                for h in range(heads):
-                    gap = low[e, h] - high[f, h]
-                    ahead += slope * gap if gap > 0 else gap
-                    size += abs(low[e, h]) + abs(high[f, h])
-                if not ahead > rounding * size:
-                    stays = False
-                    break
-            if not stays:
-                break
-        out[i] = stays
-
-
-@compiled
-def _classes_certified_rows(
-    start, stop, rowptr, source, low, high, new, margins, loops, of_new, classes, first, t, rounding, out
-):
-    sectors, width = of_new.shape[0], of_new.shape[1]
-    for i in range(start, stop):
-        top, at = classes[i], classes[i] - first
-        if not 0 <= at < margins.shape[1]:
-            continue
-        peak = -np.inf
-        if t > 0:
-            for s in range(sectors):
-                peak = max(peak, new[i, s])
-        for e in range(rowptr[i], rowptr[i + 1]):
-            peak = max(peak, high[e])
-        stays = rowptr[i + 1] > rowptr[i]
-        for c in range(width):
-            if c == top or not stays:
-                continue
-            total, size = 0.0, 0.0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                j = source[e]
-                least = loops[j, at, c] if j == i else margins[j, at, c]
-                term = np.exp((high[e] if least < 0 else low[e]) - peak) * least
-                total += term
-                size += abs(term)
-            if t > 0:
-                worst = 0.0
-                for s in range(sectors):
-                    if of_new[s, top, c] < 0:
-                        worst = min(worst, np.exp(new[i, s] - peak) * of_new[s, top, c])
-                total += t * worst
-                size -= t * worst
-            stays = total > rounding * size
-        out[i] = stays
 
 
 @compiled
