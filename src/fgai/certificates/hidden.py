@@ -48,17 +48,14 @@ _MANY_EDGES = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class _CleanLayer:
-    """One attention layer without perturbations, float64 on the CPU.
-
-    `input` [N, D] is None in the first layer, whose input does not move.
-    """
+    """One attention layer without perturbations, float64 on the CPU."""
 
     layer: AttentionLayer
     attention: Tensor  # [E, H]
     values: Tensor  # [N, H, C]
     output: Tensor  # [N, D]
     adjacency: Adjacency
-    input: Tensor | None
+    input: Tensor | None  # [N, D]; None in the first layer, whose input does not move
 
     @cached_property
     def value_range(self) -> Tensor:
@@ -108,37 +105,31 @@ def _clean_layers(model: nn.Module, observation: Observation) -> list[_CleanLaye
 def _hidden_predictions(
     model: nn.Module, observation: Observation, radius: float, norm: str, class_radii: bool = True
 ) -> list[Prediction]:
-    """Bound the change of every node's prediction for every layer but the last, perturbed at all nodes.
+    """Bound every node's change at R = `radius` for every layer but the last, perturbed at all nodes.
 
-    Changes are bounded at R = `radius`. The class radius is the largest of R and, with `class_radii`, the
-    usual radii at which the class provably stays, or 0.
+    The class radius is the largest of R and, with `class_radii`, the usual ones at which the class stays.
     """
     hidden = len(observation.attention) - 1
     layers = _clean_layers(model, observation) if hidden else ""
     if isinstance(layers, str):
         return [Prediction(reason=layers)] * hidden
     radii = _RADII if observation.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
-    last, (top, _) = layers[-1], _top_and_margins(observation.logits)
-    ranges = value_range(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     tried = sorted({*radii, radius}) if class_radii else [radius]
     with progress_of("certifying", hidden * len(tried)):
         return [
-            _hidden_prediction(layers[index:], observation.logits, ranges, radius, tried, norm)
+            _hidden_prediction(layers[index:], observation.logits, radius, tried, norm)
             for index in range(hidden)
         ]
 
 
 def _hidden_prediction(
-    layers: Sequence[_CleanLayer],
-    logits: Tensor,
-    ranges: Tensor,
-    radius: float,
-    tried: Sequence[float],
-    norm: str,
+    layers: Sequence[_CleanLayer], logits: Tensor, radius: float, tried: Sequence[float], norm: str
 ) -> Prediction:
-    """Bound the effect of perturbing the first of `layers`; `ranges` as in `_margin_loss`."""
+    """Bound the effect of perturbing the first of `layers`."""
     last, (top, margins) = layers[-1], _top_and_margins(logits)
     output = _PerturbedOutput(layers[0], norm)
+    # Of the neighbours' margins, [N, H, C].
+    ranges = value_range(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
     stays = torch.ones_like(top, dtype=torch.bool)
     progress = current_stage()
@@ -176,13 +167,8 @@ class _Change:
 class _PerturbedOutput:
     """The ELU of the perturbed layer's output, and how far linear functions of it move.
 
-    A perturbation moves the output of head h at node i by `Σ_j δ_j z_jh`, all of its channels together. With
-    σ the slope of ELU at the clean output, `⟨g, ·⟩` moves by at most
-
-        R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual  +  Σ_c |g_c| ε_c(R)
-
-    where ε is the largest distance of ELU from its tangent. Channel by channel, without σ and ε, is the
-    other bound; the smaller one counts.
+    With σ the slope of ELU at the clean output and ε its largest distance from the tangent, `⟨g, ·⟩` moves by
+    at most `R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual + Σ_c |g_c| ε_c(R)`, and by at most the sum over channels.
     """
 
     def __init__(self, layer: _CleanLayer, norm: str) -> None:
@@ -222,10 +208,7 @@ def _output_change(layer: _CleanLayer, change: _Change) -> Tensor:
 
 
 def _margin_loss(layer: _CleanLayer, change: _Change, top: Tensor, ranges: Tensor) -> Tensor:
-    """Bound how much each class gains on the top one [N, C], 0 for itself: `_output_change` of differences.
-
-    `ranges` [N, H, C] are those of the neighbours' margins. Nodes whose `top` is -1 are left out.
-    """
+    """Bound how much each class gains on the top one [N, C], 0 for itself; nodes of `top` -1 are left out."""
     adjacency = layer.adjacency
     values = _ValueChange(layer, "value", change)
     growth, variation = _softmax_change(layer, values, change)
@@ -257,13 +240,8 @@ class _ValueChange:
     """How far a linear map z of a layer's input and its value v behind limits move with the input.
 
     Limits give `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1
-    the factor that bounds the norm. So
-
-        v' − v = f' (y' − y) + (f' − f) (y − m).
-
-    A channel moves with z where its interval lies inside the range, not at all where it lies outside, and
-    by a share of z's movement in between. Without limits, or where none is active in the whole ball, v is z.
-    `name` is the projection, `value` or `right`. Tensors are [N, H, C] unless said.
+    the factor that bounds the norm, so `v' − v = f' (y' − y) + (f' − f) (y − m)`. A channel moves with z if
+    its interval lies inside the range, not at all where it lies outside. Tensors are [N, H, C] unless said.
     """
 
     def __init__(self, clean: _CleanLayer, name: str, change: _Change) -> None:

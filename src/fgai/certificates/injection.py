@@ -110,9 +110,7 @@ class InjectionCertificate(_Certificate):
     """Which nodes provably keep their class, and which their explanation, whatever is injected.
 
     Attributes:
-        neighbours: t, largest number of injected neighbours of a node.
-        where: `any`, every node may gain them, or `direct`, the certified node alone.
-        k: size of an explanation.
+        neighbours, where, k: see `certify_injection`.
         certified: bool [N], the class provably stays.
         classes: int64 [N], that class; -1 where nothing is known.
         degree: int64 [N], neighbours, self-loops included.
@@ -281,11 +279,7 @@ class _Terms:
 
 
 class _InjectionBounds:
-    """Bounds of what every layer computes when nodes gain new neighbours, in float64 on the CPU.
-
-    `clean` are those without new neighbours, `bounds` those with, `logits` [N, C] the clean logits and
-    `read_out` the linear map behind a last layer of one head, None if there is none.
-    """
+    """Bounds of every layer when nodes gain new neighbours, and `clean` ones without; float64 on the CPU."""
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
@@ -296,6 +290,7 @@ class _InjectionBounds:
         self.ranges = [layer_ranges(layer) for layer in self.layers]
         self.adjacency = chain.adjacency(subject.graph)
         self.direct = where == "direct" and len(self.layers) <= 2
+        # The linear map behind a last layer of one head; None if there is none.
         self.read_out = linear_map(self.steps[-1], last.channels) if last.heads == 1 else None
         self.clean: list[LayerBounds] = []
         features = subject.graph.features.to("cpu", torch.float64)
@@ -351,10 +346,9 @@ class _InjectionBounds:
         pieces: int,
         peak: Tensor | None = None,
     ) -> Iterator[_Terms]:
-        """Yield terms of the margins of `classes` in the last layer, 0 but for `nodes`, bool [N].
+        """Yield terms of the margins of `classes` in the last layer, 0 but for `nodes`, bool [N], by piece.
 
-        One for each piece of the destinations' intervals. A node has the bounds `own`, its neighbours have
-        the bounds `others`. `peak` is the largest score of the first piece by default.
+        A node has the bounds `own`, its neighbours `others`. `peak` is by default the first largest score.
         """
         layer, ranges, adjacency = self.layers[-1], self.ranges[-1], self.adjacency
         read_out = self.read_out if self.steps[-1] else None
@@ -406,10 +400,9 @@ class _InjectionBounds:
         return LayerOrder(name, "bound", why, stays & precise)
 
     def imprecise_nodes(self, subject: _Subject) -> Tensor:
-        """Return the nodes, bool [N], for which the model, in its own precision, computes something else.
+        """Return the nodes, bool [N], whose logits or received values differ in the model's own precision.
 
         As when features have a large common offset that the weights cancel: the sums are then all rounding.
-        A node is imprecise if its logits are, or a value that it receives in any layer.
         """
         chain, graph = subject.chain, subject.graph
         assert chain is not None and graph.features is not None
@@ -428,10 +421,7 @@ class _InjectionBounds:
 
 
 def _differ(own: Tensor, exact: Tensor) -> Tensor:
-    """Return rows, bool [N], that are NaN or differ by more than `ROUNDING` of their largest number.
-
-    Or of the median row's, if that is larger: numbers of a row may be small because they cancel.
-    """
+    """Return rows, bool [N], that are NaN or differ by more than `ROUNDING` of their, or the median's, largest."""
     difference, size = ((one.abs().flatten(1).amax(1)) for one in (own.double() - exact, exact))
     return ~(difference <= ROUNDING * size.clamp(min=size.median()))
 

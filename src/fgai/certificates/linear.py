@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -70,17 +69,7 @@ def _crossing_radius(margins: Tensor, rate: Tensor) -> Tensor:
 
 
 def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
-    """Bound the change of probabilities in total variation [N] if logits differences move by `spread` [N].
-
-    If every difference of two logits moves by at most r, a set of classes with probability s ends with at
-    most `s e^r / (1 - s + s e^r)`, so it gains
-
-        F(s) = s (1 - s) (1 - e^-r) / (e^-r + s (1 - e^-r)),
-
-    which is largest at s* = 1 / (1 + e^{r/2}). No set but the top class and its supersets has more than
-    `1 - p_top`, none has less than `p_min`, and beyond s* the smaller of s and 1 - s gains more: F at s*
-    clamped to [p_min, 1 - p_top] is the bound.
-    """
+    """Bound the change of probabilities [N] if logits differences move by `spread` [N], as the docs prove."""
     p = logits.detach().cpu().double().softmax(1).sort(1).values
     r = spread.double()
     s = torch.sigmoid(-r / 2).maximum(p[:, 0]).minimum(p[:, :-1].sum(1))
@@ -95,15 +84,11 @@ def _trivial_change(logits: Tensor) -> Tensor:
     return 1 - logits.detach().cpu().double().softmax(1).amin(1)
 
 
-@dataclass(frozen=True, eq=False)
-class _LinearReadOut:
-    """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i.
+class _LinearReadOut(NamedTuple):
+    """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i."""
 
-    z are `values` [M, H, C], weighted as in the read-out (1/H for an average), at the rows `index` [E].
-    """
-
-    values: Tensor
-    index: Tensor
+    values: Tensor  # z [M, H, C], weighted as in the read-out: 1/H for an average
+    index: Tensor  # rows of the values [E]
 
 
 def _node_prediction(
@@ -114,12 +99,7 @@ def _node_prediction(
     norm: str,
     batch: Tensor | None = None,
 ) -> Prediction:
-    """Certify every node of a linear read-out, or the mean over each graph of `batch`.
-
-    Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual, for a graph with the mean of
-    its nodes' norms, each of which is attained independently of the others.
-    Logits, exact for l1 with one head, for a graph a bound:  R/2 · total  of `class_norms`.
-    """
+    """Certify every node of a linear read-out, or the mean over each graph of `batch`; see `class_norms`."""
     top, lead = _top_and_margins(logits)
     tops = top if batch is None else top[batch]
     rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, tops, norm)
@@ -134,8 +114,16 @@ def _node_prediction(
     return Prediction(_crossing_radius(lead, rate), radius / 2 * total, change, *statuses, reason, rows)
 
 
-def _linear_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
-    """Certify nodes whose logits are linear in the last layer's attention."""
+def _last_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
+    """Certify predictions when the last layer's attention of every node moves by `radius`."""
+    task = task_of(observation.graph)
+    if getattr(model, "task", task.name) != task.name:
+        return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
+    if not task.row_per_node:
+        return _link_or_graph_prediction(model, observation, radius, norm)
+    through_relu = _relu_read_out(model, observation)
+    if through_relu is not None:
+        return _relu_prediction(through_relu, observation, radius, norm)
     read_out, rowptr = linear_read_out(model, observation), observation.attention.last.rowptr.cpu()
     if isinstance(read_out, str):
         return Prediction(reason=read_out)
@@ -145,12 +133,10 @@ def _linear_prediction(model: nn.Module, observation: Observation, radius: float
 def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
-    The output layer of an unaltered model (see `find_alteration`) must have returned the logits themselves.
-    Any other model runs with random perturbations of the last attention, small and large, and every operation
-    from there to the logits must be linear. Then the gradients are the values, if every backward step is
-    PyTorch's own. The same runs show that the values are complete and that the logits of each node depend on
-    the attention of that node alone: node by node the logits must move as the gradients predict. Constants
-    must be the same in all runs, or an operation out of sight depends on the attention.
+    The output layer of an unaltered model must have returned the logits themselves. Any other model runs with
+    random perturbations of the last attention, and every operation from there to the logits must be linear,
+    with the same constants in all runs. Then the gradients are the values, if every backward step is
+    PyTorch's own, and node by node the logits must move as the gradients predict.
     """
     last, logits = observation.attention.last, observation.logits
     if logits.dim() != 2 or logits.shape[0] != last.num_nodes or logits.shape[1] < 2:
@@ -211,10 +197,7 @@ def _run_with_attention(
     *,
     grad: bool = False,
 ) -> Tensor:
-    """Return the logits with this attention [E, H] in the last layer, and PyTorch's operations behind it.
-
-    `start` is called with the attention.
-    """
+    """Return the logits with this attention [E, H] in the last layer; `start` is called with it."""
     last = len(observation.attention) - 1
     with ExitStack() as stack:
 
@@ -264,41 +247,36 @@ def _moves_as_gradients(
 def _link_or_graph_prediction(
     model: nn.Module, observation: Observation, radius: float, norm: str
 ) -> Prediction:
-    """Certify every link or small graph when the last layer's attention of every node moves by `radius`.
-
-    The model must be unaltered (see `find_alteration`) and its output, bit by bit, the dot product or the
-    mean over each graph of its last layer's output. Anything else (cosine, maximum, an MLP head) is unknown.
-    """
-    if (alteration := find_alteration(model)) is not None:
-        return Prediction(
-            reason=f"{alteration}; links and graphs are certified for fgai's models as they are"
-        )
+    """Certify links or graphs; the output must be, bit by bit, products or means of the last layer's."""
     run = observation.runs[-1] if observation.runs else None
-    if run is None or run.output is None:
-        return Prediction(reason="which layer ran last cannot be determined")
-    layer, graph, logits, last = run.layer, observation.graph, observation.logits, observation.attention.last
-    assert isinstance(layer, AttentionLayer)
-    if layer.heads > 1 and layer.concat:
-        return Prediction(reason="the last attention layer concatenates its heads")
-    task, pairs = task_of(graph), None if graph.links is None else graph.links.pairs
-    if task.linear_read_out == "product" and pairs is not None:
-        plain = link_logits(run.output, pairs)
-    elif task.linear_read_out == "mean":
-        plain = pool(run.output, graph.batch, logits.shape[0], "mean")
+    graph, logits = observation.graph, observation.logits
+    task, last = task_of(graph), observation.attention.last
+    pairs = graph.links.pairs if graph.links is not None and task.linear_read_out == "product" else None
+    if (alteration := find_alteration(model)) is not None:
+        reason = f"{alteration}; links and graphs are certified for fgai's models as they are"
+    elif run is None or run.output is None:
+        reason = "which layer ran last cannot be determined"
+    elif run.layer.heads > 1 and run.layer.concat:
+        reason = "the last attention layer concatenates its heads"
+    elif pairs is None and task.linear_read_out != "mean":
+        reason = f"how {task.rows_are} follow from the last attention layer is not known"
     else:
-        return Prediction(reason=f"how {task.rows_are} follow from the last attention layer is not known")
-    if plain.shape != logits.shape or not torch.equal(plain, logits):
-        return Prediction(
-            reason="something other than a dot product or a mean follows the last attention layer"
+        states = run.output
+        plain = (
+            pool(states, graph.batch, len(logits), "mean") if pairs is None else link_logits(states, pairs)
         )
-    read_out = _output_read_out(run, last)
-    if isinstance(read_out, str):
-        return Prediction(reason=read_out)
-    if task.linear_read_out == "product" and pairs is not None:
-        states = run.output.detach().cpu().double()
-        return _link_prediction(read_out, last.rowptr.cpu(), states, pairs.cpu(), logits, radius, norm)
-    assert graph.batch is not None
-    return _node_prediction(read_out, last.rowptr.cpu(), logits, radius, norm, graph.batch.cpu())
+        read_out = _output_read_out(run, last)
+        if plain.shape != logits.shape or not torch.equal(plain, logits):
+            reason = "something other than a dot product or a mean follows the last attention layer"
+        elif isinstance(read_out, str):
+            reason = read_out
+        elif pairs is not None:
+            states = states.detach().cpu().double()
+            return _link_prediction(read_out, last.rowptr.cpu(), states, pairs.cpu(), logits, radius, norm)
+        else:
+            assert graph.batch is not None
+            return _node_prediction(read_out, last.rowptr.cpu(), logits, radius, norm, graph.batch.cpu())
+    return Prediction(reason=reason)
 
 
 def _link_prediction(
@@ -351,13 +329,10 @@ def _pair_norms(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs:
 
 
 class _ReluReadOut(NamedTuple):
-    """The maps of the module's formula, float64 on the CPU, and the clean pre-activations.
+    """The maps of the module's formula, float64 on the CPU, and the clean pre-activations."""
 
-    `m` is `Σ_e w_eh v_eh` of all heads side by side; v are the `values` [N, H, C] at `source` [E].
-    """
-
-    values: Tensor
-    source: Tensor
+    values: Tensor  # v [N, H, C]; `m` is `Σ_e w_eh v_eh` of all heads side by side
+    source: Tensor  # rows of the values [E]
     G: Tensor
     P: Tensor
     B: Tensor
@@ -376,11 +351,10 @@ class _Rates(NamedTuple):
     total: Tensor
 
 
-def _relu_prediction(model: Any, observation: Observation, radius: float, norm: str) -> Prediction | None:
-    """Bound nodes of a graph transformer by its last layer's attention; None for other models."""
-    read_out = _relu_read_out(model, observation)
-    if read_out is None:
-        return None
+def _relu_prediction(
+    read_out: _ReluReadOut, observation: Observation, radius: float, norm: str
+) -> Prediction:
+    """Bound nodes of a graph transformer by its last layer's attention."""
     rowptr, logits = observation.attention.last.rowptr.cpu(), observation.logits
     top, margins = _top_and_margins(logits)
     rates = _first_order(read_out, rowptr, top, norm)

@@ -79,8 +79,10 @@ class _Memory(Generic[V]):
         self._values: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
 
     def find(self, tensor: Tensor) -> V | None:
+        if not tensor.numel() or tensor.layout is not torch.strided:
+            return None
         starts, address = self._starts.get(tensor.device, []), tensor.data_ptr()
-        while tensor.numel() and (index := bisect_right(starts, address) - 1) >= 0:
+        while (index := bisect_right(starts, address) - 1) >= 0:
             end, memory, value = self._values[tensor.device, starts[index]]
             if not memory.expired():
                 return value if address < end else None
@@ -120,10 +122,9 @@ class _OperationMode(TorchDispatchMode):
 
 
 class _LinearityMode(_OperationMode):
-    """Tracks the tensors given to `track`; made by `_track_linearity`.
+    """Tracks the tensors given to `track`.
 
-    `constants` are, for every operation since then, its name, its numbers and a summary of its untracked
-    tensors.
+    `constants` are name, numbers and a summary of the untracked tensors of every operation since then.
     """
 
     def __init__(self) -> None:
@@ -140,8 +141,7 @@ class _LinearityMode(_OperationMode):
     def tracks(self, *tree: Any) -> bool:
         # By memory, so views and writes into a buffer are seen; no operation makes a sparse tensor of tracked
         # numbers without a violation.
-        strided = (leaf for leaf in _tensors(tree) if leaf.layout is torch.strided)
-        return any(self._tracked.find(leaf) is not None for leaf in strided)
+        return any(self._tracked.find(leaf) is not None for leaf in _tensors(tree))
 
     def run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracked = self.tracks(args, kwargs)
@@ -235,16 +235,7 @@ class _ExitMode(TorchFunctionMode):
 
 @contextmanager
 def _track_linearity() -> Iterator[_LinearityMode]:
-    """Track the tensors given to `track`, and what is computed from them, in every operation of the block.
-
-    Example:
-        >>> x = torch.ones(3)
-        >>> with _track_linearity() as mode:
-        ...     mode.track(x)
-        ...     y = 2 * x + (x.round() - x).detach()
-        >>> mode.violation
-        'round'
-    """
+    """Track the tensors given to `track`, and what is computed from them, in every operation of the block."""
     mode = _LinearityMode()
     with _ExitMode(mode), mode:
         yield mode

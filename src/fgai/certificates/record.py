@@ -61,9 +61,7 @@ class Prediction:
             where the attention does not matter, 0 where two classes tie.
         alpha2_logits: float64 [N], largest change of the logits in total variation at the radius asked for.
         alpha2_probabilities: float64 [N], the same for probabilities.
-        class_status: of `class_radius`.
-        logits_status: of `alpha2_logits`.
-        probabilities_status: of `alpha2_probabilities`.
+        class_status, logits_status, probabilities_status: of each.
         reason: why one is unknown, or the method of a bound.
         rows_are: `nodes`, `links` or `graphs`.
     """
@@ -244,25 +242,18 @@ class CertificateRecord(_Certificate):
     Attributes:
         model: class and settings.
         data: name and sizes.
-        norm: of the balls.
-        radius: R.
-        k1: size of the top-k compared with vanilla.
-        k2: size of the certified top-k.
-        alpha: α, or None if it was not asked for.
-        beta: β, or None if it was not asked for.
-        divergence: D, total variation on "probabilities" or "logits".
+        norm, radius, k1, k2, alpha, beta, divergence: see `certify_attention`; None if not asked for.
         compared: whether there is a vanilla model.
         layers: one certificate per layer; the last one is the output layer's.
         alpha1_logits: float64 [N] or None.
         alpha1_probabilities: float64 [N] or None.
         trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
-        version: of fgai and torch.
+        version, provenance: see `fgai.records.provenance`.
         seconds: it took, by part.
         promise: what is certified, in words.
         explanation: the vector whose top-k is certified and compared.
         pairs: int64 [2, L], the ends of the predicted links, or None.
         batch: int64 [N], the graph of each node where graphs are predicted, or None.
-        provenance: see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "certificate"
@@ -308,10 +299,7 @@ class CertificateRecord(_Certificate):
         return self.alpha1_logits if self.divergence == "logits" else self.alpha1_probabilities
 
     def properties(self, index: int = -1) -> dict[str, Tensor | None]:
-        """Which nodes, links or graphs have which of the four properties: bool by name.
-
-        None where one is unknown, or not measured because no vanilla model was given.
-        """
+        """Which nodes, links or graphs have which property: bool by name, None if unknown or not measured."""
         layer = self.layer(index)
         masks: dict[str, Tensor | None] = dict.fromkeys(PROPERTIES)
         if self.beta is not None:
@@ -331,10 +319,7 @@ class CertificateRecord(_Certificate):
         return torch.stack(masks).all(0) if len(masks) == len(PROPERTIES) else None
 
     def counted(self, index: int = -1) -> Tensor:
-        """Return what shares are of, bool: nodes with more than max(k1, k2) neighbours.
-
-        Or links with such an end, graphs with such a node.
-        """
+        """Return what shares are of, bool: nodes with more than max(k1, k2) neighbours, links, graphs with one."""
         degree = self.layer(index).degree
         sizes = [k for k in (self.k1, self.k2) if k is not None]
         counted = degree > max(sizes) if len(sizes) == 2 else torch.zeros_like(degree, dtype=torch.bool)
@@ -399,7 +384,15 @@ class CertificateRecord(_Certificate):
 
     def tables(self) -> list[Table]:
         """Return an overview of every layer, and the certified shares against the radius."""
-        return [_overview(self), _share_table(self)]
+        rows: list[list[Cell]] = []
+        for layer in self.layers:
+            for kind, label in (("topk", f"top-{self.k2 or 'all'}"), ("class", "class")):
+                status = EXACT if kind == "topk" else layer.prediction.class_status
+                rows.append([layer.name, label, status, *map(_percent, layer.curve(kind, TABLE_RADII))])
+        columns = [Column("layer"), Column("what"), Column("how")]
+        columns += [Column(f"R = {radius:g}") for radius in TABLE_RADII]
+        note = full_promise(self.promise, self.explanation)
+        return [_overview(self), Table(f"Nodes certified, {self.norm} ball", columns, rows, (note,))]
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a `DataFrame` with a row per layer and node; NaN where unknown, as of links and graphs."""
@@ -448,11 +441,11 @@ class CertificateRecord(_Certificate):
         (nodes,) = sizes
         count = nodes
         if self.pairs is not None:
-            if self.pairs.shape[0] != 2 or not _within(self.pairs, nodes):
+            if self.pairs.shape[0] != 2 or bool(((self.pairs < 0) | (self.pairs >= nodes)).any()):
                 raise CheckpointError(f"pairs must be two rows of nodes 0..{nodes - 1}")
             count = self.pairs.shape[1]
         elif self.batch is not None:
-            if len(self.batch) != nodes or not _within(self.batch, nodes):
+            if len(self.batch) != nodes or bool(((self.batch < 0) | (self.batch >= nodes)).any()):
                 raise CheckpointError(f"batch must name a graph for each of {nodes} nodes")
             count = int(self.batch.max()) + 1 if nodes else 0
         predicted = [self.alpha1_logits, self.alpha1_probabilities, self.trivial_probabilities]
@@ -523,10 +516,6 @@ class CertificateRecord(_Certificate):
         }
 
 
-def _within(index: Tensor, count: int) -> bool:
-    return not index.numel() or bool((index >= 0).all() and (index < count).all())
-
-
 def _mean(values: Tensor | None, counted: Tensor | None = None) -> float | None:
     """Return the mean over the counted entries, or over all; None of none and where it is not finite."""
     values = values if values is None or counted is None else values[counted]
@@ -595,19 +584,6 @@ def _overview(record: CertificateRecord) -> Table:
         if UNKNOWN in (layer.prediction.class_status, layer.prediction.probabilities_status)
     ]
     return Table(title, columns, list(rows.values()), notes)
-
-
-def _share_table(record: CertificateRecord) -> Table:
-    """Return the certified shares of the nodes with more than k2 neighbours, by radius."""
-    rows: list[list[Cell]] = []
-    for layer in record.layers:
-        for kind, label in (("topk", f"top-{record.k2 or 'all'}"), ("class", "class")):
-            shares = [_percent(share) for share in layer.curve(kind, TABLE_RADII)]
-            status = "exact" if kind == "topk" else layer.prediction.class_status
-            rows.append([layer.name, label, status, *shares])
-    columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in TABLE_RADII)]
-    note = full_promise(record.promise, record.explanation)
-    return Table(f"Nodes certified, {record.norm} ball", columns, rows, (note,))
 
 
 def _number(value: float | None) -> str:
