@@ -46,7 +46,7 @@ class Range:
     def measure(
         cls, rows: Tensor, clip_share: float, shrink: float, *, every: int = 1, with_norm: bool = True
     ) -> Range:
-        """Measure the range of rows [N, ...] as `Limits.measure` does; gradients reach the rows at its ends.
+        """Measure the range of rows [N, ...] as `Limits.measure` does, with gradients.
 
         Quantiles are those of one row in `every`; the norm has a limit only `with_norm`.
         """
@@ -59,17 +59,14 @@ class Range:
 
     @cached_property
     def middle(self) -> Tensor:
-        """Middle of the range [...]."""
         return (self.low + self.high) / 2
 
     @cached_property
     def half(self) -> Tensor:
-        """Half the width of the range [...]."""
         return (self.high - self.low) / 2
 
     @cached_property
     def max_abs(self) -> Tensor:
-        """Largest absolute value in the range [...]."""
         return torch.maximum(self.low.abs(), self.high.abs())
 
     def distance(self, rows: Tensor) -> Tensor:
@@ -94,9 +91,8 @@ class Range:
     def max_change(self, clipped: Tensor, change: Tensor) -> Tensor:
         """Bound how far rows, `clipped` now, move behind the limits if they move by `change` [N, ...] before.
 
-        Clipping to the range moves nothing further. In units of half the range, shrinking rows to the radius
-        r projects them on a ball. So a row moves by at most d, the norm of `change`, and a channel by at most
-        its own change and what the factor adds, `|y − middle| d / r`.
+        In units of half the range, limits project rows on a ball: a row moves by at most d, the norm of
+        `change`, a channel by at most its own change and what the factor adds, `|y − middle| d / radius`.
         """
         if self.radius is None:
             return change
@@ -268,8 +264,7 @@ class _ClippedValues:
     def linear(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return lower and upper bounds [N, F] of `value @ weight`, for weights g [H · C, F].
 
-        Linear in the input but for the limits: clipping lowers a value by at most `above`, and so its product
-        with a positive g by at most `g · above`; a row outside the radius moves towards the middle.
+        Clipping lowers a product with a positive g by at most `g · above`; shrinking moves it to the middle.
         """
         up, down = weight.clamp(min=0), weight.clamp(max=0)
         least, most = _products(self.low.flatten(1), self.high.flatten(1), up, down)
@@ -317,10 +312,7 @@ def _margin_map(layer: AttentionLayer, read_out: tuple[Tensor, Tensor]) -> tuple
 def _margin_rounding(
     layer: AttentionLayer, values: Tensor, read_out: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return the rounding [..., C, C] of margins of class a over b, from the largest |values| [..., C].
-
-    It is relative to the logits, not to their difference: they may have a large common offset.
-    """
+    """Return the rounding [..., C, C] of margins, relative to the largest logits, of |values| [..., C]."""
     size = values.detach()
     if layer.bias is not None:
         size = size + layer.bias.detach().abs()

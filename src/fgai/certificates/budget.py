@@ -1,14 +1,6 @@
 """`certify_budget`: at how many nodes a budget of injected nodes and edges can change the class at once.
 
-Let x_u be the number of injected neighbours of node u. In a model of two attention layers, the last of one
-head, a change of v's class needs, for every number a of its own new neighbours with a positive margin,
-
-    x_v > a   or   Σ_j damage_vj(a, x_j) ≥ margin_v(a),
-
-and so `α_v x_v + Σ_j w_vj x_j ≥ 1` with `α_v = 1 / (a + 1)` and `w_vj = max_t min(1, damage / margin) / t`,
-over t ≥ 1 and classes (docs/budget.md has the proof): a row of W. Of all a the one with the least sum of the
-row is taken. In other models, if the class stays while every node gains up to t, a change needs a node in
-reach (as many steps as layers, less one) that gains t + 1. The number of changes is at most
+docs/budget.md has the rows `α_v x_v + Σ_j w_vj x_j ≥ 1` of W and the proof. The number of changes is at most
 
     max Σ_v min(1, (W x)_v)   over   0 ≤ x ≤ most,  Σ_u x_u ≤ edges,
 
@@ -33,8 +25,7 @@ from torch import Tensor, nn
 
 from fgai.bounds.intervals import LayerBounds
 from fgai.certificates.base import BOOL, _Certificate
-from fgai.certificates.injection import _InjectionBounds
-from fgai.certificates.subject import _subject
+from fgai.certificates.injection import _InjectionBounds, _subject
 from fgai.checks import mask, whole
 from fgai.errors import InputError
 from fgai.records import Column, Table, data_frame
@@ -80,8 +71,7 @@ class BudgetCertificate(_Certificate):
             (fewest counted nodes that stay right; None without labels); both None where nothing is known.
         counted: bool [N], the nodes that count.
         edge_radius: int64 [N], no such number of injected edges, or fewer, changes a counted node's class,
-            wherever they go; at most the largest number of new nodes. -1 where nothing is known, and for
-            other nodes.
+            wherever they go; at most the largest number of new nodes. -1 where nothing is known.
         classes: int64 [N], that class; -1 where nothing is known.
         reason: why nothing is certified, or the method.
         known: whether a bound could be computed at all.

@@ -1,8 +1,4 @@
-"""`Chain`: a model as attention layers with row-by-row steps between them, for which injections are bounded.
-
-fgai's own models declare that they are one (`Capabilities("layers")`), a user's are read by
-`fgai.certificates.traced`. Everything else is refused with a reason.
-"""
+"""`Chain`: a model as attention layers with row-by-row steps, for which injections are bounded."""
 
 from __future__ import annotations
 

@@ -1,17 +1,7 @@
 """Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
 
-Later layers mix nodes and recompute their attention, so nothing here is exact. Bounds of the change of every
-node's state are propagated from the perturbed layer to the output:
-
-- linear functions of the perturbed layer's output have a joint bound, see `_PerturbedOutput`; later states a
-  radius per channel (interval arithmetic);
-- limits of a layer shrink what they clip, see `_ValueChange`; inactive limits change nothing;
-- scores of a layer are linear in its values up to a leaky ReLU of slope at most 1, so each moves by at most
-  ρ; then each attention w_j grows by at most the factor e^{2ρ}, and all of them move by at most
-  `t = tanh(ρ / 2)` in total variation;
-- `Σ w'_j z'_j - Σ w_j z_j = Σ w'_j (z'_j - z_j) + Σ (w'_j - w_j) z_j`, where the first sum is at most
-  `Σ w'_j r_j`, itself at most `e^{2ρ} Σ w_j r_j` and at most `Σ w_j r_j + t (max_j r_j - min_j r_j)`, and the
-  second is at most `t (max_j z_j - min_j z_j)`.
+Bounds of the change of every node's state are propagated from the perturbed layer to the output: joint ones of
+linear functions of that layer's output, then a radius per channel. docs/certificates.md has the formulas.
 """
 
 from __future__ import annotations

@@ -41,9 +41,8 @@ AGAIN = 1e-4  # relative change of an output that is computed again: a GPU adds 
 def find_alteration(model: nn.Module) -> str | None:
     """Say why a model may compute something else than its class declares; None if it does not.
 
-    An unaltered model's class declares `Capabilities` in its own body; all parts are declared there, or
-    fgai's or PyTorch's own, without hooks on the forward pass, taps, methods replaced on an instance or a
-    class, parametrisations or compiled calls. Waits until fgai's hooks of another thread are removed.
+    All its parts must be declared in `Capabilities`, or be fgai's or PyTorch's own, without hooks on the
+    forward pass, taps, replaced methods, parametrisations or compiled calls.
     """
     with exclusive():
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
@@ -100,9 +99,8 @@ def _is_original(member: Any, name: str, body: type | None) -> bool:
     Names and modules are copied by `functools.wraps`; the code object and its globals are not.
     """
     if isinstance(member, FunctionType):
-        inner = getattr(member, "__wrapped__", None)
-        own = member.__code__.co_filename.startswith(_FOLDERS) or _is_generated(member)
-        own = own or _is_in_body(member, name, body)
+        inner, path = getattr(member, "__wrapped__", None), member.__code__.co_filename
+        own = path.startswith(_FOLDERS) or _is_generated(member) or _is_in_body(member, name, body)
         return own and (inner is None or _is_original(inner, name, body))
     if isinstance(member, classmethod | staticmethod):
         return _is_original(member.__func__, name, body)
@@ -170,11 +168,10 @@ POSITIONAL_CONDITION = "if positional encodings are kept as computed on the orig
 def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     """Return by layer name why no injection can reorder old neighbours there; None where it may.
 
-    Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`).
-    The normaliser Z is the same for all neighbours of a node, so where an injection does not change the
-    inputs of the score, the order stays. That holds for the first attention layer of a model of features
-    alone, and of one with positional encodings on the condition `POSITIONAL_CONDITION`: recomputed on the
-    larger graph they can reorder every node. New neighbours may rank anywhere.
+    Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`); the
+    normaliser Z is the same for all neighbours of a node. So the order stays where an injection does not
+    change the inputs of the score: in the first attention layer of a model of features alone, and, on the
+    condition `POSITIONAL_CONDITION`, of one with positional encodings. New neighbours may rank anywhere.
 
     Args:
         model: any.

@@ -41,9 +41,7 @@ def linear_norms(
 ) -> Tensor:
     """Return how far one unit of radius, in every head, can move linear functions of a node's state [N, F].
 
-        out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · weight[h, c, f])_{e into i}‖_dual
-
-    `slope` [N, H, C] is that of the activation, `weight` [H, C, F] has a column per function.
+    out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · weight[h, c, f])_{e into i}‖_dual
     """
     out = _zeros(rowptr, weight.shape[2])
     _run_rows(_linear_norms_rows, rowptr, index, values, slope, weight, NORMS.index(norm), out)
@@ -59,9 +57,7 @@ def class_norms(
         range[i]     = 2 max_c Σ_h ‖(z_ehc - mid_eh)_e‖_dual       how fast any class can gain on another
         total[i]     = Σ_h max_e ‖z_eh‖_1  (l1)  or  Σ_h Σ_c ‖(z_ehc)_e‖_dual  (l2, linf)
 
-    `mid_eh` lies half way between the largest and the smallest class of z_eh; with l1 and one head `range` is
-    `max_e (max_c z_ec - min_c z_ec)`. `margin` is attained, `range` and `total` never fall short. z are the
-    `values` [M, H, C], heads weighted as in the read-out. All are 0 for a node without edges.
+    z are the `values` [M, H, C], `mid_eh` is half way between the largest and the smallest class of z_eh.
     """
     margin, spread, total = _zeros(rowptr, values.shape[2]), _zeros(rowptr), _zeros(rowptr)
     _run_rows(_class_norms_rows, rowptr, index, values, top, NORMS.index(norm), margin, spread, total)
@@ -71,9 +67,7 @@ def class_norms(
 def value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
     """Return the range of the values of a node's neighbours [N, H, C], 0 without edges.
 
-        out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, c]
-
-    With `top` [N], g_e is the neighbour's margin of the top class: `z[h, top(i)] - z[h, c]`.
+    With `top` [N] that of the neighbours' margins of the top class, `z[h, top(i)] - z[h, c]`.
     """
     out = _zeros(rowptr, *values.shape[1:])
     top = torch.full((len(out),), -1) if top is None else top
@@ -89,8 +83,7 @@ def margin_gains(
         out[i, h, c] = u_c + u_top,
         u_c = min(growth Σ_e w_e r_ec,  Σ_e w_e r_ec + change (max_e r_ec - min_e r_ec))
 
-    Each value may move by r = `radius` [M, H, C], each weight w [E, H] grow by the factor `growth` [N, H],
-    all of them by `change` [N, H] in total variation. Nodes with `top` -1 are left out (0).
+    r is `radius` [M, H, C], w `weight` [E, H]; `growth`, `change` [N, H]. Nodes of `top` -1 are left out (0).
     """
     out = _zeros(rowptr, *radius.shape[1:])
     _run_rows(_margin_gains_rows, rowptr, index, weight, radius, growth, change, top, out)
@@ -107,8 +100,7 @@ def mean_bounds(
 ) -> tuple[Tensor, Tensor]:
     """Return lower and upper bounds of `Σ e^s v / Σ e^s` [N, H, C] over intervals of scores and values.
 
-    Bounds of v are those in `values` [N, H, C] for a node's neighbours, in `loops` for the node itself and in
-    `new` [H, C] for the new neighbours.
+    `values` are (low, high) of a node's neighbours, `loops` of the node itself, `new` [H, C] of new ones.
     """
     ends, ceiling = [], scores.new.amax(2)
     for sign, end in ((1.0, 0), (-1.0, 1)):

@@ -1,18 +1,11 @@
 """Read-outs of the last layer's attention: linear ones, detected and certified, and those through ReLUs.
 
-Linear: `y = b + Σ_e w_e z_e`, of nodes, links and graphs. Through ReLUs (the graph transformer's last block):
-with m the aggregated values of a node, its logits are
+Through ReLUs (the graph transformer's last block), m being the aggregated values of a node, the logits are
 
     p1 = G m + g,    p2 = P m + B relu(p1) + q,    y = A relu(p2) + a.
 
-Let M1, M2 mark the units that are on at the clean attention. A perturbation moves a pre-activation p by Δ,
-and
-
-    relu(p + Δ) = relu(p) + M Δ + ε,    0 <= ε <= (|Δ| - |p|)_+,
-
-because a unit adds something only once it has crossed zero. So `y` moves by a linear part, whose worst case
-over the ball is exact, and by the ε of the units within reach, which intervals bound. Below the radius at
-which the first unit can cross zero the certificate is that of a linear read-out.
+If p moves by Δ, `relu(p + Δ) = relu(p) + M Δ + ε` with `0 <= ε <= (|Δ| - |p|)_+`, M the unit's slope: the
+worst case of the linear part is exact, and intervals bound the ε of the units within reach.
 """
 
 from __future__ import annotations
@@ -469,8 +462,7 @@ def _margin_remainder(read_out: _ReluReadOut, rates: _Rates, top: Tensor, radius
     low, high = _remainder(read_out, rates, radius)
     out = torch.zeros_like(rates.margin)
     for winner in torch.unique(top).tolist():
-        rows = top == winner
-        ahead = read_out.A[winner] - read_out.A
+        rows, ahead = top == winner, read_out.A[winner] - read_out.A
         out[rows] = low[rows] @ ahead.clamp(min=0).T + high[rows] @ (-ahead).clamp(min=0).T
     return out
 

@@ -319,7 +319,7 @@ class CertificateRecord(_Certificate):
         return torch.stack(masks).all(0) if len(masks) == len(PROPERTIES) else None
 
     def counted(self, index: int = -1) -> Tensor:
-        """Return what shares are of, bool: nodes with more than max(k1, k2) neighbours, links, graphs with one."""
+        """Return what shares are of, bool: nodes with over max(k1, k2) neighbours; links, graphs with one."""
         degree = self.layer(index).degree
         sizes = [k for k in (self.k1, self.k2) if k is not None]
         counted = degree > max(sizes) if len(sizes) == 2 else torch.zeros_like(degree, dtype=torch.bool)
@@ -587,17 +587,13 @@ def _overview(record: CertificateRecord) -> Table:
 
 
 def _number(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "–"
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    return "–" if value is None or math.isnan(value) else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def _with_status(part: dict[str, object], key: str) -> str:
+def _with_status(part: dict[str, Any], key: str) -> str:
     value, status = part[key], part["status"]
-    if status == UNKNOWN or not isinstance(value, float):
-        return UNKNOWN if status == UNKNOWN else "–"
-    return f"{_number(value)} ({status})"
+    return status if status == UNKNOWN else "–" if value is None else f"{_number(value)} ({status})"
