@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.certificates.kernels import channel_norms, class_norms, margin_gains, value_range
+from fgai.certificates.kernels import _channel_norms, _class_norms, _margin_gains, _value_range
 from fgai.certificates.linear import (
     _crossing_radius,
     _LinearReadOut,
@@ -170,12 +170,12 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
     index = torch.randint(0, nodes, (9,), generator=generator)
     z = torch.randn(nodes, heads, classes, generator=generator, dtype=torch.float64)
     top = torch.randint(0, classes, (4,), generator=generator)
-    margin, spread, total = class_norms(rowptr, index, z, top, norm)
-    channels = channel_norms(rowptr, index, z, norm)
-    apart, between = value_range(rowptr, index, z), value_range(rowptr, index, z, top)
+    margin, spread, total = _class_norms(rowptr, index, z, top, norm)
+    channels = _channel_norms(rowptr, index, z, norm)
+    apart, between = _value_range(rowptr, index, z), _value_range(rowptr, index, z, top)
     w, r = torch.rand(9, heads, generator=generator), torch.rand(z.shape, generator=generator)
     growth, change = 1 + torch.rand(4, heads, generator=generator), torch.rand(4, heads, generator=generator)
-    mixed = margin_gains(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
+    mixed = _margin_gains(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
     assert float(mixed[2].abs().max()) == 0
     for i, (start, stop) in enumerate(itertools.pairwise(rowptr.tolist())):
         rows, t = z[index[start:stop]], int(top[i])

@@ -24,8 +24,7 @@ from fgai.attention.limits import SLACK, largest, ranges
 from fgai.models import AttentionLayer
 from fgai.sparse import Features
 
-ROUNDING = 1e-5
-"""Error of float32 arithmetic, relative to what is summed; a margin must be larger."""
+ROUNDING = 1e-5  # error of float32 arithmetic, relative to what is summed; a margin must be larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +58,17 @@ class Range:
 
     @cached_property
     def middle(self) -> Tensor:
+        """Middle of the range [...]."""
         return (self.low + self.high) / 2
 
     @cached_property
     def half(self) -> Tensor:
+        """Half the width of the range [...]."""
         return (self.high - self.low) / 2
 
     @cached_property
     def max_abs(self) -> Tensor:
+        """Largest absolute value in the range [...]."""
         return torch.maximum(self.low.abs(), self.high.abs())
 
     def distance(self, rows: Tensor) -> Tensor:
@@ -218,10 +220,7 @@ class LayerBounds:
         return cls(low, high, source, destination, values)
 
     def margins(
-        self,
-        layer: AttentionLayer,
-        tops: slice = slice(None),
-        read_out: tuple[Tensor, Tensor] | None = None,
+        self, layer: AttentionLayer, tops: slice = slice(None), read_out: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         """Bound `z_a − z_b + bias_a − bias_b` of every node from below [N, A, C], for classes a in `tops`.
 

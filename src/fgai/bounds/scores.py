@@ -273,14 +273,16 @@ def worst_margins(
         Σ_j min e^{s_j} (z_top − z_other)_j  /  Σ_j e^{s_j}
 
     over old neighbours j and new ones, scores and values anywhere in their intervals. It is the bound of
-    `certify_injection`, with the destination's score at the middle of its interval and limits measured in this
-    pass, with `clip_share` and `shrink` as in `fgai.limit`: gradients reach the nodes at their ends.
+    `certify_injection`, with the destination's score at the middle of its interval and limits measured in
+    this pass: gradients reach the nodes at their ends.
 
     Args:
         model: as `check_two_layers` requires; its own limits are not used.
         graph: prepared for the model.
         classes: int64 [N].
         neighbours: t, injected neighbours of every node.
+        clip_share: of the limits, see `fgai.limit`.
+        shrink: of the limits, see `fgai.limit`.
         mass_share: share of the new neighbours' attention that counts; a training may begin with little.
 
     Returns:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.attention.interface import originals
-from fgai.certificates.base import record_fields
+from fgai.certificates.base import PRECISE, _record_fields
 from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.integrity import _rows_near, find_alteration
-from fgai.certificates.kernels import lost_members
+from fgai.certificates.kernels import _lost_members
 from fgai.certificates.linear import _last_prediction, _trivial_change
 from fgai.certificates.record import DIVERGENCES, UNKNOWN, CertificateRecord, LayerCertificate, Prediction
 from fgai.checks import at_least, finite, fraction, one_of
@@ -29,8 +29,6 @@ from fgai.models import as_graph
 from fgai.threads import with_gradients
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.typed import typed
-
-PRECISE = (torch.float32, torch.float64)
 
 
 @typed
@@ -139,7 +137,7 @@ def certify_radii(
         "compared": vanilla is not None,
         "pairs": None if graph.links is None else graph.links.pairs.cpu(),
         "batch": None if graph.batch is None else graph.batch.cpu(),
-        **record_fields(model, graph, original, "fgai.certify_attention"),
+        **_record_fields(model, graph, original, "fgai.certify_attention"),
     }
     forward = perf_counter() - began
     records = []
@@ -232,7 +230,7 @@ def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: st
         return _least_gap(w[members], w[others], radius, norm) > 0
 
     top = topk_mask(layer.ranking().double(), layer.rowptr, k)
-    return kept - lost_members(layer.rowptr, top, k, ahead) / k
+    return kept - _lost_members(layer.rowptr, top, k, ahead) / k
 
 
 def _least_gap(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:

@@ -16,18 +16,18 @@ from fgai.graph.fingerprint import fingerprint
 from fgai.records import PackedArray, TabledDocument, pack_array, plain, provenance, unpack_array
 from fgai.version import versions
 
-BOOL = "|u1"
-"""Type in a file of masks, as zeros and ones."""
+BOOL = "|u1"  # type in a file of masks, as zeros and ones
+PRECISE = (torch.float32, torch.float64)  # types of models that can be certified
 
 
-def pack_tensor(tensor: Tensor | None) -> dict[str, Any] | None:
+def _pack_tensor(tensor: Tensor | None) -> dict[str, Any] | None:
     """Return a tensor as a packed array."""
     if tensor is None:
         return None
     return pack_array((tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor).numpy())
 
 
-def unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
+def _unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
     """Inverse of `pack`; raises `CheckpointError` for another type or shape."""
     if values is None:
         return None
@@ -61,7 +61,7 @@ class _Certificate(TabledDocument):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""
-        special: dict[str, Any] = {name: pack_tensor(getattr(self, name)) for name in self.ARRAYS}
+        special: dict[str, Any] = {name: _pack_tensor(getattr(self, name)) for name in self.ARRAYS}
         if self.LAYER is not None:
             special["layers"] = [layer.to_dict() for layer in vars(self)["layers"]]
         names = [f.name for f in dataclasses.fields(self) if f.name not in special]
@@ -89,14 +89,14 @@ class _Certificate(TabledDocument):
         fields = super().layout()
         for name in cls.ARRAYS:
             fields[name] = PackedArray if fields[name] is Tensor else PackedArray | None
-        return fields if cls.LAYER is None else {**fields, "layers": list[cls.LAYER.LAYOUT]}
+        return fields if cls.LAYER is None else {**fields, "layers": cls.LAYER.LAYOUT}
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
         if cls.LAYER is not None:
             fields["layers"] = tuple(cls.LAYER.from_dict(layer) for layer in fields["layers"])
         for name, shape in cls.ARRAYS.items():
-            fields[name] = unpack_tensor(fields.get(name), name, *shape)
+            fields[name] = _unpack_tensor(fields.get(name), name, *shape)
         record = cls(**fields)
         record._check_shapes()
         return record
@@ -108,7 +108,7 @@ class _Certificate(TabledDocument):
             raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
 
 
-def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:
+def _record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:
     """Return the fields of a record that name the model, the data, the versions and the command."""
     return {
         "model": {"class": model_name(model), "config": getattr(model, "config", None)},
@@ -118,7 +118,7 @@ def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str)
     }
 
 
-def share_of(mask: Tensor, nodes: Tensor | None) -> float:
+def _share_of(mask: Tensor, nodes: Tensor | None) -> float:
     """Return the share of nodes [N], or of those under the mask `nodes`, in a bool [N]; 0 of none."""
     mask = mask if nodes is None else mask[nodes.to(mask.device)]
     return float(mask.double().mean()) if mask.numel() else 0.0

@@ -44,19 +44,13 @@ BUDGET_PROMISE = (
     " stay."
 )
 _LARGEST = 10_000
-SLACK = 1e-9
-"""Rounding of sums in float64, relative."""
-GAP, LEAST_GAP = 1e-3, 0.25
-"""Distance from the optimum at which the search ends: relative, and in nodes."""
-STEPS, GAP_EVERY = 4000, 50
-"""Steps at most, and steps between two computations of the gap."""
+SLACK = 1e-9  # rounding of sums in float64, relative
+GAP, LEAST_GAP = 1e-3, 0.25  # distance from the optimum at which the search ends: relative, and in nodes
+STEPS, GAP_EVERY = 4000, 50  # steps at most, and steps between two computations of the gap
 HALVINGS = 50
-OWN = (0, 1, 2, 3, 5)
-"""New neighbours of the node itself, a above, for which rows are computed."""
-PIECES = 4
-"""Pieces of the interval of a destination's score."""
-COUNT_ROUNDING = 1e-6
-"""Rounding of a number of nodes."""
+OWN = (0, 1, 2, 3, 5)  # new neighbours of the node itself, a above, for which rows are computed
+PIECES = 4  # pieces of the interval of a destination's score
+COUNT_ROUNDING = 1e-6  # rounding of a number of nodes
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -120,11 +114,7 @@ class BudgetCertificate(_Certificate):
 
 @typed
 def certify_budget(
-    model: nn.Module,
-    data: Any,
-    *,
-    budgets: Sequence[tuple[int, int]] = BUDGETS,
-    nodes: Tensor | None = None,
+    model: nn.Module, data: Any, *, budgets: Sequence[tuple[int, int]] = BUDGETS, nodes: Tensor | None = None
 ) -> BudgetCertificate:
     """Bound at how many nodes M injected nodes with E edges each can change the class at once.
 
@@ -282,7 +272,7 @@ def _additive_rows(
     `bounds` are those of the last layer by number of new neighbours of every node, from 0 upwards.
     """
     adjacency = proof.adjacency
-    best = {m: _BestRows(adjacency) for m in most}
+    rows: dict[int, list[tuple[Tensor, ...]]] = {m: [] for m in most}
     for a in sorted({*OWN, *most} & set(bounds)):
         own = bounds[a]
         clean = list(proof.margin_terms(own, bounds[0], classes, nodes, PIECES))
@@ -297,36 +287,22 @@ def _additive_rows(
                 share = share.nan_to_num(nan=1.0).clamp(0, 1).amax(1) / (before + 1)
                 weights = torch.maximum(weights, share)
             before = t
-            if t in best and a <= t:
+            if t in rows and a <= t:
                 own_weight = torch.full(classes.shape, 0.0 if a == t else 1 / (a + 1), dtype=torch.float64)
-                best[t].update(own_weight, weights, nodes)
+                rows[t].append((own_weight, weights, nodes))
+    return {m: _best_rows(adjacency, parts) for m, parts in rows.items()}
+
+
+def _best_rows(adjacency: Adjacency, rows: Sequence[tuple[Tensor, ...]]) -> _Constraints:
+    """Return the row of each node with the least sum of weights; rows are own [N], others [E], nodes [N]."""
+    own, weights, nodes = (torch.stack(part) for part in zip(*rows, strict=True))
+    ends, every = adjacency.destination, torch.arange(adjacency.num_nodes)
+    total = own.index_add(1, ends, weights).masked_fill(~nodes, torch.inf)
+    largest = own.scatter_reduce(1, ends.expand_as(weights), weights, "amax").masked_fill(~nodes, 1.0)
+    best, edges = total.argmin(0), torch.arange(adjacency.num_edges)
+    matrix = _sparse(adjacency, weights[best[ends], edges], own[best, every])
     reason = "a linear program; damage of each neighbour's new neighbours, and of a node's own"
-    return {
-        m: _Constraints(_sparse(adjacency, one.weights, one.own), one.largest, one.sum.isinf(), reason)
-        for m, one in best.items()
-    }
-
-
-class _BestRows:
-    """The row of each node with the least sum of weights."""
-
-    def __init__(self, adjacency: Adjacency) -> None:
-        self.adjacency, nodes = adjacency, adjacency.num_nodes
-        self.sum = torch.full((nodes,), torch.inf, dtype=torch.float64)
-        self.largest = torch.ones(nodes, dtype=torch.float64)
-        self.own = torch.zeros(nodes, dtype=torch.float64)
-        self.weights = torch.zeros(adjacency.num_edges, dtype=torch.float64)
-
-    def update(self, own: Tensor, weights: Tensor, nodes: Tensor) -> None:
-        """Take the rows of `nodes`, bool [N], that are better: their `own` weight [N] and `weights` [E]."""
-        ends = self.adjacency.destination
-        total = own.index_add(0, ends, weights)
-        peak = own.scatter_reduce(0, ends, weights, "amax")
-        self.largest = torch.where(nodes, torch.minimum(self.largest, peak), self.largest)
-        better = nodes & (total < self.sum)
-        self.sum = torch.where(better, total, self.sum)
-        self.own = torch.where(better, own, self.own)
-        self.weights = torch.where(better[ends], weights, self.weights)
+    return _Constraints(matrix, largest.amin(0).clamp(max=1.0), total.amin(0).isinf(), reason)
 
 
 def _max_covered(weights: Any, most: int, edges: int) -> float:

@@ -13,11 +13,10 @@ from fgai.graph import Graph
 from fgai.models import AttentionLayer
 from fgai.sparse import Adjacency, Features
 
-SAME = 1e-6
-"""Largest relative distance of two computations of the same in float64."""
+SAME = 1e-6  # largest relative distance of two computations of the same in float64
 
 
-class Chain(nn.Module):
+class _Chain(nn.Module):
     """`steps[0]`, `layers[0]`, `steps[1]`, …, `layers[-1]`, `steps[-1]`; nodes interact in layers alone.
 
     `loops`: layers add self-loops to the edges of a graph; `log_softmax`: one follows, which changes no
@@ -97,7 +96,7 @@ def _apply(steps: list[nn.Module], state: Tensor | Features) -> Tensor | Feature
     return state
 
 
-def same_outputs(model: nn.Module, chain: Chain, graph: Graph) -> bool:
+def _same_outputs(model: nn.Module, chain: _Chain, graph: Graph) -> bool:
     """Whether a model and its chain, both in float64, give the same attention and the same logits.
 
     On the graph and on one with three new nodes, whose features are usual, large and very large.

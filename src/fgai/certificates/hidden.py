@@ -1,7 +1,7 @@
 """Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
 
-Bounds of the change of every node's state are propagated from the perturbed layer to the output: joint ones of
-linear functions of that layer's output, then a radius per channel. docs/certificates.md has the formulas.
+Bounds of the change of every node's state are propagated from the perturbed layer to the output: joint ones
+of linear functions of that layer's output, then a radius per channel. docs/certificates.md has the formulas.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.functional import elu
 from fgai.attention import Limits, Observation
 from fgai.bounds.intervals import Range
 from fgai.certificates.integrity import _layer_values, _rows_near, find_alteration
-from fgai.certificates.kernels import channel_norms, linear_norms, margin_gains, value_range
+from fgai.certificates.kernels import _channel_norms, _linear_norms, _margin_gains, _value_range
 from fgai.certificates.linear import _BOUNDS, _probability_change, _top_and_margins
 from fgai.certificates.record import TABLE_RADII, Prediction
 from fgai.models import AttentionLayer, body_of
@@ -32,8 +32,7 @@ from fgai.tasks import get_task
 
 _RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """Radii tried for the class radius; each costs a pass over the graph."""
-_MANY_EDGES = 1_000_000
-"""Above, only the radii of the tables are tried."""
+_MANY_EDGES = 1_000_000  # above, only the radii of the tables are tried
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ class _CleanLayer:
     @cached_property
     def value_range(self) -> Tensor:
         """Range of the values of a node's neighbours [N, H, C]."""
-        return value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
+        return _value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
 
     @cached_property
     def activated(self) -> Tensor:
@@ -115,11 +114,10 @@ def _hidden_predictions(
 def _hidden_prediction(
     layers: Sequence[_CleanLayer], logits: Tensor, radius: float, tried: Sequence[float], norm: str
 ) -> Prediction:
-    """Bound the effect of perturbing the first of `layers`."""
     last, (top, margins) = layers[-1], _top_and_margins(logits)
     output = _PerturbedOutput(layers[0], norm)
     # Of the neighbours' margins, [N, H, C].
-    ranges = value_range(last.adjacency.rowptr, last.adjacency.source, last.values, top)
+    ranges = _value_range(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
     stays = torch.ones_like(top, dtype=torch.bool)
     progress = current_stage()
@@ -164,7 +162,7 @@ class _PerturbedOutput:
     def __init__(self, layer: _CleanLayer, norm: str) -> None:
         self.layer, self.norm = layer, norm
         self.edges = layer.adjacency.rowptr, layer.adjacency.source
-        self.rates = channel_norms(*self.edges, layer.values, norm).flatten(1)
+        self.rates = _channel_norms(*self.edges, layer.values, norm).flatten(1)
         self.slope = torch.where(layer.output > 0, 1.0, layer.output.clamp(max=0).exp())
         self.norms: dict[bytes, Tensor] = {}
 
@@ -174,7 +172,7 @@ class _PerturbedOutput:
         if key not in self.norms:
             values = self.layer.values
             slope, by_head = self.slope.view_as(values), weight.view(*values.shape[1:], -1)
-            self.norms[key] = linear_norms(*self.edges, values, slope, by_head, self.norm)
+            self.norms[key] = _linear_norms(*self.edges, values, slope, by_head, self.norm)
         return self.norms[key]
 
     def change(self, size: float) -> _Change:
@@ -203,7 +201,7 @@ def _margin_loss(layer: _CleanLayer, change: _Change, top: Tensor, ranges: Tenso
     values = _ValueChange(layer, "value", change)
     growth, variation = _softmax_change(layer, values, change)
     weights = layer.attention, values.differences(), growth[:, :, 0], variation[:, :, 0]
-    loss = margin_gains(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(variation, ranges)
+    loss = _margin_gains(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(variation, ranges)
     loss = loss[:, 0] if layer.layer.heads == 1 else loss.mean(1)
     return loss.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
@@ -269,10 +267,8 @@ class _ValueChange:
         return torch.minimum(by_channel, self.joint)
 
     def score(self, weight: Tensor, span: Range) -> Tensor:
-        """Bound how far `⟨weight, v⟩` moves behind the limits of the score, [N, H], for weights [H, C].
-
-        Channels that move with the input may cancel each other; the others may not.
-        """
+        """Bound how far `⟨weight, v⟩` moves behind the limits of the score, [N, H], for weights [H, C]."""
+        # Channels that move with the input may cancel each other; the others may not.
         heads = (self.weight * weight).sum(2)  # [D, H]
         clipped = self.z_change.masked_fill(self.inside, 0.0)
         cancelled = self.input.linear(heads) + (clipped * weight.abs()).sum(2)
@@ -288,11 +284,8 @@ class _ValueChange:
         return torch.maximum(high - now, now - low)
 
     def differences(self) -> Tensor:
-        """Return radii [N, H, C]: those of two classes add up to a bound on their values' difference.
-
-        A shift that all classes of a node share does not matter: taking out the middle one makes radii
-        smaller where channels are not clipped. Each node takes the better of both.
-        """
+        """Return radii [N, H, C]: those of two classes add up to a bound on their values' difference."""
+        # A shift that all classes of a node share does not matter: without the middle one radii are smaller.
         middle = self.weight.median(dim=2, keepdim=True).values
         shifted = self.input.linear((self.weight - middle).flatten(1)).view_as(self.y_change)
         shift = self.input.linear(middle.flatten(1))[:, :, None].expand_as(shifted)

@@ -38,10 +38,18 @@ from fgai.attention.interface import originals
 from fgai.bounds.intervals import ROUNDING, LayerBounds, StateBounds, layer_ranges
 from fgai.bounds.scores import first_layer_output, score_bounds, source_bounds
 from fgai.bounds.steps import linear_map, propagate
-from fgai.certificates.base import BOOL, _Certificate, pack_tensor, record_fields, share_of, unpack_tensor
-from fgai.certificates.chain import Chain, same_outputs
+from fgai.certificates.base import (
+    BOOL,
+    PRECISE,
+    _Certificate,
+    _pack_tensor,
+    _record_fields,
+    _share_of,
+    _unpack_tensor,
+)
+from fgai.certificates.chain import _Chain, _same_outputs
 from fgai.certificates.integrity import INVARIANT, find_alteration, invariant_layers
-from fgai.certificates.kernels import lost_members, mean_bounds
+from fgai.certificates.kernels import _lost_members, _mean_bounds
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
@@ -65,9 +73,6 @@ INJECTION_PROMISE = (
 )
 
 
-PRECISE = (torch.float32, torch.float64)
-
-
 @dataclass(frozen=True, eq=False)
 class _Subject:
     """A model and its graph; with a `problem`, which says why, nothing about classes can be certified."""
@@ -76,14 +81,14 @@ class _Subject:
     original: Graph
     prepared: Graph
     graph: Graph  # prepared, on the CPU
-    chain: Chain | None  # on the CPU; None if the model is no chain
+    chain: _Chain | None  # on the CPU; None if the model is no chain
     problem: str | None
     classes: Tensor  # int64 [N], of the model on its own device; -1 with a problem
     observation: Any  # of the model on the CPU; None with a problem
 
     def fields(self, command: str) -> dict[str, Any]:
         """Return the fields of a record that name the model, the data and the command."""
-        return record_fields(self.model, self.graph, self.original, command)
+        return _record_fields(self.model, self.graph, self.original, command)
 
 
 def _subject(model: nn.Module, data: Any) -> _Subject:
@@ -105,7 +110,7 @@ def _subject(model: nn.Module, data: Any) -> _Subject:
     return _Subject(model, original, graph, near, chain, problem, classes, observation)
 
 
-def _chain_of(model: Any, graph: Graph) -> Chain | str:
+def _chain_of(model: Any, graph: Graph) -> _Chain | str:
     """Return a model in evaluation mode as a chain, or why it is none."""
     if graph.features is None:
         return "the graph has no features"
@@ -116,9 +121,9 @@ def _chain_of(model: Any, graph: Graph) -> Chain | str:
     if body_of(model) != "layers":
         if "torch_geometric.nn" not in sys.modules:  # then no layer is PyG's
             return "only GAT, GATv2 and models of PyG's GATConv and GATv2Conv are followed"
-        from fgai.certificates.traced import trace
+        from fgai.certificates.traced import _trace
 
-        return trace(model, graph)
+        return _trace(model, graph)
     if (alteration := find_alteration(model)) is not None:
         return f"{alteration}; only GAT and GATv2 as they are can be followed"
     if model.guard is not None:
@@ -127,10 +132,10 @@ def _chain_of(model: Any, graph: Graph) -> Chain | str:
         return "only node-level read-outs are followed"
     layers = list(model.convs)
     between: list[list[nn.Module]] = [[nn.ELU()] for _ in layers[1:]]
-    return Chain([f"convs.{index}" for index in range(len(layers))], layers, [[], *between, []])
+    return _Chain([f"convs.{index}" for index in range(len(layers))], layers, [[], *between, []])
 
 
-def _problem(model: nn.Module, chain: Chain, graph: Graph) -> str | None:
+def _problem(model: nn.Module, chain: _Chain, graph: Graph) -> str | None:
     """Say why nothing can be certified about a chain; None if it can."""
     if not all(weight.dtype in PRECISE for weight in model.parameters()):
         return "weights of less than float32 round too coarsely; use model.float()"
@@ -142,7 +147,7 @@ def _problem(model: nn.Module, chain: Chain, graph: Graph) -> str | None:
         return None
     assert graph.features is not None
     precise = graph.replace(features=graph.features.to("cpu", torch.float64))
-    if not same_outputs(duplicate(model).double(), copy.deepcopy(chain).double(), precise):
+    if not _same_outputs(duplicate(model).double(), copy.deepcopy(chain).double(), precise):
         return "its layers, put together again, give something else than the model"
     return None
 
@@ -169,7 +174,7 @@ class LayerOrder:
         certified: bool [N], the top-k among old neighbours provably stays; None where unknown.
     """
 
-    LAYOUT: ClassVar[Any] = _OrderLayout
+    LAYOUT: ClassVar[Any] = list[_OrderLayout]
 
     name: str
     status: str
@@ -178,13 +183,13 @@ class LayerOrder:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; the array is packed."""
-        return {**vars(self), "certified": pack_tensor(self.certified)}
+        return {**vars(self), "certified": _pack_tensor(self.certified)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
         check(values, _OrderLayout, "a layer")
-        certified = unpack_tensor(values["certified"], "certified of a layer", BOOL, 1)
+        certified = _unpack_tensor(values["certified"], "certified of a layer", BOOL, 1)
         return cls(**{**values, "certified": certified})
 
 
@@ -227,14 +232,14 @@ class InjectionCertificate(_Certificate):
 
     def share(self, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, whose class is certified."""
-        return share_of(self.certified, nodes)
+        return _share_of(self.certified, nodes)
 
     def order_share(self, layer: int, nodes: Tensor | None = None) -> float | None:
         """Share of the nodes with more than k neighbours whose top-k is certified; None where unknown."""
         certified, counted = self.layers[layer].certified, self.degree > self.k
         if nodes is not None:
             counted &= nodes.to(counted.device)
-        return None if certified is None else share_of(certified, counted)
+        return None if certified is None else _share_of(certified, counted)
 
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
@@ -268,8 +273,7 @@ class InjectionCertificate(_Certificate):
             raise CheckpointError("neighbours or k of the record is out of range")
 
 
-PIECES = 8
-"""Pieces of the interval of a destination's score."""
+PIECES = 8  # pieces of the interval of a destination's score
 
 
 @typed
@@ -333,7 +337,7 @@ def certify_injection(
     )
 
 
-def _first_layer_orders(model: nn.Module, graph: Graph, chain: Chain | None) -> list[LayerOrder]:
+def _first_layer_orders(model: nn.Module, graph: Graph, chain: _Chain | None) -> list[LayerOrder]:
     """Return the order of each layer: invariant, with all nodes certified, or unknown."""
     reasons = invariant_layers(model, graph)
     if chain is not None and set(chain.names) == set(reasons):
@@ -407,7 +411,7 @@ class _InjectionBounds:
         if own.values is None:
             return first_layer_output(layer, limits, scores, own.low, self.adjacency, self.neighbours)
         ends = (others.low, others.high), (own.low, own.high), (limits.low, limits.high)
-        low, high = mean_bounds(self.adjacency, scores, *ends, self.neighbours)
+        low, high = _mean_bounds(self.adjacency, scores, *ends, self.neighbours)
         return StateBounds(layer.join(low), layer.join(high))
 
     def certified_classes(self) -> Tensor:
@@ -480,7 +484,7 @@ class _InjectionBounds:
             gap, size = low[first] - high[second], low[first].abs() + high[second].abs()
             return torch.where(gap > 0, slope * gap, gap).sum(1) > ROUNDING * size.sum(1)
 
-        stays = lost_members(self.adjacency.rowptr, members, k, ahead) == 0
+        stays = _lost_members(self.adjacency.rowptr, members, k, ahead) == 0
         return LayerOrder(name, "bound", why, stays & precise)
 
     def imprecise_nodes(self, subject: _Subject) -> Tensor:

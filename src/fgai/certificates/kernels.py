@@ -1,9 +1,8 @@
 """Compiled loops over the rows of a graph, in float64: dual norms, and weighted means over intervals.
 
-A perturbation δ of a node's attention moves a linear quantity by `Σ_j δ_j z_j`. Over a ball of radius R the
-most it can move is `R · ‖(z_j)_j‖_dual`: the dual of l1 is the maximum over neighbours, of l2 the Euclidean
-norm, of linf the sum. They are computed without an edges × classes tensor. `index` [E] is the row of
-`values` [M, H, C] that each edge reads.
+A perturbation δ of a node's attention in a ball of radius R moves `Σ_j δ_j z_j` by at most
+`R · ‖(z_j)_j‖_dual`: the maximum over neighbours for l1, the Euclidean norm for l2, the sum for linf; no
+edges × classes tensor is needed. `index` [E] is the row of `values` [M, H, C] that each edge reads.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fgai.topk import NORMS
 _BLOCKS = 8  # of rows per thread: several, so that no thread waits long for a block of hubs
 
 
-def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
+def _channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
     """Return the dual norm over the edges into each node, by channel: float64 [N, H, C], 0 without edges.
 
     out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual
@@ -36,7 +35,7 @@ def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> T
     return out.view(-1, *values.shape[1:])
 
 
-def linear_norms(
+def _linear_norms(
     rowptr: Tensor, index: Tensor, values: Tensor, slope: Tensor, weight: Tensor, norm: str
 ) -> Tensor:
     """Return how far one unit of radius, in every head, can move linear functions of a node's state [N, F].
@@ -48,7 +47,7 @@ def linear_norms(
     return out
 
 
-def class_norms(
+def _class_norms(
     rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor, norm: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return how far one unit of radius, in every head at once, can move the logits of each node.
@@ -64,7 +63,7 @@ def class_norms(
     return margin, spread, total
 
 
-def value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
+def _value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
     """Return the range of the values of a node's neighbours [N, H, C], 0 without edges.
 
     With `top` [N] that of the neighbours' margins of the top class, `z[h, top(i)] - z[h, c]`.
@@ -75,7 +74,7 @@ def value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | Non
     return out
 
 
-def margin_gains(
+def _margin_gains(
     rowptr: Tensor, index: Tensor, weight: Tensor, radius: Tensor, growth: Tensor, change: Tensor, top: Tensor
 ) -> Tensor:
     """Return the most that moving values and weights adds to a class's margin over the top one [N, H, C].
@@ -90,7 +89,7 @@ def margin_gains(
     return out
 
 
-def mean_bounds(
+def _mean_bounds(
     adjacency: Adjacency,
     scores: _ScoreBounds,
     values: tuple[Tensor, Tensor],
@@ -112,7 +111,7 @@ def mean_bounds(
     return ends[0], ends[1]
 
 
-def lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def _lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Count the members of each node's top-k, bool [E], that another neighbour may overtake, float64 [N].
 
     `ahead` says of edges [M] whether they stay ahead of others [M] of the same node, bool [M].

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from torch.autograd.function import BackwardCFunction
 from fgai.attention import LayerAttention, LayerRun, Observation, evaluating, observe
 from fgai.bounds.steps import batch_norm_map
 from fgai.certificates.integrity import _layer_values, find_alteration
-from fgai.certificates.kernels import channel_norms, class_norms
+from fgai.certificates.kernels import _channel_norms, _class_norms
 from fgai.certificates.linearity import _changed_constant, _track_linearity
 from fgai.certificates.record import BOUND, EXACT, Prediction
 from fgai.models import AttentionLayer, body_of
@@ -39,8 +40,7 @@ PROBES = (1.0, 1 / 64, 1024.0)
 """Sizes of the random perturbations in the test of a read-out; attentions are never more than 2 apart."""
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 """Type → rounding of a change of the logits: relative to what was summed, and to the logits."""
-SMALLEST = 5e-324
-"""Radius of a node that is certified at radius 0 and no further."""
+SMALLEST = 5e-324  # radius of a node that is certified at radius 0 and no further
 _BOUNDS = (BOUND,) * 3
 _AGAIN = 1e-3  # difference between float32 and float64 logits, relative to what is summed
 _BLOCK = 1 << 15  # edges per block: about 100 MB
@@ -77,7 +77,8 @@ def _trivial_change(logits: Tensor) -> Tensor:
     return 1 - logits.detach().cpu().double().softmax(1).amin(1)
 
 
-class _LinearReadOut(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _LinearReadOut:
     """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i."""
 
     values: Tensor  # z [M, H, C], weighted as in the read-out: 1/H for an average
@@ -92,10 +93,10 @@ def _node_prediction(
     norm: str,
     batch: Tensor | None = None,
 ) -> Prediction:
-    """Certify every node of a linear read-out, or the mean over each graph of `batch`; see `class_norms`."""
+    """Certify every node of a linear read-out, or the mean over each graph of `batch`; see `_class_norms`."""
     top, lead = _top_and_margins(logits)
     tops = top if batch is None else top[batch]
-    rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, tops, norm)
+    rate, spread, total = _class_norms(rowptr, read_out.index, read_out.values, tops, norm)
     exact, rows = norm == "l1" and read_out.values.shape[1] == 1, "nodes"
     reason = "the logits are linear in this layer's attention"
     if batch is not None:
@@ -249,7 +250,7 @@ def _link_or_graph_prediction(
         reason = f"{alteration}; links and graphs are certified for fgai's models as they are"
     elif run is None or run.output is None:
         reason = "which layer ran last cannot be determined"
-    elif run.layer.heads > 1 and run.layer.concat:
+    elif isinstance(run.layer, AttentionLayer) and run.layer.heads > 1 and run.layer.concat:
         reason = "the last attention layer concatenates its heads"
     elif pairs is None and task.linear_read_out != "mean":
         reason = f"how {task.rows_are} follow from the last attention layer is not known"
@@ -283,15 +284,13 @@ def _link_prediction(
 ) -> Prediction:
     """Bound the change of scores `s = ⟨h_u, h_v⟩` with `h = b + Σ_e w_e z_e`, both ends perturbed.
 
-        |Δs| ≤ R (a_u + a_v) + R² A_u A_v,
-        a_u = Σ_h ‖(⟨z_eh, h_v⟩)_e‖_dual,   A_u = Σ_h ‖(‖z_eh‖₂)_e‖_dual   over the edges e into u,
+        |Δs| ≤ R (a_u + a_v) + R² A_u A_v,   a_u = Σ_h ‖(⟨z_eh, h_v⟩)_e‖_dual,   A_u = Σ_h ‖(‖z_eh‖₂)_e‖_dual
 
-    the last term by Cauchy-Schwarz. The class is safe below the positive root of
-    `R² A_u A_v + R (a_u + a_v) = |s|`. `states` [N, D] are h; `pairs` [2, L] are u and v, which differ.
+    over the edges e into u. `states` [N, D] are h, `pairs` [2, L] u and v.
     """
     score = logits.detach().cpu().double().diff(dim=1).squeeze(1)
     sizes = read_out.values.norm(dim=2, keepdim=True)
-    size = channel_norms(rowptr, read_out.index, sizes, norm)[:, :, 0].sum(1)
+    size = _channel_norms(rowptr, read_out.index, sizes, norm)[:, :, 0].sum(1)
     first = _pair_norms(read_out, rowptr, states, pairs, norm)
     first = first + _pair_norms(read_out, rowptr, states, pairs.flip(0), norm)
     second = size[pairs[0]] * size[pairs[1]]
@@ -318,7 +317,7 @@ def _pair_norms(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs:
     edges = torch.arange(len(pair))
     edge = edges - pointers[pair] + rowptr[pairs[0]][pair]
     along = torch.einsum("ehd,ed->eh", read_out.values[read_out.index[edge]], states[pairs[1]][pair])
-    return channel_norms(pointers, edges, along[:, :, None], norm)[:, :, 0].sum(1)
+    return _channel_norms(pointers, edges, along[:, :, None], norm)[:, :, 0].sum(1)
 
 
 class _ReluReadOut(NamedTuple):
@@ -335,7 +334,7 @@ class _ReluReadOut(NamedTuple):
 
 
 class _Rates(NamedTuple):
-    """Effect of one unit of radius to first order: on p1, p2, class margins, differences and all logits."""
+    """Effect of one unit of radius to first order on p1, p2, class margins, differences and all logits."""
 
     first: Tensor
     second: Tensor
@@ -420,12 +419,12 @@ def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str)
         rows = torch.repeat_interleave(torch.arange(start, stop), pointers.diff())
         own = torch.arange(source.numel())
         moved = skip[source] + (ahead[source] * on1[rows][:, None]) @ read_out.B.T
-        second[start:stop] = channel_norms(pointers, own, moved, norm).sum(1)
+        second[start:stop] = _channel_norms(pointers, own, moved, norm).sum(1)
         effective = (moved * on2[rows][:, None]) @ read_out.A.T
-        margin[start:stop], spread[start:stop], total[start:stop] = class_norms(
+        margin[start:stop], spread[start:stop], total[start:stop] = _class_norms(
             pointers, own, effective, top[start:stop], norm
         )
-    first = channel_norms(rowptr, read_out.source, ahead, norm).sum(1)
+    first = _channel_norms(rowptr, read_out.source, ahead, norm).sum(1)
     return _Rates(first, second, margin, spread, total)
 
 

@@ -1,11 +1,9 @@
 """Is the output linear in a tensor? Tracked through a forward pass, operation by operation.
 
-Autograd does not see `detach`, a comparison or a branch. Here every operation that PyTorch runs is seen,
-whoever calls it. A tensor is tracked if an operation computed it from a tracked one. If all operations on
-tracked tensors are sums, products with something untracked, and moves of numbers, the output is linear.
-Reading a number out of a tracked tensor, to branch on it or to compute elsewhere, is a violation. Operations
-that are not seen, as in another thread, show in a second run from another start: everything untracked must
-have the same values in both (`_changed_constant`).
+A tensor is tracked if an operation computed it from a tracked one. If all operations on tracked tensors are
+sums, products with something untracked, and moves of numbers, the output is linear; to read a number out is a
+violation. Operations out of sight, as in another thread, show in a second run from another start: everything
+untracked must have the same values in both (`_changed_constant`).
 """
 
 from __future__ import annotations
@@ -45,10 +43,8 @@ _READERS = "numpy __array__ tolist data_ptr __dlpack__ untyped_storage storage"
 _EXITS = frozenset(f"{_READERS} __reduce_ex__ __repr__ __format__ __deepcopy__".split())
 """Methods that read numbers out of a tensor without an operation."""
 _TYPES = (torch.float32, torch.float64)
-SAMPLE = 64
-"""Entries of a constant that are compared one by one, about as many."""
-AGAIN = 1e-4
-"""Relative change of constants computed again, by the order of sums on a GPU."""
+SAMPLE = 64  # entries of a constant that are compared one by one, about as many
+AGAIN = 1e-4  # relative change of constants computed again, by the order of sums on a GPU
 
 # mypy: disable-error-code="no-untyped-call"
 

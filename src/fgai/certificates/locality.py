@@ -1,12 +1,9 @@
 """Do nodes affect each other along edges alone? Tracked number by number through a forward pass.
 
-New nodes without outgoing edges are added to a graph, and every number that depends on them is marked: their
-features, the sources of the edges into them, values on those edges, and the rows that exist because of them.
-Every operation PyTorch runs, whoever calls it, propagates marks: a product to rows and columns, a sum to its
-result, a gather from the positions it reads, a scatter to those it writes. An unknown operation marks all of
-its results. If no row of an old node is marked at the end, no new node without outgoing edges can change it.
-The number of nodes must not matter either: runs with more and with fewer new nodes must call the same
-operations with the same numbers.
+Every number that depends on new nodes without outgoing edges is marked, and every operation PyTorch runs,
+whoever calls it, propagates marks; an unknown one marks all of its results. If no row of an old node is
+marked at the end, no such node can change it. The number of nodes must not matter either: runs with more and
+with fewer new nodes must call the same operations with the same numbers.
 """
 
 from __future__ import annotations
@@ -208,8 +205,7 @@ _PURE_MOVES = frozenset(["cat", "stack", "clone", "index", "index_select"])
 """Operations that move numbers without changing any."""
 _POSITIONS = {"select": "index", "slice": "start", "roll": "shifts"}
 """Name of an operation → its argument with the positions that are read; the same in every graph."""
-DENSE_BELOW = 64
-"""Numbers per entry of sparse features up to which dense ones are used instead."""
+DENSE_BELOW = 64  # numbers per entry of sparse features up to which dense ones are used instead
 
 
 @dataclass

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fgai.certificates.base import _Certificate, pack_tensor, unpack_tensor
+from fgai.certificates.base import _Certificate, _pack_tensor, _unpack_tensor
 from fgai.checks import at_least, one_of
 from fgai.errors import CheckpointError, InputError
 from fgai.files import check, check_items
@@ -113,7 +113,7 @@ class LayerCertificate:
             None in older records.
     """
 
-    LAYOUT: ClassVar[Any] = _LayerLayout
+    LAYOUT: ClassVar[Any] = list[_LayerLayout]
 
     name: str
     heads: int
@@ -192,7 +192,7 @@ class LayerCertificate:
             "k": self.k,
             "sharpness": plain(self.sharpness),
             **{name: getattr(self.prediction, name) for name in _TEXTS},
-            "per_node": {name: pack_tensor(tensor) for name, tensor in arrays.items()},
+            "per_node": {name: _pack_tensor(tensor) for name, tensor in arrays.items()},
         }
 
     @classmethod
@@ -204,7 +204,7 @@ class LayerCertificate:
         check_items(values["per_node"], kinds, "per_node of a layer", required=required)
         arrays = values["per_node"]
         fields: dict[str, Any] = {
-            name: unpack_tensor(arrays.get(name), name, *shape) for name, shape in shapes.items()
+            name: _unpack_tensor(arrays.get(name), name, *shape) for name, shape in shapes.items()
         }
         prediction = {name: fields.pop(name) for name in _PREDICTION}
         prediction |= {name: values.get(name, UNKNOWN) for name in _TEXTS}

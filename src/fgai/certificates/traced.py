@@ -1,10 +1,9 @@
 """A user's model of PyG's layers as a `Chain`: traced by `torch.fx`, or refused with a reason.
 
-The model runs with symbols in place of features and edges. A branch on a feature, on an edge or on the number
-of nodes cannot run with symbols, so the operations of the trace are those of every graph. They must be
-`GATConv` or `GATv2Conv` layers on the model's own edges, one after the other, and between them only steps
+The model runs with symbols in place of features and edges, so the operations of the trace are those of every
+graph: `GATConv` or `GATv2Conv` layers on the model's own edges, one after the other, and between them steps
 that `fgai.bounds.steps` bounds. A branch on the type of a symbol shows in a run on the graph, and what FX
-does not see, as a function that was replaced in PyG, in a comparison in float64 (`fgai.certificates.chain`).
+does not see in a comparison in float64 (`fgai.certificates.chain`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from fgai.attention.interface import Wrapped, uncompiled
 from fgai.attention.limits import _ClipOutput
 from fgai.attention.pyg import PYG_MAPS
 from fgai.bounds.steps import ACTIVATIONS
-from fgai.certificates.chain import Chain
+from fgai.certificates.chain import _Chain
 from fgai.certificates.integrity import _module_alteration
 from fgai.certificates.linearity import _changed_constant, _track_linearity
 from fgai.graph import Graph
@@ -53,7 +52,7 @@ class _NotAChainError(Exception):
     """A model that is no chain; the text is the reason."""
 
 
-def trace(model: nn.Module, graph: Graph) -> Chain | str:
+def _trace(model: nn.Module, graph: Graph) -> _Chain | str:
     """Return a model as a chain, or why it is none; it is left as it was."""
     try:
         return _ChainBuilder(model).chain(graph)
@@ -109,7 +108,7 @@ class _ChainBuilder:
         self.steps: list[list[nn.Module]] = [[]]
         self.log_softmax = False
 
-    def chain(self, graph: Graph) -> Chain:
+    def chain(self, graph: Graph) -> _Chain:
         """Return the chain, after a run with symbols and one on the graph with the same operations."""
         trace = self._traced()
         unused: set[fx.Node] = set()
@@ -136,7 +135,7 @@ class _ChainBuilder:
             raise _NotAChainError("some layers add self-loops and others do not")
         self._require_same_operations(trace, graph)
         loops = any(self.loops)
-        return Chain(self.names, self.layers, self.steps, loops=loops, log_softmax=self.log_softmax)
+        return _Chain(self.names, self.layers, self.steps, loops=loops, log_softmax=self.log_softmax)
 
     def _traced(self) -> fx.Graph:
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
@@ -260,10 +259,10 @@ def _copy_step(step: Any, name: str) -> nn.Module:
         linear: nn.Linear = nn.utils.skip_init(nn.Linear, *reversed(weight.shape), bias=bias is not None)
         linear.weight, linear.bias = weight, bias
         return linear
-    step = copy.deepcopy(step)
-    if isinstance(step, tuple(ACTIVATIONS)):
-        step.inplace = False
-    return step
+    own: nn.Module = copy.deepcopy(step)
+    if isinstance(own, nn.ReLU | nn.ELU | nn.LeakyReLU):
+        own.inplace = False
+    return own
 
 
 def _layer_problem(layer: Any) -> str | None:

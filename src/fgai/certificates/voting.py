@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot, pad
 
 from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.attention.interface import originals, uncompiled
-from fgai.certificates.base import _Certificate, record_fields, share_of
+from fgai.certificates.base import _Certificate, _record_fields, _share_of
 from fgai.certificates.locality import _find_dependence
 from fgai.checks import fraction, whole
 from fgai.checks import seed as check_seed
@@ -40,12 +40,9 @@ VOTING_PROMISE = (
     "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
     " as it is, and this share of the groups of neighbours that explain it."
 )
-PROBES = ((1, 1.0), (3, 1e6))
-"""Number of new nodes in each test of locality, and the size of their features."""
-PROBE_NEIGHBOURS = 16
-"""Largest number of neighbours of each."""
-_SAME = 1e-5
-"""Rounding of logits, relative to the largest."""
+PROBES = ((1, 1.0), (3, 1e6))  # number of new nodes in each test of locality, and the size of their features
+PROBE_NEIGHBOURS = 16  # largest number of neighbours of each
+_SAME = 1e-5  # rounding of logits, relative to the largest
 
 
 @typed
@@ -87,12 +84,12 @@ class VotingCertificate(_Certificate):
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, that withstand so many injected nodes."""
         whole(injected, "injected", 0)
-        return share_of(self.node_radius >= injected, nodes)
+        return _share_of(self.node_radius >= injected, nodes)
 
     def certified_accuracy(self, injected: int, y: Tensor, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, that are right and withstand so many injected nodes."""
         whole(injected, "injected", 0)
-        return share_of((self.node_radius >= injected) & (self.classes == y.to(self.classes.device)), nodes)
+        return _share_of((self.node_radius >= injected) & (self.classes == y.to(self.classes.device)), nodes)
 
     def top(self, k: int = 5) -> Tensor:
         """Return the groups of each node's explanation, int64 [N, k]: the k largest scores; -1 for none."""
@@ -192,7 +189,7 @@ def vote(
         scores=scores.masked_fill(without_neighbour, torch.nan).float(),
         group=group,
         seconds=perf_counter() - began,
-        **record_fields(own, graph, graph, "fgai.vote"),
+        **_record_fields(own, graph, graph, "fgai.vote"),
     )
 
 
