@@ -53,7 +53,7 @@ class Range:
         box = cls(low, high)
         if not with_norm:
             return box
-        norms = box.distance(torch.clamp(rows[::every] if shrink else rows, low, high))
+        norms = box.norm(torch.clamp(rows[::every] if shrink else rows, low, high) - box.middle)
         return cls(low, high, largest(norms, shrink) * (1 + SLACK))
 
     @cached_property
@@ -70,10 +70,6 @@ class Range:
     def max_abs(self) -> Tensor:
         """Largest absolute value in the range [...]."""
         return torch.maximum(self.low.abs(), self.high.abs())
-
-    def distance(self, rows: Tensor) -> Tensor:
-        """Return the norm [N] of rows [N, ...] seen from the middle."""
-        return self.norm(rows - self.middle)
 
     def norm(self, difference: Tensor) -> Tensor:
         """Return the norm [N] of differences [N, ...] in units of half the range; of width 0 none counts."""
@@ -250,7 +246,7 @@ class _ClippedValues:
         self.shrinkage = low.new_zeros(low.shape[0], 1)  # largest share by which rows move to the middle
         if limits.radius is not None:
             middle = limits.middle
-            norms = limits.distance(middle + _maximum((low - middle).abs(), (high - middle).abs()))
+            norms = limits.norm(middle + _maximum((low - middle).abs(), (high - middle).abs()) - middle)
             self.shrinkage = (1 - limits.radius / norms).clamp(min=0)[:, None]
         ends = _shrink(low, high, limits.middle, self.shrinkage[:, :, None])
         clipped = limits.clip((raw[0] + raw[1]) / 2)

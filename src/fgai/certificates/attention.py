@@ -114,8 +114,8 @@ def certify_radii(
 ) -> list[CertificateRecord]:
     """Return one record per radius from one pass of each model; `settings` are fields of the records.
 
-    Only if `complete` do records have what Definition 1 does not need: class radii of hidden layers beyond
-    the record's own radius, and the bound of the top-k while every head moves.
+    Only if `complete` do records have class radii of hidden layers beyond the record's own radius, and the
+    bound of the top-k while every head moves: Definition 1 does not need them.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")

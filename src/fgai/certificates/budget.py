@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fgai.bounds.intervals import LayerBounds
-from fgai.certificates.base import BOOL, _Certificate
+from fgai.certificates.base import BOOL, _Certificate, _record_fields
 from fgai.certificates.injection import _InjectionBounds, _subject
 from fgai.checks import mask, whole
 from fgai.errors import InputError
@@ -170,7 +170,7 @@ def certify_budget(
         reason=reason,
         known=subject.problem is None,
         seconds=perf_counter() - began,
-        **subject.fields("fgai.certify_budget"),
+        **_record_fields(subject.model, graph, subject.original, "fgai.certify_budget"),
     )
 
 

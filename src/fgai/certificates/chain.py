@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +34,8 @@ class _Chain(nn.Module):
     ) -> None:
         super().__init__()
         self.names, self.loops, self.log_softmax = names, loops, log_softmax
+        self.layers, self.steps = layers, steps
         self._layers, self._steps = nn.ModuleList(layers), nn.ModuleList(map(nn.ModuleList, steps))
-
-    @property
-    def layers(self) -> list[AttentionLayer]:
-        """The attention layers."""
-        return list(cast(Any, self._layers))
-
-    @property
-    def steps(self) -> list[list[nn.Module]]:
-        """The steps before each layer, and after the last."""
-        return [list(cast(nn.ModuleList, part)) for part in self._steps]
 
     def adjacency(self, graph: Graph) -> Adjacency:
         """Return the edges that the layers use."""

@@ -86,10 +86,6 @@ class _Subject:
     classes: Tensor  # int64 [N], of the model on its own device; -1 with a problem
     observation: Any  # of the model on the CPU; None with a problem
 
-    def fields(self, command: str) -> dict[str, Any]:
-        """Return the fields of a record that name the model, the data and the command."""
-        return _record_fields(self.model, self.graph, self.original, command)
-
 
 def _subject(model: nn.Module, data: Any) -> _Subject:
     """Read a model as a chain of layers; it is left as it was."""
@@ -333,7 +329,7 @@ def certify_injection(
         known=subject.problem is None,
         layers=tuple(orders),
         seconds=perf_counter() - began,
-        **subject.fields("fgai.certify_injection"),
+        **_record_fields(subject.model, graph, subject.original, "fgai.certify_injection"),
     )
 
 
