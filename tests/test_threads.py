@@ -18,7 +18,7 @@ import fgai
 from fgai.attacks import Budget, PGDInjection, Threat
 from fgai.attention import evaluating, record
 from fgai.attention.limits import counting
-from fgai.certificates.traced import _ChainBuilder, trace
+from fgai.certificates.traced import _ChainBuilder, _trace
 from fgai.errors import ReliabilityWarning, collect_warnings, warn
 from fgai.models import AttentionLayer
 from support import attack_cases as cases
@@ -109,10 +109,10 @@ class Meanwhile(nn.Module):
 
 def test_modules_of_other_threads_run_while_a_model_is_traced() -> None:
     graph, traced = cases.tiny_graph(), Meanwhile()
-    assert not isinstance(trace(traced, graph), str)
+    assert not isinstance(_trace(traced, graph), str)
     answers = _ChainBuilder(
         traced
-    ).root.model.answers  # of a copy; the passes of `trace` had copies of their own
+    ).root.model.answers  # of a copy; the passes of `_trace` had copies of their own
     assert answers == traced.answers == []
     reader = _ChainBuilder(traced)
     reader._traced()

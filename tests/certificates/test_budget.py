@@ -18,7 +18,7 @@ from torch_geometric.nn import GATConv
 import fgai
 from fgai.attention import call_model, entry_limits, prepared
 from fgai.certificates import BudgetCertificate, certify_budget, certify_injection
-from fgai.certificates.linear_program import _coverable, _dual_bound, _levels, _max_covered
+from fgai.certificates.budget import _coverable, _dual_bound, _levels, _max_covered
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.models import GAT, GCN, GT, GATv2

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fgai.certificates.kernels import channel_norms, class_norms, margin_gains, value_range
-from fgai.certificates.layer import (
-    LayerCertificate,
-    Prediction,
+from fgai.certificates.kernels import _channel_norms, _class_norms, _margin_gains, _value_range
+from fgai.certificates.linear import (
     _crossing_radius,
+    _LinearReadOut,
+    _node_prediction,
     _probability_change,
     _trivial_change,
 )
-from fgai.certificates.linear import _LinearReadOut, _node_prediction
+from fgai.certificates.record import LayerCertificate, Prediction
 from fgai.errors import InputError
 from fgai.topk import overlap, swap_costs, topk_mask
 from support.certify_cases import NORMS, cheapest_swap, least_norm, swap
@@ -170,12 +170,12 @@ def test_kernels_equal_dense_loops(seed: int, norm: str) -> None:
     index = torch.randint(0, nodes, (9,), generator=generator)
     z = torch.randn(nodes, heads, classes, generator=generator, dtype=torch.float64)
     top = torch.randint(0, classes, (4,), generator=generator)
-    margin, spread, total = class_norms(rowptr, index, z, top, norm)
-    channels = channel_norms(rowptr, index, z, norm)
-    apart, between = value_range(rowptr, index, z), value_range(rowptr, index, z, top)
+    margin, spread, total = _class_norms(rowptr, index, z, top, norm)
+    channels = _channel_norms(rowptr, index, z, norm)
+    apart, between = _value_range(rowptr, index, z), _value_range(rowptr, index, z, top)
     w, r = torch.rand(9, heads, generator=generator), torch.rand(z.shape, generator=generator)
     growth, change = 1 + torch.rand(4, heads, generator=generator), torch.rand(4, heads, generator=generator)
-    mixed = margin_gains(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
+    mixed = _margin_gains(rowptr, index, w, r, growth, change, torch.where(torch.arange(4) == 2, -1, top))
     assert float(mixed[2].abs().max()) == 0
     for i, (start, stop) in enumerate(itertools.pairwise(rowptr.tolist())):
         rows, t = z[index[start:stop]], int(top[i])
@@ -220,12 +220,11 @@ def test_few_neighbours_are_trivial_and_not_counted() -> None:
     values, rowptr = attention([0, 1, 3, 7], seed=1)
     layer = layer_of(values, rowptr, 3, "l1")
     assert layer.counted.tolist() == [False, False, False, True]
-    assert layer.trivial_share == 0.75
     assert layer.topk_radius[:3].tolist() == [math.inf] * 3
     assert layer.beta2(100.0)[:3].tolist() == [1.0] * 3
     everything = layer_of(values, rowptr, None, "l1")
-    assert everything.trivial_share == 1.0 and everything.beta2(5.0).tolist() == [1.0] * 4
-    assert everything.share("topk", 0.1) is None and everything.median(everything.topk_radius) is None
+    assert not bool(everything.counted.any()) and everything.beta2(5.0).tolist() == [1.0] * 4
+    assert everything.share("topk", 0.1) is None
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -234,7 +233,7 @@ def test_ties_count_as_lost_even_at_radius_zero(norm: str) -> None:
     layer = layer_of(values, rowptr, 2, norm)
     assert layer.topk_radius[0] == 0.0 and layer.topk_radius[1] > 0
     assert layer.beta2(0.0).tolist() == [0.5, 1.0]
-    assert layer.certified("topk", 0.0).tolist() == [False, True]  # type: ignore[union-attr]
+    assert layer.share("topk", 0.0) == 0.5
 
 
 @pytest.mark.parametrize(("norm", "whole"), [("l1", 2.0), ("l2", math.sqrt(2)), ("linf", 1.0)])
@@ -246,14 +245,11 @@ def test_overlap_has_a_floor_whatever_the_radius(norm: str, whole: float) -> Non
     torch.testing.assert_close(layer.beta2(1e6), floor)
 
 
-def test_overlap_radius_is_where_the_overlap_falls() -> None:
+def test_the_top_k_changes_at_its_radius() -> None:
     values, rowptr = attention([12, 8, 11], seed=5)
     layer = layer_of(values, rowptr, 5, "l1")
-    for beta in (1.0, 0.8, 0.6, 0.4, 0.2, 0.0):
-        border = layer.overlap_radius(beta)
-        for radius in (1e-3, 0.03, 0.3, 3.0):
-            held = layer.beta2(radius) >= beta - 1e-9
-            assert held.tolist() == (border > radius).tolist()
+    for radius in (1e-3, 0.03, 0.3, 3.0):
+        assert (layer.beta2(radius) == 1.0).tolist() == (layer.topk_radius > radius).tolist()
     assert layer.curve("topk", (1e-6, 2.0)) == [1.0, 0.0]
     assert layer.share("class", 0.1) is None
 
@@ -276,21 +272,7 @@ def test_class_radius_of_ties_and_of_classes_without_influence() -> None:
 def test_bad_questions_are_named(kind: str, radius: float, word: str) -> None:
     values, rowptr = attention([4, 5], seed=3)
     with pytest.raises(InputError, match=f"`{word}`"):
-        layer_of(values, rowptr, 3, "l1").certified(kind, radius)
-
-
-@pytest.mark.parametrize("beta", [1.4, -0.2, math.nan, math.inf, True, "1"])
-def test_an_overlap_is_between_zero_and_one(beta: float) -> None:
-    values, rowptr = attention([4, 5, 9], seed=3)
-    layer = layer_of(values, rowptr, 3, "l1")
-    for ask in (
-        lambda: layer.overlap_radius(beta),
-        lambda: layer.certified("topk", 0.1, beta),
-        lambda: layer.share("topk", 0.1, beta),
-        lambda: layer.curve("class", (0.1,), beta),
-    ):
-        with pytest.raises(InputError, match="`beta` must be between 0 and 1"):
-            ask()
+        layer_of(values, rowptr, 3, "l1").share(kind, radius)
 
 
 def test_a_size_of_the_explanation_is_a_whole_number() -> None:

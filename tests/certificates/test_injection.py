@@ -16,7 +16,7 @@ from fgai.attention import call_model, entry_limits, observe, prepared
 from fgai.bounds.intervals import StateBounds, _Ball, layer_ranges
 from fgai.bounds.scores import _ScoreBounds, _sectors
 from fgai.certificates import InjectionCertificate, certify_injection, invariant_layers
-from fgai.certificates.kernels import mean_bounds
+from fgai.certificates.kernels import _mean_bounds
 from fgai.errors import InputError
 from fgai.graph import Graph
 from fgai.metrics import overlap_per_node
@@ -135,7 +135,7 @@ def test_the_mean_over_intervals_is_the_brute_force_one() -> None:
     values = torch.randn(3, 1, 1, generator=generator, dtype=torch.float64)
     box = torch.tensor([[-2.0]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
     scores = _ScoreBounds(low, high, new[:, :, None], new)
-    least, most = mean_bounds(adjacency, scores, (values, values), (values, values), box, 1)
+    least, most = _mean_bounds(adjacency, scores, (values, values), (values, values), box, 1)
 
     def mean(scores: Tensor, said: Tensor) -> float:
         return float((scores.softmax(0) * said).sum())
@@ -154,7 +154,7 @@ def test_the_mean_over_intervals_is_the_brute_force_one() -> None:
     # What counts for a node itself may lie in other intervals than what it is to its neighbours.
     own = values - 0.5, values + 0.7
     scores = _ScoreBounds(low, low, new[:, :, None], new)
-    least, most = mean_bounds(adjacency, scores, (values, values), own, box, 0)
+    least, most = _mean_bounds(adjacency, scores, (values, values), own, box, 0)
     for ends, mine in ((least, own[0]), (most, own[1])):
         said = torch.where(neighbours == 0, mine[neighbours, 0, 0], values[neighbours, 0, 0])
         assert float(ends[0]) == pytest.approx(mean(low[edges, 0], said), abs=1e-7)
@@ -289,20 +289,3 @@ def test_invariant_layers_are_named_for_models_without_limits_too() -> None:
         assert found.layers[1].status == "unknown" and found.order_share(1) is None
         model.register_forward_hook(lambda module, inputs, output: output)
         assert set(invariant_layers(model, prepared(model, given)).values()) == {None}
-
-
-@pytest.mark.parametrize(("kind", "apart"), [(GAT, 0.15), (GATv2, 0.0)])
-def test_class_by_class_is_all_at_once(
-    kind: type[Any], apart: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Many nodes of many classes do not fit at once; in parts they are told the same."""
-    graph = graph_of("random")
-    model = model_of(kind, graph, 2, 0.5)
-    with torch.no_grad():
-        model.convs[-1].bias.mul_(apart)  # so that nodes are of several classes
-    whole = certify_injection(model, graph, where="direct")
-    monkeypatch.setattr("fgai.certificates.injection.MAX_MARGINS", 1)
-    parts = certify_injection(model, graph, where="direct")
-    assert len(whole.classes.unique()) > 1
-    assert 0 < int(whole.certified.sum()) < graph.num_nodes
-    assert torch.equal(whole.certified, parts.certified)

@@ -24,8 +24,7 @@ from fgai.attention.limits import SLACK, largest, ranges
 from fgai.models import AttentionLayer
 from fgai.sparse import Features
 
-ROUNDING = 1e-5
-"""Error of float32 arithmetic, relative to what is summed; a margin must be larger."""
+ROUNDING = 1e-5  # error of float32 arithmetic, relative to what is summed; a margin must be larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ class Range:
     def measure(
         cls, rows: Tensor, clip_share: float, shrink: float, *, every: int = 1, with_norm: bool = True
     ) -> Range:
-        """Measure the range of rows [N, ...] as `Limits.measure` does; gradients reach the rows at its ends.
+        """Measure the range of rows [N, ...] as `Limits.measure` does, with gradients.
 
         Quantiles are those of one row in `every`; the norm has a limit only `with_norm`.
         """
@@ -54,7 +53,7 @@ class Range:
         box = cls(low, high)
         if not with_norm:
             return box
-        norms = box.distance(torch.clamp(rows[::every] if shrink else rows, low, high))
+        norms = box.norm(torch.clamp(rows[::every] if shrink else rows, low, high) - box.middle)
         return cls(low, high, largest(norms, shrink) * (1 + SLACK))
 
     @cached_property
@@ -71,10 +70,6 @@ class Range:
     def max_abs(self) -> Tensor:
         """Largest absolute value in the range [...]."""
         return torch.maximum(self.low.abs(), self.high.abs())
-
-    def distance(self, rows: Tensor) -> Tensor:
-        """Return the norm [N] of rows [N, ...] seen from the middle."""
-        return self.norm(rows - self.middle)
 
     def norm(self, difference: Tensor) -> Tensor:
         """Return the norm [N] of differences [N, ...] in units of half the range; of width 0 none counts."""
@@ -94,9 +89,8 @@ class Range:
     def max_change(self, clipped: Tensor, change: Tensor) -> Tensor:
         """Bound how far rows, `clipped` now, move behind the limits if they move by `change` [N, ...] before.
 
-        Clipping to the range moves nothing further. In units of half the range, shrinking rows to the radius
-        r projects them on a ball. So a row moves by at most d, the norm of `change`, and a channel by at most
-        its own change and what the factor adds, `|y − middle| d / r`.
+        In units of half the range, limits project rows on a ball: a row moves by at most d, the norm of
+        `change`, a channel by at most its own change and what the factor adds, `|y − middle| d / radius`.
         """
         if self.radius is None:
             return change
@@ -222,10 +216,7 @@ class LayerBounds:
         return cls(low, high, source, destination, values)
 
     def margins(
-        self,
-        layer: AttentionLayer,
-        tops: slice = slice(None),
-        read_out: tuple[Tensor, Tensor] | None = None,
+        self, layer: AttentionLayer, tops: slice = slice(None), read_out: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
         """Bound `z_a − z_b + bias_a − bias_b` of every node from below [N, A, C], for classes a in `tops`.
 
@@ -255,7 +246,7 @@ class _ClippedValues:
         self.shrinkage = low.new_zeros(low.shape[0], 1)  # largest share by which rows move to the middle
         if limits.radius is not None:
             middle = limits.middle
-            norms = limits.distance(middle + _maximum((low - middle).abs(), (high - middle).abs()))
+            norms = limits.norm(middle + _maximum((low - middle).abs(), (high - middle).abs()) - middle)
             self.shrinkage = (1 - limits.radius / norms).clamp(min=0)[:, None]
         ends = _shrink(low, high, limits.middle, self.shrinkage[:, :, None])
         clipped = limits.clip((raw[0] + raw[1]) / 2)
@@ -268,8 +259,7 @@ class _ClippedValues:
     def linear(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return lower and upper bounds [N, F] of `value @ weight`, for weights g [H · C, F].
 
-        Linear in the input but for the limits: clipping lowers a value by at most `above`, and so its product
-        with a positive g by at most `g · above`; a row outside the radius moves towards the middle.
+        Clipping lowers a product with a positive g by at most `g · above`; shrinking moves it to the middle.
         """
         up, down = weight.clamp(min=0), weight.clamp(max=0)
         least, most = _products(self.low.flatten(1), self.high.flatten(1), up, down)
@@ -317,10 +307,7 @@ def _margin_map(layer: AttentionLayer, read_out: tuple[Tensor, Tensor]) -> tuple
 def _margin_rounding(
     layer: AttentionLayer, values: Tensor, read_out: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return the rounding [..., C, C] of margins of class a over b, from the largest |values| [..., C].
-
-    It is relative to the logits, not to their difference: they may have a large common offset.
-    """
+    """Return the rounding [..., C, C] of margins, relative to the largest logits, of |values| [..., C]."""
     size = values.detach()
     if layer.bias is not None:
         size = size + layer.bias.detach().abs()

@@ -42,10 +42,7 @@ COLLINEAR = 1 - 1e-7  # cosine beyond which two directions count as one: acos ha
 
 @dataclass(frozen=True, eq=False)
 class _ScoreBounds:
-    """Bounds of the scores of old edges, and of the score and margins of a new neighbour.
-
-    New neighbours are bounded sector by sector: none has both the highest score and the smallest margin.
-    """
+    """Bounds of the scores of old edges, and of score and margins of a new neighbour, sector by sector."""
 
     low: Tensor  # [E, H]
     high: Tensor  # [E, H]
@@ -134,10 +131,8 @@ def _relative_scores(
 ) -> Tensor:
     """Return the upper bound, or the lower one if `least`, of the score of a source's side x.
 
-    The destination's side d lies between the two ends `side`. Only differences between scores of one
-    destination matter. With f the leaky ReLU, `f(x + d) − f(level + d)` is monotone in d, so it is extreme at
-    an end, and d cancels where f has one slope. The result is that extreme plus `f(level + middle of d)`,
-    which all neighbours share, times the `weight` of the channel.
+    The destination's side d lies between the ends `side`. With f the leaky ReLU, `f(x + d) − f(level + d)` is
+    monotone in d, so it is extreme at an end; `f(level + middle of d)` is common to all neighbours.
     """
     factor = 1.0 if weight is None else weight
     if side[0] is side[1]:  # then the level cancels
@@ -223,8 +218,8 @@ def first_layer_output(
 ) -> StateBounds:
     """Bound the first layer's output [N, D] when nodes gain `neighbours` new ones, with values in `limits`.
 
-    `scores` of old edges are exact, `values` [N, H, C] are those of old nodes. New neighbours take the
-    attention `M = t e^s / (Z + t e^s)`, of which the share `mass_share` counts.
+    `values` [N, H, C] are those of old nodes. New neighbours take the attention `M = t e^s / (Z + t e^s)`, of
+    which the share `mass_share` counts.
     """
     ceiling = scores.new.amax(2)
     index = adjacency.destination[:, None].expand_as(scores.low)
@@ -277,9 +272,9 @@ def worst_margins(
 
         Σ_j min e^{s_j} (z_top − z_other)_j  /  Σ_j e^{s_j}
 
-    over old neighbours j and new ones, scores and values anywhere in their intervals; the class stays if all
-    margins are positive. It is the bound of `certify_injection`, with the destination's score at the middle
-    of its interval and limits measured in this pass: gradients reach the nodes at their ends.
+    over old neighbours j and new ones, scores and values anywhere in their intervals. It is the bound of
+    `certify_injection`, with the destination's score at the middle of its interval and limits measured in
+    this pass: gradients reach the nodes at their ends.
 
     Args:
         model: as `check_two_layers` requires; its own limits are not used.

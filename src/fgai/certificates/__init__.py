@@ -10,15 +10,17 @@ from fgai.certificates.injection import (
     certify_injection,
 )
 from fgai.certificates.integrity import POSITIONAL_CONDITION, invariant_layers
-from fgai.certificates.layer import RADII, LayerCertificate, Prediction
 from fgai.certificates.record import (
     ALL_FOUR,
     ARITHMETIC,
     EXPLANATION,
     PROMISE,
     PROPERTIES,
+    RADII,
     TABLE_RADII,
     CertificateRecord,
+    LayerCertificate,
+    Prediction,
     full_promise,
 )
 from fgai.certificates.voting import VOTING_PROMISE, VotingCertificate, vote

@@ -14,25 +14,21 @@ from torch import Tensor, nn
 
 from fgai.attention import LayerAttention, Observation, model_name, observe, prepared
 from fgai.attention.interface import originals
-from fgai.certificates.base import record_fields
+from fgai.certificates.base import PRECISE, _record_fields
 from fgai.certificates.hidden import _hidden_predictions
 from fgai.certificates.integrity import _rows_near, find_alteration
-from fgai.certificates.layer import UNKNOWN, LayerCertificate, Prediction, _trivial_change
-from fgai.certificates.linear import _linear_prediction, _link_or_graph_prediction
-from fgai.certificates.record import DIVERGENCES, CertificateRecord
-from fgai.certificates.relu import _relu_prediction
+from fgai.certificates.kernels import _lost_members
+from fgai.certificates.linear import _last_prediction, _trivial_change
+from fgai.certificates.record import DIVERGENCES, UNKNOWN, CertificateRecord, LayerCertificate, Prediction
 from fgai.checks import at_least, finite, fraction, one_of
 from fgai.divergence import tvd
 from fgai.errors import AttentionError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import as_graph
-from fgai.tasks import task_of
 from fgai.threads import with_gradients
 from fgai.topk import NORMS, check_k, overlap, swap_costs, topk_mask
 from fgai.typed import typed
-
-PRECISE = (torch.float32, torch.float64)
 
 
 @typed
@@ -52,8 +48,6 @@ def certify_attention(
 ) -> CertificateRecord:
     """Measure and certify the four properties of Definition 1, for every node and layer.
 
-    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if all four hold:
-
     1. same explanation: at least the share β of the vanilla model's top-k1 is in the model's (measured);
     2. stable explanation: at least the share β of the top-k2 stays while the explanation vector
        (`LayerAttention.explanation`, which `fgai.explain` shows) moves by at most R (exact);
@@ -61,12 +55,8 @@ def certify_attention(
     4. stable prediction: it changes by at most α while each head moves by at most R: exact, a bound or
        unknown.
 
-    Without `vanilla`, 1 and 3 are not measured. One layer is perturbed at a time, with the values that its
-    attention weighs fixed: this is no guarantee against injected nodes, see `certify_injection`. The record
-    also has the radius below which the class cannot change: exact where the logits are linear in the
-    attention (GAT, GATv2, PyG layers without a nonlinearity after the last one), a lower bound for the graph
-    transformer's last layer and for hidden layers of GAT and GATv2, else unknown; for links (dot product) a
-    lower bound, for graphs (mean of node logits) exact. docs/certificates.md has the proofs.
+    One layer is perturbed at a time, with the values that its attention weighs fixed: this is no guarantee
+    against injected nodes, see `certify_injection`. docs/certificates.md has the proofs.
 
     Args:
         model: fgai's or any PyG attention model; left as it was.
@@ -124,8 +114,8 @@ def certify_radii(
 ) -> list[CertificateRecord]:
     """Return one record per radius from one pass of each model; `settings` are fields of the records.
 
-    Only if `complete` do records have what Definition 1 does not need: class radii of hidden layers beyond
-    the record's own radius, and the bound of the top-k while every head moves.
+    Only if `complete` do records have class radii of hidden layers beyond the record's own radius, and the
+    bound of the top-k while every head moves: Definition 1 does not need them.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
@@ -141,14 +131,13 @@ def certify_radii(
         _explanation(layer, before, settings["k1"], settings["k2"], norm)
         for layer, before in zip(attention, references, strict=False)
     ]
-    trivial = _trivial_change(observation.logits)
     common = {
         **settings,
         **{f"alpha1_{space}": _distance(observation, reference, space) for space in DIVERGENCES},
         "compared": vanilla is not None,
         "pairs": None if graph.links is None else graph.links.pairs.cpu(),
         "batch": None if graph.batch is None else graph.batch.cpu(),
-        **record_fields(model, graph, original, "fgai.certify_attention"),
+        **_record_fields(model, graph, original, "fgai.certify_attention"),
     }
     forward = perf_counter() - began
     records = []
@@ -163,10 +152,12 @@ def certify_radii(
             for layer, prediction, beta2 in zip(explanations, predictions, heads, strict=True)
         )
         total = perf_counter() - began
-        seconds = {"forward": forward, "certificates": total - forward, "total": total}
-        some = None if last.class_radius is None else trivial
         record = CertificateRecord(
-            radius=float(radius), layers=layers, trivial_probabilities=some, seconds=seconds, **common
+            radius=float(radius),
+            layers=layers,
+            trivial_probabilities=None if last.class_radius is None else _trivial_change(observation.logits),
+            seconds={"forward": forward, "certificates": total - forward, "total": total},
+            **common,
         )
         records.append(record)
     return records
@@ -200,16 +191,6 @@ def _require_repeatable(model: nn.Module, observation: Observation) -> None:
     )
 
 
-def _last_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
-    task = task_of(observation.graph)
-    if getattr(model, "task", task.name) != task.name:
-        return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
-    if not task.row_per_node:
-        return _link_or_graph_prediction(model, observation, radius, norm)
-    relu = _relu_prediction(model, observation, radius, norm)
-    return _linear_prediction(model, observation, radius, norm) if relu is None else relu
-
-
 def _explanation(
     layer: LayerAttention, vanilla: LayerAttention | None, k1: int | None, k2: int | None, norm: str
 ) -> LayerCertificate:
@@ -239,43 +220,33 @@ def _explanation(
 def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: str) -> Tensor:
     """Certified overlap of the top-k [N] while every head of the layer moves by at most `radius`.
 
-    A member i stays if no other neighbour j overtakes it: Σ_h log(w_hi − a_h) > Σ_h log(w_hj + b_h) for the
-    worst a_h and b_h of each head. In l1, a_h + b_h = R, and the difference is least at an end: at a_h = R if
-    w_hj + R > w_hi, else at b_h = R. In linf both are R. An l2 ball lies in the linf ball of R and in the l1
-    ball of √2 R. Members are compared one by one, so for several of them it is a bound.
+    Members are compared one by one, so for several of them it is a bound.
     """
-    rowptr, ranks, w = layer.rowptr, layer.ranking().double(), layer.values.double()
-    degree = rowptr.diff()
-    kept = torch.ones(len(degree), dtype=torch.float64)
-    if k is None or not bool((degree > k).any()):
+    w, kept = layer.values.double(), torch.ones(layer.num_nodes, dtype=torch.float64)
+    if k is None:
         return kept
-    top = topk_mask(ranks, rowptr, k)
-    row = torch.repeat_interleave(torch.arange(len(degree)), degree)
-    members, sizes = top.nonzero().flatten(), degree.clamp(max=k)
-    first = sizes.cumsum(0) - sizes  # index of a node's first member
-    outside = (~top & (degree > k)[row]).nonzero().flatten()
-    lost = torch.zeros_like(kept)
-    for number in range(k):
-        member = members[first[row[outside]] + number]
-        gap = _least_gap(w[member], w[outside], radius, norm).nan_to_num(nan=-1.0)
-        least = torch.full_like(kept, torch.inf).scatter_reduce(0, row[outside], gap, "amin")
-        lost += ~(least > 0)
-    return kept - lost / k
+
+    def ahead(members: Tensor, others: Tensor) -> Tensor:
+        return _least_gap(w[members], w[others], radius, norm) > 0
+
+    top = topk_mask(layer.ranking().double(), layer.rowptr, k)
+    return kept - _lost_members(layer.rowptr, top, k, ahead) / k
 
 
 def _least_gap(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:
-    """Return the least Σ_h log(mine_h − a_h) − log(other_h + b_h) [M] over the ball of each head."""
+    """Return the least Σ_h log(mine_h − a_h) − log(other_h + b_h) [M] over the ball of each head.
 
-    def gap(low: Tensor, high: Tensor) -> Tensor:
-        return low.clamp(min=0).log() - high.log()
-
-    def in_l1(size: float) -> Tensor:
-        return torch.where(other + size > mine, gap(mine - size, other), gap(mine, other + size))
-
-    if norm == "l1":
-        return in_l1(radius).sum(-1)
-    in_linf = gap(mine - radius, other + radius)
-    return (in_linf if norm == "linf" else torch.maximum(in_linf, in_l1(math.sqrt(2) * radius))).sum(-1)
+    In l1, a_h + b_h = R, and the difference is least at an end: at a_h = R if other_h + R > mine_h, else at
+    b_h = R. In linf both are R. An l2 ball lies in the linf ball of R and in the l1 ball of √2 R.
+    """
+    in_linf = (mine - radius).clamp(min=0).log() - (other + radius).log()
+    if norm == "linf":
+        return in_linf.sum(-1)
+    size = radius if norm == "l1" else math.sqrt(2) * radius
+    at_mine = (mine - size).clamp(min=0).log() - other.log()
+    at_other = mine.clamp(min=0).log() - (other + size).log()
+    in_l1 = torch.where(other + size > mine, at_mine, at_other)
+    return (in_l1 if norm == "l1" else torch.maximum(in_linf, in_l1)).sum(-1)
 
 
 def _require_comparable(observation: Observation, other: Observation | None) -> None:

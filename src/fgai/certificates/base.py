@@ -16,18 +16,18 @@ from fgai.graph.fingerprint import fingerprint
 from fgai.records import PackedArray, TabledDocument, pack_array, plain, provenance, unpack_array
 from fgai.version import versions
 
-BOOL = "|u1"
-"""Type in a file of masks, as zeros and ones."""
+BOOL = "|u1"  # type in a file of masks, as zeros and ones
+PRECISE = (torch.float32, torch.float64)  # types of models that can be certified
 
 
-def pack_tensor(tensor: Tensor | None) -> dict[str, Any] | None:
+def _pack_tensor(tensor: Tensor | None) -> dict[str, Any] | None:
     """Return a tensor as a packed array."""
     if tensor is None:
         return None
     return pack_array((tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor).numpy())
 
 
-def unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
+def _unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
     """Inverse of `pack`; raises `CheckpointError` for another type or shape."""
     if values is None:
         return None
@@ -42,16 +42,9 @@ def unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimen
     return tensor.bool()
 
 
-def current_names(values: Any, old: Mapping[str, str]) -> Any:
-    """Return the values of a file with the names in `old` (old name → new name) replaced."""
-    if not isinstance(values, Mapping):
-        return values
-    return {old.get(key, key): value for key, value in values.items()}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Certificate(TabledDocument):
-    """A record with tensors, and with `layers` if there is a `LAYER`.
+    """A record with tensors, and with `layers` if there is a `LAYER`, whose `LAYOUT` is that of a file.
 
     `ARRAYS` has type and dimensions of each tensor in a file, `OLD_NAMES` fields of older files.
     """
@@ -59,11 +52,16 @@ class _Certificate(TabledDocument):
     ARRAYS: ClassVar[dict[str, tuple[str, int]]]
     OLD_NAMES: ClassVar[dict[str, str]] = {}
     LAYER: ClassVar[Any] = None
-    LAYER_LAYOUT: ClassVar[Any] = None
+
+    model: dict[str, Any]
+    data: dict[str, Any]
+    version: dict[str, str]
+    promise: str
+    provenance: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; arrays are packed."""
-        special: dict[str, Any] = {name: pack_tensor(getattr(self, name)) for name in self.ARRAYS}
+        special: dict[str, Any] = {name: _pack_tensor(getattr(self, name)) for name in self.ARRAYS}
         if self.LAYER is not None:
             special["layers"] = [layer.to_dict() for layer in vars(self)["layers"]]
         names = [f.name for f in dataclasses.fields(self) if f.name not in special]
@@ -73,10 +71,17 @@ class _Certificate(TabledDocument):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
-        values = current_names(values, cls.OLD_NAMES)
+        values = cls._current(values)
         if isinstance(values, Mapping) and isinstance(layers := values.get("layers"), list):
-            values = {**values, "layers": [current_names(layer, cls.OLD_NAMES) for layer in layers]}
+            values = {**values, "layers": [cls._current(layer) for layer in layers]}
         return super().from_dict(values)
+
+    @classmethod
+    def _current(cls, values: Any) -> Any:
+        """Return values of a file with the names of older files replaced."""
+        if not isinstance(values, Mapping):
+            return values
+        return {cls.OLD_NAMES.get(key, key): value for key, value in values.items()}
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
@@ -84,14 +89,14 @@ class _Certificate(TabledDocument):
         fields = super().layout()
         for name in cls.ARRAYS:
             fields[name] = PackedArray if fields[name] is Tensor else PackedArray | None
-        return fields if cls.LAYER is None else {**fields, "layers": cls.LAYER_LAYOUT}
+        return fields if cls.LAYER is None else {**fields, "layers": cls.LAYER.LAYOUT}
 
     @classmethod
     def _build(cls, fields: dict[str, Any]) -> Self:
         if cls.LAYER is not None:
             fields["layers"] = tuple(cls.LAYER.from_dict(layer) for layer in fields["layers"])
         for name, shape in cls.ARRAYS.items():
-            fields[name] = unpack_tensor(fields.get(name), name, *shape)
+            fields[name] = _unpack_tensor(fields.get(name), name, *shape)
         record = cls(**fields)
         record._check_shapes()
         return record
@@ -103,19 +108,7 @@ class _Certificate(TabledDocument):
             raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _InjectionRecord(_Certificate):
-    """Fields of all certificates against injected nodes."""
-
-    model: dict[str, Any]
-    data: dict[str, Any]
-    version: dict[str, str]
-    seconds: float
-    promise: str
-    provenance: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
-
-
-def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:
+def _record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:
     """Return the fields of a record that name the model, the data, the versions and the command."""
     return {
         "model": {"class": model_name(model), "config": getattr(model, "config", None)},
@@ -125,7 +118,7 @@ def record_fields(model: nn.Module, graph: Graph, original: Graph, command: str)
     }
 
 
-def share_of(mask: Tensor, nodes: Tensor | None) -> float:
+def _share_of(mask: Tensor, nodes: Tensor | None) -> float:
     """Return the share of nodes [N], or of those under the mask `nodes`, in a bool [N]; 0 of none."""
     mask = mask if nodes is None else mask[nodes.to(mask.device)]
     return float(mask.double().mean()) if mask.numel() else 0.0

@@ -1,26 +1,40 @@
-"""`certify_budget`: at how many nodes a budget of injected nodes and edges can change the class at once."""
+"""`certify_budget`: at how many nodes a budget of injected nodes and edges can change the class at once.
+
+docs/budget.md has the rows `α_v x_v + Σ_j w_vj x_j ≥ 1` of W and the proof. The number of changes is at most
+
+    max Σ_v min(1, (W x)_v)   over   0 ≤ x ≤ most,  Σ_u x_u ≤ edges,
+
+the saddle point of `Σ_v (1 − π_v) + πᵀ W x` over prices (dual variables) 0 ≤ π ≤ 1 and allocations x. Any
+prices bound it from above, by `Σ_v (1 − π_v) + max_x πᵀ W x`, whose maximum takes the columns of the largest
+value: bad prices give a loose bound, never a wrong one. The search takes primal-dual steps with a step size
+of each row and column (Pock and Chambolle, 2011) and restarts at the mean (Applegate and others, 2021).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import floor
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
-from fgai.certificates.base import BOOL, _InjectionRecord
-from fgai.certificates.injection import _InjectionBounds
-from fgai.certificates.linear_program import _budget_constraints
-from fgai.certificates.subject import _subject
+from fgai.bounds.intervals import LayerBounds
+from fgai.certificates.base import BOOL, _Certificate, _record_fields
+from fgai.certificates.injection import _InjectionBounds, _subject
 from fgai.checks import mask, whole
 from fgai.errors import InputError
 from fgai.records import Column, Table, data_frame
+from fgai.sparse import Adjacency
 from fgai.typed import typed
 
 if TYPE_CHECKING:
     import pandas
+
 
 BUDGETS = ((1, 20), (5, 20), (20, 20))
 """New nodes, and edges of each."""
@@ -30,11 +44,20 @@ BUDGET_PROMISE = (
     " stay."
 )
 _LARGEST = 10_000
+SLACK = 1e-9  # rounding of sums in float64, relative
+GAP, LEAST_GAP = 1e-3, 0.25  # distance from the optimum at which the search ends: relative, and in nodes
+STEPS, GAP_EVERY = 4000, 50  # steps at most, and steps between two computations of the gap
+HALVINGS = 50
+OWN = (0, 1, 2, 3, 5)  # new neighbours of the node itself, a above, for which rows are computed
+PIECES = 4  # pieces of the interval of a destination's score
+COUNT_ROUNDING = 1e-6  # rounding of a number of nodes
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BudgetCertificate(_InjectionRecord):
+class BudgetCertificate(_Certificate):
     """How many nodes can change their class at once, by budget, and how many edges each node withstands.
 
     Attributes:
@@ -42,8 +65,7 @@ class BudgetCertificate(_InjectionRecord):
             (fewest counted nodes that stay right; None without labels); both None where nothing is known.
         counted: bool [N], the nodes that count.
         edge_radius: int64 [N], no such number of injected edges, or fewer, changes a counted node's class,
-            wherever they go; at most the largest number of new nodes. -1 where nothing is known, and for
-            other nodes.
+            wherever they go; at most the largest number of new nodes. -1 where nothing is known.
         classes: int64 [N], that class; -1 where nothing is known.
         reason: why nothing is certified, or the method.
         known: whether a bound could be computed at all.
@@ -64,6 +86,7 @@ class BudgetCertificate(_InjectionRecord):
     classes: Tensor
     reason: str
     known: bool
+    seconds: float
     promise: str = BUDGET_PROMISE
 
     def tables(self) -> list[Table]:
@@ -91,16 +114,11 @@ class BudgetCertificate(_InjectionRecord):
 
 @typed
 def certify_budget(
-    model: nn.Module,
-    data: Any,
-    *,
-    budgets: Sequence[tuple[int, int]] = BUDGETS,
-    nodes: Tensor | None = None,
+    model: nn.Module, data: Any, *, budgets: Sequence[tuple[int, int]] = BUDGETS, nodes: Tensor | None = None
 ) -> BudgetCertificate:
     """Bound at how many nodes M injected nodes with E edges each can change the class at once.
 
-    Every allocation of the edges is covered, and any features. A linear program bounds the worst one, see
-    `fgai.certificates.linear_program`.
+    Every allocation of the edges is covered, and any features. A linear program bounds the worst one.
 
     Args:
         model: see `certify_injection`.
@@ -137,14 +155,13 @@ def certify_budget(
             proof = _InjectionBounds(subject, 0)
             unproved = proof.imprecise_nodes(subject) | ~counted
             rows = _budget_constraints(proof, classes, counted, sorted({m for m, _ in sizes}))
-        rows = {m: one.without(unproved) for m, one in rows.items()}
         right = None if graph.y is None else counted & (classes == graph.y)
         for (m, each), bound in zip(sizes, bounds, strict=True):
-            bound["changed"] = rows[m].max_changes(counted, m, m * each)
+            bound["changed"] = rows[m].max_changes(counted, unproved, m, m * each)
             if right is not None:
-                bound["right"] = int(right.sum()) - rows[m].max_changes(right, m, m * each)
+                bound["right"] = int(right.sum()) - rows[m].max_changes(right, unproved, m, m * each)
         largest = max(rows)
-        reason, radius = rows[largest].reason, rows[largest].edge_radius(largest)
+        reason, radius = rows[largest].reason, rows[largest].edge_radius(largest, unproved)
     return BudgetCertificate(
         budgets=bounds,
         counted=counted,
@@ -153,7 +170,7 @@ def certify_budget(
         reason=reason,
         known=subject.problem is None,
         seconds=perf_counter() - began,
-        **subject.fields("fgai.certify_budget"),
+        **_record_fields(subject.model, graph, subject.original, "fgai.certify_budget"),
     )
 
 
@@ -162,3 +179,198 @@ def _budget(pair: tuple[int, int]) -> tuple[int, int]:
         raise InputError(f"`budgets` must be pairs of new nodes and edges, like (20, 20), got {pair!r}")
     m, each = pair
     return whole(m, "nodes of a budget", 1, _LARGEST), whole(each, "edges of a budget", 1, _LARGEST)
+
+
+@dataclass(frozen=True, eq=False)
+class _Constraints:
+    """`weights @ x ≥ 1`, a row for each node: a necessary condition for a change of its class."""
+
+    weights: Any  # sparse [N, N]
+    largest: Tensor  # [N], upper bound of the largest weight, the least one over all rows of the node
+    unproved: Tensor  # bool [N], nodes without a proof
+    reason: str  # the method
+
+    def edge_radius(self, most: int, unproved: Tensor) -> Tensor:
+        """Return how many injected edges change no class, int64 [N]; at most `most`, -1 if unproved."""
+        # A class that changes needs Σ w x ≥ 1, so more than (1 − ε) / max w edges.
+        count = ((1 - SLACK) / self.largest.clamp(min=1 / (2 * most))).clamp(max=most)
+        return torch.where(self.unproved | unproved, -1, count.floor().long())
+
+    def max_changes(self, nodes: Tensor, unproved: Tensor, most: int, edges: int) -> int:
+        """Bound how many of the nodes, bool [N], can change at once if more of them are `unproved`.
+
+        With x_u ≤ `most` new neighbours of a node and `edges` in all.
+        """
+        unproved = self.unproved | unproved
+        covered = _max_covered(self.weights[(nodes & ~unproved).numpy()], most, edges)
+        return int((nodes & unproved).sum()) + floor(covered + COUNT_ROUNDING)
+
+
+def _budget_constraints(
+    proof: _InjectionBounds, classes: Tensor, nodes: Tensor, most: Sequence[int]
+) -> dict[int, _Constraints]:
+    """Return the constraints of `nodes`, bool [N], by how many new neighbours each node may gain (`most`)."""
+    levels = _levels(most)
+    if len(proof.layers) == 2 and proof.read_out is not None:
+        bounds = {0: proof.clean[-1], **{t: proof.with_neighbours(t).bounds[-1] for t in levels}}
+        return _additive_rows(proof, classes, bounds, nodes, most)
+    certified = {t: proof.with_neighbours(t).certified_classes() for t in levels}
+    return _threshold_rows(proof.adjacency, certified, len(proof.layers) - 1, most)
+
+
+def _levels(most: Sequence[int]) -> list[int]:
+    """Return increasing numbers of new neighbours to bound, by a factor of 1.5, with 1 and all of `most`."""
+    levels, last = {1, *most}, 1
+    while last < max(most):
+        levels.add(last)
+        last = -(-3 * last // 2)
+    return sorted(levels)
+
+
+def _threshold_rows(
+    adjacency: Adjacency, certified: dict[int, Tensor], steps: int, most: Sequence[int]
+) -> dict[int, _Constraints]:
+    """Return rows of 1 / (t + 1) for nodes within `steps`, t the most that every node may gain."""
+    nodes = adjacency.num_nodes
+    near = _sparse(adjacency, torch.ones(adjacency.num_edges), torch.ones(nodes))
+    reach = sp.identity(nodes, format="csr")
+    for _ in range(steps):
+        reach = (reach @ near).sign()
+    out, safe, stays = {}, torch.zeros(nodes), torch.ones(nodes, dtype=torch.bool)
+    for t in certified:
+        stays = stays & certified[t]
+        safe[stays] = t
+        if t in most:
+            share = torch.where(stays, 0.0, 1 / (safe.double() + 1))
+            weights = sp.csr_matrix(sp.diags(share.numpy()) @ reach)
+            weights.eliminate_zeros()
+            reason = "a linear program; a node needs one in reach that gains more than every node may"
+            out[t] = _Constraints(weights, share, torch.zeros(nodes, dtype=torch.bool), reason)
+    return out
+
+
+def _sparse(adjacency: Adjacency, weights: Tensor, own: Tensor) -> Any:
+    """Return weights [E] of neighbours, and those of the nodes themselves [N], as a sparse matrix."""
+    every = np.arange(adjacency.num_nodes)
+    row = np.concatenate([adjacency.destination.numpy(), every])
+    column = np.concatenate([adjacency.source.numpy(), every])
+    values = np.concatenate([weights.numpy(), own.numpy()])
+    out = sp.csr_matrix((values, (row, column)), shape=(len(every), len(every)))
+    out.eliminate_zeros()
+    return out
+
+
+def _additive_rows(
+    proof: _InjectionBounds,
+    classes: Tensor,
+    bounds: dict[int, LayerBounds],
+    nodes: Tensor,
+    most: Sequence[int],
+) -> dict[int, _Constraints]:
+    """Return rows of `α_v x_v + Σ_j w_vj x_j ≥ 1`, for each of `most` those of the best a.
+
+    `bounds` are those of the last layer by number of new neighbours of every node, from 0 upwards.
+    """
+    adjacency = proof.adjacency
+    rows: dict[int, list[tuple[Tensor, ...]]] = {m: [] for m in most}
+    for a in sorted({*OWN, *most} & set(bounds)):
+        own = bounds[a]
+        clean = list(proof.margin_terms(own, bounds[0], classes, nodes, PIECES))
+        margins = [piece.margins(adjacency, classes, a) for piece in clean]
+        # More new neighbours never raise a margin, so a node without one has none for larger a.
+        nodes = nodes & torch.stack([(margin > 0).all(1) for margin in margins]).all(0)
+        weights, before = torch.zeros(adjacency.num_edges, dtype=torch.float64), 0
+        for t in sorted(bounds)[1:]:
+            behind = proof.margin_terms(own, bounds[t], classes, nodes, PIECES, clean[0].peak)
+            for one, margin, other in zip(clean, margins, behind, strict=True):
+                share = (one.edges - other.edges) / margin[adjacency.destination]
+                share = share.nan_to_num(nan=1.0).clamp(0, 1).amax(1) / (before + 1)
+                weights = torch.maximum(weights, share)
+            before = t
+            if t in rows and a <= t:
+                own_weight = torch.full(classes.shape, 0.0 if a == t else 1 / (a + 1), dtype=torch.float64)
+                rows[t].append((own_weight, weights, nodes))
+    return {m: _best_rows(adjacency, parts) for m, parts in rows.items()}
+
+
+def _best_rows(adjacency: Adjacency, rows: Sequence[tuple[Tensor, ...]]) -> _Constraints:
+    """Return the row of each node with the least sum of weights; rows are own [N], others [E], nodes [N]."""
+    own, weights, nodes = (torch.stack(part) for part in zip(*rows, strict=True))
+    ends, every = adjacency.destination, torch.arange(adjacency.num_nodes)
+    total = own.index_add(1, ends, weights).masked_fill(~nodes, torch.inf)
+    largest = own.scatter_reduce(1, ends.expand_as(weights), weights, "amax").masked_fill(~nodes, 1.0)
+    best, edges = total.argmin(0), torch.arange(adjacency.num_edges)
+    matrix = _sparse(adjacency, weights[best[ends], edges], own[best, every])
+    reason = "a linear program; damage of each neighbour's new neighbours, and of a node's own"
+    return _Constraints(matrix, largest.amin(0).clamp(max=1.0), total.amin(0).isinf(), reason)
+
+
+def _max_covered(weights: Any, most: int, edges: int) -> float:
+    """Return an upper bound of the program for `weights`, sparse [R, N] and not negative."""
+    weights = weights[_coverable(weights, most, edges)]
+    weights = weights[:, np.unique(weights.indices)].tocsr()
+    best = float(weights.shape[0])
+    if not best:
+        return 0.0
+    covered = 0.0
+    for prices, allocation in _price_search(weights, most, edges):
+        best = min(best, _dual_bound(weights, prices, most, edges))
+        covered = max(covered, float(np.minimum(1, weights @ allocation).sum()))
+        if best - covered < max(LEAST_GAP, GAP * covered):
+            break
+    return best
+
+
+def _dual_bound(weights: Any, prices: Array, most: int, edges: int) -> float:
+    return float((1 - prices).sum()) + _best_value(weights.T @ prices, most, edges)
+
+
+def _best_value(values: Array, most: int, edges: int) -> float:
+    """Return the largest total value of an allocation to columns of these values [N]."""
+    best = -np.sort(-values)
+    full, rest = divmod(edges, most)
+    return float(most * best[:full].sum() + rest * best[full : full + 1].sum())
+
+
+def _coverable(weights: Any, most: int, edges: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return the rows, bool [R], that the whole budget can bring to 1 by itself."""
+    ends = zip(weights.indptr, weights.indptr[1:], strict=False)
+    covered = [_best_value(weights.data[start:stop], most, edges) for start, stop in ends]
+    return np.array(covered, dtype=np.float64) >= 1 - SLACK
+
+
+def _price_search(weights: Any, most: int, edges: int) -> Iterator[tuple[Array, Array]]:
+    """Yield prices of rows [R] and allocations [N] that approach the optimum."""
+    transposed = weights.T.tocsr()
+    up, down = (1 / np.asarray(weights.sum(axis=axis)).ravel() for axis in (0, 1))  # step sizes
+    prices, allocation = np.full(len(down), 0.5), _project(1 / up, np.ones_like(up), most, edges)
+    covered, sums, count, last = weights @ allocation, [0 * prices, 0 * allocation], 0, np.inf
+    for step in range(1, STEPS + 1):
+        allocation = _project(allocation + up * (transposed @ prices), up, most, edges)
+        before, covered = covered, weights @ allocation
+        prices = np.clip(prices - down * (2 * covered - before - 1), 0, 1)
+        sums, count = [sums[0] + prices, sums[1] + allocation], count + 1
+        if step % GAP_EVERY:
+            continue
+        pairs = [(prices, allocation), (sums[0] / count, sums[1] / count)]
+        gaps = [_dual_bound(weights, p, most, edges) - np.minimum(1, weights @ x).sum() for p, x in pairs]
+        chosen = int(np.argmin(gaps))
+        yield pairs[chosen]
+        if gaps[chosen] < last / 2 or count >= 20 * GAP_EVERY:
+            (prices, allocation), last = pairs[chosen], gaps[chosen]
+            covered, sums, count = weights @ allocation, [0 * prices, 0 * allocation], 0
+
+
+def _project(allocation: Array, size: Array, most: int, edges: int) -> Array:
+    """Project an allocation on the budget, in the norm that weighs column u by `1 / size_u`."""
+    inside = np.clip(allocation, 0, most)
+    if inside.sum() <= edges:
+        return inside
+    low, high = 0.0, float((allocation / size).max())
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if np.clip(allocation - size * middle, 0, most).sum() > edges:
+            low = middle
+        else:
+            high = middle
+    return np.clip(allocation - size * high, 0, most)

@@ -1,13 +1,9 @@
-"""`Chain`: a model as attention layers with row-by-row steps between them, for which injections are bounded.
-
-fgai's own models declare that they are one (`Capabilities("layers")`), a user's are read by
-`fgai.certificates.traced`. Everything else is refused with a reason.
-"""
+"""`Chain`: a model as attention layers with row-by-row steps, for which injections are bounded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +13,10 @@ from fgai.graph import Graph
 from fgai.models import AttentionLayer
 from fgai.sparse import Adjacency, Features
 
-SAME = 1e-6
-"""Largest relative distance of two computations of the same in float64."""
+SAME = 1e-6  # largest relative distance of two computations of the same in float64
 
 
-class Chain(nn.Module):
+class _Chain(nn.Module):
     """`steps[0]`, `layers[0]`, `steps[1]`, …, `layers[-1]`, `steps[-1]`; nodes interact in layers alone.
 
     `loops`: layers add self-loops to the edges of a graph; `log_softmax`: one follows, which changes no
@@ -39,17 +34,8 @@ class Chain(nn.Module):
     ) -> None:
         super().__init__()
         self.names, self.loops, self.log_softmax = names, loops, log_softmax
+        self.layers, self.steps = layers, steps
         self._layers, self._steps = nn.ModuleList(layers), nn.ModuleList(map(nn.ModuleList, steps))
-
-    @property
-    def layers(self) -> list[AttentionLayer]:
-        """The attention layers."""
-        return list(cast(Any, self._layers))
-
-    @property
-    def steps(self) -> list[list[nn.Module]]:
-        """The steps before each layer, and after the last."""
-        return [list(cast(nn.ModuleList, part)) for part in self._steps]
 
     def adjacency(self, graph: Graph) -> Adjacency:
         """Return the edges that the layers use."""
@@ -101,7 +87,7 @@ def _apply(steps: list[nn.Module], state: Tensor | Features) -> Tensor | Feature
     return state
 
 
-def same_outputs(model: nn.Module, chain: Chain, graph: Graph) -> bool:
+def _same_outputs(model: nn.Module, chain: _Chain, graph: Graph) -> bool:
     """Whether a model and its chain, both in float64, give the same attention and the same logits.
 
     On the graph and on one with three new nodes, whose features are usual, large and very large.

@@ -1,17 +1,7 @@
 """Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
 
-Later layers mix nodes and recompute their attention, so nothing here is exact. Bounds of the change of every
-node's state are propagated from the perturbed layer to the output:
-
-- linear functions of the perturbed layer's output have a joint bound, see `_PerturbedOutput`; later states a
-  radius per channel (interval arithmetic);
-- limits of a layer shrink what they clip, see `_ValueChange`; inactive limits change nothing;
-- scores of a layer are linear in its values up to a leaky ReLU of slope at most 1, so each moves by at most
-  ρ; then each attention w_j grows by at most the factor e^{2ρ}, and all of them move by at most
-  `t = tanh(ρ / 2)` in total variation;
-- `Σ w'_j z'_j - Σ w_j z_j = Σ w'_j (z'_j - z_j) + Σ (w'_j - w_j) z_j`, where the first sum is at most
-  `Σ w'_j r_j`, itself at most `e^{2ρ} Σ w_j r_j` and at most `Σ w_j r_j + t (max_j r_j - min_j r_j)`, and the
-  second is at most `t (max_j z_j - min_j z_j)`.
+Bounds of the change of every node's state are propagated from the perturbed layer to the output: joint ones
+of linear functions of that layer's output, then a radius per channel. docs/certificates.md has the formulas.
 """
 
 from __future__ import annotations
@@ -29,9 +19,9 @@ from torch.nn.functional import elu
 from fgai.attention import Limits, Observation
 from fgai.bounds.intervals import Range
 from fgai.certificates.integrity import _layer_values, _rows_near, find_alteration
-from fgai.certificates.kernels import channel_norms, linear_norms, margin_gains, value_range
-from fgai.certificates.layer import _BOUNDS, Prediction, _probability_change, _top_and_margins
-from fgai.certificates.record import TABLE_RADII
+from fgai.certificates.kernels import _channel_norms, _linear_norms, _margin_gains, _value_range
+from fgai.certificates.linear import _BOUNDS, _probability_change, _top_and_margins
+from fgai.certificates.record import TABLE_RADII, Prediction
 from fgai.models import AttentionLayer, body_of
 from fgai.ops import aggregate
 from fgai.ops.segments import row_max
@@ -42,28 +32,24 @@ from fgai.tasks import get_task
 
 _RADII = (0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1)
 """Radii tried for the class radius; each costs a pass over the graph."""
-_MANY_EDGES = 1_000_000
-"""Above, only the radii of the tables are tried."""
+_MANY_EDGES = 1_000_000  # above, only the radii of the tables are tried
 
 
 @dataclass(frozen=True, eq=False)
 class _CleanLayer:
-    """One attention layer without perturbations, float64 on the CPU.
-
-    `input` [N, D] is None in the first layer, whose input does not move.
-    """
+    """One attention layer without perturbations, float64 on the CPU."""
 
     layer: AttentionLayer
     attention: Tensor  # [E, H]
     values: Tensor  # [N, H, C]
     output: Tensor  # [N, D]
     adjacency: Adjacency
-    input: Tensor | None
+    input: Tensor | None  # [N, D]; None in the first layer, whose input does not move
 
     @cached_property
     def value_range(self) -> Tensor:
         """Range of the values of a node's neighbours [N, H, C]."""
-        return value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
+        return _value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
 
     @cached_property
     def activated(self) -> Tensor:
@@ -108,37 +94,30 @@ def _clean_layers(model: nn.Module, observation: Observation) -> list[_CleanLaye
 def _hidden_predictions(
     model: nn.Module, observation: Observation, radius: float, norm: str, class_radii: bool = True
 ) -> list[Prediction]:
-    """Bound the change of every node's prediction for every layer but the last, perturbed at all nodes.
+    """Bound every node's change at R = `radius` for every layer but the last, perturbed at all nodes.
 
-    Changes are bounded at R = `radius`. The class radius is the largest of R and, with `class_radii`, the
-    usual radii at which the class provably stays, or 0.
+    The class radius is the largest of R and, with `class_radii`, the usual ones at which the class stays.
     """
     hidden = len(observation.attention) - 1
     layers = _clean_layers(model, observation) if hidden else ""
     if isinstance(layers, str):
         return [Prediction(reason=layers)] * hidden
     radii = _RADII if observation.attention.last.num_edges <= _MANY_EDGES else TABLE_RADII
-    last, (top, _) = layers[-1], _top_and_margins(observation.logits)
-    ranges = value_range(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     tried = sorted({*radii, radius}) if class_radii else [radius]
     with progress_of("certifying", hidden * len(tried)):
         return [
-            _hidden_prediction(layers[index:], observation.logits, ranges, radius, tried, norm)
+            _hidden_prediction(layers[index:], observation.logits, radius, tried, norm)
             for index in range(hidden)
         ]
 
 
 def _hidden_prediction(
-    layers: Sequence[_CleanLayer],
-    logits: Tensor,
-    ranges: Tensor,
-    radius: float,
-    tried: Sequence[float],
-    norm: str,
+    layers: Sequence[_CleanLayer], logits: Tensor, radius: float, tried: Sequence[float], norm: str
 ) -> Prediction:
-    """Bound the effect of perturbing the first of `layers`; `ranges` as in `_margin_loss`."""
     last, (top, margins) = layers[-1], _top_and_margins(logits)
     output = _PerturbedOutput(layers[0], norm)
+    # Of the neighbours' margins, [N, H, C].
+    ranges = _value_range(last.adjacency.rowptr, last.adjacency.source, last.values, top)
     class_radius = torch.zeros(top.numel(), dtype=torch.float64)
     stays = torch.ones_like(top, dtype=torch.bool)
     progress = current_stage()
@@ -176,19 +155,14 @@ class _Change:
 class _PerturbedOutput:
     """The ELU of the perturbed layer's output, and how far linear functions of it move.
 
-    A perturbation moves the output of head h at node i by `Σ_j δ_j z_jh`, all of its channels together. With
-    σ the slope of ELU at the clean output, `⟨g, ·⟩` moves by at most
-
-        R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual  +  Σ_c |g_c| ε_c(R)
-
-    where ε is the largest distance of ELU from its tangent. Channel by channel, without σ and ε, is the
-    other bound; the smaller one counts.
+    With σ the slope of ELU at the clean output and ε its largest distance from the tangent, `⟨g, ·⟩` moves by
+    at most `R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual + Σ_c |g_c| ε_c(R)`, and by at most the sum over channels.
     """
 
     def __init__(self, layer: _CleanLayer, norm: str) -> None:
         self.layer, self.norm = layer, norm
         self.edges = layer.adjacency.rowptr, layer.adjacency.source
-        self.rates = channel_norms(*self.edges, layer.values, norm).flatten(1)
+        self.rates = _channel_norms(*self.edges, layer.values, norm).flatten(1)
         self.slope = torch.where(layer.output > 0, 1.0, layer.output.clamp(max=0).exp())
         self.norms: dict[bytes, Tensor] = {}
 
@@ -198,7 +172,7 @@ class _PerturbedOutput:
         if key not in self.norms:
             values = self.layer.values
             slope, by_head = self.slope.view_as(values), weight.view(*values.shape[1:], -1)
-            self.norms[key] = linear_norms(*self.edges, values, slope, by_head, self.norm)
+            self.norms[key] = _linear_norms(*self.edges, values, slope, by_head, self.norm)
         return self.norms[key]
 
     def change(self, size: float) -> _Change:
@@ -222,15 +196,12 @@ def _output_change(layer: _CleanLayer, change: _Change) -> Tensor:
 
 
 def _margin_loss(layer: _CleanLayer, change: _Change, top: Tensor, ranges: Tensor) -> Tensor:
-    """Bound how much each class gains on the top one [N, C], 0 for itself: `_output_change` of differences.
-
-    `ranges` [N, H, C] are those of the neighbours' margins. Nodes whose `top` is -1 are left out.
-    """
+    """Bound how much each class gains on the top one [N, C], 0 for itself; nodes of `top` -1 are left out."""
     adjacency = layer.adjacency
     values = _ValueChange(layer, "value", change)
     growth, variation = _softmax_change(layer, values, change)
     weights = layer.attention, values.differences(), growth[:, :, 0], variation[:, :, 0]
-    loss = margin_gains(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(variation, ranges)
+    loss = _margin_gains(adjacency.rowptr, adjacency.source, *weights, top).addcmul_(variation, ranges)
     loss = loss[:, 0] if layer.layer.heads == 1 else loss.mean(1)
     return loss.scatter_(1, top.clamp(min=0)[:, None], 0.0)
 
@@ -257,13 +228,8 @@ class _ValueChange:
     """How far a linear map z of a layer's input and its value v behind limits move with the input.
 
     Limits give `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1
-    the factor that bounds the norm. So
-
-        v' − v = f' (y' − y) + (f' − f) (y − m).
-
-    A channel moves with z where its interval lies inside the range, not at all where it lies outside, and
-    by a share of z's movement in between. Without limits, or where none is active in the whole ball, v is z.
-    `name` is the projection, `value` or `right`. Tensors are [N, H, C] unless said.
+    the factor that bounds the norm, so `v' − v = f' (y' − y) + (f' − f) (y − m)`. A channel moves with z if
+    its interval lies inside the range, not at all where it lies outside. Tensors are [N, H, C] unless said.
     """
 
     def __init__(self, clean: _CleanLayer, name: str, change: _Change) -> None:
@@ -301,10 +267,8 @@ class _ValueChange:
         return torch.minimum(by_channel, self.joint)
 
     def score(self, weight: Tensor, span: Range) -> Tensor:
-        """Bound how far `⟨weight, v⟩` moves behind the limits of the score, [N, H], for weights [H, C].
-
-        Channels that move with the input may cancel each other; the others may not.
-        """
+        """Bound how far `⟨weight, v⟩` moves behind the limits of the score, [N, H], for weights [H, C]."""
+        # Channels that move with the input may cancel each other; the others may not.
         heads = (self.weight * weight).sum(2)  # [D, H]
         clipped = self.z_change.masked_fill(self.inside, 0.0)
         cancelled = self.input.linear(heads) + (clipped * weight.abs()).sum(2)
@@ -320,11 +284,8 @@ class _ValueChange:
         return torch.maximum(high - now, now - low)
 
     def differences(self) -> Tensor:
-        """Return radii [N, H, C]: those of two classes add up to a bound on their values' difference.
-
-        A shift that all classes of a node share does not matter: taking out the middle one makes radii
-        smaller where channels are not clipped. Each node takes the better of both.
-        """
+        """Return radii [N, H, C]: those of two classes add up to a bound on their values' difference."""
+        # A shift that all classes of a node share does not matter: without the middle one radii are smaller.
         middle = self.weight.median(dim=2, keepdim=True).values
         shifted = self.input.linear((self.weight - middle).flatten(1)).view_as(self.y_change)
         shift = self.input.linear(middle.flatten(1))[:, :, None].expand_as(shifted)

@@ -24,7 +24,8 @@ model, in its own precision, gives something else are not certified.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, cast
@@ -32,20 +33,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, cast
 import torch
 from torch import Tensor, nn
 
-from fgai.attention import evaluating
+from fgai.attention import call_model, duplicate, evaluating, observe, prepared
+from fgai.attention.interface import originals
 from fgai.bounds.intervals import ROUNDING, LayerBounds, StateBounds, layer_ranges
 from fgai.bounds.scores import first_layer_output, score_bounds, source_bounds
 from fgai.bounds.steps import linear_map, propagate
-from fgai.certificates.base import BOOL, _InjectionRecord, pack_tensor, share_of, unpack_tensor
-from fgai.certificates.chain import Chain
-from fgai.certificates.integrity import INVARIANT, invariant_layers
-from fgai.certificates.kernels import classes_certified, mean_bounds, order_certified
-from fgai.certificates.subject import _Subject, _subject
+from fgai.certificates.base import (
+    BOOL,
+    PRECISE,
+    _Certificate,
+    _pack_tensor,
+    _record_fields,
+    _share_of,
+    _unpack_tensor,
+)
+from fgai.certificates.chain import _Chain, _same_outputs
+from fgai.certificates.integrity import INVARIANT, find_alteration, invariant_layers
+from fgai.certificates.kernels import _lost_members, _mean_bounds
 from fgai.checks import one_of, whole
 from fgai.errors import CheckpointError
 from fgai.files import check
 from fgai.graph import Graph
+from fgai.models import as_graph, body_of
 from fgai.records import Cell, Column, PackedArray, Table, data_frame
+from fgai.sparse import Adjacency
 from fgai.topk import topk_mask
 from fgai.typed import typed
 
@@ -60,6 +71,81 @@ INJECTION_PROMISE = (
     " computed on the original graph. New neighbours may rank above old ones: order means the order of those"
     " that were there."
 )
+
+
+@dataclass(frozen=True, eq=False)
+class _Subject:
+    """A model and its graph; with a `problem`, which says why, nothing about classes can be certified."""
+
+    model: nn.Module
+    original: Graph
+    prepared: Graph
+    graph: Graph  # prepared, on the CPU
+    chain: _Chain | None  # on the CPU; None if the model is no chain
+    problem: str | None
+    classes: Tensor  # int64 [N], of the model on its own device; -1 with a problem
+    observation: Any  # of the model on the CPU; None with a problem
+
+
+def _subject(model: nn.Module, data: Any) -> _Subject:
+    """Read a model as a chain of layers; it is left as it was."""
+    (model,) = originals(model)
+    original = as_graph(data)
+    graph, observation = prepared(model, original), None
+    near, classes = graph.to("cpu"), torch.full((graph.num_nodes,), -1)
+    with evaluating(model), torch.no_grad():
+        chain = _chain_of(model, graph)
+        if isinstance(chain, str):
+            return _Subject(model, original, graph, near, None, chain, classes, None)
+        own_classes = call_model(model, graph).argmax(1).cpu()
+        own, chain = duplicate(model).cpu(), copy.deepcopy(chain).cpu()
+    with torch.no_grad():
+        problem = _problem(own, chain, near)
+        if problem is None:
+            classes, observation = own_classes, observe(own, near)
+    return _Subject(model, original, graph, near, chain, problem, classes, observation)
+
+
+def _chain_of(model: Any, graph: Graph) -> _Chain | str:
+    """Return a model in evaluation mode as a chain, or why it is none."""
+    if graph.features is None:
+        return "the graph has no features"
+    if graph.edge_weight is not None or graph.edge_attr is not None or graph.entry_values is not None:
+        return "values on edges, guards and replaced values are not followed"
+    if graph.batch is not None or graph.links is not None:
+        return "only node-level read-outs are followed"
+    if body_of(model) != "layers":
+        if "torch_geometric.nn" not in sys.modules:  # then no layer is PyG's
+            return "only GAT, GATv2 and models of PyG's GATConv and GATv2Conv are followed"
+        from fgai.certificates.traced import _trace
+
+        return _trace(model, graph)
+    if (alteration := find_alteration(model)) is not None:
+        return f"{alteration}; only GAT and GATv2 as they are can be followed"
+    if model.guard is not None:
+        return "weights on edges, guards and replaced values are not followed"
+    if not model.is_rowwise:
+        return "only node-level read-outs are followed"
+    layers = list(model.convs)
+    between: list[list[nn.Module]] = [[nn.ELU()] for _ in layers[1:]]
+    return _Chain([f"convs.{index}" for index in range(len(layers))], layers, [[], *between, []])
+
+
+def _problem(model: nn.Module, chain: _Chain, graph: Graph) -> str | None:
+    """Say why nothing can be certified about a chain; None if it can."""
+    if not all(weight.dtype in PRECISE for weight in model.parameters()):
+        return "weights of less than float32 round too coarsely; use model.float()"
+    if (problem := chain.problem()) is not None:
+        return problem
+    if not bool((chain.adjacency(graph).degree > 0).all()):
+        return "some nodes have no neighbour, not even themselves; add self-loops"
+    if body_of(model) == "layers":  # declared, not traced
+        return None
+    assert graph.features is not None
+    precise = graph.replace(features=graph.features.to("cpu", torch.float64))
+    if not _same_outputs(duplicate(model).double(), copy.deepcopy(chain).double(), precise):
+        return "its layers, put together again, give something else than the model"
+    return None
 
 
 class _OrderLayout(TypedDict):
@@ -84,6 +170,8 @@ class LayerOrder:
         certified: bool [N], the top-k among old neighbours provably stays; None where unknown.
     """
 
+    LAYOUT: ClassVar[Any] = list[_OrderLayout]
+
     name: str
     status: str
     reason: str
@@ -91,28 +179,23 @@ class LayerOrder:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; the array is packed."""
-        return {**vars(self), "certified": pack_tensor(self.certified)}
+        return {**vars(self), "certified": _pack_tensor(self.certified)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
         check(values, _OrderLayout, "a layer")
-        certified = unpack_tensor(values["certified"], "certified of a layer", BOOL, 1)
+        certified = _unpack_tensor(values["certified"], "certified of a layer", BOOL, 1)
         return cls(**{**values, "certified": certified})
-
-
-_OLD_NAMES = {"holds": "certified"}
 
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InjectionCertificate(_InjectionRecord):
+class InjectionCertificate(_Certificate):
     """Which nodes provably keep their class, and which their explanation, whatever is injected.
 
     Attributes:
-        neighbours: t, largest number of injected neighbours of a node.
-        where: `any`, every node may gain them, or `direct`, the certified node alone.
-        k: size of an explanation.
+        neighbours, where, k: see `certify_injection`.
         certified: bool [N], the class provably stays.
         classes: int64 [N], that class; -1 where nothing is known.
         degree: int64 [N], neighbours, self-loops included.
@@ -124,13 +207,12 @@ class InjectionCertificate(_InjectionRecord):
 
     KIND: ClassVar[str] = "injection-certificate"
     LAYER: ClassVar[type[LayerOrder]] = LayerOrder
-    LAYER_LAYOUT: ClassVar[Any] = list[_OrderLayout]
     ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
         "certified": (BOOL, 1),
         "classes": ("<i8", 1),
         "degree": ("<i8", 1),
     }
-    OLD_NAMES: ClassVar[dict[str, str]] = _OLD_NAMES
+    OLD_NAMES: ClassVar[dict[str, str]] = {"holds": "certified"}
 
     neighbours: int
     where: str
@@ -141,18 +223,19 @@ class InjectionCertificate(_InjectionRecord):
     reason: str
     known: bool
     layers: tuple[LayerOrder, ...]
+    seconds: float
     promise: str = INJECTION_PROMISE
 
     def share(self, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, whose class is certified."""
-        return share_of(self.certified, nodes)
+        return _share_of(self.certified, nodes)
 
     def order_share(self, layer: int, nodes: Tensor | None = None) -> float | None:
         """Share of the nodes with more than k neighbours whose top-k is certified; None where unknown."""
         certified, counted = self.layers[layer].certified, self.degree > self.k
         if nodes is not None:
             counted &= nodes.to(counted.device)
-        return None if certified is None else share_of(certified, counted)
+        return None if certified is None else _share_of(certified, counted)
 
     def tables(self) -> list[Table]:
         """Return one row for the class and one for every layer."""
@@ -186,10 +269,7 @@ class InjectionCertificate(_InjectionRecord):
             raise CheckpointError("neighbours or k of the record is out of range")
 
 
-MAX_MARGINS = 1 << 26
-"""Margins of one class over another in memory at a time."""
-PIECES = 8
-"""Pieces of the interval of a destination's score."""
+PIECES = 8  # pieces of the interval of a destination's score
 
 
 @typed
@@ -249,11 +329,11 @@ def certify_injection(
         known=subject.problem is None,
         layers=tuple(orders),
         seconds=perf_counter() - began,
-        **subject.fields("fgai.certify_injection"),
+        **_record_fields(subject.model, graph, subject.original, "fgai.certify_injection"),
     )
 
 
-def _first_layer_orders(model: nn.Module, graph: Graph, chain: Chain | None) -> list[LayerOrder]:
+def _first_layer_orders(model: nn.Module, graph: Graph, chain: _Chain | None) -> list[LayerOrder]:
     """Return the order of each layer: invariant, with all nodes certified, or unknown."""
     reasons = invariant_layers(model, graph)
     if chain is not None and set(chain.names) == set(reasons):
@@ -268,21 +348,34 @@ def _first_layer_orders(model: nn.Module, graph: Graph, chain: Chain | None) -> 
     ]
 
 
-class _InjectionBounds:
-    """Bounds of what every layer computes when nodes gain new neighbours, in float64 on the CPU.
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """Terms of old neighbours [E, C] and of a new one [N, C], over exp(peak [N]); 0 for the class top."""
 
-    `clean` are those without new neighbours, `bounds` those with, and `logits` [N, C] the clean logits.
-    """
+    edges: Tensor
+    new: Tensor
+    peak: Tensor
+
+    def margins(self, adjacency: Adjacency, classes: Tensor, neighbours: int) -> Tensor:
+        """Bound the margins of `classes` [N] over the others [N, C] from below; infinite over themselves."""
+        total = torch.zeros_like(self.new).index_add(0, adjacency.destination, self.edges)
+        return (total + neighbours * self.new).scatter(1, classes[:, None], torch.inf)
+
+
+class _InjectionBounds:
+    """Bounds of every layer when nodes gain new neighbours, and `clean` ones without; float64 on the CPU."""
 
     reason = "intervals behind limits; new neighbours at the ceiling of their scores and values"
 
     def __init__(self, subject: _Subject, neighbours: int, where: str = "any") -> None:
         assert subject.chain is not None and subject.graph.features is not None
         chain = copy.deepcopy(subject.chain).double()
-        self.layers, self.steps = chain.layers, chain.steps
+        self.layers, self.steps, last = chain.layers, chain.steps, chain.layers[-1]
         self.ranges = [layer_ranges(layer) for layer in self.layers]
         self.adjacency = chain.adjacency(subject.graph)
         self.direct = where == "direct" and len(self.layers) <= 2
+        # The linear map behind a last layer of one head; None if there is none.
+        self.read_out = linear_map(self.steps[-1], last.channels) if last.heads == 1 else None
         self.clean: list[LayerBounds] = []
         features = subject.graph.features.to("cpu", torch.float64)
         for layer, x, out in chain.run(features, self.adjacency):
@@ -314,29 +407,62 @@ class _InjectionBounds:
         if own.values is None:
             return first_layer_output(layer, limits, scores, own.low, self.adjacency, self.neighbours)
         ends = (others.low, others.high), (own.low, own.high), (limits.low, limits.high)
-        low, high = mean_bounds(self.adjacency, scores, *ends, self.neighbours)
+        low, high = _mean_bounds(self.adjacency, scores, *ends, self.neighbours)
         return StateBounds(layer.join(low), layer.join(high))
 
     def certified_classes(self) -> Tensor:
         """Return which nodes keep their class, bool [N]."""
-        last, own, ranges = self.layers[-1], self.bounds[-1], self.ranges[-1]
+        own, classes = self.bounds[-1], self.logits.argmax(1)
         others = self.clean[-1] if self.direct else own
-        classes = self.logits.argmax(1)
-        read_out = linear_map(self.steps[-1], last.channels) if last.heads == 1 else None
-        if read_out is None:
+        if self.read_out is None:
             return _margins_positive(self.steps[-1], self._output(len(self.layers) - 1, others), classes)
-        plain = None if not self.steps[-1] else read_out
-        certified = torch.ones(len(classes), dtype=torch.bool)
-        width = self.logits.shape[1]
-        part = max(1, MAX_MARGINS // max(1, len(classes) * width))
-        for first in range(0, width, part):
-            tops = slice(first, first + part)
-            margins, loops = others.margins(last, tops, plain), own.margins(last, tops, plain)
-            for scores in score_bounds(last, ranges, own, others, self.adjacency, PIECES):
-                scores = scores if plain is None else scores.behind(last, ranges["value"], plain)
-                arguments = (margins, loops, classes, first, self.neighbours, ROUNDING)
-                certified &= classes_certified(self.adjacency, scores, *arguments)
+        certified = self.adjacency.degree > 0
+        for terms in self.margin_terms(own, others, classes, certified, PIECES):
+            certified = certified & (terms.margins(self.adjacency, classes, self.neighbours) > 0).all(1)
         return certified
+
+    def margin_terms(
+        self,
+        own: LayerBounds,
+        others: LayerBounds,
+        classes: Tensor,
+        nodes: Tensor,
+        pieces: int,
+        peak: Tensor | None = None,
+    ) -> Iterator[_Terms]:
+        """Yield terms of the margins of `classes` in the last layer, 0 but for `nodes`, bool [N], by piece.
+
+        A node has the bounds `own`, its neighbours `others`. `peak` is by default the first largest score.
+        """
+        layer, ranges, adjacency = self.layers[-1], self.ranges[-1], self.adjacency
+        read_out = self.read_out if self.steps[-1] else None
+        of_edge = torch.where(nodes, classes, -1)[adjacency.destination]
+        parts = []
+        for top in torch.unique(classes[nodes]).tolist():
+            tops = slice(top, top + 1)
+            margins = others.margins(layer, tops, read_out)[:, 0]
+            loops = margins if own is others else own.margins(layer, tops, read_out)[:, 0]
+            index = (of_edge == top).nonzero().flatten()
+            parts.append((top, index, (nodes & (classes == top)).nonzero().flatten(), margins, loops))
+        for scores in score_bounds(layer, ranges, own, others, adjacency, pieces):
+            if read_out is not None:
+                scores = scores.behind(layer, ranges["value"], read_out)
+            low, high, new = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
+            if peak is None:
+                peak = new.amax(1).scatter_reduce(0, adjacency.destination, high, "amax")
+            edges = low.new_zeros(adjacency.num_edges, self.logits.shape[1])
+            of_new = torch.zeros_like(self.logits)
+            for top, index, rows, margins, loops in parts:
+                source, ends = adjacency.source[index], adjacency.destination[index]
+                least = torch.where((source == ends)[:, None], loops[source], margins[source])
+                weak, strong = ((end[index] - peak[ends]).exp()[:, None] for end in (low, high))
+                term = torch.where(least < 0, strong, weak) * least
+                term = term - ROUNDING * term.abs()
+                term[:, top] = 0.0
+                edges[index] = term
+                worst = (new[rows] - peak[rows][:, None]).exp()[:, :, None] * scores.new_margins[:, top]
+                of_new[rows] = (1 + ROUNDING) * worst.clamp(max=0).amin(1)
+            yield _Terms(edges, of_new, peak)
 
     def order(self, name: str, index: int, ranks: Tensor, k: int, precise: Tensor) -> LayerOrder:
         """Return where the top-k among old neighbours provably stays, among the `precise` nodes."""
@@ -349,14 +475,18 @@ class _InjectionBounds:
         else:
             (scores,) = score_bounds(layer, self.ranges[index], own, others, self.adjacency)
             low, high, slope, why = scores.low, scores.high, 1.0, "intervals of scores apart"
-        certified = order_certified(self.adjacency, low, high, members, slope, ROUNDING)
-        return LayerOrder(name, "bound", why, certified & precise)
+
+        def ahead(first: Tensor, second: Tensor) -> Tensor:
+            gap, size = low[first] - high[second], low[first].abs() + high[second].abs()
+            return torch.where(gap > 0, slope * gap, gap).sum(1) > ROUNDING * size.sum(1)
+
+        stays = _lost_members(self.adjacency.rowptr, members, k, ahead) == 0
+        return LayerOrder(name, "bound", why, stays & precise)
 
     def imprecise_nodes(self, subject: _Subject) -> Tensor:
-        """Return the nodes, bool [N], for which the model, in its own precision, computes something else.
+        """Return the nodes, bool [N], whose logits or received values differ in the model's own precision.
 
         As when features have a large common offset that the weights cancel: the sums are then all rounding.
-        A node is imprecise if its logits are, or a value that it receives in any layer.
         """
         chain, graph = subject.chain, subject.graph
         assert chain is not None and graph.features is not None
@@ -375,10 +505,8 @@ class _InjectionBounds:
 
 
 def _differ(own: Tensor, exact: Tensor) -> Tensor:
-    """Return rows, bool [N], that are NaN or differ by more than `ROUNDING` of their largest number.
-
-    Or of the median row's, if that is larger: numbers of a row may be small because they cancel.
-    """
+    """Return rows, bool [N], that are NaN or differ by more than `ROUNDING` of the largest number."""
+    # Of the row, or of the median row: numbers of a row may be small because they cancel.
     difference, size = ((one.abs().flatten(1).amax(1)) for one in (own.double() - exact, exact))
     return ~(difference <= ROUNDING * size.clamp(min=size.median()))
 

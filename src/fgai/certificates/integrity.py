@@ -1,8 +1,6 @@
 """Unaltered models: their class declares its `Capabilities`, and their forward pass is the one written there.
 
-A hook, a replaced method, a subclass, a parametrised or compiled module may change the forward pass; then a
-proof about the class does not hold, and the model's operations are checked one by one instead
-(`fgai.certificates.linearity`).
+Otherwise a proof about the class does not hold; `fgai.certificates.linearity` checks operations one by one.
 """
 
 from __future__ import annotations
@@ -41,9 +39,8 @@ AGAIN = 1e-4  # relative change of an output that is computed again: a GPU adds 
 def find_alteration(model: nn.Module) -> str | None:
     """Say why a model may compute something else than its class declares; None if it does not.
 
-    An unaltered model's class declares `Capabilities` in its own body; all parts are declared there, or
-    fgai's or PyTorch's own, without hooks on the forward pass, taps, methods replaced on an instance or a
-    class, parametrisations or compiled calls. Waits until fgai's hooks of another thread are removed.
+    All its parts must be declared in `Capabilities`, or be fgai's or PyTorch's own, without hooks on the
+    forward pass, taps, replaced methods, parametrisations or compiled calls.
     """
     with exclusive():
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
@@ -95,14 +92,11 @@ def _replaced_method(kind: type[nn.Module], declared: set[type[nn.Module]]) -> s
 
 
 def _is_original(member: Any, name: str, body: type | None) -> bool:
-    """Whether an attribute of a class is code of fgai, PyTorch or PyG, or of the class `body`, or no code.
-
-    Names and modules are copied by `functools.wraps`; the code object and its globals are not.
-    """
+    """Whether an attribute of a class is code of fgai, PyTorch or PyG, or of the class `body`, or no code."""
+    # Names and modules are copied by `functools.wraps`; the code object and its globals are not.
     if isinstance(member, FunctionType):
-        inner = getattr(member, "__wrapped__", None)
-        own = member.__code__.co_filename.startswith(_FOLDERS) or _is_generated(member)
-        own = own or _is_in_body(member, name, body)
+        inner, path = getattr(member, "__wrapped__", None), member.__code__.co_filename
+        own = path.startswith(_FOLDERS) or _is_generated(member) or _is_in_body(member, name, body)
         return own and (inner is None or _is_original(inner, name, body))
     if isinstance(member, classmethod | staticmethod):
         return _is_original(member.__func__, name, body)
@@ -142,10 +136,7 @@ def _rows_near(first: Tensor, second: Tensor) -> bool:
 
 
 def _layer_values(run: LayerRun, recorded: LayerAttention) -> Tensor | str:
-    """Return the values [N, H, C] of a layer of an unaltered model, float64 on the CPU, or why not.
-
-    They are computed again from the layer's inputs, and must lead to its output.
-    """
+    """Return the values [N, H, C] of a layer, computed again in float64 on the CPU, or why not."""
     layer, output = run.layer, run.output
     assert isinstance(layer, AttentionLayer) and output is not None and recorded.adjacency is not None
     with torch.no_grad():
@@ -170,11 +161,10 @@ POSITIONAL_CONDITION = "if positional encodings are kept as computed on the orig
 def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     """Return by layer name why no injection can reorder old neighbours there; None where it may.
 
-    Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`).
-    The normaliser Z is the same for all neighbours of a node, so where an injection does not change the
-    inputs of the score, the order stays. That holds for the first attention layer of a model of features
-    alone, and of one with positional encodings on the condition `POSITIONAL_CONDITION`: recomputed on the
-    larger graph they can reorder every node. New neighbours may rank anywhere.
+    Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`);
+    the normaliser Z is the same for all neighbours of a node. So the order stays where an injection does not
+    change the inputs of the score: in the first attention layer of a model of features alone, and, on the
+    condition `POSITIONAL_CONDITION`, of one with positional encodings. New neighbours may rank anywhere.
 
     Args:
         model: any.

@@ -1,9 +1,8 @@
 """Compiled loops over the rows of a graph, in float64: dual norms, and weighted means over intervals.
 
-A perturbation δ of a node's attention moves a linear quantity by `Σ_j δ_j z_j`. Over a ball of radius R the
-most it can move is `R · ‖(z_j)_j‖_dual`: the dual of l1 is the maximum over neighbours, of l2 the Euclidean
-norm, of linf the sum. They are computed without an edges × classes tensor. `index` [E] is the row of
-`values` [M, H, C] that each edge reads.
+A perturbation δ of a node's attention in a ball of radius R moves `Σ_j δ_j z_j` by at most
+`R · ‖(z_j)_j‖_dual`: the maximum over neighbours for l1, the Euclidean norm for l2, the sum for linf; no
+edges × classes tensor is needed. `index` [E] is the row of `values` [M, H, C] that each edge reads.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from fgai.topk import NORMS
 _BLOCKS = 8  # of rows per thread: several, so that no thread waits long for a block of hubs
 
 
-def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
+def _channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
     """Return the dual norm over the edges into each node, by channel: float64 [N, H, C], 0 without edges.
 
     out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual
@@ -36,21 +35,19 @@ def channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> T
     return out.view(-1, *values.shape[1:])
 
 
-def linear_norms(
+def _linear_norms(
     rowptr: Tensor, index: Tensor, values: Tensor, slope: Tensor, weight: Tensor, norm: str
 ) -> Tensor:
     """Return how far one unit of radius, in every head, can move linear functions of a node's state [N, F].
 
-        out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · weight[h, c, f])_{e into i}‖_dual
-
-    `slope` [N, H, C] is that of the activation, `weight` [H, C, F] has a column per function.
+    out[i, f] = Σ_h ‖(Σ_c values[index[e], h, c] · slope[i, h, c] · weight[h, c, f])_{e into i}‖_dual
     """
     out = _zeros(rowptr, weight.shape[2])
     _run_rows(_linear_norms_rows, rowptr, index, values, slope, weight, NORMS.index(norm), out)
     return out
 
 
-def class_norms(
+def _class_norms(
     rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor, norm: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return how far one unit of radius, in every head at once, can move the logits of each node.
@@ -59,21 +56,17 @@ def class_norms(
         range[i]     = 2 max_c Σ_h ‖(z_ehc - mid_eh)_e‖_dual       how fast any class can gain on another
         total[i]     = Σ_h max_e ‖z_eh‖_1  (l1)  or  Σ_h Σ_c ‖(z_ehc)_e‖_dual  (l2, linf)
 
-    `mid_eh` lies half way between the largest and the smallest class of z_eh; with l1 and one head `range` is
-    `max_e (max_c z_ec - min_c z_ec)`. `margin` is attained, `range` and `total` never fall short. z are the
-    `values` [M, H, C], heads weighted as in the read-out. All are 0 for a node without edges.
+    z are the `values` [M, H, C], `mid_eh` is half way between the largest and the smallest class of z_eh.
     """
     margin, spread, total = _zeros(rowptr, values.shape[2]), _zeros(rowptr), _zeros(rowptr)
     _run_rows(_class_norms_rows, rowptr, index, values, top, NORMS.index(norm), margin, spread, total)
     return margin, spread, total
 
 
-def value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
+def _value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
     """Return the range of the values of a node's neighbours [N, H, C], 0 without edges.
 
-        out[i, h, c] = max_e g_e - min_e g_e,    g_e = values[index[e], h, c]
-
-    With `top` [N], g_e is the neighbour's margin of the top class: `z[h, top(i)] - z[h, c]`.
+    With `top` [N] that of the neighbours' margins of the top class, `z[h, top(i)] - z[h, c]`.
     """
     out = _zeros(rowptr, *values.shape[1:])
     top = torch.full((len(out),), -1) if top is None else top
@@ -81,7 +74,7 @@ def value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | Non
     return out
 
 
-def margin_gains(
+def _margin_gains(
     rowptr: Tensor, index: Tensor, weight: Tensor, radius: Tensor, growth: Tensor, change: Tensor, top: Tensor
 ) -> Tensor:
     """Return the most that moving values and weights adds to a class's margin over the top one [N, H, C].
@@ -89,38 +82,14 @@ def margin_gains(
         out[i, h, c] = u_c + u_top,
         u_c = min(growth Σ_e w_e r_ec,  Σ_e w_e r_ec + change (max_e r_ec - min_e r_ec))
 
-    Each value may move by r = `radius` [M, H, C], each weight w [E, H] grow by the factor `growth` [N, H],
-    all of them by `change` [N, H] in total variation. Nodes with `top` -1 are left out (0).
+    r is `radius` [M, H, C], w `weight` [E, H]; `growth`, `change` [N, H]. Nodes of `top` -1 are left out (0).
     """
     out = _zeros(rowptr, *radius.shape[1:])
     _run_rows(_margin_gains_rows, rowptr, index, weight, radius, growth, change, top, out)
     return out
 
 
-def classes_certified(
-    adjacency: Adjacency,
-    scores: _ScoreBounds,
-    margins: Tensor,
-    loops: Tensor,
-    classes: Tensor,
-    first: int,
-    neighbours: int,
-    rounding: float,
-) -> Tensor:
-    """Return whether a node's class stays ahead of every other, for all scores and values in their intervals.
-
-    The edges have one head. `margins` [N, A, C] is the least margin of class a over b in a neighbour's
-    values, `loops` the same for a node itself. The A classes a begin with `first`; nodes of other `classes`
-    [N] are True. `rounding` is relative to what is summed.
-    """
-    out = torch.ones(classes.numel(), dtype=torch.bool)
-    ends = scores.low[:, 0], scores.high[:, 0], scores.new[:, 0]
-    arrays = (adjacency.source, *ends, margins, loops, scores.new_margins, classes)
-    _run_rows(_classes_certified_rows, adjacency.rowptr, *arrays, first, float(neighbours), rounding, out)
-    return out
-
-
-def mean_bounds(
+def _mean_bounds(
     adjacency: Adjacency,
     scores: _ScoreBounds,
     values: tuple[Tensor, Tensor],
@@ -130,8 +99,7 @@ def mean_bounds(
 ) -> tuple[Tensor, Tensor]:
     """Return lower and upper bounds of `Σ e^s v / Σ e^s` [N, H, C] over intervals of scores and values.
 
-    Bounds of v are those in `values` [N, H, C] for a node's neighbours, in `loops` for the node itself and in
-    `new` [H, C] for the new neighbours.
+    `values` are (low, high) of a node's neighbours, `loops` of the node itself, `new` [H, C] of new ones.
     """
     ends, ceiling = [], scores.new.amax(2)
     for sign, end in ((1.0, 0), (-1.0, 1)):
@@ -143,17 +111,20 @@ def mean_bounds(
     return ends[0], ends[1]
 
 
-def order_certified(
-    adjacency: Adjacency, low: Tensor, high: Tensor, members: Tensor, slope: float, rounding: float
-) -> Tensor:
-    """Return whether every member of a node's top-k has a larger mean score than every other neighbour.
+def _lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Count the members of each node's top-k, bool [E], that another neighbour may overtake, float64 [N].
 
-    `low` and `high` [E, H] bound the part of the score that differs between neighbours; the score's slope in
-    it is between `slope` and 1. `members` bool [E] is the top-k. `rounding` is relative to the bounds.
+    `ahead` says of edges [M] whether they stay ahead of others [M] of the same node, bool [M].
     """
-    out = torch.zeros(adjacency.num_nodes, dtype=torch.bool)
-    _run_rows(_order_certified_rows, adjacency.rowptr, low, high, members, float(slope), rounding, out)
-    return out
+    degree = rowptr.diff()
+    row, sizes = torch.repeat_interleave(torch.arange(len(degree)), degree), degree.clamp(max=k)
+    members, first = top.nonzero().flatten(), sizes.cumsum(0) - sizes  # index of a node's first member
+    others = (~top).nonzero().flatten()
+    rows, lost = row[others], torch.zeros(len(degree), dtype=torch.float64)
+    for number in range(k if len(others) else 0):
+        overtaken = ~ahead(members[first[rows] + number], others)
+        lost += torch.zeros_like(lost).index_fill(0, rows[overtaken], 1.0)
+    return lost
 
 
 def _zeros(rowptr: Tensor, *shape: int) -> Tensor:
@@ -296,67 +267,6 @@ def _margin_gains_rows(start, stop, rowptr, index, weight, radius, growth, chang
 
 
 _HALVINGS = 30
-
-
-@compiled
-def _order_certified_rows(start, stop, rowptr, low, high, members, slope, rounding, out):
-    heads = low.shape[1]
-    for i in range(start, stop):
-        stays = True
-        for e in range(rowptr[i], rowptr[i + 1]):
-            if not members[e]:
-                continue
-            for f in range(rowptr[i], rowptr[i + 1]):
-                if members[f]:
-                    continue
-                ahead, size = 0.0, 0.0
-                for h in range(heads):
-                    gap = low[e, h] - high[f, h]
-                    ahead += slope * gap if gap > 0 else gap
-                    size += abs(low[e, h]) + abs(high[f, h])
-                if not ahead > rounding * size:
-                    stays = False
-                    break
-            if not stays:
-                break
-        out[i] = stays
-
-
-@compiled
-def _classes_certified_rows(
-    start, stop, rowptr, source, low, high, new, margins, loops, of_new, classes, first, t, rounding, out
-):
-    sectors, width = of_new.shape[0], of_new.shape[1]
-    for i in range(start, stop):
-        top, at = classes[i], classes[i] - first
-        if not 0 <= at < margins.shape[1]:
-            continue
-        peak = -np.inf
-        if t > 0:
-            for s in range(sectors):
-                peak = max(peak, new[i, s])
-        for e in range(rowptr[i], rowptr[i + 1]):
-            peak = max(peak, high[e])
-        stays = rowptr[i + 1] > rowptr[i]
-        for c in range(width):
-            if c == top or not stays:
-                continue
-            total, size = 0.0, 0.0
-            for e in range(rowptr[i], rowptr[i + 1]):
-                j = source[e]
-                least = loops[j, at, c] if j == i else margins[j, at, c]
-                term = np.exp((high[e] if least < 0 else low[e]) - peak) * least
-                total += term
-                size += abs(term)
-            if t > 0:
-                worst = 0.0
-                for s in range(sectors):
-                    if of_new[s, top, c] < 0:
-                        worst = min(worst, np.exp(new[i, s] - peak) * of_new[s, top, c])
-                total += t * worst
-                size -= t * worst
-            stays = total > rounding * size
-        out[i] = stays
 
 
 @compiled

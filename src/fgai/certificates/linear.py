@@ -1,33 +1,35 @@
-"""Linear read-outs, `y = b + Σ_e w_e z_e`, of nodes, links and graphs: detected, then certified."""
+"""Read-outs of the last layer's attention: linear ones, detected and certified, and those through ReLUs.
+
+Through ReLUs (the graph transformer's last block), m being the aggregated values of a node, the logits are
+
+    p1 = G m + g,    p2 = P m + B relu(p1) + q,    y = A relu(p2) + a.
+
+If p moves by Δ, `relu(p + Δ) = relu(p) + M Δ + ε` with `0 <= ε <= (|Δ| - |p|)_+`, M the unit's slope: the
+worst case of the linear part is exact, and intervals bound the ε of the units within reach.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 
 from fgai.attention import LayerAttention, LayerRun, Observation, evaluating, observe
+from fgai.bounds.steps import batch_norm_map
 from fgai.certificates.integrity import _layer_values, find_alteration
-from fgai.certificates.kernels import channel_norms, class_norms
-from fgai.certificates.layer import (
-    _BOUNDS,
-    BOUND,
-    EXACT,
-    Prediction,
-    _crossing_radius,
-    _probability_change,
-    _top_and_margins,
-)
+from fgai.certificates.kernels import _channel_norms, _class_norms
 from fgai.certificates.linearity import _changed_constant, _track_linearity
-from fgai.models import AttentionLayer
+from fgai.certificates.record import BOUND, EXACT, Prediction
+from fgai.models import AttentionLayer, body_of
 from fgai.ops import use_backend
 from fgai.ops.segments import row_index
-from fgai.tasks import link_logits, pool, task_of
+from fgai.tasks import get_task, link_logits, pool, task_of
 
 _HINTS = {
     "softmax": "; let the model return logits",
@@ -38,17 +40,49 @@ PROBES = (1.0, 1 / 64, 1024.0)
 """Sizes of the random perturbations in the test of a read-out; attentions are never more than 2 apart."""
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 """Type → rounding of a change of the logits: relative to what was summed, and to the logits."""
+SMALLEST = 5e-324  # radius of a node that is certified at radius 0 and no further
+_BOUNDS = (BOUND,) * 3
+_AGAIN = 1e-3  # difference between float32 and float64 logits, relative to what is summed
+_BLOCK = 1 << 15  # edges per block: about 100 MB
+_HALVINGS = 12  # of the interval of the class radius
+_FARTHEST = 2.0  # largest distance of two attention vectors, in any of the norms
+
+
+def _top_and_margins(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the predicted class [N] and its margin over each class [N, C], infinite over itself; float64."""
+    y = logits.detach().cpu().double()
+    top = y.argmax(1, keepdim=True)
+    return top[:, 0], (y.gather(1, top) - y).scatter(1, top, torch.inf)
+
+
+def _crossing_radius(margins: Tensor, rate: Tensor) -> Tensor:
+    """Return the smallest radius at which some class reaches the top one, `min_c margin_c / rate_c` [N]."""
+    ratio = margins / torch.where(rate > 0, rate, 1.0)
+    return torch.where(rate > 0, ratio, torch.where(margins > 0, torch.inf, 0.0)).amin(1)
+
+
+def _probability_change(logits: Tensor, spread: Tensor) -> Tensor:
+    """Bound the change of probabilities [N] if logits differences move by `spread` [N], as the docs prove."""
+    p = logits.detach().cpu().double().softmax(1).sort(1).values
+    r = spread.double()
+    s = torch.sigmoid(-r / 2).maximum(p[:, 0]).minimum(p[:, :-1].sum(1))
+    gained = -torch.expm1(-r)
+    change = s * (1 - s) * gained / (torch.exp(-r) + s * gained)
+    # 0/0, where the probability of a class is 0 in float64 and the spread infinite.
+    return torch.nan_to_num(change, nan=1.0)
+
+
+def _trivial_change(logits: Tensor) -> Tensor:
+    """Return `1 - min_c p_c` [N]: no change of probabilities in total variation is larger."""
+    return 1 - logits.detach().cpu().double().softmax(1).amin(1)
 
 
 @dataclass(frozen=True, eq=False)
 class _LinearReadOut:
-    """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i.
+    """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i."""
 
-    z are `values` [M, H, C], weighted as in the read-out (1/H for an average), at the rows `index` [E].
-    """
-
-    values: Tensor
-    index: Tensor
+    values: Tensor  # z [M, H, C], weighted as in the read-out: 1/H for an average
+    index: Tensor  # rows of the values [E]
 
 
 def _node_prediction(
@@ -59,15 +93,10 @@ def _node_prediction(
     norm: str,
     batch: Tensor | None = None,
 ) -> Prediction:
-    """Certify every node of a linear read-out, or the mean over each graph of `batch`.
-
-    Class radius, exact:  min_c (y_top - y_c) / Σ_h ‖(z_eh,top - z_ehc)_e‖_dual, for a graph with the mean of
-    its nodes' norms, each of which is attained independently of the others.
-    Logits, exact for l1 with one head, for a graph a bound:  R/2 · total  of `class_norms`.
-    """
+    """Certify every node of a linear read-out, or the mean over each graph of `batch`; see `_class_norms`."""
     top, lead = _top_and_margins(logits)
     tops = top if batch is None else top[batch]
-    rate, spread, total = class_norms(rowptr, read_out.index, read_out.values, tops, norm)
+    rate, spread, total = _class_norms(rowptr, read_out.index, read_out.values, tops, norm)
     exact, rows = norm == "l1" and read_out.values.shape[1] == 1, "nodes"
     reason = "the logits are linear in this layer's attention"
     if batch is not None:
@@ -79,8 +108,16 @@ def _node_prediction(
     return Prediction(_crossing_radius(lead, rate), radius / 2 * total, change, *statuses, reason, rows)
 
 
-def _linear_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
-    """Certify nodes whose logits are linear in the last layer's attention."""
+def _last_prediction(model: nn.Module, observation: Observation, radius: float, norm: str) -> Prediction:
+    """Certify predictions when the last layer's attention of every node moves by `radius`."""
+    task = task_of(observation.graph)
+    if getattr(model, "task", task.name) != task.name:
+        return Prediction(reason=f"the model is made for task {model.task!r}, the data for {task.name!r}")
+    if not task.row_per_node:
+        return _link_or_graph_prediction(model, observation, radius, norm)
+    through_relu = _relu_read_out(model, observation)
+    if through_relu is not None:
+        return _relu_prediction(through_relu, observation, radius, norm)
     read_out, rowptr = linear_read_out(model, observation), observation.attention.last.rowptr.cpu()
     if isinstance(read_out, str):
         return Prediction(reason=read_out)
@@ -90,12 +127,10 @@ def _linear_prediction(model: nn.Module, observation: Observation, radius: float
 def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
-    The output layer of an unaltered model (see `find_alteration`) must have returned the logits themselves.
-    Any other model runs with random perturbations of the last attention, small and large, and every operation
-    from there to the logits must be linear. Then the gradients are the values, if every backward step is
-    PyTorch's own. The same runs show that the values are complete and that the logits of each node depend on
-    the attention of that node alone: node by node the logits must move as the gradients predict. Constants
-    must be the same in all runs, or an operation out of sight depends on the attention.
+    The output layer of an unaltered model must have returned the logits themselves. Any other model runs with
+    random perturbations of the last attention, and every operation from there to the logits must be linear,
+    with the same constants in all runs. Then the gradients are the values, if every backward step is
+    PyTorch's own, and node by node the logits must move as the gradients predict.
     """
     last, logits = observation.attention.last, observation.logits
     if logits.dim() != 2 or logits.shape[0] != last.num_nodes or logits.shape[1] < 2:
@@ -156,10 +191,7 @@ def _run_with_attention(
     *,
     grad: bool = False,
 ) -> Tensor:
-    """Return the logits with this attention [E, H] in the last layer, and PyTorch's operations behind it.
-
-    `start` is called with the attention.
-    """
+    """Return the logits with this attention [E, H] in the last layer; `start` is called with it."""
     last = len(observation.attention) - 1
     with ExitStack() as stack:
 
@@ -209,41 +241,36 @@ def _moves_as_gradients(
 def _link_or_graph_prediction(
     model: nn.Module, observation: Observation, radius: float, norm: str
 ) -> Prediction:
-    """Certify every link or small graph when the last layer's attention of every node moves by `radius`.
-
-    The model must be unaltered (see `find_alteration`) and its output, bit by bit, the dot product or the
-    mean over each graph of its last layer's output. Anything else (cosine, maximum, an MLP head) is unknown.
-    """
-    if (alteration := find_alteration(model)) is not None:
-        return Prediction(
-            reason=f"{alteration}; links and graphs are certified for fgai's models as they are"
-        )
+    """Certify links or graphs; the output must be, bit by bit, products or means of the last layer's."""
     run = observation.runs[-1] if observation.runs else None
-    if run is None or run.output is None:
-        return Prediction(reason="which layer ran last cannot be determined")
-    layer, graph, logits, last = run.layer, observation.graph, observation.logits, observation.attention.last
-    assert isinstance(layer, AttentionLayer)
-    if layer.heads > 1 and layer.concat:
-        return Prediction(reason="the last attention layer concatenates its heads")
-    task, pairs = task_of(graph), None if graph.links is None else graph.links.pairs
-    if task.linear_read_out == "product" and pairs is not None:
-        plain = link_logits(run.output, pairs)
-    elif task.linear_read_out == "mean":
-        plain = pool(run.output, graph.batch, logits.shape[0], "mean")
+    graph, logits = observation.graph, observation.logits
+    task, last = task_of(graph), observation.attention.last
+    pairs = graph.links.pairs if graph.links is not None and task.linear_read_out == "product" else None
+    if (alteration := find_alteration(model)) is not None:
+        reason = f"{alteration}; links and graphs are certified for fgai's models as they are"
+    elif run is None or run.output is None:
+        reason = "which layer ran last cannot be determined"
+    elif isinstance(run.layer, AttentionLayer) and run.layer.heads > 1 and run.layer.concat:
+        reason = "the last attention layer concatenates its heads"
+    elif pairs is None and task.linear_read_out != "mean":
+        reason = f"how {task.rows_are} follow from the last attention layer is not known"
     else:
-        return Prediction(reason=f"how {task.rows_are} follow from the last attention layer is not known")
-    if plain.shape != logits.shape or not torch.equal(plain, logits):
-        return Prediction(
-            reason="something other than a dot product or a mean follows the last attention layer"
+        states = run.output
+        plain = (
+            pool(states, graph.batch, len(logits), "mean") if pairs is None else link_logits(states, pairs)
         )
-    read_out = _output_read_out(run, last)
-    if isinstance(read_out, str):
-        return Prediction(reason=read_out)
-    if task.linear_read_out == "product" and pairs is not None:
-        states = run.output.detach().cpu().double()
-        return _link_prediction(read_out, last.rowptr.cpu(), states, pairs.cpu(), logits, radius, norm)
-    assert graph.batch is not None
-    return _node_prediction(read_out, last.rowptr.cpu(), logits, radius, norm, graph.batch.cpu())
+        read_out = _output_read_out(run, last)
+        if plain.shape != logits.shape or not torch.equal(plain, logits):
+            reason = "something other than a dot product or a mean follows the last attention layer"
+        elif isinstance(read_out, str):
+            reason = read_out
+        elif pairs is not None:
+            states = states.detach().cpu().double()
+            return _link_prediction(read_out, last.rowptr.cpu(), states, pairs.cpu(), logits, radius, norm)
+        else:
+            assert graph.batch is not None
+            return _node_prediction(read_out, last.rowptr.cpu(), logits, radius, norm, graph.batch.cpu())
+    return Prediction(reason=reason)
 
 
 def _link_prediction(
@@ -257,15 +284,13 @@ def _link_prediction(
 ) -> Prediction:
     """Bound the change of scores `s = ⟨h_u, h_v⟩` with `h = b + Σ_e w_e z_e`, both ends perturbed.
 
-        |Δs| ≤ R (a_u + a_v) + R² A_u A_v,
-        a_u = Σ_h ‖(⟨z_eh, h_v⟩)_e‖_dual,   A_u = Σ_h ‖(‖z_eh‖₂)_e‖_dual   over the edges e into u,
+        |Δs| ≤ R (a_u + a_v) + R² A_u A_v,   a_u = Σ_h ‖(⟨z_eh, h_v⟩)_e‖_dual,   A_u = Σ_h ‖(‖z_eh‖₂)_e‖_dual
 
-    the last term by Cauchy-Schwarz. The class is safe below the positive root of
-    `R² A_u A_v + R (a_u + a_v) = |s|`. `states` [N, D] are h; `pairs` [2, L] are u and v, which differ.
+    over the edges e into u. `states` [N, D] are h, `pairs` [2, L] u and v.
     """
     score = logits.detach().cpu().double().diff(dim=1).squeeze(1)
     sizes = read_out.values.norm(dim=2, keepdim=True)
-    size = channel_norms(rowptr, read_out.index, sizes, norm)[:, :, 0].sum(1)
+    size = _channel_norms(rowptr, read_out.index, sizes, norm)[:, :, 0].sum(1)
     first = _pair_norms(read_out, rowptr, states, pairs, norm)
     first = first + _pair_norms(read_out, rowptr, states, pairs.flip(0), norm)
     second = size[pairs[0]] * size[pairs[1]]
@@ -292,4 +317,164 @@ def _pair_norms(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs:
     edges = torch.arange(len(pair))
     edge = edges - pointers[pair] + rowptr[pairs[0]][pair]
     along = torch.einsum("ehd,ed->eh", read_out.values[read_out.index[edge]], states[pairs[1]][pair])
-    return channel_norms(pointers, edges, along[:, :, None], norm)[:, :, 0].sum(1)
+    return _channel_norms(pointers, edges, along[:, :, None], norm)[:, :, 0].sum(1)
+
+
+class _ReluReadOut(NamedTuple):
+    """The maps of the module's formula, float64 on the CPU, and the clean pre-activations."""
+
+    values: Tensor  # v [N, H, C]; `m` is `Σ_e w_eh v_eh` of all heads side by side
+    source: Tensor  # rows of the values [E]
+    G: Tensor
+    P: Tensor
+    B: Tensor
+    A: Tensor
+    p1: Tensor
+    p2: Tensor
+
+
+class _Rates(NamedTuple):
+    """Effect of one unit of radius to first order on p1, p2, class margins, differences and all logits."""
+
+    first: Tensor
+    second: Tensor
+    margin: Tensor
+    spread: Tensor
+    total: Tensor
+
+
+def _relu_prediction(
+    read_out: _ReluReadOut, observation: Observation, radius: float, norm: str
+) -> Prediction:
+    """Bound nodes of a graph transformer by its last layer's attention."""
+    rowptr, logits = observation.attention.last.rowptr.cpu(), observation.logits
+    top, margins = _top_and_margins(logits)
+    rates = _first_order(read_out, rowptr, top, norm)
+    size = torch.full((rowptr.numel() - 1,), radius, dtype=torch.float64)
+    low, high = _remainder(read_out, rates, size)
+    positive, negative = read_out.A.clamp(min=0).T, (-read_out.A).clamp(min=0).T
+    rise, fall = high @ positive + low @ negative, low @ positive + high @ negative
+    spread = radius * rates.spread + rise.amax(1) + fall.amax(1)
+    class_radius = _class_radius(read_out, rates, top, margins, rowptr)
+    moved = (radius * rates.total + torch.maximum(rise, fall).sum(1)) / 2
+    reason = "linear part of the read-out, plus what ReLUs within reach can add"
+    return Prediction(class_radius, moved, _probability_change(logits, spread), *_BOUNDS, reason)
+
+
+def _relu_read_out(model: Any, observation: Observation) -> _ReluReadOut | None:
+    """Return the read-out of a graph transformer's last attention layer; None for other models."""
+    if body_of(model) != "blocks" or not get_task(model.task).row_per_node or not observation.runs:
+        return None
+    if find_alteration(model) is not None:
+        return None
+    run = observation.runs[-1]
+    parts: Any = copy.deepcopy(nn.ModuleList([model.blocks[-1], model.head]))
+    block, head = parts.requires_grad_(False).cpu().double()
+    norms, maps = (block.norm_attention, block.norm_feed), (block.output, block.wide, block.narrow)
+    if not all(isinstance(norm, nn.BatchNorm1d) and norm.running_var is not None for norm in norms):
+        return None  # layer normalisation is not piecewise linear
+    if [type(part) for part in (*maps, *head)] != [nn.Linear] * 4 + [nn.ReLU, nn.Linear]:
+        return None
+    layer, values = run.layer, _layer_values(run, observation.attention.last)
+    assert isinstance(layer, AttentionLayer) and run.output is not None
+    if isinstance(values, str):
+        return None
+    scales, shifts = zip(*(batch_norm_map(norm) for norm in norms), strict=True)
+    out_w, wide_w, narrow_w, head_w, last_w = (one.weight for one in (*maps, head[0], head[2]))
+    out_b, wide_b, narrow_b, head_b, last_b = (_bias(one) for one in (*maps, head[0], head[2]))
+    state = run.inputs[0].cpu().double() + run.output.cpu().double() @ out_w.T + out_b
+    state = state * scales[0] + shifts[0]
+    p1 = state @ wide_w.T + wide_b
+    fed = (state + p1.relu() @ narrow_w.T + narrow_b) * scales[1] + shifts[1]
+    p2 = fed @ head_w.T + head_b
+    size = p2.relu() @ last_w.abs().T + last_b.abs()
+    apart = (p2.relu() @ last_w.T + last_b - observation.logits.cpu().double()).abs()
+    if not bool((apart <= _AGAIN * size.amax(1, keepdim=True)).all()):
+        return None
+    mix = scales[0][:, None] * out_w
+    shape = (-1, layer.heads, layer.channels)
+    return _ReluReadOut(
+        values=values,
+        source=observation.attention.last.source.cpu(),
+        G=(wide_w @ mix).view(shape),
+        P=(head_w @ (scales[1][:, None] * mix)).view(shape),
+        B=head_w @ (scales[1][:, None] * narrow_w),
+        A=last_w,
+        p1=p1,
+        p2=p2,
+    )
+
+
+def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str) -> _Rates:
+    """The read-out linearised at every node: effective values per edge, then dual norms."""
+    ahead = torch.einsum("nhc,khc->nhk", read_out.values, read_out.G)
+    skip = torch.einsum("nhc,khc->nhk", read_out.values, read_out.P)
+    on1, on2 = (read_out.p1 > 0).double(), (read_out.p2 > 0).double()
+    nodes = rowptr.numel() - 1
+    second = torch.zeros_like(read_out.p2)
+    margin, spread, total = second.new_zeros(nodes, len(read_out.A)), *second.new_zeros(2, nodes)
+    for start, stop in _blocks(rowptr):
+        edges = slice(int(rowptr[start]), int(rowptr[stop]))
+        pointers, source = rowptr[start : stop + 1] - rowptr[start], read_out.source[edges]
+        rows = torch.repeat_interleave(torch.arange(start, stop), pointers.diff())
+        own = torch.arange(source.numel())
+        moved = skip[source] + (ahead[source] * on1[rows][:, None]) @ read_out.B.T
+        second[start:stop] = _channel_norms(pointers, own, moved, norm).sum(1)
+        effective = (moved * on2[rows][:, None]) @ read_out.A.T
+        margin[start:stop], spread[start:stop], total[start:stop] = _class_norms(
+            pointers, own, effective, top[start:stop], norm
+        )
+    first = _channel_norms(rowptr, read_out.source, ahead, norm).sum(1)
+    return _Rates(first, second, margin, spread, total)
+
+
+def _remainder(read_out: _ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Tensor, Tensor]:
+    """Return low and high [N, K2]: relu(p2) lies in [−low, high] around its linear part, at radii [N]."""
+    size = radius[:, None]
+    excess1 = (size * rates.first - read_out.p1.abs()).clamp(min=0)
+    up, down = excess1 @ read_out.B.clamp(min=0).T, excess1 @ (-read_out.B).clamp(min=0).T
+    on = read_out.p2 > 0
+    reach = size * rates.second + torch.where(on, down, up)
+    excess2 = (reach - read_out.p2.abs()).clamp(min=0)
+    return torch.where(on, down, 0.0), torch.where(on, up, 0.0) + excess2
+
+
+def _class_radius(
+    read_out: _ReluReadOut, rates: _Rates, top: Tensor, margins: Tensor, rowptr: Tensor
+) -> Tensor:
+    """Return the largest radius, up to bisection, at which no class reaches the top one."""
+    limit = _crossing_radius(margins, rates.margin).clamp(max=_FARTHEST)
+    low, high = torch.zeros_like(limit), limit.clone()
+    tried = high
+    for _ in range(_HALVINGS + 1):
+        lost = tried[:, None] * rates.margin + _margin_remainder(read_out, rates, top, tried)
+        safe = (margins - lost).amin(1) > 0
+        low, high = torch.where(safe, tried, low), torch.where(safe, high, tried)
+        tried = (low + high) / 2
+    ahead = margins.amin(1) > 0
+    low = torch.where(ahead, low.clamp(min=SMALLEST), 0.0)  # at radius 0 nothing moves
+    return torch.where(rowptr.diff() > 0, low, torch.where(ahead, torch.inf, 0.0))
+
+
+def _margin_remainder(read_out: _ReluReadOut, rates: _Rates, top: Tensor, radius: Tensor) -> Tensor:
+    """Bound how much class c can gain on the top class beyond first order [N, C], at radii [N]."""
+    low, high = _remainder(read_out, rates, radius)
+    out = torch.zeros_like(rates.margin)
+    for winner in torch.unique(top).tolist():
+        rows, ahead = top == winner, read_out.A[winner] - read_out.A
+        out[rows] = low[rows] @ ahead.clamp(min=0).T + high[rows] @ (-ahead).clamp(min=0).T
+    return out
+
+
+def _blocks(rowptr: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield ranges of rows with about `_BLOCK` edges each."""
+    start, nodes = 0, rowptr.numel() - 1
+    while start < nodes:
+        stop = int(torch.searchsorted(rowptr, rowptr[start] + _BLOCK, right=True)) - 1
+        stop = min(max(stop, start + 1), nodes)
+        yield start, stop
+        start = stop
+
+
+def _bias(linear: nn.Linear) -> Tensor:
+    return linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias

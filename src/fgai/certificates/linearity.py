@@ -1,11 +1,9 @@
 """Is the output linear in a tensor? Tracked through a forward pass, operation by operation.
 
-Autograd does not see `detach`, a comparison or a branch. Here every operation that PyTorch runs is seen,
-whoever calls it. A tensor is tracked if an operation computed it from a tracked one. If all operations on
-tracked tensors are sums, products with something untracked, and moves of numbers, the output is linear.
-Reading a number out of a tracked tensor, to branch on it or to compute elsewhere, is a violation. Operations
-that are not seen, as in another thread, show in a second run from another start: everything untracked must
-have the same values in both (`_changed_constant`).
+A tensor is tracked if an operation computed it from a tracked one. If all operations on tracked tensors are
+sums, products with something untracked, and moves of numbers, the output is linear; to read a number out is a
+violation. Operations out of sight, as in another thread, show in a second run from another start: everything
+untracked must have the same values in both (`_changed_constant`).
 """
 
 from __future__ import annotations
@@ -45,10 +43,8 @@ _READERS = "numpy __array__ tolist data_ptr __dlpack__ untyped_storage storage"
 _EXITS = frozenset(f"{_READERS} __reduce_ex__ __repr__ __format__ __deepcopy__".split())
 """Methods that read numbers out of a tensor without an operation."""
 _TYPES = (torch.float32, torch.float64)
-SAMPLE = 64
-"""Entries of a constant that are compared one by one, about as many."""
-AGAIN = 1e-4
-"""Relative change of constants computed again, by the order of sums on a GPU."""
+SAMPLE = 64  # entries of a constant that are compared one by one, about as many
+AGAIN = 1e-4  # relative change of constants computed again, by the order of sums on a GPU
 
 # mypy: disable-error-code="no-untyped-call"
 
@@ -79,8 +75,10 @@ class _Memory(Generic[V]):
         self._values: dict[tuple[torch.device, int], tuple[int, StorageWeakRef, V]] = {}
 
     def find(self, tensor: Tensor) -> V | None:
+        if not tensor.numel() or tensor.layout is not torch.strided:
+            return None
         starts, address = self._starts.get(tensor.device, []), tensor.data_ptr()
-        while tensor.numel() and (index := bisect_right(starts, address) - 1) >= 0:
+        while (index := bisect_right(starts, address) - 1) >= 0:
             end, memory, value = self._values[tensor.device, starts[index]]
             if not memory.expired():
                 return value if address < end else None
@@ -120,10 +118,9 @@ class _OperationMode(TorchDispatchMode):
 
 
 class _LinearityMode(_OperationMode):
-    """Tracks the tensors given to `track`; made by `_track_linearity`.
+    """Tracks the tensors given to `track`.
 
-    `constants` are, for every operation since then, its name, its numbers and a summary of its untracked
-    tensors.
+    `constants` are name, numbers and a summary of the untracked tensors of every operation since then.
     """
 
     def __init__(self) -> None:
@@ -140,8 +137,7 @@ class _LinearityMode(_OperationMode):
     def tracks(self, *tree: Any) -> bool:
         # By memory, so views and writes into a buffer are seen; no operation makes a sparse tensor of tracked
         # numbers without a violation.
-        strided = (leaf for leaf in _tensors(tree) if leaf.layout is torch.strided)
-        return any(self._tracked.find(leaf) is not None for leaf in strided)
+        return any(self._tracked.find(leaf) is not None for leaf in _tensors(tree))
 
     def run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tracked = self.tracks(args, kwargs)
@@ -235,16 +231,7 @@ class _ExitMode(TorchFunctionMode):
 
 @contextmanager
 def _track_linearity() -> Iterator[_LinearityMode]:
-    """Track the tensors given to `track`, and what is computed from them, in every operation of the block.
-
-    Example:
-        >>> x = torch.ones(3)
-        >>> with _track_linearity() as mode:
-        ...     mode.track(x)
-        ...     y = 2 * x + (x.round() - x).detach()
-        >>> mode.violation
-        'round'
-    """
+    """Track the tensors given to `track`, and what is computed from them, in every operation of the block."""
     mode = _LinearityMode()
     with _ExitMode(mode), mode:
         yield mode

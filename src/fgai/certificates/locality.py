@@ -1,18 +1,16 @@
 """Do nodes affect each other along edges alone? Tracked number by number through a forward pass.
 
-New nodes without outgoing edges are added to a graph, and every number that depends on them is marked: their
-features, the sources of the edges into them, values on those edges, and the rows that exist because of them.
-Every operation PyTorch runs, whoever calls it, propagates marks: a product to rows and columns, a sum to its
-result, a gather from the positions it reads, a scatter to those it writes. An unknown operation marks all of
-its results. If no row of an old node is marked at the end, no new node without outgoing edges can change it.
-The number of nodes must not matter either: runs with more and with fewer new nodes must call the same
-operations with the same numbers.
+Every number that depends on new nodes without outgoing edges is marked, and every operation PyTorch runs,
+whoever calls it, propagates marks; an unknown one marks all of its results. If no row of an old node is
+marked at the end, no such node can change it. The number of nodes must not matter either: runs with more and
+with fewer new nodes must call the same operations with the same numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -50,6 +48,9 @@ _ONE_DIM = ("_softmax", "_log_softmax", "sort", "topk", "argsort", "cumprod")
 _PRODUCTS = dict.fromkeys(("mm", "bmm"), 0) | dict.fromkeys(("addmm", "baddbmm"), 1)
 """Name of a product of matrices → position of the first factor among its arguments."""
 _MOVES = ("cat", "stack", "flip", "roll", "repeat", "constant_pad_nd", "tril", "triu")
+_WRITES = frozenset(
+    ["scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_put"]
+)
 
 
 def _output_marks(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor | None:
@@ -63,18 +64,29 @@ def _output_marks(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks)
     if torch.Tag.pointwise in func.tags or name in _ACTIVATIONS or name in _COPIES:
         return reduce(torch.logical_or, [marks(one) for one in tensors])
     if name in _PRODUCTS:
-        return _product_marks(args, _PRODUCTS[name], marks)
+        first = _PRODUCTS[name]
+        left, right = (marks(one) for one in args[first : first + 2])
+        out = left.any(-1, keepdim=True) | right.any(-2, keepdim=True)
+        return out | marks(args[0]) if first else out
     if name in _MOVES:
-        return _move_marks(func, args, kwargs, marks)
+        moved = [marks(one) for one in args[0]] if isinstance(args[0], list | tuple) else marks(args[0])
+        return torch.as_tensor(func(moved, *args[1 : 2 if name == "constant_pad_nd" else None], **kwargs))
     if name in _NORMS or name == "_native_batch_norm_legit_no_training":
         of_the_batch = name in _NORMS and args[_NORMS[name]] is not False
         others = [one for one in tensors if one is not args[0]]
         return None if of_the_batch or _any_marked(others, marks) else marks(args[0])
     named = _by_name(func, args, kwargs)
+    if name in ("linear", "native_layer_norm"):
+        if _any_marked((named.get("weight"), named.get("bias")), marks):
+            return None
+        dims = len(named.get("normalized_shape", (0,)))
+        return marks(named["input"]).any(tuple(range(-dims, 0)), keepdim=True)
     if name in _REDUCTIONS:
         return _reduction_marks(named, marks)
     if name in _ONE_DIM:
         return marks(named["self"]).any(named.get("dim", -1), keepdim=True)
+    if name in _WRITES:
+        return _write_marks(named, marks)
     rule = _RULES.get(name)
     return None if rule is None else rule(named, marks)
 
@@ -83,48 +95,23 @@ def _any_marked(tensors: Iterable[Tensor | None], marks: Marks) -> bool:
     return any(bool(marks(one).any()) for one in tensors if one is not None)
 
 
-def _product_marks(args: tuple[Any, ...], first: int, marks: Marks) -> Tensor:
-    left, right = (marks(one) for one in args[first : first + 2])
-    out = left.any(-1, keepdim=True) | right.any(-2, keepdim=True)
-    return out | marks(args[0]) if first else out
-
-
-def _move_marks(func: Any, args: tuple[Any, ...], kwargs: Named, marks: Marks) -> Tensor:
-    first, *rest = args
-    if func.overloadpacket is torch.ops.aten.constant_pad_nd:
-        rest = rest[:1]
-    moved = [marks(one) for one in first] if isinstance(first, list | tuple) else marks(first)
-    return torch.as_tensor(func(moved, *rest, **kwargs))
-
-
 def _reduction_marks(named: Named, marks: Marks) -> Tensor:
     here, dim = marks(named["self"]), named.get("dim")
     if named.get("other") is not None:  # maximum of two tensors
         return here | marks(named["other"])
     if dim is None or dim == []:
         return here.any()
-    for one in sorted({one % here.dim() for one in ([dim] if isinstance(dim, int) else dim)}, reverse=True):
-        here = here.any(one, keepdim=bool(named.get("keepdim", False)))
-    return here
-
-
-def _broadcasts(marks: Tensor, shape: torch.Size) -> bool:
-    """Whether marks can be broadcast to a shape."""
-    try:
-        return bool(torch.broadcast_shapes(marks.shape, shape) == shape)
-    except RuntimeError:
-        return False
-
-
-def _index_select_marks(named: Named, marks: Marks) -> Tensor:
-    dim, index = named["dim"], named["index"]
-    here = marks(named["self"])
-    return here.index_select(dim, index) | _along_dim(marks(index).view(-1), dim, here.dim())
+    return here.any(dim if isinstance(dim, int) else tuple(dim), keepdim=bool(named.get("keepdim", False)))
 
 
 def _along_dim(marks: Tensor, dim: int, dims: int) -> Tensor:
     """Return a vector as a tensor of `dims` dimensions, along one of them."""
     return marks.view([-1 if one == dim % dims else 1 for one in range(dims)])
+
+
+def _after_mark(marks: Tensor) -> Tensor:
+    """Whether there is a mark at a position of a vector or before it."""
+    return marks.cumsum(0) > 0
 
 
 def _index_marks(named: Named, marks: Marks) -> Tensor | None:
@@ -141,11 +128,6 @@ def _index_marks(named: Named, marks: Marks) -> Tensor | None:
     if index.dtype == torch.bool:  # a position in the result depends on the bools before it
         here = _after_mark(here)[index]
     return chosen | _along_dim(here, dim, chosen.dim())
-
-
-def _after_mark(marks: Tensor) -> Tensor:
-    """Whether there is a mark at a position of a vector or before it."""
-    return marks.cumsum(0) > 0
 
 
 def _nonzero_marks(named: Named, marks: Marks) -> Tensor | None:
@@ -184,34 +166,21 @@ def _write_marks(named: Named, marks: Marks) -> Tensor | None:
     return base | (out > 0)
 
 
-def _layer_norm_marks(named: Named, marks: Marks) -> Tensor | None:
-    if _any_marked((named["weight"], named["bias"]), marks):
-        return None
-    here = marks(named["input"])
-    for dim in range(1, len(named["normalized_shape"]) + 1):
-        here = here.any(-dim, keepdim=True)
-    return here
-
-
 def _segment_marks(named: Named, marks: Marks) -> Tensor | None:
     offsets = named.get("offsets")
     if offsets is None or named.get("axis", 0) != 0:
         return None
     here = marks(named["data"])
     before = torch.cat([here.new_zeros((1, *here.shape[1:]), dtype=torch.long), here.long().cumsum(0)])
-    some = before[offsets[1:]] != before[offsets[:-1]]
-    ends = marks(offsets)
+    some, ends = before[offsets[1:]] != before[offsets[:-1]], marks(offsets)
     return some | _along_dim(ends[1:] | ends[:-1], 0, some.dim())
 
 
-def _linear_marks(named: Named, marks: Marks) -> Tensor | None:
-    if _any_marked((named.get("weight"), named.get("bias")), marks):
-        return None
-    return marks(named["input"]).any(-1, keepdim=True)
-
-
 _RULES: dict[str, Callable[[Named, Marks], Tensor | None]] = {
-    "index_select": _index_select_marks,
+    "index_select": lambda named, marks: (
+        marks(named["self"]).index_select(named["dim"], named["index"])
+        | _along_dim(marks(named["index"]).view(-1), named["dim"], named["self"].dim())
+    ),
     "embedding": lambda named, marks: (
         marks(named["weight"])[named["indices"]] | marks(named["indices"])[..., None]
     ),
@@ -221,14 +190,8 @@ _RULES: dict[str, Callable[[Named, Marks], Tensor | None]] = {
     "index": _index_marks,
     "nonzero": _nonzero_marks,
     "repeat_interleave": _repeat_marks,
-    **dict.fromkeys(
-        ("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill", "index_put"),
-        _write_marks,
-    ),
     "segment_reduce": _segment_marks,
-    "native_layer_norm": _layer_norm_marks,
     "cumsum": lambda named, marks: marks(named["self"]).int().cumsum(named["dim"]) > 0,
-    "linear": _linear_marks,
     "mv": lambda named, marks: marks(named["self"]).any(-1) | marks(named["vec"]).any(),
 }
 
@@ -242,25 +205,24 @@ _PURE_MOVES = frozenset(["cat", "stack", "clone", "index", "index_select"])
 """Operations that move numbers without changing any."""
 _POSITIONS = {"select": "index", "slice": "start", "roll": "shifts"}
 """Name of an operation → its argument with the positions that are read; the same in every graph."""
-DENSE_BELOW = 64
-"""Numbers per entry of sparse features up to which dense ones are used instead."""
+DENSE_BELOW = 64  # numbers per entry of sparse features up to which dense ones are used instead
 
 
 @dataclass
 class _Marks:
-    """Marks of a piece of memory: a bool per `step` bytes from address `start`; `source` as in `mark`."""
+    """Marks of a piece of memory: a bool per `step` bytes from address `start`."""
 
     shadow: Tensor
     step: int
     start: int
-    source: bool
+    source: bool  # as in `mark`
 
 
 class _LocalityMode(_OperationMode):
-    """Marks the numbers that depend on the new nodes.
+    """Marks the numbers that depend on the new nodes; `nodes` and `edges` are (all, old), the old ones first.
 
-    `nodes` and `edges` are (all, old); the old ones come first. `first_global` is the first operation all of
-    whose results depend on new nodes, `scalars` are the numbers that operations were called with, but sizes.
+    `first_global` is the first operation all of whose results depend on new nodes, `scalars` are the numbers
+    that operations were called with, but sizes.
     """
 
     def __init__(self, nodes: tuple[int, int], edges: tuple[int, int]) -> None:
@@ -271,25 +233,8 @@ class _LocalityMode(_OperationMode):
         self.scalars: list[tuple[Any, ...]] = []
         self._marks: _Memory[_Marks] = _Memory()
 
-    def mark(self, tensor: Tensor, rows: Tensor, *, source: bool = False) -> None:
-        """Mark `rows`, bool and broadcast to the tensor; `source`: these are numbers of old nodes."""
-        self._put(tensor, rows.expand(tensor.shape), source)
-
-    def marks(self, tensor: Tensor) -> Tensor:
-        if tensor.layout is not torch.strided:
-            return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
-        memory = self._marks.find(tensor)
-        if memory is None:
-            return torch.zeros((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
-        offset = tensor.data_ptr() - memory.start
-        if memory.step != tensor.element_size() or offset % memory.step:
-            return memory.shadow.any().expand(tensor.shape)
-        return memory.shadow.as_strided(tensor.shape, tensor.stride(), offset // memory.step)
-
-    def tracks(self, *tree: Any) -> bool:
-        return _any_marked(_tensors(tree), self.marks)
-
-    def _put(self, tensor: Tensor, marks: Tensor, source: bool = False) -> None:
+    def mark(self, tensor: Tensor, marks: Tensor, *, source: bool = False) -> None:
+        """Mark a tensor where `marks`, bool and broadcast, are; `source`: numbers of old nodes."""
         if not tensor.numel() or tensor.layout is not torch.strided:
             return
         memory, storage = self._marks.find(tensor), tensor.untyped_storage()
@@ -306,9 +251,22 @@ class _LocalityMode(_OperationMode):
         else:
             self.marks(tensor).copy_(marks)
 
+    def marks(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided:
+            return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
+        memory = self._marks.find(tensor)
+        if memory is None:
+            return torch.zeros((), dtype=torch.bool, device=tensor.device).expand(tensor.shape)
+        offset = tensor.data_ptr() - memory.start
+        if memory.step != tensor.element_size() or offset % memory.step:
+            return memory.shadow.any().expand(tensor.shape)
+        return memory.shadow.as_strided(tensor.shape, tensor.stride(), offset // memory.step)
+
+    def tracks(self, *tree: Any) -> bool:
+        return _any_marked(_tensors(tree), self.marks)
+
     def run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        plain, named = name.removesuffix("_"), _by_name(func, args, kwargs)
-        inputs = _tensors(args, kwargs)
+        plain, named, inputs = name.removesuffix("_"), _by_name(func, args, kwargs), _tensors(args, kwargs)
         marked, passed = self.tracks(inputs), None
         self._keep_scalars(func, plain, named)
         if marked and plain in _READERS:
@@ -320,7 +278,11 @@ class _LocalityMode(_OperationMode):
                 passed = _output_marks(func, args, kwargs, self.marks)
         out = func(*args, **kwargs)
         if plain in _BY_SHAPE:
-            self._mark_created(out)
+            for one in _tensors(out):
+                for dim, size in enumerate(one.shape):
+                    if size in self.sizes:  # these rows exist because of the new nodes
+                        new = torch.arange(size, device=one.device) >= self.sizes[size]
+                        self.mark(one, self.marks(one) | _along_dim(new, dim, one.dim()))
         elif marked:
             self._mark_results(name, out, _written(func, named), inputs, passed)
         return out
@@ -345,14 +307,6 @@ class _LocalityMode(_OperationMode):
         if values:
             self.scalars.append((name, *values))
 
-    def _mark_created(self, out: Any) -> None:
-        """Mark rows that exist because of the new nodes."""
-        for one in _tensors(out):
-            for dim, size in enumerate(one.shape):
-                if size in self.sizes:
-                    new = torch.arange(size, device=one.device) >= self.sizes[size]
-                    self._put(one, self.marks(one) | _along_dim(new, dim, one.dim()))
-
     def _mark_results(
         self, name: str, out: Any, written: list[Any], inputs: list[Tensor], passed: Tensor | None
     ) -> None:
@@ -364,11 +318,13 @@ class _LocalityMode(_OperationMode):
             shared = one.layout is torch.strided and one.untyped_storage().data_ptr() in memory
             if not one.numel() or (shared and not writes):
                 continue  # a view shares the marks of its memory
-            fits = passed is not None and _broadcasts(passed, one.shape)
-            marks = passed if fits and passed is not None else one.new_ones((), dtype=torch.bool)
+            marks = one.new_ones((), dtype=torch.bool)
+            if passed is not None:
+                with suppress(RuntimeError):  # of another shape
+                    marks = passed.expand(one.shape)
             if one.numel() > 1 and bool(marks.all()) and not any(bool(self.marks(i).all()) for i in inputs):
                 self.first_global = self.first_global or name
-            self._put(one, marks.expand(one.shape), source)
+            self.mark(one, marks, source=source)
 
     def _equality_marks(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the marks of a comparison: every old node differs from a new one, whichever it is."""
@@ -380,7 +336,7 @@ class _LocalityMode(_OperationMode):
 
     def _is_old_source(self, tensor: Tensor) -> bool:
         """Whether the marked numbers of a tensor are numbers of old nodes, moved and not changed."""
-        memory = self._marks.find(tensor) if tensor.layout is torch.strided else None
+        memory = self._marks.find(tensor)
         return memory is not None and memory.source
 
 
@@ -389,8 +345,8 @@ def _find_dependence(
 ) -> tuple[str | None, list[tuple[Any, ...]]]:
     """Run a model on a graph whose last `added` nodes are new and have no outgoing edges.
 
-    Returns the operation by which old rows depend on new ones, or None, and the numbers operations were
-    called with. `dense` is for models that compute with sparse features outside PyTorch.
+    Returns the operation by which old rows depend on new ones, or None, and the numbers of operations.
+    `dense`: the model computes with sparse features outside PyTorch.
     """
     assert graph.features is not None and graph.features.appended is not None
     features = dataclasses.replace(graph.features, appended=graph.features.appended.clone())

@@ -1,21 +1,22 @@
-"""`CertificateRecord`: everything certified about one model on one graph."""
+"""`CertificateRecord`: everything certified about one model on one graph, layer by layer and node by node."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from fgai.certificates.base import _Certificate
-from fgai.certificates.layer import RADII, UNKNOWN, LayerCertificate, _LayerLayout
+from fgai.certificates.base import _Certificate, _pack_tensor, _unpack_tensor
+from fgai.checks import at_least, one_of
 from fgai.errors import CheckpointError, InputError
-from fgai.records import Cell, Column, Table, data_frame, plain
+from fgai.files import check, check_items
+from fgai.records import Cell, Column, PackedArray, Table, data_frame, plain
+from fgai.topk import check_k
 from fgai.typed import typed
 
 if TYPE_CHECKING:
@@ -35,8 +36,199 @@ PROPERTIES = ("same_explanation", "stable_explanation", "same_prediction", "stab
 """The four properties of Definition 1."""
 ALL_FOUR = "all_four"
 TABLE_RADII = (0.001, 0.003, 0.01, 0.03, 0.1)
+RADII = tuple(10 ** (-3 + step / 8) for step in range(17))
+"""Radii of curves: .001 to .1, eight steps a decade."""
 DIVERGENCES = ("probabilities", "logits")
-_ROUNDING = 1e-9
+EXACT, BOUND, UNKNOWN = "exact", "bound", "unknown"
+_KINDS = ("topk", "class")
+_ROUNDING = 1e-9  # of an overlap such as 1 - 1/5
+_VECTOR = ("<f8", 1)
+_TENSORS = {"degree": ("<i8", 1), "costs": ("<f8", 2), "beta1": _VECTOR, "heads_beta2": _VECTOR}
+_PREDICTION = dict.fromkeys(("class_radius", "alpha2_logits", "alpha2_probabilities"), _VECTOR)
+_TEXTS = ("class_status", "logits_status", "probabilities_status", "reason", "rows_are")
+_Status = Literal["exact", "bound", "unknown"]
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """How far perturbing one layer's attention can move the prediction of each node.
+
+    The first three are each `exact` (attained inside the ball), a sound `bound`, or `unknown` and then None.
+
+    Attributes:
+        class_radius: float64 [N], no perturbation of this size or below changes the predicted class; infinite
+            where the attention does not matter, 0 where two classes tie.
+        alpha2_logits: float64 [N], largest change of the logits in total variation at the radius asked for.
+        alpha2_probabilities: float64 [N], the same for probabilities.
+        class_status, logits_status, probabilities_status: of each.
+        reason: why one is unknown, or the method of a bound.
+        rows_are: `nodes`, `links` or `graphs`.
+    """
+
+    class_radius: Tensor | None = None
+    alpha2_logits: Tensor | None = None
+    alpha2_probabilities: Tensor | None = None
+    class_status: str = UNKNOWN
+    logits_status: str = UNKNOWN
+    probabilities_status: str = UNKNOWN
+    reason: str = ""
+    rows_are: str = "nodes"
+
+
+class _LayerLayout(TypedDict):
+    """A layer in a file."""
+
+    name: str
+    heads: int
+    k: int | None
+    sharpness: float | None
+    class_status: _Status
+    logits_status: _Status
+    probabilities_status: _Status
+    reason: str
+    rows_are: NotRequired[Literal["nodes", "links", "graphs", "unknown"]]
+    per_node: dict[str, PackedArray | None]
+
+
+@typed
+@dataclass(frozen=True, eq=False)
+class LayerCertificate:
+    """Certificates of one layer, for perturbations of this layer alone with its values fixed.
+
+    For `costs` and the top-k the explanation vector (`LayerAttention.explanation`) moves by R, for
+    `prediction` each head does. The top-k of nodes with at most k neighbours cannot change; shares count the
+    others.
+
+    Attributes:
+        name: of the layer.
+        heads: H.
+        k: k2, the size of the explanation, or None for all neighbours.
+        sharpness: see `fgai.metrics.sharpness`; NaN if no node has two neighbours.
+        degree: int64 [N], neighbours of each node in this layer, self-loops included.
+        costs: float64 [N, M], c(m) of `fgai.topk.swap_costs`; infinite where m members cannot leave.
+        beta1: float64 [N], overlap of the top-k1 with the vanilla model's, or None.
+        prediction: change of the predictions.
+        heads_beta2: float64 [N], lower bound of the overlap while every head moves by the record's radius;
+            None in older records.
+    """
+
+    LAYOUT: ClassVar[Any] = list[_LayerLayout]
+
+    name: str
+    heads: int
+    k: int | None
+    sharpness: float
+    degree: Tensor
+    costs: Tensor
+    beta1: Tensor | None
+    prediction: Prediction
+    heads_beta2: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_k(self.k)
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return len(self.degree)
+
+    @property
+    def counted(self) -> Tensor:
+        """Mask of the nodes with more than k neighbours, bool [N]."""
+        if self.k is None:
+            return torch.zeros_like(self.degree, dtype=torch.bool)
+        return self.degree > self.k
+
+    @property
+    def topk_radius(self) -> Tensor:
+        """float64 [N]: below this radius the top-k set cannot change; infinite for trivial nodes."""
+        if not self.costs.shape[1]:
+            return torch.full((self.num_nodes,), torch.inf, dtype=torch.float64)
+        return self.costs[:, 0]
+
+    def beta2(self, radius: float) -> Tensor:
+        """Certified overlap at `radius`: `1 - max{m : c(m) <= R} / k`, float64 [N]; ties count as lost."""
+        at_least(radius, "radius", 0.0)
+        if self.k is None:
+            return torch.ones(self.num_nodes, dtype=torch.float64)
+        return 1 - (self.costs <= radius).sum(1).double() / self.k
+
+    def share(self, kind: str, radius: float) -> float | None:
+        """Share of the counted nodes, or of all links or graphs, certified at `radius`; None if unknown.
+
+        `kind` is "topk" (the top-k stays) or "class" (the prediction stays).
+
+        Raises:
+            InputError: an unknown `kind`, or a negative or infinite radius.
+        """
+        one_of(kind, "kind", _KINDS)
+        at_least(radius, "radius", 0.0)
+        if kind == "topk":
+            return _mean(self.topk_radius > radius, self.counted)
+        safe = self.prediction.class_radius
+        return None if safe is None else _mean(safe > radius, self._counted_rows())
+
+    def curve(self, kind: str, radii: tuple[float, ...] = RADII) -> list[float | None]:
+        """`share` at each of `radii`."""
+        return [self.share(kind, radius) for radius in radii]
+
+    def _counted_rows(self) -> Tensor:
+        """`counted`, or everything where predictions are not those of nodes."""
+        radius = self.prediction.class_radius
+        if radius is None or self.prediction.rows_are in ("nodes", UNKNOWN):
+            return self.counted
+        return torch.ones_like(radius, dtype=torch.bool)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; arrays are packed."""
+        arrays = {name: getattr(self, name) for name in _TENSORS}
+        arrays |= {name: getattr(self.prediction, name) for name in _PREDICTION}
+        if self.heads_beta2 is None:
+            del arrays["heads_beta2"]
+        return {
+            "name": self.name,
+            "heads": self.heads,
+            "k": self.k,
+            "sharpness": plain(self.sharpness),
+            **{name: getattr(self.prediction, name) for name in _TEXTS},
+            "per_node": {name: _pack_tensor(tensor) for name, tensor in arrays.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`; raises `CheckpointError` for values that are missing or do not fit."""
+        check(values, _LayerLayout, "a layer")
+        shapes = {**_TENSORS, **_PREDICTION}
+        kinds, required = dict.fromkeys(shapes, PackedArray | None), shapes.keys() - {"heads_beta2"}
+        check_items(values["per_node"], kinds, "per_node of a layer", required=required)
+        arrays = values["per_node"]
+        fields: dict[str, Any] = {
+            name: _unpack_tensor(arrays.get(name), name, *shape) for name, shape in shapes.items()
+        }
+        prediction = {name: fields.pop(name) for name in _PREDICTION}
+        prediction |= {name: values.get(name, UNKNOWN) for name in _TEXTS}
+        fields |= {name: values[name] for name in ("name", "heads", "k", "sharpness")}
+        if fields["sharpness"] is None:
+            fields["sharpness"] = math.nan
+        layer = cls(prediction=Prediction(**prediction), **fields)
+        layer._check_shapes()
+        return layer
+
+    def _check_shapes(self) -> None:
+        """Raise unless everything is about the same nodes, and about the same predictions."""
+        if self.degree is None or self.costs is None:
+            raise CheckpointError("a layer lacks its degrees or its costs")
+        prediction = self.prediction
+        rows = {len(t) for name in _PREDICTION if (t := getattr(prediction, name)) is not None}
+        parts = (self.degree, self.costs, self.beta1, self.heads_beta2)
+        nodes = {len(part) for part in parts if part is not None}
+        if prediction.rows_are == "nodes":
+            nodes |= rows
+        if len(nodes) > 1 or len(rows) > 1:
+            raise CheckpointError(f"the values of a layer are of {sorted(nodes | rows)} nodes")
+        if self.heads < 1 or (self.k is not None and not self.k >= 1) or bool((self.degree < 0).any()):
+            raise CheckpointError("heads, k or a degree of a layer is out of range")
 
 
 @typed
@@ -44,51 +236,34 @@ _ROUNDING = 1e-9
 class CertificateRecord(_Certificate):
     """The four properties of each node, measured (1, 3) and certified (2, 4).
 
-    1. same explanation: `beta1`, overlap of the top-k1 with the vanilla model's
-    2. stable explanation: `beta2(R)`, certified overlap of the top-k2, the explanation vector moved
-       by at most R
-    3. same prediction: `alpha1`, total variation to the vanilla model's prediction
-    4. stable prediction: `alpha2(R)`, certified total variation, each head moved by at most R
-
-    A node satisfies (D, R, α, β, k1, k2)-FGAI at a layer if 1 and 2 are at least β, 3 and 4 at most α;
-    `shares` has the share of such nodes. A link has properties 1 and 2 if both its ends have them, a graph if
-    all its nodes do; 3 and 4 are about the prediction of the link or graph itself.
+    See `certify_attention`. A link has properties 1 and 2 if both its ends have them, a graph if all its
+    nodes do; 3 and 4 are about the prediction of the link or graph itself.
 
     Attributes:
         model: class and settings.
         data: name and sizes.
-        norm: of the balls.
-        radius: R.
-        k1: size of the top-k compared with vanilla.
-        k2: size of the certified top-k.
-        alpha: α, or None if it was not asked for.
-        beta: β, or None if it was not asked for.
-        divergence: D, total variation on "probabilities" or "logits".
+        norm, radius, k1, k2, alpha, beta, divergence: see `certify_attention`; None if not asked for.
         compared: whether there is a vanilla model.
         layers: one certificate per layer; the last one is the output layer's.
         alpha1_logits: float64 [N] or None.
         alpha1_probabilities: float64 [N] or None.
         trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
-        version: of fgai and torch.
+        version, provenance: see `fgai.records.provenance`.
         seconds: it took, by part.
         promise: what is certified, in words.
         explanation: the vector whose top-k is certified and compared.
         pairs: int64 [2, L], the ends of the predicted links, or None.
         batch: int64 [N], the graph of each node where graphs are predicted, or None.
-        provenance: see `fgai.records.provenance`.
     """
 
     KIND: ClassVar[str] = "certificate"
     LAYER: ClassVar[type[LayerCertificate]] = LayerCertificate
-    LAYER_LAYOUT: ClassVar[Any] = list[_LayerLayout]
     ARRAYS: ClassVar[dict[str, tuple[str, int]]] = {
         **dict.fromkeys(("alpha1_logits", "alpha1_probabilities", "trivial_probabilities"), ("<f8", 1)),
         "pairs": ("<i8", 2),
         "batch": ("<i8", 1),
     }
 
-    model: dict[str, Any]
-    data: dict[str, Any]
     norm: str
     radius: float
     k1: int | None
@@ -101,13 +276,11 @@ class CertificateRecord(_Certificate):
     alpha1_logits: Tensor | None
     alpha1_probabilities: Tensor | None
     trivial_probabilities: Tensor | None
-    version: dict[str, str]
     seconds: dict[str, float]
     promise: str = PROMISE
     explanation: str = EXPLANATION
     pairs: Tensor | None = None
     batch: Tensor | None = None
-    provenance: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def layer(self, index: int = -1) -> LayerCertificate:
         """Return one layer's certificate, by default the output layer's."""
@@ -126,10 +299,7 @@ class CertificateRecord(_Certificate):
         return self.alpha1_logits if self.divergence == "logits" else self.alpha1_probabilities
 
     def properties(self, index: int = -1) -> dict[str, Tensor | None]:
-        """Which nodes, links or graphs have which of the four properties: bool by name.
-
-        None where one is unknown, or not measured because no vanilla model was given.
-        """
+        """Which nodes, links or graphs have which property: bool by name, None if unknown or not measured."""
         layer = self.layer(index)
         masks: dict[str, Tensor | None] = dict.fromkeys(PROPERTIES)
         if self.beta is not None:
@@ -149,10 +319,7 @@ class CertificateRecord(_Certificate):
         return torch.stack(masks).all(0) if len(masks) == len(PROPERTIES) else None
 
     def counted(self, index: int = -1) -> Tensor:
-        """Return what shares are of, bool: nodes with more than max(k1, k2) neighbours.
-
-        Or links with such an end, graphs with such a node.
-        """
+        """Return what shares are of, bool: nodes with over max(k1, k2) neighbours; links, graphs with one."""
         degree = self.layer(index).degree
         sizes = [k for k in (self.k1, self.k2) if k is not None]
         counted = degree > max(sizes) if len(sizes) == 2 else torch.zeros_like(degree, dtype=torch.bool)
@@ -162,34 +329,47 @@ class CertificateRecord(_Certificate):
         """Share of the counted nodes with each property, and with `all_four`; None where unknown."""
         counted = self.counted(index)
         masks = {**self.properties(index), ALL_FOUR: self.satisfied(index)}
-        some = bool(counted.any())
-        return {
-            name: None if mask is None or not some else float(mask[counted].double().mean())
-            for name, mask in masks.items()
-        }
+        return {name: _mean(mask, counted) for name, mask in masks.items()}
 
     def sentences(self, index: int = -1) -> list[str]:
         """Return one sentence for each number of `shares`, and one that says which nodes are counted."""
         counted, shares, rows = self.counted(index), self.shares(index), self._row_name
+        least = "" if self.beta is None or self.beta >= 1 else f"at least {100 * self.beta:g} % of "
+        change = f"{self.alpha or 0.0:g} (total variation of {self.divergence})"
+        moved = f"moves by at most {self.radius:g} ({self.norm})"
+        theirs, own = (f"top {k}" if k else "neighbours" for k in (self.k1, self.k2))
+        texts = (
+            f": {least}the vanilla model's {theirs} are among the model's {theirs}",
+            f": {least}the {own} provably stay while the explanation {moved}",
+            f": the prediction differs from the vanilla model's by at most {change}",
+            f": the prediction provably changes by at most {change} while each head {moved}",
+            "",
+        )
         sentences = []
-        for name, text in _property_texts(self).items():
-            share, title = shares[name], name.replace("_", " ").capitalize()
+        for (name, share), text in zip(shares.items(), texts, strict=True):
+            title = name.replace("_", " ").capitalize()
             if share is None:
-                word, why = _reason_missing(self, index, name)
+                word, why = self._reason_missing(index, name)
                 sentences.append(f"{title}: {word}, {why}.")
             else:
                 sentences.append(f"{title} at {_percent(share)} of the {rows}{text}.")
-        return [
-            *sentences,
-            f"Counted: {int(counted.sum())} of {len(counted)} {rows}, {_counted_text(self)}.",
-        ]
+        who = "because an explanation of all neighbours cannot change"
+        if self.k1 is not None and self.k2 is not None:
+            part = {"nodes": "", "links": "an end with ", "graphs": "a node with "}[rows]
+            who = f"those with {part}more than {max(self.k1, self.k2)} neighbours"
+        return [*sentences, f"Counted: {int(counted.sum())} of {len(counted)} {rows}, {who}."]
 
-    def informative_share(self, index: int = -1) -> float | None:
-        """Share of nodes whose bound on probabilities is clearly (1 %) below the trivial `1 - min_c p_c`."""
-        change = self.layer(index).prediction.alpha2_probabilities
-        if change is None or self.trivial_probabilities is None:
-            return None
-        return float((change < 0.99 * self.trivial_probabilities).double().mean())
+    def _reason_missing(self, index: int, name: str) -> tuple[str, str]:
+        """Say why there is no share of a property: in a word or two, and the rest of the sentence."""
+        masks = self.properties(index)
+        absent = [one for one in (PROPERTIES if name == ALL_FOUR else (name,)) if masks[one] is None]
+        if not absent:
+            return "none counted", f"because no {self._row_name[:-1]} counts"
+        if (self.beta if absent[0].endswith("explanation") else self.alpha) is None:
+            return "not asked for", "because no bound was given"
+        if absent[0].startswith("same") and not self.compared:
+            return "not measured", "because no vanilla model was given"
+        return UNKNOWN, f"because {self.layer(index).prediction.reason or 'it was not certified'}"
 
     def summary(self) -> dict[str, Any]:
         """Return shares, medians and curves as plain values, for tables and figures."""
@@ -204,12 +384,34 @@ class CertificateRecord(_Certificate):
 
     def tables(self) -> list[Table]:
         """Return an overview of every layer, and the certified shares against the radius."""
-        return [_overview(self), _share_table(self)]
+        rows: list[list[Cell]] = []
+        for layer in self.layers:
+            for kind, label in (("topk", f"top-{self.k2 or 'all'}"), ("class", "class")):
+                status = EXACT if kind == "topk" else layer.prediction.class_status
+                rows.append([layer.name, label, status, *map(_percent, layer.curve(kind, TABLE_RADII))])
+        columns = [Column("layer"), Column("what"), Column("how")]
+        columns += [Column(f"R = {radius:g}") for radius in TABLE_RADII]
+        note = full_promise(self.promise, self.explanation)
+        return [_overview(self), Table(f"Nodes certified, {self.norm} ball", columns, rows, (note,))]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a `DataFrame` with a row per layer and node; NaN where unknown."""
-        parts = [_node_columns(layer, self.radius) for layer in self.layers]
-        return data_frame({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        """Return a `DataFrame` with a row per layer and node; NaN where unknown, as of links and graphs."""
+        columns: dict[str, list[Any]] = {}
+        for layer in self.layers:
+            of_nodes = layer.prediction if layer.prediction.rows_are == "nodes" else None
+            unknown = np.full(layer.num_nodes, np.nan)
+            values = {
+                "layer": np.full(layer.num_nodes, layer.name, dtype=object),
+                "node": np.arange(layer.num_nodes),
+                "degree": layer.degree,
+                "topk_radius": layer.topk_radius,
+                "beta2": layer.beta2(self.radius),
+                **{name: getattr(of_nodes, name, None) for name in _PREDICTION},
+                "beta1": layer.beta1,
+            }
+            for name, one in values.items():
+                columns.setdefault(name, []).append(unknown if one is None else np.asarray(one))
+        return data_frame({name: np.concatenate(parts) for name, parts in columns.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values: settings, packed arrays and the summary."""
@@ -239,11 +441,11 @@ class CertificateRecord(_Certificate):
         (nodes,) = sizes
         count = nodes
         if self.pairs is not None:
-            if self.pairs.shape[0] != 2 or not _within(self.pairs, nodes):
+            if self.pairs.shape[0] != 2 or bool(((self.pairs < 0) | (self.pairs >= nodes)).any()):
                 raise CheckpointError(f"pairs must be two rows of nodes 0..{nodes - 1}")
             count = self.pairs.shape[1]
         elif self.batch is not None:
-            if len(self.batch) != nodes or not _within(self.batch, nodes):
+            if len(self.batch) != nodes or bool(((self.batch < 0) | (self.batch >= nodes)).any()):
                 raise CheckpointError(f"batch must name a graph for each of {nodes} nodes")
             count = int(self.batch.max()) + 1 if nodes else 0
         predicted = [self.alpha1_logits, self.alpha1_probabilities, self.trivial_probabilities]
@@ -268,45 +470,45 @@ class CertificateRecord(_Certificate):
             return out
         return nodes
 
-    def _heads_share(self, layer: LayerCertificate) -> float | None:
-        """Share of the counted nodes that keep the share β of the top-k while every head moves by R."""
-        if layer.heads_beta2 is None or self.beta is None:
-            return None
-        return _mean((layer.heads_beta2 >= self.beta - _ROUNDING)[layer.counted])
-
     def _layer_summary(self, index: int) -> dict[str, Any]:
         layer = self.layers[index]
-        prediction, counted = layer.prediction, layer.counted
+        prediction, counted, rows = layer.prediction, layer.counted, layer._counted_rows()
+        change, trivial = prediction.alpha2_probabilities, self.trivial_probabilities
+        heads = layer.heads_beta2
+        if heads is not None:  # who keeps the share β of the top-k while every head moves
+            heads = None if self.beta is None else heads >= self.beta - _ROUNDING
+        # Bounds on probabilities that are clearly (1 %) below the trivial one.
+        informative = None if change is None or trivial is None else change < 0.99 * trivial
         return {
             "name": layer.name,
             "nodes": layer.num_nodes,
             "counted": int(counted.sum()),
-            "trivial_share": layer.trivial_share,
+            "trivial_share": 1.0 - float(counted.double().mean()),
             "sharpness": layer.sharpness,
             "topk": {
                 "share": layer.share("topk", self.radius),
-                "median_radius": layer.median(layer.topk_radius),
-                "mean_beta2": _mean(layer.beta2(self.radius)[counted]),
-                "heads_share": self._heads_share(layer),
+                "median_radius": _median(layer.topk_radius, counted),
+                "mean_beta2": _mean(layer.beta2(self.radius), counted),
+                "heads_share": _mean(heads, counted),
                 "table": layer.curve("topk", TABLE_RADII),
                 "curve": layer.curve("topk"),
             },
-            "beta1": None if layer.beta1 is None else _mean(layer.beta1[counted]),
+            "beta1": _mean(layer.beta1, counted),
             "class": {
                 "status": prediction.class_status,
                 "share": layer.share("class", self.radius),
-                "median_radius": layer.median(prediction.class_radius, predicted=True),
+                "median_radius": _median(prediction.class_radius, rows),
                 "table": layer.curve("class", TABLE_RADII),
                 "curve": layer.curve("class"),
             },
             "alpha2_logits": {
                 "status": prediction.logits_status,
-                "median": layer.median(prediction.alpha2_logits, predicted=True),
+                "median": _median(prediction.alpha2_logits, rows),
             },
             "alpha2_probabilities": {
                 "status": prediction.probabilities_status,
-                "median": layer.median(prediction.alpha2_probabilities, predicted=True),
-                "informative_share": self.informative_share(index),
+                "median": _median(change, rows),
+                "informative_share": _mean(informative),
             },
             "reason": prediction.reason,
             "definition": {"counted": int(self.counted(index).sum()), **self.shares(index)},
@@ -314,15 +516,19 @@ class CertificateRecord(_Certificate):
         }
 
 
-def _within(index: Tensor, count: int) -> bool:
-    return not index.numel() or bool((index >= 0).all() and (index < count).all())
-
-
-def _mean(values: Tensor | None) -> float | None:
+def _mean(values: Tensor | None, counted: Tensor | None = None) -> float | None:
+    """Return the mean over the counted entries, or over all; None of none and where it is not finite."""
+    values = values if values is None or counted is None else values[counted]
     if values is None or values.numel() == 0:
         return None
     mean = float(values.double().mean())
     return mean if math.isfinite(mean) else None
+
+
+def _median(values: Tensor | None, counted: Tensor) -> float | None:
+    if values is None or not bool(counted.any()):
+        return None
+    return float(values[counted].quantile(0.5, interpolation="lower"))
 
 
 @typed
@@ -342,7 +548,7 @@ def _overview(record: CertificateRecord) -> Table:
         topk, classes, probabilities = layer["topk"], layer["class"], layer["alpha2_probabilities"]
         cells: dict[str, Cell] = {}
         for name, share in record.shares(index).items():
-            text = _reason_missing(record, index, name)[0] if share is None else _percent(share)
+            text = record._reason_missing(index, name)[0] if share is None else _percent(share)
             cells[name.replace("_", " ")] = text
         cells |= {
             "nodes counted": f"{layer['counted']} of {layer['nodes']}",
@@ -380,82 +586,14 @@ def _overview(record: CertificateRecord) -> Table:
     return Table(title, columns, list(rows.values()), notes)
 
 
-def _share_table(record: CertificateRecord) -> Table:
-    """Return the certified shares of the nodes with more than k2 neighbours, by radius."""
-    rows: list[list[Cell]] = []
-    for layer in record.layers:
-        for kind, label in (("topk", f"top-{record.k2 or 'all'}"), ("class", "class")):
-            shares = [_percent(share) for share in layer.curve(kind, TABLE_RADII)]
-            status = "exact" if kind == "topk" else layer.prediction.class_status
-            rows.append([layer.name, label, status, *shares])
-    columns = [Column("layer"), Column("what"), Column("how"), *(Column(f"R = {r:g}") for r in TABLE_RADII)]
-    note = full_promise(record.promise, record.explanation)
-    return Table(f"Nodes certified, {record.norm} ball", columns, rows, (note,))
-
-
-def _node_columns(layer: LayerCertificate, radius: float) -> dict[str, NDArray[Any]]:
-    """Return one layer's columns of `to_pandas`; NaN where nothing is known about single nodes."""
-    nodes, prediction = layer.num_nodes, layer.prediction if layer.prediction.rows_are == "nodes" else None
-    names = ("class_radius", "alpha2_logits", "alpha2_probabilities")
-    values = {name: getattr(prediction, name, None) for name in names} | {"beta1": layer.beta1}
-    return {
-        "layer": np.full(nodes, layer.name, dtype=object),
-        "node": np.arange(nodes),
-        "degree": layer.degree.numpy(),
-        "topk_radius": layer.topk_radius.numpy(),
-        "beta2": layer.beta2(radius).numpy(),
-        **{key: np.full(nodes, np.nan) if one is None else one.numpy() for key, one in values.items()},
-    }
-
-
-def _reason_missing(record: CertificateRecord, index: int, name: str) -> tuple[str, str]:
-    """Say why there is no share of a property: in a word or two, and the rest of the sentence."""
-    masks = record.properties(index)
-    absent = [one for one in (PROPERTIES if name == ALL_FOUR else (name,)) if masks[one] is None]
-    if not absent:
-        return "none counted", f"because no {record._row_name[:-1]} counts"
-    if (record.beta if absent[0].endswith("explanation") else record.alpha) is None:
-        return "not asked for", "because no bound was given"
-    if absent[0].startswith("same") and not record.compared:
-        return "not measured", "because no vanilla model was given"
-    return UNKNOWN, f"because {record.layer(index).prediction.reason or 'it was not certified'}"
-
-
-def _property_texts(record: CertificateRecord) -> dict[str, str]:
-    """Return the text of each property with the record's bounds, and none for all four."""
-    least = "" if record.beta is None or record.beta >= 1 else f"at least {100 * record.beta:g} % of "
-    change = f"{record.alpha or 0.0:g} (total variation of {record.divergence})"
-    moved = f"moves by at most {record.radius:g} ({record.norm})"
-    theirs, own = (f"top {k}" if k else "neighbours" for k in (record.k1, record.k2))
-    return {
-        "same_explanation": f": {least}the vanilla model's {theirs} are among the model's {theirs}",
-        "stable_explanation": f": {least}the {own} provably stay while the explanation {moved}",
-        "same_prediction": f": the prediction differs from the vanilla model's by at most {change}",
-        "stable_prediction": f": the prediction provably changes by at most {change} while each head {moved}",
-        ALL_FOUR: "",
-    }
-
-
-def _counted_text(record: CertificateRecord) -> str:
-    """Which nodes, links or graphs are counted."""
-    if record.k1 is None or record.k2 is None:
-        return "because an explanation of all neighbours cannot change"
-    part = {"nodes": "", "links": "an end with ", "graphs": "a node with "}[record._row_name]
-    return f"those with {part}more than {max(record.k1, record.k2)} neighbours"
-
-
 def _number(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "–"
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    return "–" if value is None or math.isnan(value) else "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def _with_status(part: dict[str, object], key: str) -> str:
+def _with_status(part: dict[str, Any], key: str) -> str:
     value, status = part[key], part["status"]
-    if status == UNKNOWN or not isinstance(value, float):
-        return UNKNOWN if status == UNKNOWN else "–"
-    return f"{_number(value)} ({status})"
+    return status if status == UNKNOWN else "–" if value is None else f"{_number(value)} ({status})"

@@ -1,10 +1,9 @@
 """A user's model of PyG's layers as a `Chain`: traced by `torch.fx`, or refused with a reason.
 
-The model runs with symbols in place of features and edges. A branch on a feature, on an edge or on the number
-of nodes cannot run with symbols, so the operations of the trace are those of every graph. They must be
-`GATConv` or `GATv2Conv` layers on the model's own edges, one after the other, and between them only steps
+The model runs with symbols in place of features and edges, so the operations of the trace are those of every
+graph: `GATConv` or `GATv2Conv` layers on the model's own edges, one after the other, and between them steps
 that `fgai.bounds.steps` bounds. A branch on the type of a symbol shows in a run on the graph, and what FX
-does not see, as a function that was replaced in PyG, in a comparison in float64 (`fgai.certificates.chain`).
+does not see in a comparison in float64 (`fgai.certificates.chain`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import inspect
 import operator
 import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -29,7 +28,7 @@ from fgai.attention.interface import Wrapped, uncompiled
 from fgai.attention.limits import _ClipOutput
 from fgai.attention.pyg import PYG_MAPS
 from fgai.bounds.steps import ACTIVATIONS
-from fgai.certificates.chain import Chain
+from fgai.certificates.chain import _Chain
 from fgai.certificates.integrity import _module_alteration
 from fgai.certificates.linearity import _changed_constant, _track_linearity
 from fgai.graph import Graph
@@ -53,7 +52,7 @@ class _NotAChainError(Exception):
     """A model that is no chain; the text is the reason."""
 
 
-def trace(model: nn.Module, graph: Graph) -> Chain | str:
+def _trace(model: nn.Module, graph: Graph) -> _Chain | str:
     """Return a model as a chain, or why it is none; it is left as it was."""
     try:
         return _ChainBuilder(model).chain(graph)
@@ -109,7 +108,7 @@ class _ChainBuilder:
         self.steps: list[list[nn.Module]] = [[]]
         self.log_softmax = False
 
-    def chain(self, graph: Graph) -> Chain:
+    def chain(self, graph: Graph) -> _Chain:
         """Return the chain, after a run with symbols and one on the graph with the same operations."""
         trace = self._traced()
         unused: set[fx.Node] = set()
@@ -118,19 +117,17 @@ class _ChainBuilder:
                 unused.add(node)
         x, edges = (node for node in trace.nodes if node.op == "placeholder")
         current, used = x, {x, edges}
-        while True:
+        while current.op != "output":
             following = [node for node in current.users if node not in unused]
             if len(following) != 1:
                 name = self._describe(current)
                 raise _NotAChainError(f"{name} is used more than once, as by a residual connection")
-            node = following[0]
-            used.add(node)
-            if node.op == "output":
-                break
-            self._add_operation(node, current, edges)
-            current = node
-        if current not in node.args:
-            raise _NotAChainError("the model returns more than its logits")
+            before, current = current, following[0]
+            used.add(current)
+            if current.op != "output":
+                self._add_operation(current, before, edges)
+            elif before not in current.args:
+                raise _NotAChainError("the model returns more than its logits")
         others = [node for node in trace.nodes if node not in used and node not in unused]
         if others:
             raise _NotAChainError(f"{self._describe(others[0])} is not part of a chain of attention layers")
@@ -138,7 +135,7 @@ class _ChainBuilder:
             raise _NotAChainError("some layers add self-loops and others do not")
         self._require_same_operations(trace, graph)
         loops = any(self.loops)
-        return Chain(self.names, self.layers, self.steps, loops=loops, log_softmax=self.log_softmax)
+        return _Chain(self.names, self.layers, self.steps, loops=loops, log_softmax=self.log_softmax)
 
     def _traced(self) -> fx.Graph:
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
@@ -179,8 +176,9 @@ class _ChainBuilder:
 
     def _add_operation(self, node: fx.Node, current: fx.Node, edges: fx.Node) -> None:
         """Add one operation on the chain's current output."""
+        name = self._describe(node)
         if self.log_softmax:
-            raise _NotAChainError(f"{self._describe(node)} follows a log-softmax")
+            raise _NotAChainError(f"{name} follows a log-softmax")
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
             if isinstance(module, MessagePassing):
@@ -195,12 +193,12 @@ class _ChainBuilder:
             self.log_softmax = True
         elif isinstance(step, _IDENTITIES):
             if isinstance(step, nn.Dropout) and step.training:
-                raise _NotAChainError(f"{self._describe(node)} is active in evaluation mode, too")
+                raise _NotAChainError(f"{name} is active in evaluation mode, too")
         elif isinstance(step, _STEPS):
-            self.steps[-1].append(_copy_step(step, self._describe(node)))
+            self.steps[-1].append(_copy_step(step, name))
         else:
             raise _NotAChainError(
-                f"{self._describe(node)} is not followed: between attention layers there may be dropout, ELU,"
+                f"{name} is not followed: between attention layers there may be dropout, ELU,"
                 " ReLU, leaky ReLU, batch norm and linear layers"
             )
 
@@ -209,17 +207,15 @@ class _ChainBuilder:
         if name in self.names:
             raise _NotAChainError(f"layer {name!r} runs more than once")
         arguments = {**dict(zip(("x", "edge_index", "edge_attr"), node.args, strict=False)), **node.kwargs}
+        problem = _layer_problem(layer)
+        others = [key for key in arguments.keys() - {"x", "edge_index"} if arguments[key] is not None]
         if len(node.args) > 3 or arguments.get("x") is not current:
-            raise _NotAChainError(
-                f"layer {name!r} is called with something else than the features of all nodes, as on a"
-                " bipartite graph"
-            )
-        if arguments.get("edge_index") is not edges:
-            raise _NotAChainError(f"layer {name!r} does not use the edges that the model is called with")
-        for key, value in arguments.items():
-            if key not in ("x", "edge_index") and value is not None:
-                raise _NotAChainError(f"layer {name!r} is called with `{key}`, which is not followed")
-        if (problem := _layer_problem(layer)) is not None:
+            problem = "is called with something else than the features of all nodes, as on a bipartite graph"
+        elif arguments.get("edge_index") is not edges:
+            problem = "does not use the edges that the model is called with"
+        elif others:
+            problem = f"is called with `{min(others)}`, which is not followed"
+        if problem is not None:
             raise _NotAChainError(f"layer {name!r} {problem}")
         self.names.append(name)
         self.layers.append(_convert(layer))
@@ -241,38 +237,32 @@ def _step_of(node: fx.Node, current: fx.Node) -> nn.Module | None:
         return None
     bound.apply_defaults()
     options = bound.arguments
-    if name == "dropout":
-        return nn.Dropout(0.0).train(bool(options["training"]))
     if name == "log_softmax":
         return nn.LogSoftmax(options["dim"]) if options["dtype"] is None else None
-    if name == "relu":
-        return nn.ReLU()
-    return nn.ELU(options["alpha"]) if name == "elu" else nn.LeakyReLU(options["negative_slope"])
+    if name == "dropout":
+        return nn.Dropout(0.0).train(bool(options["training"]))
+    if name == "elu":
+        return nn.ELU(options["alpha"])
+    return nn.ReLU() if name == "relu" else nn.LeakyReLU(options["negative_slope"])
 
 
 def _copy_step(step: Any, name: str) -> nn.Module:
     """Return a copy of a step of PyTorch's own classes, without in-place operations."""
-    if isinstance(step, nn.BatchNorm1d):
-        if step.training or step.running_mean is None:
-            raise _NotAChainError(f"{name} uses the statistics of all nodes, which new ones change")
-        return copy.deepcopy(step)
-    if isinstance(step, nn.Linear):
-        return copy.deepcopy(step)
+    if isinstance(step, nn.BatchNorm1d) and (step.training or step.running_mean is None):
+        raise _NotAChainError(f"{name} uses the statistics of all nodes, which new ones change")
+    if isinstance(step, nn.ELU) and not 0 < step.alpha <= 1:
+        raise _NotAChainError(f"{name} has an alpha of {step.alpha}; up to 1 it is followed")
+    if isinstance(step, nn.LeakyReLU) and not 0 <= step.negative_slope <= 1:
+        raise _NotAChainError(f"{name} has a slope of {step.negative_slope}; from 0 to 1 it is followed")
     if isinstance(step, Linear):
         weight, bias = step.weight, step.bias
         linear: nn.Linear = nn.utils.skip_init(nn.Linear, *reversed(weight.shape), bias=bias is not None)
         linear.weight, linear.bias = weight, bias
         return linear
-    if isinstance(step, nn.ReLU):
-        return nn.ReLU()
-    if isinstance(step, nn.ELU):
-        if not 0 < step.alpha <= 1:
-            raise _NotAChainError(f"{name} has an alpha of {step.alpha}; up to 1 it is followed")
-        return nn.ELU(step.alpha)
-    assert isinstance(step, nn.LeakyReLU)
-    if not 0 <= step.negative_slope <= 1:
-        raise _NotAChainError(f"{name} has a slope of {step.negative_slope}; from 0 to 1 it is followed")
-    return nn.LeakyReLU(step.negative_slope)
+    own: nn.Module = copy.deepcopy(step)
+    if isinstance(own, nn.ReLU | nn.ELU | nn.LeakyReLU):
+        own.inplace = False
+    return own
 
 
 def _layer_problem(layer: Any) -> str | None:
@@ -300,16 +290,15 @@ def _parts_problem(layer: Any) -> str | None:
     hooked = "has a hook, which may change its input or output"
     if any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks") and "_forward_" in name):
         return hooked
-    maps, limits = PYG_MAPS[type(layer)](layer), cast(nn.ModuleDict | None, layer._modules.get("limits"))
+    limits: Any = layer._modules.get("limits")
+    names = {} if limits is None else {part: name for name, part in PYG_MAPS[type(layer)](layer).items()}
     for path, part in layer.named_modules():
-        name = next((name for name, one in maps.items() if one is part), None)
-        clips = name is not None and limits is not None
-        if name is not None and limits is not None:
+        if part in names:
             hooks = list(part._forward_hooks.values())
-            if [type(hook) for hook in hooks] != [_ClipOutput] or hooks[0].limits is not limits[name]:
+            if [type(hook) for hook in hooks] != [_ClipOutput] or hooks[0].limits is not limits[names[part]]:
                 return hooked
-        alteration = _module_alteration(part, {type(layer), Linear, SumAggregation}, known_hook=clips)
-        if alteration is not None:
+        known = {type(layer), Linear, SumAggregation}
+        if (alteration := _module_alteration(part, known, known_hook=part in names)) is not None:
             return f"{path} {alteration}".strip()
     return None
 

@@ -1,23 +1,10 @@
 """Voting over groups of nodes: a certificate against injected nodes, for any model that classifies nodes.
 
 A hash of its number puts every node in one of T groups. In the graph of group g an edge j → i stays only if j
-is in g; every node keeps its own features. The model classifies every node T times, and the majority counts.
-
-An injected node is in one group, so whatever its features and edges, it changes at most one vote of a node.
-If the leading class of a node is ahead of every other by more than 2 m votes (ties go to the smaller class),
-no m injected nodes change it.
-
-Explanation: the score of group g at a node is the margin of its class in the graph of g less that without any
-neighbour; ranked are the groups with a neighbour, ties by number. While the class stays, at least `n − m` of
-the top n groups stay among the top k, n = min(k, groups with a neighbour); docs/budget.md has the proof.
-
-Required of the model: nodes affect each other along edges, from source to destination, and in no other way:
-no encodings of the graph, no norms or maxima over all nodes, no count of nodes or of outgoing edges. To prove
-it, new nodes without outgoing edges are added and their dependents marked through the forward pass
+is in g; every node keeps its own features. The model classifies every node T times, and the majority counts;
+docs/budget.md has the proofs. Nodes must affect each other along edges, from source to destination, and in no
+other way: new nodes without outgoing edges are added and their dependents marked through the forward pass
 (`fgai.certificates.locality`); whatever the size of their features, the logits of old nodes must not change.
-
-A T-th of every neighbourhood often gives worse classes, at worst those of the features alone; compare with
-`fgai.training.accuracy_without_edges`: a certificate below that protects nothing.
 """
 
 from __future__ import annotations
@@ -30,11 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from fgai.attention import call_model, evaluating, model_name, prepared
 from fgai.attention.interface import originals, uncompiled
-from fgai.certificates.base import _InjectionRecord, record_fields, share_of
+from fgai.certificates.base import _Certificate, _record_fields, _share_of
 from fgai.certificates.locality import _find_dependence
 from fgai.checks import fraction, whole
 from fgai.checks import seed as check_seed
@@ -53,22 +40,18 @@ VOTING_PROMISE = (
     "Certified: so many injected nodes, with any features and any wiring, leave the class of the majority"
     " as it is, and this share of the groups of neighbours that explain it."
 )
-PROBES = ((1, 1.0), (3, 1e6))
-"""Number of new nodes in each test of locality, and the size of their features."""
-PROBE_NEIGHBOURS = 16
-"""Largest number of neighbours of each."""
-_SAME = 1e-5
-"""Rounding of logits, relative to the largest."""
+PROBES = ((1, 1.0), (3, 1e6))  # number of new nodes in each test of locality, and the size of their features
+PROBE_NEIGHBOURS = 16  # largest number of neighbours of each
+_SAME = 1e-5  # rounding of logits, relative to the largest
 
 
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
-class VotingCertificate(_InjectionRecord):
+class VotingCertificate(_Certificate):
     """How many injected nodes the majority over groups of nodes withstands, and the score of each group.
 
     Attributes:
-        groups: T.
-        confidence: least probability of a class that gets a vote.
+        groups, confidence: see `vote`.
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
         node_radius: int64 [N], no such number of injected nodes, or fewer, changes it.
@@ -95,24 +78,25 @@ class VotingCertificate(_InjectionRecord):
     node_radius: Tensor
     scores: Tensor
     group: Tensor
+    seconds: float
     promise: str = VOTING_PROMISE
 
     def share(self, injected: int, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, that withstand so many injected nodes."""
         whole(injected, "injected", 0)
-        return share_of(self.node_radius >= injected, nodes)
+        return _share_of(self.node_radius >= injected, nodes)
 
     def certified_accuracy(self, injected: int, y: Tensor, nodes: Tensor | None = None) -> float:
         """Share of nodes, or of those under a mask, that are right and withstand so many injected nodes."""
         whole(injected, "injected", 0)
-        return share_of((self.node_radius >= injected) & (self.classes == y.to(self.classes.device)), nodes)
+        return _share_of((self.node_radius >= injected) & (self.classes == y.to(self.classes.device)), nodes)
 
     def top(self, k: int = 5) -> Tensor:
         """Return the groups of each node's explanation, int64 [N, k]: the k largest scores; -1 for none."""
         whole(k, "k", 1)
         ranked = self.scores.nan_to_num(nan=-torch.inf).sort(dim=1, descending=True, stable=True)
         numbers = ranked.indices.masked_fill(ranked.values == -torch.inf, -1)[:, :k]
-        return torch.nn.functional.pad(numbers, (0, k - numbers.shape[1]), value=-1)
+        return pad(numbers, (0, k - numbers.shape[1]), value=-1)
 
     def topk_share(self, injected: int, k: int = 5, nodes: Tensor | None = None) -> float | None:
         """Share of the top-k groups that provably stays, mean over nodes with such groups; None of none.
@@ -191,6 +175,10 @@ def vote(
     classes, radius = _majority(votes, groups)
     scores = torch.stack([_margin(logits, classes) for logits in by_group], 1)
     scores = scores - _margin(alone, classes)[:, None]
+    source, destination = graph.adjacency.source.cpu(), graph.adjacency.destination.cpu()
+    other = source != destination
+    without_neighbour = torch.ones(scores.shape, dtype=torch.bool)
+    without_neighbour[destination[other], group[source[other]]] = False
     (own,) = originals(model)
     return VotingCertificate(
         groups=groups,
@@ -198,10 +186,10 @@ def vote(
         votes=votes,
         classes=classes,
         node_radius=radius,
-        scores=scores.masked_fill(~_has_neighbour(graph, group, groups), torch.nan).float(),
+        scores=scores.masked_fill(without_neighbour, torch.nan).float(),
         group=group,
         seconds=perf_counter() - began,
-        **record_fields(own, graph, graph, "fgai.vote"),
+        **_record_fields(own, graph, graph, "fgai.vote"),
     )
 
 
@@ -219,15 +207,6 @@ def _margin(logits: Tensor, classes: Tensor) -> Tensor:
         return torch.zeros(len(logits))
     own = logits.gather(1, classes[:, None])
     return (own - logits.scatter(1, classes[:, None], -torch.inf).amax(1, keepdim=True))[:, 0]
-
-
-def _has_neighbour(graph: Graph, group: Tensor, groups: int) -> Tensor:
-    """Whether a group contains a neighbour of a node, other than itself, bool [N, T]."""
-    source, destination = graph.adjacency.source.cpu(), graph.adjacency.destination.cpu()
-    other = source != destination
-    out = torch.zeros(graph.num_nodes, groups, dtype=torch.bool)
-    out[destination[other], group[source[other]]] = True
-    return out
 
 
 def _hash_groups(nodes: Tensor, groups: int, seed: int = 0) -> Tensor:
