@@ -13,7 +13,7 @@ from experiments.one_setting import ROWS, Methods
 from experiments.results import GRAPHS, Results
 from experiments.sheet import Sheet
 from experiments.store import Store
-from experiments.threats import BESIDE, CLAIM, EVERY_RULE
+from experiments.threats import CLAIM, EVERY_RULE
 from fgai.records import Cell, Column, Table
 
 NETWORKS = {"GCN": "vanilla", "GCN + SVD": "gnn-svd", "Soft-Median": "soft-median", "RUNG": "rung"}
@@ -35,26 +35,22 @@ def baselines(store: Store) -> list[Sheet | Table]:
     methods, networks = Methods(store), Results.of_grid(store, "baselines")
     earlier = Results.of_grid(store, "defences", "evaluate")
 
-    def values(row: str, dataset: str, path: str, threat: str) -> list[float]:
+    def values(row: str, dataset: str, path: str) -> list[float]:
         if row in ROWS:
-            return methods.values(("GAT", dataset), row, path, threat)
+            return methods.values(("GAT", dataset), row, path, EVERY_RULE)
         if row == ALONE:
             alone = accuracy_without_edges(store, dataset)
             return [] if alone is None else [alone.mean] * alone.seeds
         if row in EARLIER:
             model, method = EARLIER[row]
             return list(earlier.values((model, dataset, method), path, CLAIM).values())
-        return list(networks.values(("GCN", dataset, NETWORKS[row]), path, threat).values())
+        return list(networks.values(("GCN", dataset, NETWORKS[row]), path, EVERY_RULE).values())
 
-    def table(title: str, threat: str, *notes: str) -> Table:
-        names = (*ROWS, *NETWORKS, *(EARLIER if threat == EVERY_RULE else ()), ALONE)
-        rows = [
-            _line(name_of(row), [[values(row, dataset, path, threat) for path in F1] for dataset in GRAPHS])
-            for row in names
-        ]
-        columns = [Column("method"), *map(Column, GRAPHS), Column("mean"), Column("seeds")]
-        return Table(title, columns, rows, notes)
-
+    rows = [
+        _line(name_of(row), [[values(row, dataset, path) for path in F1] for dataset in GRAPHS])
+        for row in (*ROWS, *NETWORKS, *EARLIER, ALONE)
+    ]
+    columns = [Column("method"), *map(Column, GRAPHS), Column("mean"), Column("seeds")]
     settings = {cell.method: cell.settings for cell in read_grid("baselines")}
     chosen = "; ".join(
         f"{row} {', '.join(f'{name} {value:g}' for name, value in settings[method].items())}"
@@ -69,10 +65,7 @@ def baselines(store: Store) -> list[Sheet | Table]:
         " endpoint rules. Without edges: tuned on each graph; no injected node can change it."
         f" {_run(store, 'baselines')}"
     )
-    return [
-        table("Networks without attention, 20 × 20", EVERY_RULE, note),
-        table("The same, 60 × 40", BESIDE),
-    ]
+    return [Table("Networks without attention, 20 × 20", columns, rows, (note,))]
 
 
 def _line(name: str, found: Sequence[Sequence[Sequence[float]]]) -> list[Cell]:
