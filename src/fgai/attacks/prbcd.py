@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attacks.base import Attack, Judge, Ledger
-from fgai.attacks.budget import Budget
-from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import AttentionMap, observe
 from fgai.attention.interface import graph_model
 from fgai.errors import BudgetError, InputError
@@ -227,13 +225,3 @@ def _look_up(queries: Tensor, keys: Tensor, weight: Tensor) -> Tensor:
         return torch.ones_like(queries, dtype=weight.dtype)
     spot = torch.searchsorted(keys, queries).clamp(max=keys.numel() - 1)
     return torch.where(keys[spot] == queries, weight[spot], 1.0)
-
-
-register_threat(
-    Threat(
-        "flips",
-        PRBCD,
-        Budget(edges=400, steps=50, step_size=1000.0),
-        "400 edges between existing nodes come or go, found by gradients (PRBCD)",
-    )
-)

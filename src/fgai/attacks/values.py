@@ -16,7 +16,6 @@ from fgai.attacks.budget import Box, Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
 from fgai.attacks.search.site import _InjectionSite
-from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import Limits, call_model, entry_limits, overriding, straight_through
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
@@ -154,14 +153,3 @@ def _entry_values(judge: Judge, change: GraphChange) -> Tensor:
     with torch.no_grad(), overriding(entry, keep_points):
         call_model(judge.model, change.apply(judge.graph)[0])
     return torch.cat([points[limits] for limits in entry], dim=1)
-
-
-register_threat(
-    Threat(
-        "values",
-        ValueInjection,
-        Budget(nodes=20, edges=20),
-        "20 nodes × 20 edges that say anything limits allow, whatever the features: models with limits",
-        Budget(nodes=1, edges=3),
-    )
-)

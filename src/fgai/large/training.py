@@ -411,7 +411,7 @@ def _mask(source: _StoredSource, nodes: Tensor) -> Tensor:
 
 
 class _TrainingSource(_StoredSource):
-    """A stored graph and the recipes that train on its mini-batches; see `fgai.training.source`."""
+    """A stored graph and the recipes that train on its mini-batches; see `_WholeGraph`."""
 
     def vanilla(self) -> _VanillaBatches:
         return _VanillaBatches(self)

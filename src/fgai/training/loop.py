@@ -52,23 +52,12 @@ def fit(
     tracker: Tracker | None = None,
     run: str | None = None,
 ) -> History:
-    """Train `model` in place and leave the best weights in it.
+    """Train `model` in place and leave the best weights in it; see `fgai.train`.
 
-    With several processes (`fgai.large.process_group`) each trains on its own mini-batches, all make the same
-    steps, and the first alone writes and prints.
-
-    Args:
-        model: on the device to train on.
-        recipe: the loss and the score.
-        config: see `TrainConfig`.
-        seed: of dropout and of the recipe's draws.
-        progress: show a bar; None decides by whether a terminal is attached.
-        checkpoint: folder to save the training in, and to resume from when it holds one. Ctrl-C then takes
-            effect at the end of the epoch, after a save.
-        checkpoint_every: epochs between saves.
-        fingerprint: of the training; a checkpoint with another one is refused.
-        tracker: called after every epoch, and at the end.
-        run: name of the training for the tracker; the recipe's name by default.
+    A training is saved in the folder `checkpoint` and resumes from it; one with another `fingerprint` is
+    refused. Ctrl-C then takes effect at the end of the epoch, after a save. `run` names the training for the
+    tracker. With several processes (`fgai.large.process_group`) each trains on its own mini-batches, all make
+    the same steps, and the first alone writes and prints.
 
     Raises:
         DivergenceError: a term is not finite; the model then has the best weights so far.

@@ -79,11 +79,7 @@ class TrainConfig:
         fraction(self.decay, "decay")
 
     def replace(self, **changes: Any) -> TrainConfig:
-        """Return a copy with some settings changed.
-
-        Raises:
-            InputError: there is no such setting.
-        """
+        """Return a copy with some settings changed; `InputError` for an unknown one."""
         check_setting_names(changes, TRAIN_FIELDS)
         return dataclasses.replace(self, **changes)
 
@@ -120,6 +116,11 @@ class _FineTuningSettings:
             numbers = isinstance(self.box, tuple | list) and all(isinstance(x, int | float) for x in self.box)
             if not numbers or len(self.box) != 2 or not -math.inf < self.box[0] < self.box[1] < math.inf:
                 raise InputError(f"`box` must be two numbers (low, high) with low < high, got {self.box}")
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """`clip_share` and `shrink`."""
+        return self.clip_share, self.shrink
 
     @classmethod
     def names(cls) -> list[str]:
@@ -199,11 +200,7 @@ class FaithfulSettings(_FineTuningSettings):
         super().__post_init__()
 
     def tightened(self, report: StabilityReport) -> FaithfulSettings:
-        """Return the settings of a second attempt: the same budget, more weight on the failed requirements.
-
-        Lost predictions: more closeness, half the learning rate. Unstable predictions: more prediction
-        stability, tighter limits. Lost explanations, if predictions are stable: more similarity.
-        """
+        """Return the settings of a second attempt, with more weight on what failed."""
         changes: dict[str, Any] = {}
         if not report.is_close:
             changes |= {"closeness": 5 * self.closeness, "lr": self.train_config.lr / 2}
@@ -222,15 +219,9 @@ class HardenSettings(_FineTuningSettings):
 
     Attributes:
         attack_weight: of the cross-entropy under attack, between 0 and 1; the clean one has the rest.
-        limits: give the model limits (see `fgai.limit`) and train through them.
-        clip_share: share of the nodes left out at either end of each range of the limits.
-        shrink: share of the nodes, those of largest norm, that limits shrink to the norm of the rest.
-        nodes: number of nodes that the adversary injects.
-        edges: of each injected node; fewer if there are fewer nodes to join.
-        box: interval of their features; None takes one for each feature from the data, see `Budget`.
-        epochs: each a step on the clean and the attacked graph.
-        lr: Adam's learning rate, which falls to 0; 0.005 by default, for GT 0.001.
         weight_decay: l2 penalty on all parameters.
+
+    The others are those of `FaithfulSettings`; each epoch is a step on the clean and the attacked graph.
     """
 
     attack_weight: float = 0.75

@@ -18,15 +18,10 @@ MIN_CONTRAST = 0.01
 
 
 class Reach(NamedTuple):
-    """Shares of a graph that injected nodes can change.
+    """Shares of a graph that injected nodes can change."""
 
-    Attributes:
-        layers: of the nodes, per layer.
-        predictions: of the nodes, links or small graphs.
-    """
-
-    layers: list[float]
-    predictions: float
+    layers: list[float]  # of the nodes, per layer
+    predictions: float  # of the nodes, links or small graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,19 +60,17 @@ class VanillaOutputs:
         """Run a trained model in eval mode on a graph that was prepared for it."""
         observation = observe(vanilla, graph, heads="mean")
         logits, layers = observation.logits, observation.attention.layers
-        values, rowptrs = [layer.heads() for layer in layers], [layer.rowptr for layer in layers]
-        sharpness = [
-            float(layer_sharpness(w, layer.rowptr, layer.destination))
-            for w, layer in zip(values, layers, strict=True)
-        ]
-        contrasts = [contrast(w, rowptr) for w, rowptr in zip(values, rowptrs, strict=True)]
+        values = [layer.heads() for layer in layers]
+        pairs = list(zip(values, layers, strict=True))
+        sharpness = [float(layer_sharpness(w, layer.rowptr, layer.destination)) for w, layer in pairs]
+        contrasts = [contrast(w, layer.rowptr) for w, layer in pairs]
         return cls(
             logits=logits,
             classes=logits.argmax(1),
             layers=tuple(layers),
             attention=values,
             ranking=[layer.ranking() for layer in layers],
-            rowptrs=rowptrs,
+            rowptrs=[layer.rowptr for layer in layers],
             contrasts=relative_contrasts(contrasts),
             sharpness=sharpness,
             logit_spread=float(spread(logits)),

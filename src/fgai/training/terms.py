@@ -1,4 +1,8 @@
-"""Loss terms: the decorator `term`, its argument `StepContext`, and weighted sums."""
+"""Loss terms of faithful training, and the decorator for your own.
+
+To add a built-in term: write a function under `@term` here and add it to `BUILT_IN`; in `FaithfulSettings`
+add its weight: a field of its name, this name in the tuple of `__post_init__`, and a line of the docstring.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,26 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 
 from fgai.attention import LayerAttention
+from fgai.bounds.scores import worst_margins
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.graph import Graph
+from fgai.metrics import UNIFORM_SHARPNESS
+from fgai.topk import swap_margin, topk_l1, topk_mask
 from fgai.training.settings import FaithfulSettings
-from fgai.training.vanilla_outputs import Reach, VanillaOutputs
+from fgai.training.vanilla_outputs import Reach, VanillaOutputs, layer_sharpness
 from fgai.typed import typed
 
 GRAPHS = ("clean", "attacked")
 """Values of `on`: the graph that a term is computed on."""
 RESERVED = ("total", "score")
 """Names that the history of a training uses for something else."""
+MIN_SHARPNESS = 0.95
+"""Share of the vanilla sharpness below which attention counts as too flat."""
+NEW_NEIGHBOURS = 1
+"""Injected neighbours of every node that the bound of `certified` allows for."""
+MIN_MARGIN, MARGIN_WIDTH = 0.1, 0.3
+"""Worst-case margin asked of a class and width of the sigmoid, in units of the vanilla logits' spread."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +80,7 @@ class StepContext:
 
     @cached_property
     def explanations(self) -> list[Tensor]:
-        """Per layer [E], the explanation vector; for terms that declared `needs_explanation`.
-
-        Raises:
-            InputError: no term declared it, so only the mean over heads was recorded.
-        """
+        """Per layer [E], the explanation vector; `InputError` if no term declared `needs_explanation`."""
         if not self.has_explanations:
             raise InputError(
                 "`context.explanations` was not recorded; declare the loss term with `needs_explanation=True`"
@@ -96,17 +105,7 @@ class StepContext:
 
 
 class Term(NamedTuple):
-    """A loss term.
-
-    Attributes:
-        name: of the function, and of the setting that holds a built-in term's weight.
-        loss: the function.
-        on: `clean` or `attacked`, the graph that it is computed on.
-        weight: ignored if the term is, or replaces, a built-in one, whose weight is a setting.
-        needs_attention: an attacked term reads the attention under attack.
-        needs_explanation: the term reads the explanation vectors.
-        own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
-    """
+    """A loss term, see `term`; `name` is that of the function, and of a built-in term's setting."""
 
     name: str
     loss: Callable[[StepContext], Tensor]
@@ -118,11 +117,7 @@ class Term(NamedTuple):
 
     @typed
     def __call__(self, context: StepContext) -> Tensor:
-        """Return the value of the term.
-
-        Raises:
-            InputError: it is not a scalar tensor, or has no gradient in a step that needs one.
-        """
+        """Return the value; `InputError` if it is no scalar tensor, or lacks a gradient that a step needs."""
         value = self.loss(context)
         if not isinstance(value, Tensor) or value.dim() > 0:
             shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
@@ -151,7 +146,7 @@ def term(
         weight: of the term; one that replaces a built-in term has the weight of the setting.
         needs_attention: an attacked term reads `context.attacked_attention`.
         needs_explanation: the term reads `context.explanations`.
-        own_pass: a clean term that runs the model itself.
+        own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
 
     Raises:
         InputError: another graph, a negative weight, or a flag that does not go with the graph.
@@ -181,16 +176,12 @@ def term(
 
 @dataclass(frozen=True)
 class WeightedTerms:
-    """The terms of a training with a weight above zero, and their weighted sum.
-
-    Attributes:
-        weights: by term, in the order of computation.
-    """
+    """The terms of a training with a weight above zero, in the order of computation."""
 
     weights: dict[Term, float]
 
     def select(self, on: str, *, own_pass: bool = False) -> list[Term]:
-        """Return the terms of one graph, those with or those without a pass of their own."""
+        """Return the terms of one graph, those with or without a pass of their own."""
         return [term for term in self.weights if term.on == on and term.own_pass == own_pass]
 
     @property
@@ -226,6 +217,141 @@ def first_rows(values: Tensor, like: Tensor) -> Tensor:
     return values if len(values) == len(like) else values[: len(like)]
 
 
-def kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
+def _kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
     """Mean over rows of KL(softmax reference ‖ softmax logits)."""
     return kl_div(logits.log_softmax(1), reference.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+@term(on="clean")
+def closeness(context: StepContext) -> Tensor:
+    """KL(vanilla ‖ faithful) of the predicted classes, averaged over rows."""
+    return _kl_divergence(context.vanilla_outputs.logits, context.logits)
+
+
+@term(on="clean", needs_explanation=True)
+def similarity(context: StepContext) -> Tensor:
+    """Distance of the attention to the vanilla model's, and of its top-k neighbours from the top-k.
+
+    Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
+    neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
+    largest entry, a constant. Without the division a layer that is almost uniform would not count.
+    """
+    vanilla, k = context.vanilla_outputs, context.settings.k
+    layers = zip(vanilla.attention, context.attention, vanilla.rowptrs, vanilla.contrasts, strict=True)
+    distances = [topk_l1(a, b, rowptr, None, factor=1 / contrast) for a, b, rowptr, contrast in layers]
+    ranked = zip(context.explanations, vanilla.top_k(k), vanilla.rowptrs, context.layers, strict=True)
+    shortfalls = [
+        _below_threshold(w, top, rowptr, first_rows(layer.destination, w), k)
+        for w, top, rowptr, layer in ranked
+    ]
+    return sum_scalars([*distances, *shortfalls])
+
+
+def _below_threshold(w: Tensor, top: Tensor, rowptr: Tensor, destination: Tensor, k: int) -> Tensor:
+    """Mean of `(1/k) Σ_{j in T} relu(θ − w_j) / θ` over nodes with more than k neighbours; `top` [E] is T."""
+    values, degree = w.detach(), rowptr.diff()
+    members = torch.where(topk_mask(values, rowptr, k), values, torch.inf)
+    least = torch.full_like(degree, torch.inf, dtype=w.dtype).scatter_reduce(0, destination, members, "amin")
+    counted = degree > k
+    threshold = least.clamp(min=torch.finfo(w.dtype).tiny, max=1.0)[destination]
+    below = (threshold - w).clamp(min=0) / threshold * (top & counted[destination])
+    return below.sum() / (k * counted.sum().clamp(min=1))
+
+
+@term(on="clean", needs_explanation=True)
+def margin(context: StepContext) -> Tensor:
+    """How far the top-k of the explanation is from being certified at radius R; 0 when every node is.
+
+        Σ over layers of mean over nodes with more than k neighbours and over m of relu(R − c(m) / m) / R
+
+    with `c(m)` the l1 cost of swapping m members. Unlike the literal worst case in attention space, which has
+    no gradient in the attention (docs/method.md), it pulls members and outsiders of the top-k apart.
+    """
+    k, radius, rowptrs = context.settings.k, context.settings.radius, context.vanilla_outputs.rowptrs
+    layers = zip(context.explanations, rowptrs, strict=True)
+    return sum_scalars([swap_margin(w, rowptr, k, radius) for w, rowptr in layers])
+
+
+def _too_flat(context: StepContext) -> Tensor:
+    """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
+    vanilla = context.vanilla_outputs
+    layers = zip(context.attention, vanilla.rowptrs, context.layers, strict=True)
+    now = [layer_sharpness(w, rowptr, first_rows(layer.destination, w)) for w, rowptr, layer in layers]
+    return _sharpness_loss(now, vanilla.sharpness)
+
+
+def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
+    """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
+    return sum_scalars(
+        [
+            (MIN_SHARPNESS - new / old).clamp(min=0) if old > UNIFORM_SHARPNESS else new * 0
+            for new, old in zip(now, before, strict=True)
+        ]
+    )
+
+
+# What `@term` makes of a function of this name; `fgai.metrics` has the public function `sharpness`.
+sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)
+
+
+@term(on="attacked")
+def prediction_stability(context: StepContext) -> Tensor:
+    """KL(clean ‖ attacked) of the predicted classes, averaged over the rows that the attack can reach.
+
+    The clean logits are detached: `closeness` already ties them to the vanilla model.
+    """
+    assert context.attacked_logits is not None and context.reach is not None
+    return _kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions
+
+
+@term(on="clean", weight=4.0, own_pass=True)
+def certified(context: StepContext) -> Tensor:
+    """Mean over nodes of `sigmoid((0.1 − worst-case margin / spread) / 0.3)`; needs limits.
+
+    A smooth count of nodes without a certificate against injection: nodes near one have the largest
+    gradient. The attention mass of new neighbours rises with the ramp; at full size from the start no class
+    would have a positive one, and there would be no gradient.
+    """
+    settings, vanilla = context.settings, context.vanilla_outputs
+    margins = worst_margins(
+        context.model,
+        context.graph,
+        vanilla.classes,
+        neighbours=NEW_NEIGHBOURS,
+        clip_share=settings.clip_share,
+        shrink=settings.shrink,
+        mass_share=context.ramp,
+    )
+    return _uncertified_share(first_rows(margins, vanilla.logits), vanilla.logit_spread)
+
+
+def _uncertified_share(margins: Tensor, logit_spread: float) -> Tensor:
+    """The smooth count of `certified` from the worst-case margins [N, C] to every other class."""
+    return torch.sigmoid((MIN_MARGIN - margins.amin(1) / logit_spread) / MARGIN_WIDTH).mean()
+
+
+BUILT_IN = (closeness, similarity, margin, sharpness, prediction_stability)
+"""Terms whose weights are settings."""
+
+
+def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> WeightedTerms:
+    """Return the built-in terms and a user's, which replace built-in ones of the same name.
+
+    Raises:
+        InputError: a name twice or reserved, or nothing to train.
+    """
+    own = {each.name: each for each in extra}
+    for name in own:
+        if name in RESERVED:
+            raise InputError(f"a loss term cannot be named {name!r}; rename the function")
+    if len(own) < len(extra):
+        raise InputError(f"`terms` must have different names, got {', '.join(each.name for each in extra)}")
+    built_in = {each.name: each for each in BUILT_IN}
+    active = {}
+    for name, each in {**built_in, **own}.items():
+        weight = getattr(settings, name) if name in built_in else each.weight
+        if weight > 0:
+            active[each] = weight
+    if not active:
+        raise InputError("all weights are zero: there is nothing to train; give one a positive value")
+    return WeightedTerms(active)
