@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attacks.budget import Box, Budget, check_budget, data_range, warn_if_narrow
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
-from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
-from fgai.attacks.search.site import _InjectionSite, _read_model
+from fgai.attacks.search.site import Score, _damage_at, _InjectionSite, _read_model, _sums_rows, _value_at
 from fgai.attention import AttentionMap, evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange

@@ -28,8 +28,7 @@ from fgai.attacks.search.members import (
     _StartContext,
     _with_temperature,
 )
-from fgai.attacks.search.scores import Score, _damage_at
-from fgai.attacks.search.site import _InjectionSite, _read_model
+from fgai.attacks.search.site import Score, _damage_at, _InjectionSite, _read_model
 from fgai.attention import call_model, evaluating, prepared, straight_through
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning, warn

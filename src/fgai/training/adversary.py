@@ -103,9 +103,9 @@ class InjectionAdversary:
     def ascend_and_inject(
         self, graph: Graph, endpoints: Tensor, subset: Tensor | None = None
     ) -> tuple[Graph, EdgeMap]:
-        """Take the ascent step that is due; return the graph or mini-batch with new nodes at `endpoints` [m, e].
+        """Take the ascent step that is due; return a graph or batch with new nodes at `endpoints` [m, e].
 
-        Those of `subset` [m] join, by default all; if there are fewer endpoints, the last are dropped for good.
+        Those of `subset` [m] join, by default all; if endpoints are fewer, the last are dropped for good.
         """
         self.ascend()
         if subset is not None:

@@ -66,7 +66,7 @@ class _WholeGraph:
 def _open_source(
     data: Any, seed: int, batch_size: int | None, fan_out: Any, epoch_size: int | None = None
 ) -> AbstractContextManager[Any]:
-    """Open the graph of a training; the seed is of the neighbours drawn, and of the split of a stored graph."""
+    """Open the graph of a training; the seed is of neighbours drawn, and of the split of a stored graph."""
     if batch_size is not None:
         stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
         return stored

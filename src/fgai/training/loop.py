@@ -21,6 +21,7 @@ from fgai.progress import Bar, show_progress, stage
 from fgai.threads import seeded, with_gradients
 from fgai.trackers import Tracker
 from fgai.training.capture import (
+    MAX_UNREAD,
     _backward,
     _CapturedSteps,
     _EpochTerms,
@@ -66,10 +67,11 @@ def fit(
     """
     whole(checkpoint_every, "checkpoint_every", 1)
     processes, run = current(), run or recipe.name
-    device = _device(model, recipe)
+    optimizer = _optimizer(model, recipe, config)
+    device = optimizer.param_groups[0]["params"][0].device
     tracker = tracker if tracker is not None and processes.is_main else Tracker()
     folder = None if checkpoint is None else Path(checkpoint)
-    state = _TrainingState(model, _optimizer(model, config, device), recipe)
+    state = _TrainingState(model, optimizer, recipe)
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
     saved = processes.broadcast(
@@ -95,12 +97,12 @@ def fit(
         for epoch in range(first, config.epochs):
             if history.stopped == "patience":
                 break
-            steps.run(epoch)
+            must_read = steps.run(epoch)
             last = epoch == config.epochs - 1
             validates = (epoch + 1) % config.validate_every == 0 or last
             stops = processes.any(interrupted())
             saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or stops)
-            if not (steps.must_read or validates or saves or type(tracker) is not Tracker):
+            if not (must_read or validates or saves or type(tracker) is not Tracker):
                 continue
             epochs = steps.read()
             for terms in epochs:
@@ -124,24 +126,17 @@ def fit(
     return history
 
 
-def _device(model: nn.Module, recipe: Recipe) -> torch.device:
-    """Return the model's device; raise if nothing trains, or if processes would share no mini-batches."""
-    parameter = next((each for each in model.parameters() if each.requires_grad), None)
-    if parameter is None:
-        raise InputError(
-            f"`model` must have parameters with `requires_grad=True`, {type(model).__name__} has none"
-        )
+def _optimizer(model: nn.Module, recipe: Recipe, config: TrainConfig) -> torch.optim.Adam:
+    """Adam over all trainable parameters; raise if there are none, or processes would share no batches."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    if not parameters:
+        name = type(model).__name__
+        raise InputError(f"`model` must have parameters with `requires_grad=True`, {name} has none")
     if current().is_distributed and not recipe.mini_batches:
         raise InputError("several processes train in mini-batches; give `batch_size`, or start one process")
-    return parameter.device
-
-
-def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Adam:
-    """Adam over all trainable parameters; on a GPU fused and capturable."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if device.type != "cuda":
+    if not parameters[0].is_cuda:
         return torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    lr = torch.tensor(config.lr, device=device)
+    lr = torch.tensor(config.lr, device=parameters[0].device)
     return torch.optim.Adam(parameters, lr=lr, weight_decay=config.weight_decay, fused=True, capturable=True)
 
 
@@ -173,7 +168,7 @@ def _check_finite(terms: _EpochTerms, state: _TrainingState) -> None:
 
 @contextmanager
 def _saving_on_error(save: Callable[[], None]) -> Iterator[None]:
-    """A block after whose errors the training is saved, so that a tracker that raises costs no epoch."""
+    """Save the training after an error, so that a tracker that raises costs no epoch."""
     try:
         yield
     except BaseException:
@@ -215,9 +210,7 @@ class _Steps:
         self.unread: list[_EpochTerms] = []
         self.captured: _CapturedSteps | None = None
         if can_capture(self.recipe, self.model):
-            self.captured = _CapturedSteps(
-                self.recipe, self.model, self.update, lambda epoch: epoch_seed(seed, epoch)
-            )
+            self.captured = _CapturedSteps(self.recipe, self.model, self.update, seed)
 
     def __enter__(self) -> _Steps:
         return self
@@ -228,13 +221,8 @@ class _Steps:
             self.model.zero_grad(set_to_none=True)
             self.captured = None
 
-    @property
-    def must_read(self) -> bool:
-        """Whether the terms must be read now."""
-        return bool(self.unread) or (self.captured is not None and self.captured.full)
-
-    def run(self, epoch: int) -> None:
-        """Train one epoch, or launch it."""
+    def run(self, epoch: int) -> bool:
+        """Train one epoch, or launch it; return whether the terms must be read now."""
         rate = self.config.lr * (1 - self.config.decay * epoch / self.config.epochs)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
@@ -242,11 +230,12 @@ class _Steps:
             else:
                 group["lr"] = rate
         if self.captured is not None and self.captured.step(epoch):
-            return
+            return len(self.captured.unread) >= MAX_UNREAD
         self.unread = self.read()
         start = perf_counter()
         terms = _mean_by_name(self._run_steps(epoch))
         self.unread.append(_EpochTerms(epoch, terms, perf_counter() - start))
+        return True
 
     def _run_steps(self, epoch: int) -> list[tuple[int, dict[str, float]]]:
         """Return weight and terms of every step of an epoch, of all processes."""

@@ -86,11 +86,7 @@ class History:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """Inverse of `to_dict`.
-
-        Raises:
-            CheckpointError: a field is unknown or of another type.
-        """
+        """Inverse of `to_dict`; `CheckpointError` if a field is unknown or of another type."""
         check_items(values, get_type_hints(cls), "the history", required=())
         history = cls(**values)
         history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
@@ -112,11 +108,7 @@ def copy_model(model: M) -> M:
 
 @typed
 def history_of(model: nn.Module) -> History:
-    """Return the history of a model that fgai trained.
-
-    Raises:
-        InputError: the model has none.
-    """
+    """Return the history of a model that fgai trained; `InputError` for another one."""
     history = getattr(model, "history", None)
     if not isinstance(history, History):
         raise InputError(f"this {model_name(model)} has no history; it was not trained by fgai")
@@ -235,10 +227,9 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch
 def training_fingerprint(
     model: nn.Module, graph: Graph, *identity: object, weights: bool = False, data: str | None = None
 ) -> str:
-    """Return a fingerprint of a training; a checkpoint with another one is not resumed.
+    """Return a hash of all that decides a training; a checkpoint with another one is not resumed.
 
-    It is a hash of the model's class and settings, the graph with its training and validation nodes (or of
-    `data`, a fingerprint of all of it), the text of `identity`, and with `weights` the weights.
+    `data` is a fingerprint of the graph, if it is not the whole one.
     """
     head = f"{type(model).__name__} {getattr(model, 'config', '')} {identity}"
     head += fingerprint(graph) if data is None else data

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.budget import LARGEST, Box
-from fgai.attacks.search.scores import Score
-from fgai.attacks.search.site import _InjectionSite
+from fgai.attacks.search.site import Score, _InjectionSite
 from fgai.ops.capture import Replay
 from fgai.progress import current_stage
 from fgai.typed import typed

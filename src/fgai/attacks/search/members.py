@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fgai.attacks.budget import Box
 from fgai.attacks.search.climb import SearchSpec
-from fgai.attacks.search.scores import ROW_LOSSES
+from fgai.attacks.search.site import ROW_LOSSES
 from fgai.attention import AttentionMap, duplicate, find_layers, limits_of, observe
 from fgai.checks import one_of
 from fgai.graph import Graph
