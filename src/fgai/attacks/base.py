@@ -37,44 +37,23 @@ MOST_SINGLE_USES = 3
 @typed
 @dataclass
 class Ledger:
-    """The cost and the course of an attack.
+    """The cost and the course of an attack."""
 
-    Attributes:
-        steps: gradient steps over all restarts.
-        forwards: forward passes, the judging ones included.
-        seconds: wall-clock time.
-        gradient: largest entry of any gradient, in size; 0 where none was taken.
-        curve: objective at each candidate that was judged, in order.
-        feasible: share of the candidates that meet the objective's constraint; None without one.
-        partial: forward passes that computed only the rows in reach of the change.
-        share: mean over the forward passes of the work done, as a share of a full pass.
-        members: of an ensemble, a row per member and rule of endpoints; empty for other attacks.
-        damages: damage of each candidate by a full pass, random noise first.
-        won: index of the chosen change among those.
-        rules: of an ensemble, the rule that chose the endpoints of each proposed change; else empty.
-    """
-
-    steps: int = 0
-    forwards: int = 0
-    seconds: float = 0.0
-    gradient: float = 0.0
-    curve: list[float] = field(default_factory=list)
-    feasible: float | None = None
-    partial: int = 0
-    share: float = 1.0
-    members: list[dict[str, Any]] = field(default_factory=list)
-    damages: list[float] = field(default_factory=list)
-    won: int = 0
-    rules: list[str] = field(default_factory=list)
+    steps: int = 0  # gradient steps over all restarts
+    forwards: int = 0  # forward passes, the judging ones included
+    seconds: float = 0.0  # wall-clock time
+    gradient: float = 0.0  # largest entry of any gradient, in size; 0 where none was taken
+    curve: list[float] = field(default_factory=list)  # objective at each candidate that was judged
+    feasible: float | None = None  # share of candidates that meet the objective's constraint, if it has one
+    partial: int = 0  # forward passes that computed only the rows in reach of the change
+    share: float = 1.0  # mean over the forward passes of the work done, as a share of a full pass
+    members: list[dict[str, Any]] = field(default_factory=list)  # of an ensemble, one per member and rule
+    damages: list[float] = field(default_factory=list)  # of each candidate by a full pass, noise first
+    won: int = 0  # index of the chosen change among those
+    rules: list[str] = field(default_factory=list)  # of an ensemble, the rule of each proposed change
 
     def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
-        """Return the member that proposed each change, None for a restart's noise, and the change's damage.
-
-        Example:
-            >>> rows = [{"member": "sign"}, {"member": "polish"}]
-            >>> Ledger(members=rows, damages=[0.1, 0.3, 0.4]).proposals()[:2]
-            [(None, 0.1), ({'member': 'sign'}, 0.3)]
-        """
+        """Return the member that proposed each change, None for a restart's noise, and its damage."""
         restarts = max(1, len(self.damages) - len(self.members))
         each, rows = len(self.members) // restarts, iter(self.members)
         return [(None if i % (each + 1) == 0 else next(rows), d) for i, d in enumerate(self.damages)]
@@ -96,27 +75,16 @@ class Ledger:
 @typed
 @dataclass(eq=False, repr=False)
 class Judge:
-    """Scores changes through the attacked model; every forward pass is noted in the ledger.
+    """Scores changes through the attacked model; every forward pass is noted in the ledger."""
 
-    Attributes:
-        model: attacked, in eval mode.
-        graph: clean, prepared for the model.
-        objective: what the attacker maximises.
-        clean: the model's output before the attack.
-        ledger: where forward passes are counted.
-        recompute: the model on the clean graph, ready for partial passes; None where it cannot.
-        vanilla: the model the attacked one was made from, or None.
-        on_step: called with a few words before each long step, or None.
-    """
-
-    model: nn.Module
-    graph: Graph
+    model: nn.Module  # attacked, in eval mode
+    graph: Graph  # clean, prepared for the model
     objective: Objective
-    clean: Clean
+    clean: Clean  # the model's output before the attack
     ledger: Ledger
-    recompute: Recompute | None = None
-    vanilla: nn.Module | None = None
-    on_step: Callable[[str], None] | None = None
+    recompute: Recompute | None = None  # the model on the clean graph, ready for partial passes
+    vanilla: nn.Module | None = None  # the model the attacked one was made from
+    on_step: Callable[[str], None] | None = None  # called with a few words before each long step
     _last: tuple[ChangedEdges, _InjectionSite, Score] | None = None
     _single_uses: int = 0
     _work: float = 0.0
@@ -146,13 +114,9 @@ class Judge:
         if self._last is None or not self._last[0].match(change):
             if self._last is not None and self._single_uses < MOST_SINGLE_USES:
                 self._single_uses = self._single_uses + 1 if self._last[1].passes < 2 else 0
-            ready = (
-                self.recompute
-                if _sums_rows(self.objective) and self._single_uses < MOST_SINGLE_USES
-                else None
-            )
-            reads = self.objective.reads
-            site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
+            plans = _sums_rows(self.objective) and self._single_uses < MOST_SINGLE_USES
+            ready, reads = self.recompute if plans else None, self.objective.reads
+            site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads)
             self._last = ChangedEdges(change), site, _value_at(site, self.objective)
         return self._last[1]
 
@@ -166,17 +130,11 @@ class Judge:
         variable: str = "features",
         guide: Objective | None = None,
     ) -> SearchResult:
-        """Climb from one start and return the point with the largest value of the objective.
+        """Climb from `start` [M, F] and return the point with the largest value of the objective.
 
-        Forward passes and values are noted here, steps and gradients by the attack (`Ledger.add`).
-
-        Args:
-            change: its edges and rows are fixed.
-            start: [M, F] of the values that move, or of the points of the search's space.
-            spec: how to climb.
-            box: of the values.
-            variable: the field of the change that varies.
-            guide: a smoother objective to climb in place of the attack's own.
+        The edges and rows of `change` are fixed, its field `variable` moves inside the box. A `guide` is a
+        smoother objective to climb. Forward passes and values are noted here, steps and gradients by the
+        attack (`Ledger.add`).
         """
         site = self.site(change)
         site.variable, passes = variable, site.passes
@@ -213,28 +171,17 @@ class Judge:
 @typed
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """The strongest perturbation found, already checked against the budget.
+    """The strongest perturbation of a search, already checked against the budget."""
 
-    Attributes:
-        graph: perturbed; its first N nodes are the original ones.
-        edge_map: of the original edges (prepared graph) into `graph`.
-        change: the perturbation itself.
-        value: of the objective, judged afresh.
-        start: value of the objective on the clean graph.
-        noise: value under random noise of the same budget.
-        ledger: what was spent.
-        by_rule: of an ensemble, the strongest change at the endpoints of each rule, see
-            `fgai.attacks.endpoints`; else empty.
-    """
-
-    graph: Graph
-    edge_map: EdgeMap
+    graph: Graph  # perturbed; its first N nodes are the original ones
+    edge_map: EdgeMap  # of the original edges (prepared graph) into `graph`
     change: GraphChange
-    value: float
-    start: float
-    noise: float
+    value: float  # of the objective, judged afresh
+    start: float  # value of the objective on the clean graph
+    noise: float  # value under random noise of the same budget
     ledger: Ledger
     by_rule: dict[str, GraphChange] = field(default_factory=dict)
+    """Of an ensemble, the strongest change at the endpoints of each rule, see `fgai.attacks.endpoints`."""
 
 
 @typed
@@ -246,18 +193,12 @@ class Attack(ABC):
         objective: what it maximises: a name from `OBJECTIVES`, an `Objective`, or a function of (logits,
             attention, clean).
         k: size of the explanation, for objectives named by a word.
-
-    Attributes:
-        name: in tables and records.
-        removes_edges: whether it also removes edges of the graph.
-        endpoints_depend_on_model: whether a model's output decides which nodes it joins or changes.
-        version: of the search; raised when a change of its code makes it find other numbers.
     """
 
-    name = "attack"
-    removes_edges = False
-    endpoints_depend_on_model = False
-    version = 1
+    name = "attack"  # in tables and records
+    removes_edges = False  # whether it also removes edges of the graph
+    endpoints_depend_on_model = False  # whether a model's output decides which nodes it joins or changes
+    version = 1  # of the search; raised when a change of its code makes it find other numbers
 
     def __init__(
         self, budget: Budget, objective: str | Objective | Loss = "prediction", *, k: int = 5
@@ -311,15 +252,14 @@ class Attack(ABC):
         on_step: Callable[[str], None] | None = None,
         tracker: Tracker | None = None,
     ) -> AttackResult:
-        """Attack `model` on `data` and return the strongest change found; the model is left as it was.
+        """Attack `model` on `data` and return the strongest change; the model is left as it was.
 
         Args:
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
             seed: of starts and random endpoints; random endpoints are the same for every model.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
-            vanilla: the model the attacked one was made from, read by attacks that choose endpoints or
-                transfer; None for the model itself.
+            vanilla: the model the attacked one was made from, read by attacks that choose endpoints.
             on_step: called with a few words before each long step of the search.
             tracker: receives every value judged, in order, when the search is over.
 
@@ -332,9 +272,8 @@ class Attack(ABC):
         graph = prepared(model, task.view(full_graph, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
-            low, high = data_range(graph)
             self.budget.feature_box(graph)  # raises where there is none
-            warn_if_narrow(self.budget.box, low, high)
+            warn_if_narrow(self.budget.box, *data_range(graph))
         ledger, began = Ledger(), perf_counter()
         strongest: dict[str, tuple[float, float, GraphChange]] = {}  # by rule of endpoints, `""` of all
         noise = noise_damage = -math.inf
@@ -381,7 +320,7 @@ class Attack(ABC):
         result = AttackResult(*change.apply(graph), change, value, start, noise, ledger, by_rule)
         _warn_if_weak(self, result, damage > noise_damage)
         if tracker is not None:
-            _tell(tracker, label, result)
+            _track(tracker, label, result)
         return result
 
 
@@ -417,7 +356,7 @@ class _DamageAttack(Attack):
         return list(zip(damage.tolist(), loss.tolist(), strict=True))
 
 
-def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
+def _track(tracker: Tracker, run: str, result: AttackResult) -> None:
     """Give a tracker the values that were judged, the best so far beside each."""
     tracker.on_start(run, [])
     best = -math.inf
@@ -429,10 +368,7 @@ def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
 
 
 def _warn_if_weak(attack: Attack, result: AttackResult, grew: bool) -> None:
-    """Warn when a search found nothing: its result is then no evidence of robustness.
-
-    A search that chooses by damage found something where that `grew` beyond noise, even at a smaller loss.
-    """
+    """Warn of a search without result, unless the damage it is chosen by `grew` beyond noise."""
     if not result.ledger.steps:
         return
     label = f"{attack.name} ({attack.objective.name})"

@@ -28,25 +28,15 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True)
 class Threat:
-    """A named threat: which attack, with which budget, and what for.
+    """A named threat: which attack, with which budget, and what for."""
 
-    Attributes:
-        name: for `make_attack` and records.
-        attack: its class.
-        budget: on one graph, for nodes and links.
-        about: one line.
-        per_graph: the budget for each graph of a batch of small ones; `budget` where None.
-        objective: what the attacker maximises, if that is part of the threat; None leaves it to the caller.
-        weak: why its search is too weak for a claim; empty if it is not.
-    """
-
-    name: str
+    name: str  # for `make_attack` and records
     attack: type[Attack]
-    budget: Budget
-    about: str
-    per_graph: Budget | None = None
-    objective: str | Objective | None = None
-    weak: str = ""
+    budget: Budget  # on one graph, for nodes and links
+    about: str  # one line
+    per_graph: Budget | None = None  # for each graph of a batch of small ones; `budget` where None
+    objective: str | Objective | None = None  # if it is part of the threat; None leaves it to the caller
+    weak: str = ""  # why its search is too weak for a claim; empty if it is not
 
     def budget_for(self, task: str) -> Budget:
         """Return the budget of a task, given by its name."""
@@ -57,8 +47,7 @@ class Threat:
     ) -> Threat:
         """Return the threat with other `nodes` and `edges`, or in another `box`; None keeps what it has.
 
-        Raises:
-            InputError: a number below 1, or of something this threat does not change.
+        `InputError` for a number below 1, or of something this threat does not change.
 
         Example:
             >>> THREATS["standard"].sized(nodes=2, box=(0.0, 1.0)).budget.box
@@ -179,8 +168,7 @@ THREATS = {threat.name: threat for threat in _ALL}
 def register_threat(threat: Threat) -> Threat:
     """Add a threat by its name: to `make_attack`, `evaluate`, the report and the command line.
 
-    Raises:
-        InputError: the name is taken.
+    `InputError` if the name is taken.
 
     Example:
         >>> mild = Threat("mild", PGDInjection, Budget(nodes=5, edges=5, steps=10, step_size=0.1), "5 × 5")
@@ -229,11 +217,7 @@ def make_attack(
 
 @typed
 def threat_of(threat: str | Threat) -> Threat:
-    """Return a threat by its name, or as it is.
-
-    Raises:
-        InputError: for an unknown name.
-    """
+    """Return a threat by its name, or as it is; `InputError` for an unknown name."""
     return threat if isinstance(threat, Threat) else THREATS[one_of(threat, "threat", tuple(THREATS))]
 
 
@@ -244,8 +228,6 @@ def weak_search_note(name: str) -> str:
     Example:
         >>> weak_search_note("strong")
         'Measured with signed steps alone, a weak search; use the threat ensemble for a claim.'
-        >>> weak_search_note("ensemble")
-        ''
     """
     weak = THREATS[name].weak if name in THREATS else ""
     return f"Measured with {weak}; use the threat ensemble for a claim." if weak else ""
