@@ -92,14 +92,12 @@ class AdaptiveInjection(PGDInjection):
     """Several climbs, each from a start that suits another kind of defence; the best counts.
 
     Defences distrust edges between unlike nodes and edges that do not fit the large-scale structure of the
-    graph, so restarts differ in where the new nodes are joined and in the features they begin with:
+    graph, so restarts differ, in turn, in where the new nodes are joined and in the features they begin with:
 
     1. endpoints at random, features from the middle of the box: as `PGDInjection`;
     2. the same endpoints, features from the average of the endpoints' own;
     3. endpoints out of one neighbourhood each, features from the average of the endpoints' own;
-    4. endpoints out of one neighbourhood each, features from random noise; and so on in turn.
-
-    The gradients are the model's own, through whatever it does to the graph.
+    4. endpoints out of one neighbourhood each, features from random noise.
     """
 
     name = "adaptive-injection"
@@ -199,18 +197,15 @@ class TDGIA(RandomInjection):
 
         (2 + p_v) · (0.9 / d_v + 0.1 / √(e d_v)),
 
-    p_v its probability of the clean prediction, d_v its degree plus one, e the edges of a new node. Nodes
-    with few neighbours score high, those already wrong low. The best are dealt to the new nodes so that
-    each gets a mixture of classes. Then the features of all new nodes so far, x = middle + half-width ·
-    sin(u), climb by Adam on u. Under the `prediction` objective they climb
+    p_v its probability of the clean prediction, d_v its degree plus one, e the edges of a new node. The best
+    are dealt to the new nodes so that each gets a mixture of classes. Then the features of all new nodes so
+    far, x = middle + half-width · sin(u), climb by Adam on u. Under the `prediction` objective they climb
 
         -mean over targets of relu(4 - cross-entropy)²,
 
     which has no gradient at nodes that are misclassified already; other objectives are climbed as they
-    are. The objective itself chooses the best point of each batch.
-
-    Endpoints depend on the model, unlike those of `PGDInjection`: they are part of the attack. `steps` are
-    shared by the batches, `step_size` is Adam's rate.
+    are. The objective itself chooses the best point of each batch. `steps` are shared by the batches,
+    `step_size` is Adam's rate.
 
     Reference: Zou et al., TDGIA: Effective Injection Attacks on Graph Neural Networks, KDD 2021. Theirs ranks
     with a surrogate model's predictions and has hundreds of steps a batch; ours goes through the attacked

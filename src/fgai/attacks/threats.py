@@ -8,7 +8,7 @@ from typing import Any
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
 from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
-from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
+from fgai.attacks.existing import DICE, PRBCD, FeaturePGD, RandomEdges
 from fgai.attacks.injection import (
     TDGIA,
     AdaptiveInjection,
@@ -16,7 +16,6 @@ from fgai.attacks.injection import (
     PGDInjection,
     RandomInjection,
 )
-from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.values import ValueInjection
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError

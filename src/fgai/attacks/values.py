@@ -45,15 +45,9 @@ class ValueInjection(_DamageAttack):
 
     Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
     damage at the worst point bounds every attack by features, with any feature box, at the same endpoints (of
-    GAT and GATv2; a GT also passes features on beside attention, and those stay what the attack by features
-    found). The search may miss that point. It starts from the result of an attack by features, so it is never
-    weaker.
-
-    Args:
-        budget: nodes, edges and targets; its `steps`, where not 0, are those of each climb.
-        objective: as for every attack.
-        k: size of the explanation.
-        feature_attack: the attack by features; by default the ensemble at the seed's endpoints.
+    GAT and GATv2; a GT also passes features on beside attention, and those stay). The search may miss that
+    point. It starts from the result of `feature_attack`, by default the ensemble at the seed's endpoints, so
+    it is never weaker. `steps` of the budget, where not 0, are those of each climb.
     """
 
     name = "value-injection"
@@ -83,7 +77,7 @@ class ValueInjection(_DamageAttack):
 
     @property
     def max_steps(self) -> int:
-        """Those of the attack by features, and of all climbs from all starts, true and straight-through."""
+        """Those of the attack by features, and of all climbs, true and straight-through."""
         own = 2 * self.steps * len(CLIMBS) * len(STARTS) * self.budget.restarts
         return self.feature_attack.max_steps + own
 

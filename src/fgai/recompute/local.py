@@ -1,8 +1,7 @@
 """Recompute only the rows that a perturbation affects: the same numbers as a full forward pass.
 
 A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. Everything
-else is computed once. If a change affects almost all rows, a full pass is made instead. Training cannot use
-this, since all rows change with the weights.
+else is computed once. If a change affects almost all rows, a full pass is made instead.
 """
 
 from __future__ import annotations
@@ -85,17 +84,11 @@ class PlanCopies(NamedTuple):
 
 @typed
 class Recompute:
-    """A model and a graph with the results of the clean forward pass, ready to be perturbed.
+    """A model of fgai and a graph prepared for it, with the results of the clean forward pass.
 
-    The results equal a full forward pass on the perturbed graph, gradients to the changed features included,
-    up to the order of summation.
-
-    Args:
-        model: fgai's GAT, GATv2 or GT for nodes, in eval mode, not tapped.
-        graph: prepared for the model (see `fgai.attention.prepared`).
-
-    Raises:
-        InputError: the model is another one (see `Recompute.fits`), or the graph is not prepared for it.
+    Rows computed again equal those of a full forward pass on the perturbed graph, gradients to the changed
+    features included, up to the order of summation. `InputError` if the model does not fit (see
+    `Recompute.fits`), or the graph is not prepared for it (see `fgai.attention.prepared`).
 
     Example:
         >>> import fgai, torch
@@ -108,6 +101,7 @@ class Recompute:
         [0, 1, 2]
     """
 
+    @torch.no_grad()
     def __init__(self, model: nn.Module, graph: Graph) -> None:
         stages = _layerwise(model, graph)
         if stages is None:
@@ -119,17 +113,7 @@ class Recompute:
             raise InputError(f"{graph.name!r} must be prepared for the model; use `fgai.attention.prepared`")
         self.stages: Layerwise = stages
         self.graph = graph
-        self._run_clean(list(find_layers(model)))
-
-    @staticmethod
-    def fits(model: nn.Module, graph: Graph) -> bool:
-        """Whether this model on this graph can be computed in part."""
-        return _layerwise(model, graph) is not None
-
-    @torch.no_grad()
-    def _run_clean(self, names: list[str]) -> None:
-        """Run the clean forward pass and store the sides of each layer."""
-        graph, stages = self.graph, self.stages
+        names = list(find_layers(model))
         assert graph.features is not None
         state = stages.enter(graph.features, graph.positional)
         self._sides: list[Sides] = []
@@ -148,6 +132,11 @@ class Recompute:
         self.clean_logits: Tensor = stages.leave(state)
         self.clean_attention = AttentionMap(tuple(layers))
 
+    @staticmethod
+    def fits(model: nn.Module, graph: Graph) -> bool:
+        """Whether this model on this graph can be computed in part."""
+        return _layerwise(model, graph) is not None
+
     @torch.no_grad()
     def plan(
         self,
@@ -159,11 +148,8 @@ class Recompute:
     ) -> Plan | None:
         """Return the plan of the rows to recompute after `change`, or None if a full pass is cheaper.
 
-        Args:
-            change: its edges and rows; the features do not matter.
-            nodes: [T] the nodes whose logits are needed; all by default.
-            all_rows: also give the full ranking of every recomputed row.
-            limit: largest share of the work of a full pass.
+        `nodes` [T] are those whose logits are needed, by default all. With `all_rows` the plan also gives the
+        full ranking of every recomputed row. `limit` is the largest share of the work of a full pass.
         """
         for name in ("endpoints", "edges", "removed", "rows"):
             if (index := getattr(change, name)) is not None:
@@ -209,15 +195,12 @@ class Recompute:
     ) -> PartialOutput:
         """Compute the rows of the plan again; gradients reach the changed and the new features.
 
-        Args:
-            plan: of the edit.
-            features: of the perturbed graph: those of the clean one with rows appended or deltas.
-            positional: [S, P] encodings of `plan.start`, where the model reads them.
-            logits: also those; without, only the ranks of a plan of all rows, the rest is empty.
+        The features are those of the clean graph with rows appended or deltas, `positional` the `encodings`.
+        Without `logits`, only the ranks of a plan of all rows are computed.
         """
         moved = None if features.delta is None else features.select(plan.edit.rows) + features.delta
         parts = [part for part in (moved, features.appended) if part is not None]
-        rows = torch.cat(parts) if parts else features.select(plan.start)
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts or [features.select(plan.start)])
         state = self.stages.enter(Features.dense(rows), positional)
         outputs: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
@@ -239,12 +222,7 @@ class Recompute:
         return PartialOutput(plan.nodes, self.stages.leave(state), outputs)
 
     def logits(self, change: GraphChange, nodes: Tensor | None = None) -> PartialOutput:
-        """Return the logits that `change` can change; all others are those of `clean_logits`.
-
-        Args:
-            change: e.g. one new node, or another feature vector of one node.
-            nodes: [T] the nodes of interest; all by default.
-        """
+        """Return the logits that `change` can change, of some `nodes` [T]; all others are `clean_logits`."""
         plan = self.plan(change, nodes, limit=float("inf"))
         features = change.features_on(self.graph)
         assert plan is not None and features is not None

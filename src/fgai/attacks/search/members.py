@@ -1,8 +1,4 @@
-"""The members of the ensemble: start × space × optimiser × loss × gradient, each a search of its own.
-
-A member follows the model's own gradient (`true`), one that ignores the clipping of limits (`straight`), or
-that of a copy of the model with a higher temperature (`smooth`).
-"""
+"""The members of the ensemble: start × space × optimiser × loss × gradient, each a search of its own."""
 
 from __future__ import annotations
 
@@ -47,11 +43,7 @@ def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
 
 
 def _with_temperature(model: nn.Module, graph: Graph) -> nn.Module | None:
-    """Return a copy with all scores divided by a temperature, so that attention is not saturated; else None.
-
-    Softmax that gives one neighbour everything has no gradient; that of the same scores, ten or a thousand
-    times smaller, has one. The points it leads to are judged on the model itself.
-    """
+    """Return a copy with all scores divided by a temperature, so that softmax has a gradient; else None."""
     temperature = 10.0
     while temperature <= LARGEST_TEMPERATURE:
         other = duplicate(model)
@@ -150,23 +142,19 @@ GRADIENTS: dict[str, Callable[[nn.Module, AttentionMap], bool]] = {
     "straight": lambda model, attention: bool(limits_of(model)),
     "smooth": lambda model, attention: _saturated_layer(attention) is not None,
 }
-"""Name → whether it is worth climbing: (model, its clean attention)."""
+"""Gradients of the model itself, past the clipping of its limits, and of a copy with a higher temperature.
+
+The values tell from (model, its clean attention) whether one is worth climbing."""
 
 
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Member(SearchSpec):
-    """One search of an ensemble.
+    """One search of an ensemble."""
 
-    Attributes:
-        name: for records.
-        start: a name from `STARTS`.
-        gradient: a name from `GRADIENTS`.
-    """
-
-    name: str
-    start: str
-    gradient: str = "true"
+    name: str  # for records
+    start: str  # a name from `STARTS`
+    gradient: str = "true"  # a name from `GRADIENTS`
 
     def __post_init__(self) -> None:
         super().__post_init__()
