@@ -9,13 +9,7 @@ from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
 from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
 from fgai.attacks.existing import DICE, PRBCD, FeaturePGD, RandomEdges
-from fgai.attacks.injection import (
-    TDGIA,
-    AdaptiveInjection,
-    NaturalInjection,
-    PGDInjection,
-    RandomInjection,
-)
+from fgai.attacks.injection import TDGIA, AdaptiveInjection, NaturalInjection, PGDInjection, RandomInjection
 from fgai.attacks.values import ValueInjection
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
@@ -155,9 +149,7 @@ _ALL = (
         "20 nodes × 20 edges where the graph is weakest, in five batches",
     ),
     _injection(
-        "values",
-        ValueInjection,
-        " that say anything limits allow, whatever the features: models with limits",
+        "values", ValueInjection, " that say anything limits allow, whatever the features: models with limits"
     ),
 )
 THREATS = {threat.name: threat for threat in _ALL}

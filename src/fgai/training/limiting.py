@@ -57,12 +57,7 @@ class ClipCount:
 @typed
 @with_gradients
 def limit(
-    model: M,
-    data: Any,
-    clip_share: float | str = 0.02,
-    *,
-    shrink: float = 0.4,
-    nodes: Tensor | None = None,
+    model: M, data: Any, clip_share: float | str = 0.02, *, shrink: float = 0.4, nodes: Tensor | None = None
 ) -> M:
     """Return a copy of a trained model whose attention layers clip values that no node of `data` has.
 
