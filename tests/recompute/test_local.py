@@ -26,8 +26,7 @@ from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.objectives import TopKMargin
-from fgai.recompute.local import Recompute
-from fgai.recompute.patch import _Edit
+from fgai.recompute.local import Recompute, _Edit
 from fgai.sparse import Features
 from support import attack_cases as cases
 from support.forward import seen_by

@@ -21,8 +21,7 @@ from fgai.typed import typed
 
 BEYOND = 0.1
 """How far a box from the data reaches beyond each feature's range, on both sides, as a share of its width."""
-SLACK = 1e-6
-"""Rounding that a check of a box forgives, as a share of half the width."""
+SLACK = 1e-6  # rounding that a check of a box forgives, as a share of half the width
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +112,8 @@ def warn_if_narrow(interval: tuple[float, float] | None, low: Tensor, high: Tens
         warn(ReliabilityWarning("box-narrower-than-data", text))
 
 
-LARGEST = 1_000_000
-"""New nodes, edges, steps and restarts at most: more would not end."""
-MOST_NODES = 1000
-"""New nodes at most in a graph that has fewer itself."""
+LARGEST = 1_000_000  # new nodes, edges, steps and restarts at most: more would not end
+MOST_NODES = 1000  # new nodes at most in a graph that has fewer itself
 
 
 @typed

@@ -23,8 +23,7 @@ from fgai.ops import aggregate
 from fgai.sparse.valid import check_index
 from fgai.typed import typed
 
-DEGREE_WEIGHT, ROOT_WEIGHT = 0.9, 0.1
-"""Weights of 1/degree and 1/√(edges · degree) in TDGIA's score."""
+DEGREE_WEIGHT, ROOT_WEIGHT = 0.9, 0.1  # weights of 1/degree and 1/√(edges · degree) in TDGIA's score
 
 
 @typed

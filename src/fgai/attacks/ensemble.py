@@ -37,16 +37,13 @@ from fgai.objectives import READS, Clean, Loss, Objective
 from fgai.recompute import Recompute
 from fgai.typed import typed
 
-MASKED = 0.01
-"""How much more damage a search without gradients may do before a warning of masked gradients."""
+MASKED = 0.01  # how much more damage a search without gradients may do before a warning of masked gradients
 EVOLUTION = "evolution"
 BASELINE = "plain sign"
 POPULATION, GENERATIONS = 16, 12
 SPREAD, RATE = 0.7, 0.5
-GAIN = 6.0
-"""How hard mixtures of the evolution are pushed towards corners of the box."""
-BASELINES = ((10, 0.1, 1), (50, 0.05, 3))
-"""Steps, step size and restarts of `standard` and `strong`."""
+GAIN = 6.0  # how hard mixtures of the evolution are pushed towards corners of the box
+BASELINES = ((10, 0.1, 1), (50, 0.05, 3))  # steps, step size and restarts of `standard` and `strong`
 SHORT = ("sign", "momentum", "adam small margin", "adam others", "adam others reach", "straight momentum")
 """Names of the members of `ShortEnsemble`, for both objectives."""
 SHORT_RULES = ("random", "cover", "weakest")

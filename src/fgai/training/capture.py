@@ -17,8 +17,7 @@ from fgai.training.recipes import Draws, Recipe, epoch_seed
 
 WARM_UP = 2
 """Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
-MAX_UNREAD = 32
-"""Epochs whose terms may stay on the device before they are read."""
+MAX_UNREAD = 32  # epochs whose terms may stay on the device before they are read
 
 
 class _EpochTerms(NamedTuple):

@@ -37,8 +37,16 @@ from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Draws, Recipe, epoch_generator
 from fgai.training.settings import FaithfulSettings, _resolve
-from fgai.training.terms import StepContext, Term, WeightedTerms, certified, first_rows, weighted_terms
-from fgai.training.vanilla_outputs import Reach, VanillaOutputs
+from fgai.training.terms import (
+    Reach,
+    StepContext,
+    Term,
+    VanillaOutputs,
+    WeightedTerms,
+    certified,
+    first_rows,
+    weighted_terms,
+)
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)

@@ -26,8 +26,7 @@ from fgai.training.stability import MIN_EPOCHS, StabilityReport, _StabilityCheck
 M = TypeVar("M", bound=nn.Module)
 S = TypeVar("S", bound=_FineTuningSettings)
 T = TypeVar("T", bound=Any)
-SEED_STEP = 7_001
-"""Difference between the seeds of two attempts."""
+SEED_STEP = 7_001  # difference between the seeds of two attempts
 
 
 class _WholeGraph:

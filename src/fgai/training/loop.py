@@ -34,8 +34,7 @@ from fgai.training.resume import History, _read_checkpoint, _TrainingState
 from fgai.training.settings import TrainConfig
 from fgai.typed import typed
 
-SCORE_STEPS = 10
-"""Ascent steps of the attack by which adversarial recipes score an epoch."""
+SCORE_STEPS = 10  # ascent steps of the attack by which adversarial recipes score an epoch
 
 
 @typed

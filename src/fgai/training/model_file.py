@@ -28,8 +28,7 @@ _FACTORY_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PICKLE_SUFFIXES = (".pt", ".pth")
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
 """Folder of the models that come with fgai; tools/pretrained.py trains them."""
-SCHEMA = 2
-"""Of the header; in 2 the arguments of models have PyG's names."""
+SCHEMA = 2  # of the header; in 2 the arguments of models have PyG's names
 
 _Header = TypedDict(
     "_Header",

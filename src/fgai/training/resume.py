@@ -21,12 +21,9 @@ from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.typed import typed
 
-VERSION = 1
-"""Of the format of checkpoints."""
-FILE = "training.safetensors"
-"""Name of a checkpoint in its folder."""
-GROUPS = ("model", "best", "optimizer", "recipe")
-"""First parts of the names of its tensors."""
+VERSION = 1  # of the format of checkpoints
+FILE = "training.safetensors"  # name of a checkpoint in its folder
+GROUPS = ("model", "best", "optimizer", "recipe")  # first parts of the names of its tensors
 M = TypeVar("M", bound=nn.Module)
 Groups = dict[str, dict[str, Tensor]]
 

@@ -22,14 +22,10 @@ from fgai.typed import typed
 
 LEARNING_RATES = {"GT": 0.001}
 """Default learning rate by class of the model, where it differs from the others'."""
-STEP_SIZE = 0.1
-"""Of an ascent step of the adversary, in units of half the box."""
-VALIDATE_EVERY = 20
-"""Epochs between validations of fine-tuning."""
-RETRY_SHRINK = 0.4
-"""Least `shrink` of a second training, after unstable predictions."""
-MAX_EPOCHS = 10_000_000
-"""More epochs would not end."""
+STEP_SIZE = 0.1  # of an ascent step of the adversary, in units of half the box
+VALIDATE_EVERY = 20  # epochs between validations of fine-tuning
+RETRY_SHRINK = 0.4  # least `shrink` of a second training, after unstable predictions
+MAX_EPOCHS = 10_000_000  # more epochs would not end
 
 
 def check_setting_names(names: Iterable[str], allowed: Iterable[str], argument: str = "settings") -> None:

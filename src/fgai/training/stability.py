@@ -21,18 +21,14 @@ from fgai.tasks import task_of
 
 MAX_RATIO = 0.5
 """Largest shift of the trained model's predictions, divided by the shift of the vanilla model's."""
-MIN_SHIFT = 0.02
-"""A vanilla model whose predictions shift less than this counts as stable."""
+MIN_SHIFT = 0.02  # A vanilla model whose predictions shift less than this counts as stable
 MIN_AGREEMENT = 0.9
 """Least share of the validation rows that a faithful model puts in the vanilla model's class."""
 MIN_OVERLAP = 0.85
 """Least share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer."""
-TOP_K = 5
-"""Number of top neighbours compared."""
-MIN_EPOCHS = 60
-"""Trainings of fewer epochs are not checked."""
-ATTACK_STEPS = 20
-"""Of each member of the attack."""
+TOP_K = 5  # number of top neighbours compared
+MIN_EPOCHS = 60  # trainings of fewer epochs are not checked
+ATTACK_STEPS = 20  # of each member of the attack
 CHECK_MEMBERS = (
     Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.1),
     Member(name="adam", start="small", rate=0.1),

@@ -21,7 +21,7 @@ from fgai.graph import Graph, GraphChange
 from fgai.metrics import error_weights
 from fgai.objectives import Clean, Objective, TopKMargin
 from fgai.recompute import PartialOutput, Plan, PlanCopies, Recompute
-from fgai.recompute.patch import PatchScores, incoming
+from fgai.recompute.local import PatchScores, incoming
 from fgai.tasks import task_of
 from fgai.topk import topk_mask
 from fgai.topk.swaps import swap_gaps
