@@ -37,20 +37,35 @@ MOST_SINGLE_USES = 3
 @typed
 @dataclass
 class Ledger:
-    """The cost and the course of an attack."""
+    """The cost and the course of an attack.
 
-    steps: int = 0  # gradient steps over all restarts
-    forwards: int = 0  # forward passes, the judging ones included
-    seconds: float = 0.0  # wall-clock time
-    gradient: float = 0.0  # largest entry of any gradient, in size; 0 where none was taken
-    curve: list[float] = field(default_factory=list)  # objective at each candidate that was judged
-    feasible: float | None = None  # share of candidates that meet the objective's constraint, if it has one
-    partial: int = 0  # forward passes that computed only the rows in reach of the change
-    share: float = 1.0  # mean over the forward passes of the work done, as a share of a full pass
-    members: list[dict[str, Any]] = field(default_factory=list)  # of an ensemble, one per member and rule
-    damages: list[float] = field(default_factory=list)  # of each candidate by a full pass, noise first
-    won: int = 0  # index of the chosen change among those
-    rules: list[str] = field(default_factory=list)  # of an ensemble, the rule of each proposed change
+    Attributes:
+        steps: gradient steps over all restarts.
+        forwards: forward passes, the judging ones included.
+        seconds: wall-clock time.
+        gradient: largest entry of any gradient, in size; 0 where none was taken.
+        curve: objective at each candidate that was judged, in order.
+        feasible: share of the candidates that meet the objective's constraint; None without one.
+        partial: forward passes that computed only the rows in reach of the change.
+        share: mean over the forward passes of the work done, as a share of a full pass.
+        members: of an ensemble, a row per member and rule of endpoints; empty for other attacks.
+        damages: damage of each candidate by a full pass, random noise first.
+        won: index of the chosen change among those.
+        rules: of an ensemble, the rule that chose the endpoints of each proposed change; else empty.
+    """
+
+    steps: int = 0
+    forwards: int = 0
+    seconds: float = 0.0
+    gradient: float = 0.0
+    curve: list[float] = field(default_factory=list)
+    feasible: float | None = None
+    partial: int = 0
+    share: float = 1.0
+    members: list[dict[str, Any]] = field(default_factory=list)
+    damages: list[float] = field(default_factory=list)
+    won: int = 0
+    rules: list[str] = field(default_factory=list)
 
     def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
         """Return the member that proposed each change, None for a restart's noise, and its damage."""
@@ -171,17 +186,27 @@ class Judge:
 @typed
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """The strongest perturbation of a search, already checked against the budget."""
+    """The strongest perturbation of a search, already checked against the budget.
 
-    graph: Graph  # perturbed; its first N nodes are the original ones
-    edge_map: EdgeMap  # of the original edges (prepared graph) into `graph`
+    Attributes:
+        graph: perturbed; its first N nodes are the original ones.
+        edge_map: of the original edges (prepared graph) into `graph`.
+        change: the perturbation itself.
+        value: of the objective, judged afresh.
+        start: value of the objective on the clean graph.
+        noise: value under random noise of the same budget.
+        ledger: what was spent.
+        by_rule: of an ensemble, the strongest change at the endpoints of each rule; else empty.
+    """
+
+    graph: Graph
+    edge_map: EdgeMap
     change: GraphChange
-    value: float  # of the objective, judged afresh
-    start: float  # value of the objective on the clean graph
-    noise: float  # value under random noise of the same budget
+    value: float
+    start: float
+    noise: float
     ledger: Ledger
     by_rule: dict[str, GraphChange] = field(default_factory=dict)
-    """Of an ensemble, the strongest change at the endpoints of each rule, see `fgai.attacks.endpoints`."""
 
 
 @typed

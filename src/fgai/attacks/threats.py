@@ -21,15 +21,25 @@ from fgai.typed import typed
 @typed
 @dataclass(frozen=True)
 class Threat:
-    """A named threat: which attack, with which budget, and what for."""
+    """A named threat: which attack, with which budget, and what for.
 
-    name: str  # for `make_attack` and records
+    Attributes:
+        name: for `make_attack` and records.
+        attack: its class.
+        budget: on one graph, for nodes and links.
+        about: one line.
+        per_graph: the budget for each graph of a batch of small ones; `budget` where None.
+        objective: what the attacker maximises, if that is part of the threat; None leaves it to the caller.
+        weak: why its search is too weak for a claim; empty if it is not.
+    """
+
+    name: str
     attack: type[Attack]
-    budget: Budget  # on one graph, for nodes and links
-    about: str  # one line
-    per_graph: Budget | None = None  # for each graph of a batch of small ones; `budget` where None
-    objective: str | Objective | None = None  # if it is part of the threat; None leaves it to the caller
-    weak: str = ""  # why its search is too weak for a claim; empty if it is not
+    budget: Budget
+    about: str
+    per_graph: Budget | None = None
+    objective: str | Objective | None = None
+    weak: str = ""
 
     def budget_for(self, task: str) -> Budget:
         """Return the budget of a task, given by its name."""

@@ -65,7 +65,6 @@ class InjectionAdversary:
 
     @property
     def _variables(self) -> list[Tensor]:
-        """The tensors that ascend: features, then points."""
         return [self.features, *self.points.values()]
 
     def check_box(self) -> None:
@@ -116,7 +115,6 @@ class InjectionAdversary:
         return graph._inject(endpoints, self.features)
 
     def _assign(self, values: Sequence[Tensor]) -> None:
-        """Replace features and points."""
         self.features, *points = (value.requires_grad_() for value in values)
         self.points = dict(zip(self.points, points, strict=True))
 

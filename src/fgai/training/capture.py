@@ -117,7 +117,6 @@ class _CapturedSteps:
         return True
 
     def read(self) -> list[_EpochTerms]:
-        """Wait for the epochs under way and return their terms."""
         if not self.unread:
             return []
         rows = self.terms[: len(self.unread)].tolist()
@@ -130,7 +129,6 @@ class _CapturedSteps:
         return epochs
 
     def score(self) -> float:
-        """Return the recipe's score, captured from the second time on."""
         return float(self._run("score", lambda: self.recipe.score_tensor(self.model), warm_up=1))
 
     def _copy_to_device(self, draws: Draws) -> Draws:

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import (
-    AttentionMap,
-    LayerAttention,
     call_model,
     can_be_limited,
     entry_limits,
@@ -27,7 +25,6 @@ from fgai.bounds.scores import check_two_layers
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.progress import show_progress
-from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 from fgai.threads import with_gradients
 from fgai.trackers import Tracker
@@ -118,7 +115,11 @@ def make_faithful(
     """
     (model,) = originals(model)
     with show_progress(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
-        settings = _settings(model, source.node_graph, settings, overrides)
+        settings = _resolve(FaithfulSettings, settings, overrides, model, source.node_graph)
+        if settings.limits and not can_be_limited(model):
+            text = "has a layer that cannot be limited, so it is trained without limits; add some with"
+            warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
+            settings = settings.replace(limits=False)
         source.prepare(model, batch_size, fan_out, epoch_size)
         if batch_size is None:
             source.draw_links(seed)
@@ -141,18 +142,6 @@ def make_faithful(
             progress=progress,
             tracker=tracker,
         )
-
-
-def _settings(
-    model: nn.Module, graph: Graph, settings: FaithfulSettings | None, overrides: dict[str, Any]
-) -> FaithfulSettings:
-    """The settings of a training, without limits for a model that cannot have them."""
-    settings = _resolve(FaithfulSettings, settings, overrides, model, graph)
-    if settings.limits and not can_be_limited(model):
-        text = "has a layer that cannot be limited, so it is trained without limits; add some with"
-        warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
-        settings = settings.replace(limits=False)
-    return settings
 
 
 class InjectedNodes(NamedTuple):
@@ -257,24 +246,19 @@ class FaithfulLoss:
             if self.terms.need_attention:
                 observation = observe(model, graph, heads="mean", grad=True, ranked=False)
                 logits = observation.logits
-                attention = self._on_clean_edges(reference.layers, observation.attention, graph, edge_map)
+                attention = []
+                pairs = zip(reference.layers, observation.attention, strict=True)
+                for index, (old, new) in enumerate(pairs):  # on the clean edges, in a mini-batch into seeds
+                    same = old.adjacency is self.graph.adjacency and new.adjacency is graph.adjacency
+                    after = edge_map.after if same else torch.searchsorted(new.keys, old.keys)
+                    # `index_select` rather than brackets: its backward pass does not sort.
+                    values = new.heads().index_select(0, after)
+                    attention.append(first_rows(values, self.vanilla_outputs.attention[index]))
             else:
                 logits = call_model(model, graph)
         logits = logits[: len(self.vanilla_outputs.logits)]
         context = replace(reference, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
         return self.terms.loss(self.terms.select("attacked"), context)
-
-    def _on_clean_edges(
-        self, before: Sequence[LayerAttention], after: AttentionMap, attacked: Graph, edge_map: EdgeMap
-    ) -> list[Tensor]:
-        """Head-averaged attention under attack on the clean edges, per layer; in a mini-batch into seeds."""
-        values = []
-        for old, new, vanilla in zip(before, after, self.vanilla_outputs.attention, strict=True):
-            same = old.adjacency is self.graph.adjacency and new.adjacency is attacked.adjacency
-            index = edge_map.after if same else torch.searchsorted(new.keys, old.keys)
-            # `index_select` rather than brackets: its backward pass does not sort.
-            values.append(first_rows(new.heads().index_select(0, index), vanilla))
-        return values
 
 
 @typed

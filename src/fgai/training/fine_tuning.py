@@ -54,11 +54,9 @@ class _WholeGraph:
         """Check that all processes train in the same way; several processes need mini-batches, see `fit`."""
 
     def fingerprint(self, model: nn.Module, *identity: object, weights: bool = False) -> str:
-        """See `training_fingerprint`."""
         return training_fingerprint(model, self.graph, *identity, weights=weights)
 
     def set_ranges(self, model: nn.Module, clip_share: float, shrink: float) -> None:
-        """Set the ranges of a model's limits from all nodes."""
         set_ranges(model, self.graph, clip_share, shrink)
 
 
@@ -73,7 +71,6 @@ def _open_source(
 
 
 def _as_whole_graph(data: Any, fan_out: Any, epoch_size: int | None = None) -> Graph:
-    """Return a graph that is trained on as a whole."""
     for name, size in (("fan_out", fan_out), ("epoch_size", epoch_size)):
         if size is not None:
             raise InputError(f"`{name}` is for mini-batches: give `batch_size`, too")

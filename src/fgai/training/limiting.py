@@ -101,7 +101,14 @@ def limit(
     add_limits(limited)
     limited.eval()
     graph = prepared(limited, task_of(graph).view(graph, "fit"))
-    rows = _row_indices(nodes, graph)
+    if graph.num_nodes == 0:
+        raise InputError(f"{graph.name!r} has no nodes to take ranges from")
+    rows = None
+    if nodes is not None:
+        rows = positions(nodes, graph.num_nodes, "nodes").flatten()
+        rows = (rows.nonzero().flatten() if rows.dtype == torch.bool else rows).to(graph.device)
+        if not rows.numel():
+            raise InputError("`nodes` is empty: there is nothing to take ranges from")
     if isinstance(clip_share, str):
         clip_share = _largest_share(limited, graph, shrink, rows)
     set_ranges(limited, graph, clip_share, shrink, rows)
@@ -140,19 +147,6 @@ def count_clipped(model: nn.Module, data: Any) -> ClipCount:
     with evaluating(model), torch.no_grad(), counting(model) as count:
         call_model(model, graph)
     return ClipCount(count[0], count[1], clipped_share(model))
-
-
-def _row_indices(nodes: Tensor | None, graph: Graph) -> Tensor | None:
-    """The nodes whose ranges count, as indices; None for all."""
-    if graph.num_nodes == 0:
-        raise InputError(f"{graph.name!r} has no nodes to take ranges from")
-    if nodes is None:
-        return None
-    rows = positions(nodes, graph.num_nodes, "nodes").flatten()
-    rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
-    if not rows.numel():
-        raise InputError("`nodes` is empty: there is nothing to take ranges from")
-    return rows.to(graph.device)
 
 
 def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:

@@ -262,16 +262,13 @@ class _Steps:
         return steps
 
     def read(self) -> list[_EpochTerms]:
-        """Return the terms of the epochs since the last call."""
         unread, self.unread = self.unread, []
         return unread + ([] if self.captured is None else self.captured.read())
 
     def score(self) -> float:
-        """Return the recipe's validation score."""
         return float(self.recipe.score(self.model) if self.captured is None else self.captured.score())
 
     def update(self) -> None:
-        """Clip the gradients and take one step."""
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()

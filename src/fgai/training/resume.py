@@ -133,7 +133,6 @@ class _TrainingState:
             history.stopped = "patience"
 
     def finish(self) -> None:
-        """Put the best weights into the model."""
         self.model.load_state_dict(self.best)
         self.model.eval()
 
@@ -162,7 +161,6 @@ class _TrainingState:
         write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(header)}))
 
     def restore(self, header: _Header, groups: Groups) -> None:
-        """Restore the checkpoint that `_read_checkpoint` returned."""
         if not _shapes(groups["model"]) == _shapes(groups["best"]) == _shapes(self.model.state_dict()):
             raise CheckpointError("the saved training is of a model with other weights")
         if _shapes(groups["recipe"]) != _shapes(self.recipe.state()):

@@ -35,7 +35,6 @@ def check_setting_names(names: Iterable[str], allowed: Iterable[str], argument: 
 
 
 def _check_shares(clip_share: float, shrink: float) -> None:
-    """Check the shares of the nodes that limits clip and shrink."""
     if not 0.0 <= clip_share < 0.5:
         raise InputError(f"`clip_share` must be at least 0 and below 0.5, got {clip_share}")
     if not 0.0 <= shrink < 1.0:

@@ -112,7 +112,6 @@ class _StabilityCheck:
 
     @cached_property
     def vanilla_shift(self) -> float | None:
-        """Shift of the vanilla model's predictions under its own attack."""
         return _prediction_shift(self.vanilla, self.graph, self.seed, self.box)
 
     def __call__(self, model: nn.Module) -> StabilityReport:
@@ -174,7 +173,6 @@ def _prediction_shift(
 
 
 def _validation_rows(graph: Graph) -> Tensor | None:
-    """The validation rows, where the task supports the check."""
     task = task_of(graph)
     if not task.checks_stability or graph.val_mask is None:
         return None

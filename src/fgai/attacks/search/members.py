@@ -101,7 +101,6 @@ class _StartContext:
 
 
 def _corner(context: _StartContext, generator: torch.Generator) -> Tensor:
-    """A random corner of the box for every new node."""
     low, high = context.box
     coins = torch.rand(context.middle.shape, generator=generator, dtype=torch.float32).to(low)
     return torch.where(coins < 0.5, low, high)

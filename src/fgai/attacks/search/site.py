@@ -189,7 +189,6 @@ def _values(site: _InjectionSite, objective: Objective) -> Callable[[_SiteOutput
 
 
 def _out_of_reach(site: _InjectionSite) -> Tensor:
-    """The attacked rows that cannot change."""
     reached = torch.zeros(site.clean.logits.shape[0], dtype=torch.bool, device=site.rows.device)
     reached[site.rows] = True
     return site.clean.nodes[~reached[site.clean.nodes]]
