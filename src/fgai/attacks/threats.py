@@ -81,7 +81,7 @@ def _injection(name: str, attack: type[Attack], about: str, *, weak: str = "", *
 
 
 SIGN_50: dict[str, Any] = {"steps": 50, "step_size": 0.05}
-LARGE = {"nodes": 60, "edges": 40}, {"nodes": 3, "edges": 4}
+LARGE: tuple[dict[str, Any], dict[str, Any]] = {"nodes": 60, "edges": 40}, {"nodes": 3, "edges": 4}
 """Nodes and edges of the strong threats, and those in each graph of a batch."""
 _ALL = (
     _injection(DEFAULT, ShortEnsemble, ", the searches that find most, 100 steps each: about a minute"),
