@@ -38,7 +38,7 @@ class AdversarialRecipe(VanillaRecipe):
     def __init__(self, graph: Graph, settings: HardenSettings) -> None:
         super().__init__(graph)
         self.name = settings.method
-        self.weight, self.shares = settings.attack_weight, settings.shares
+        self.settings, self.weight, self.shares = settings, settings.attack_weight, settings.shares
         self.adversary = InjectionAdversary(graph, settings.budget)
         self.adversary.check_box()
 
