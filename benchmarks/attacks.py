@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import fgai
 from fgai.attacks import Attack, AttackResult, draw_endpoints, make_attack
 from fgai.graph import Graph, GraphChange
-from fgai.recompute.patch import _Edit
+from fgai.recompute.local import _Edit
 
 
 def network(name: str, graph: Graph, layers: int) -> nn.Module:

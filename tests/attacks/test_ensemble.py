@@ -26,8 +26,14 @@ from fgai.attacks.budget import Box
 from fgai.attacks.endpoints import RULES, SHARED_RULES, _cover_endpoints, _EndpointContext, _weakest_endpoints
 from fgai.attacks.search.climb import OPTIMISERS, SPACES
 from fgai.attacks.search.members import Member, _batches
-from fgai.attacks.search.scores import ROW_LOSSES, _ClassScore, _damage_at, _LinkScore, _own_and_gap
-from fgai.attacks.search.site import _InjectionSite
+from fgai.attacks.search.site import (
+    ROW_LOSSES,
+    _ClassScore,
+    _damage_at,
+    _InjectionSite,
+    _LinkScore,
+    _own_and_gap,
+)
 from fgai.attention import call_model, evaluating, observe, prepared
 from fgai.errors import InputError, ReliabilityWarning
 from fgai.graph import Graph, GraphChange

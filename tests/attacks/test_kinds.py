@@ -29,9 +29,16 @@ from fgai.attacks import (
     preserving,
 )
 from fgai.attacks.endpoints import _batch_endpoints, _defect_scores
-from fgai.attacks.existing import _attacker_labels, _same_label_pairs
-from fgai.attacks.prbcd import _Flips, _pyg_attack, _random_pairs, _reweighted, _weighted_forward
-from fgai.attacks.tdgia import _smooth_prediction
+from fgai.attacks.existing import (
+    _attacker_labels,
+    _Flips,
+    _pyg_attack,
+    _random_pairs,
+    _reweighted,
+    _same_label_pairs,
+    _weighted_forward,
+)
+from fgai.attacks.injection import _smooth_prediction
 from fgai.attention import AttentionMap, evaluating
 from fgai.errors import BudgetError, InputError
 from fgai.graph import Graph, GraphChange

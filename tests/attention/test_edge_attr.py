@@ -12,7 +12,7 @@ from torch_geometric.nn import GATConv
 
 import fgai
 from fgai.attacks import DICE, PRBCD, TDGIA, Attack, FeaturePGD, PGDInjection, RandomEdges
-from fgai.attacks.prbcd import _Flips, _random_pairs, _weighted_forward
+from fgai.attacks.existing import _Flips, _random_pairs, _weighted_forward
 from fgai.attention import call_model, observe, prepared
 from fgai.graph import Graph
 from support import attack_cases as cases

@@ -20,14 +20,13 @@ from fgai.attacks import (
     draw_endpoints,
 )
 from fgai.attacks.base import Judge, Ledger
-from fgai.attacks.search.scores import _PartialExplanation
+from fgai.attacks.search.site import _PartialExplanation, _SiteOutput
 from fgai.attention import observe, prepared, record, touched_rows
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
 from fgai.models import GAT, GT, GATv2
 from fgai.objectives import TopKMargin
-from fgai.recompute.local import Recompute
-from fgai.recompute.patch import _Edit
+from fgai.recompute.local import Recompute, _Edit
 from fgai.sparse import Features
 from support import attack_cases as cases
 from support.forward import seen_by
@@ -297,15 +296,16 @@ def test_outsiders_out_of_the_race_are_not_looked_at(shape: str) -> None:
     assert plan is not None and again.graph.features is not None
     attacked = change.apply(again.graph)[0]
     for k in (1, 3):
-        reduced = _PartialExplanation(TopKMargin(k), again, clean, plan)
+        reduced = _PartialExplanation(TopKMargin(k), again, clean, plan, None)
         first = reduced._layers[0]
         assert len(first.spots) < int(again.graph.adjacency.degree[: len(first.rows)].sum()) // 2
         for copies in (1, 3):
-            several = reduced.repeated(plan.copies(copies))
+            several = _PartialExplanation(TopKMargin(k), again, clean, plan, plan.copies(copies))
             encoded = again.encodings(plan, change)
             encoded = None if encoded is None else encoded.repeat(copies, 1)
             many = again.graph.features.append(rows.repeat(copies, 1))
-            made = several.shares(again.forward(plan.copies(copies).plan, many, encoded, logits=False))
+            touched = again.forward(plan.copies(copies).plan, many, encoded, logits=False)
+            made = several(_SiteOutput(touched.logits, None, touched))
             seen = observe(model, attacked, heads="mean", grad=True).attention
             near = touched_rows(clean.attention, seen)
             loss, lost = TopKMargin(k).shares(seen, clean, near)

@@ -18,8 +18,7 @@ from fgai.graph import Graph
 from fgai.metrics import sharpness
 from fgai.models import GT
 from fgai.training import Term, certified, history_of, train_method
-from fgai.training.terms.certified import _uncertified_share
-from fgai.training.vanilla_outputs import spread
+from fgai.training.terms import _uncertified_share, spread
 
 TIGHT = {"clip_share": 0.05, "shrink": 0.4}
 TOWARDS = certified._replace(weight=2.0)

@@ -27,7 +27,7 @@ from fgai.training import (
     train_method,
 )
 from fgai.training.faithful import InjectedNodes
-from fgai.training.terms.base import sum_scalars
+from fgai.training.terms import sum_scalars
 
 QUICK = {"epochs": 6, "nodes": 3, "edges": 4}
 

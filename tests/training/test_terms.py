@@ -21,11 +21,16 @@ from fgai.sparse import Adjacency
 from fgai.topk import swap_margin, topk_l1
 from fgai.training import StepContext, make_faithful, term
 from fgai.training.settings import FaithfulSettings
-from fgai.training.terms import BUILT_IN, weighted_terms
-from fgai.training.terms.base import sum_scalars
-from fgai.training.terms.certified import _uncertified_share
-from fgai.training.terms.sharpness import _sharpness_loss
-from fgai.training.vanilla_outputs import contrast, layer_sharpness, spread
+from fgai.training.terms import (
+    BUILT_IN,
+    _sharpness_loss,
+    _uncertified_share,
+    contrast,
+    layer_sharpness,
+    spread,
+    sum_scalars,
+    weighted_terms,
+)
 from support.training_cases import GRAPH, fresh
 
 

@@ -4,17 +4,16 @@ from fgai.attacks.base import Attack, AttackResult, Judge, Ledger
 from fgai.attacks.budget import Budget, check_budget
 from fgai.attacks.endpoints import SHARED_RULES, draw_endpoints
 from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
-from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
+from fgai.attacks.existing import DICE, PRBCD, FeaturePGD, RandomEdges
 from fgai.attacks.injection import (
+    TDGIA,
     AdaptiveInjection,
+    NaturalInjection,
     PGDInjection,
     RandomInjection,
     draw_features,
 )
-from fgai.attacks.natural import NaturalInjection
-from fgai.attacks.prbcd import PRBCD
 from fgai.attacks.search import EXPLANATION_MEMBERS, PREDICTION_MEMBERS, Member, SearchSpec
-from fgai.attacks.tdgia import TDGIA
 from fgai.attacks.threats import (
     DEFAULT,
     THREATS,

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from fgai import checks
 from fgai.attacks.budget import Box, Budget, check_budget, data_range, warn_if_narrow
 from fgai.attacks.search.climb import SearchResult, SearchSpec, climb
-from fgai.attacks.search.scores import Score, _damage_at, _sums_rows, _value_at
-from fgai.attacks.search.site import _InjectionSite, _read_model
+from fgai.attacks.search.site import Score, _damage_at, _InjectionSite, _read_model, _sums_rows, _value_at
 from fgai.attention import AttentionMap, evaluating, observe, prepared
 from fgai.errors import BudgetError, InputError, ReliabilityWarning, warn
 from fgai.graph import Graph, GraphChange
@@ -69,13 +68,7 @@ class Ledger:
     rules: list[str] = field(default_factory=list)
 
     def proposals(self) -> list[tuple[dict[str, Any] | None, float]]:
-        """Return the member that proposed each change, None for a restart's noise, and the change's damage.
-
-        Example:
-            >>> rows = [{"member": "sign"}, {"member": "polish"}]
-            >>> Ledger(members=rows, damages=[0.1, 0.3, 0.4]).proposals()[:2]
-            [(None, 0.1), ({'member': 'sign'}, 0.3)]
-        """
+        """Return the member that proposed each change, None for a restart's noise, and its damage."""
         restarts = max(1, len(self.damages) - len(self.members))
         each, rows = len(self.members) // restarts, iter(self.members)
         return [(None if i % (each + 1) == 0 else next(rows), d) for i, d in enumerate(self.damages)]
@@ -97,27 +90,16 @@ class Ledger:
 @typed
 @dataclass(eq=False, repr=False)
 class Judge:
-    """Scores changes through the attacked model; every forward pass is noted in the ledger.
+    """Scores changes through the attacked model; every forward pass is noted in the ledger."""
 
-    Attributes:
-        model: attacked, in eval mode.
-        graph: clean, prepared for the model.
-        objective: what the attacker maximises.
-        clean: the model's output before the attack.
-        ledger: where forward passes are counted.
-        recompute: the model on the clean graph, ready for partial passes; None where it cannot.
-        vanilla: the model the attacked one was made from, or None.
-        on_step: called with a few words before each long step, or None.
-    """
-
-    model: nn.Module
-    graph: Graph
+    model: nn.Module  # attacked, in eval mode
+    graph: Graph  # clean, prepared for the model
     objective: Objective
-    clean: Clean
+    clean: Clean  # the model's output before the attack
     ledger: Ledger
-    recompute: Recompute | None = None
-    vanilla: nn.Module | None = None
-    on_step: Callable[[str], None] | None = None
+    recompute: Recompute | None = None  # the model on the clean graph, ready for partial passes
+    vanilla: nn.Module | None = None  # the model the attacked one was made from
+    on_step: Callable[[str], None] | None = None  # called with a few words before each long step
     _last: tuple[ChangedEdges, _InjectionSite, Score] | None = None
     _single_uses: int = 0
     _work: float = 0.0
@@ -147,13 +129,9 @@ class Judge:
         if self._last is None or not self._last[0].match(change):
             if self._last is not None and self._single_uses < MOST_SINGLE_USES:
                 self._single_uses = self._single_uses + 1 if self._last[1].passes < 2 else 0
-            ready = (
-                self.recompute
-                if _sums_rows(self.objective) and self._single_uses < MOST_SINGLE_USES
-                else None
-            )
-            reads = self.objective.reads
-            site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads=reads)
+            plans = _sums_rows(self.objective) and self._single_uses < MOST_SINGLE_USES
+            ready, reads = self.recompute if plans else None, self.objective.reads
+            site = _InjectionSite(self.model, self.graph, change, self.clean, ready, reads)
             self._last = ChangedEdges(change), site, _value_at(site, self.objective)
         return self._last[1]
 
@@ -167,17 +145,11 @@ class Judge:
         variable: str = "features",
         guide: Objective | None = None,
     ) -> SearchResult:
-        """Climb from one start and return the point with the largest value of the objective.
+        """Climb from `start` [M, F] and return the point with the largest value of the objective.
 
-        Forward passes and values are noted here, steps and gradients by the attack (`Ledger.add`).
-
-        Args:
-            change: its edges and rows are fixed.
-            start: [M, F] of the values that move, or of the points of the search's space.
-            spec: how to climb.
-            box: of the values.
-            variable: the field of the change that varies.
-            guide: a smoother objective to climb in place of the attack's own.
+        The edges and rows of `change` are fixed, its field `variable` moves inside the box. A `guide` is a
+        smoother objective to climb. Forward passes and values are noted here, steps and gradients by the
+        attack (`Ledger.add`).
         """
         site = self.site(change)
         site.variable, passes = variable, site.passes
@@ -214,7 +186,7 @@ class Judge:
 @typed
 @dataclass(frozen=True, eq=False)
 class AttackResult:
-    """The strongest perturbation found, already checked against the budget.
+    """The strongest perturbation of a search, already checked against the budget.
 
     Attributes:
         graph: perturbed; its first N nodes are the original ones.
@@ -224,8 +196,7 @@ class AttackResult:
         start: value of the objective on the clean graph.
         noise: value under random noise of the same budget.
         ledger: what was spent.
-        by_rule: of an ensemble, the strongest change at the endpoints of each rule, see
-            `fgai.attacks.endpoints`; else empty.
+        by_rule: of an ensemble, the strongest change at the endpoints of each rule; else empty.
     """
 
     graph: Graph
@@ -247,18 +218,12 @@ class Attack(ABC):
         objective: what it maximises: a name from `OBJECTIVES`, an `Objective`, or a function of (logits,
             attention, clean).
         k: size of the explanation, for objectives named by a word.
-
-    Attributes:
-        name: in tables and records.
-        removes_edges: whether it also removes edges of the graph.
-        endpoints_depend_on_model: whether a model's output decides which nodes it joins or changes.
-        version: of the search; raised when a change of its code makes it find other numbers.
     """
 
-    name = "attack"
-    removes_edges = False
-    endpoints_depend_on_model = False
-    version = 1
+    name = "attack"  # in tables and records
+    removes_edges = False  # whether it also removes edges of the graph
+    endpoints_depend_on_model = False  # whether a model's output decides which nodes it joins or changes
+    version = 1  # of the search; raised when a change of its code makes it find other numbers
 
     def __init__(
         self, budget: Budget, objective: str | Objective | Loss = "prediction", *, k: int = 5
@@ -312,15 +277,14 @@ class Attack(ABC):
         on_step: Callable[[str], None] | None = None,
         tracker: Tracker | None = None,
     ) -> AttackResult:
-        """Attack `model` on `data` and return the strongest change found; the model is left as it was.
+        """Attack `model` on `data` and return the strongest change; the model is left as it was.
 
         Args:
             model: attacked through its own gradients, in eval mode.
             data: a `Graph` or PyG `Data`.
             seed: of starts and random endpoints; random endpoints are the same for every model.
             partial: compute only the rows in reach of a change where that pays; same values, fewer edges.
-            vanilla: the model the attacked one was made from, read by attacks that choose endpoints or
-                transfer; None for the model itself.
+            vanilla: the model the attacked one was made from, read by attacks that choose endpoints.
             on_step: called with a few words before each long step of the search.
             tracker: receives every value judged, in order, when the search is over.
 
@@ -333,9 +297,8 @@ class Attack(ABC):
         graph = prepared(model, task.view(full_graph, self.budget.targets))
         nodes = self.budget.target_nodes(graph)
         if self.budget.nodes:
-            low, high = data_range(graph)
             self.budget.feature_box(graph)  # raises where there is none
-            warn_if_narrow(self.budget.box, low, high)
+            warn_if_narrow(self.budget.box, *data_range(graph))
         ledger, began = Ledger(), perf_counter()
         strongest: dict[str, tuple[float, float, GraphChange]] = {}  # by rule of endpoints, `""` of all
         noise = noise_damage = -math.inf
@@ -382,7 +345,7 @@ class Attack(ABC):
         result = AttackResult(*change.apply(graph), change, value, start, noise, ledger, by_rule)
         _warn_if_weak(self, result, damage > noise_damage)
         if tracker is not None:
-            _tell(tracker, label, result)
+            _track(tracker, label, result)
         return result
 
 
@@ -418,7 +381,7 @@ class _DamageAttack(Attack):
         return list(zip(damage.tolist(), loss.tolist(), strict=True))
 
 
-def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
+def _track(tracker: Tracker, run: str, result: AttackResult) -> None:
     """Give a tracker the values that were judged, the best so far beside each."""
     tracker.on_start(run, [])
     best = -math.inf
@@ -430,10 +393,7 @@ def _tell(tracker: Tracker, run: str, result: AttackResult) -> None:
 
 
 def _warn_if_weak(attack: Attack, result: AttackResult, grew: bool) -> None:
-    """Warn when a search found nothing: its result is then no evidence of robustness.
-
-    A search that chooses by damage found something where that `grew` beyond noise, even at a smaller loss.
-    """
+    """Warn of a search without result, unless the damage it is chosen by `grew` beyond noise."""
     if not result.ledger.steps:
         return
     label = f"{attack.name} ({attack.objective.name})"

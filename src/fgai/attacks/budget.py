@@ -21,27 +21,20 @@ from fgai.typed import typed
 
 BEYOND = 0.1
 """How far a box from the data reaches beyond each feature's range, on both sides, as a share of its width."""
-SLACK = 1e-6
-"""Rounding that a check of a box forgives, as a share of half the width."""
+SLACK = 1e-6  # rounding that a check of a box forgives, as a share of half the width
 
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """An interval for every feature; `low, high = box` unpacks it.
+    """An interval for every feature [F]; `low, high = box` unpacks it.
 
     A search moves points in [-1, 1], the ends of a feature's interval, so its unit and origin do not matter.
-
-    Attributes:
-        low: [F] lower ends.
-        high: [F] upper ends.
-        middle: [F] between them.
-        half: [F] half the width; 0 where a feature has one value only.
     """
 
     low: Tensor
     high: Tensor
     middle: Tensor = field(init=False)
-    half: Tensor = field(init=False)
+    half: Tensor = field(init=False)  # half the width; 0 where a feature has one value only
 
     def __post_init__(self) -> None:
         middle = ((self.low.double() + self.high.double()) / 2).to(self.low.dtype)
@@ -82,26 +75,25 @@ class Box:
 
 
 def data_range(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of each feature [F]; of `Graph.peers`, if any.
+    """Return the smallest and the largest value of each feature [F], of `Graph.peers` if any.
 
-    Raises:
-        InputError: a feature has a value that is not finite, or is too large to compute with.
+    `InputError` if one is not finite, or too large to compute with.
     """
     if graph.features is None:
         return torch.zeros(0, device=graph.device), torch.zeros(0, device=graph.device)
     low, high = graph.features.range(graph.peers)
-    cached_on(low, "fgai.attacks.budget", lambda: _check_range(low, high, graph.name))
+
+    def check_range() -> None:
+        wide = Box.around(low, high)
+        bad = (~(torch.isfinite(wide.low) & torch.isfinite(wide.high))).nonzero()
+        if bad.numel():
+            raise InputError(
+                f"features of {graph.name!r} must be finite, and so must their range: {len(bad)} of"
+                f" {low.numel()} are not (the first is feature {int(bad[0])}); replace or rescale them"
+            )
+
+    cached_on(low, "fgai.attacks.budget", check_range)
     return low, high
-
-
-def _check_range(low: Tensor, high: Tensor, name: str) -> None:
-    wide = Box.around(low, high)
-    bad = ~(torch.isfinite(wide.low) & torch.isfinite(wide.high))
-    if bool(bad.any()):
-        raise InputError(
-            f"features of {name!r} must be finite, and so must their range: {int(bad.sum())} of"
-            f" {bad.numel()} are not (the first is feature {int(bad.nonzero()[0])}); replace or rescale them"
-        )
 
 
 def warn_if_narrow(interval: tuple[float, float] | None, low: Tensor, high: Tensor) -> None:
@@ -120,10 +112,8 @@ def warn_if_narrow(interval: tuple[float, float] | None, low: Tensor, high: Tens
         warn(ReliabilityWarning("box-narrower-than-data", text))
 
 
-LARGEST = 1_000_000
-"""New nodes, edges, steps and restarts at most: more would not end."""
-MOST_NODES = 1000
-"""New nodes at most in a graph that has fewer itself."""
+LARGEST = 1_000_000  # new nodes, edges, steps and restarts at most: more would not end
+MOST_NODES = 1000  # new nodes at most in a graph that has fewer itself
 
 
 @typed
@@ -183,9 +173,7 @@ class Budget:
     def feature_box(self, graph: Graph) -> Box:
         """Return the interval of every feature of new nodes on `graph`.
 
-        Raises:
-            BudgetError: the box lies wholly outside the data's range, or no feature of the data varies.
-            InputError: there are no features, or one of the data is not finite.
+        `BudgetError` if the box lies outside the data's range, or no feature of the data varies.
         """
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
@@ -216,9 +204,7 @@ class Budget:
     def target_nodes(self, graph: Graph) -> Tensor:
         """Return the nodes that may be joined or changed: of the targets, or at the ends of target links.
 
-        Raises:
-            BudgetError: there are none, or fewer than the edges of one new node; or far more new nodes than
-                the graph has.
+        `BudgetError` if there are none, fewer than the edges of one new node, or far more new nodes.
         """
         if self.nodes > max(MOST_NODES, graph.num_nodes):
             raise BudgetError(
@@ -249,13 +235,7 @@ def smallest_pool(graph: Graph, nodes: Tensor) -> int:
 
 @typed
 def check_budget(change: GraphChange, budget: Budget, graph: Graph) -> None:
-    """Raise if `change` spends more than `budget` allows on `graph`; called after every attack.
-
-    Comparisons are written so that NaN fails them.
-
-    Raises:
-        BudgetError: naming the part of the budget that is exceeded.
-    """
+    """Raise `BudgetError` if `change` spends more than `budget` allows on `graph`; NaN fails, too."""
     targets = budget.target_nodes(graph)
     for name, nodes in (
         ("injected edges", change.endpoints),

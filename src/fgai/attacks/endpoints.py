@@ -23,30 +23,17 @@ from fgai.ops import aggregate
 from fgai.sparse.valid import check_index
 from fgai.typed import typed
 
-DEGREE_WEIGHT, ROOT_WEIGHT = 0.9, 0.1
-"""Weights of 1/degree and 1/√(edges · degree) in TDGIA's score."""
+DEGREE_WEIGHT, ROOT_WEIGHT = 0.9, 0.1  # weights of 1/degree and 1/√(edges · degree) in TDGIA's score
 
 
 @typed
 def draw_endpoints(
-    nodes: Tensor,
-    count: int,
-    each: int,
-    generator: torch.Generator,
-    batch: Tensor | None = None,
+    nodes: Tensor, count: int, each: int, generator: torch.Generator, batch: Tensor | None = None
 ) -> Tensor:
-    """Return [count, each] endpoints drawn from `nodes`, distinct within a row.
+    """Return [count, each] endpoints drawn from `nodes`, distinct within a row; the generator is on the CPU.
 
-    Args:
-        nodes: [P] to draw from.
-        count: rows.
-        each: endpoints per row.
-        generator: on the CPU.
-        batch: [N] small graph of every node, or None; with it, `count` rows are drawn for each small graph
-            that has some of the `nodes`, each row inside its graph.
-
-    Raises:
-        InputError: `nodes` is no vector of nodes, or has fewer than `each`; a count is too large.
+    With `batch` [N], the small graph of every node, `count` rows are drawn inside each graph that has some of
+    the `nodes`. `InputError` if `nodes` is no vector of at least `each` nodes, or a count is too large.
     """
     checks.whole(count, "count", 0, LARGEST)
     checks.whole(each, "each", 0, LARGEST)
@@ -102,8 +89,7 @@ def _batch_endpoints(
 ) -> Tensor:
     """Return the endpoints [size, edges] of a batch: the best-scored targets, classes spread evenly.
 
-    `graph` and `logits` include earlier batches, `clean` are the logits on the clean graph; there must be at
-    least size · edges targets.
+    `graph` and `logits` include earlier batches, `clean` are the logits on the clean graph.
     """
     size, edges = shape
     label = clean[nodes].argmax(1)

@@ -28,8 +28,7 @@ from fgai.attacks.search.members import (
     _StartContext,
     _with_temperature,
 )
-from fgai.attacks.search.scores import Score, _damage_at
-from fgai.attacks.search.site import _InjectionSite, _read_model
+from fgai.attacks.search.site import Score, _damage_at, _InjectionSite, _read_model
 from fgai.attention import call_model, evaluating, prepared, straight_through
 from fgai.checks import one_of
 from fgai.errors import InputError, ReliabilityWarning, warn
@@ -38,16 +37,13 @@ from fgai.objectives import READS, Clean, Loss, Objective
 from fgai.recompute import Recompute
 from fgai.typed import typed
 
-MASKED = 0.01
-"""How much more damage a search without gradients may do before a warning of masked gradients."""
+MASKED = 0.01  # how much more damage a search without gradients may do before a warning of masked gradients
 EVOLUTION = "evolution"
 BASELINE = "plain sign"
 POPULATION, GENERATIONS = 16, 12
 SPREAD, RATE = 0.7, 0.5
-GAIN = 6.0
-"""How hard mixtures of the evolution are pushed towards corners of the box."""
-BASELINES = ((10, 0.1, 1), (50, 0.05, 3))
-"""Steps, step size and restarts of `standard` and `strong`."""
+GAIN = 6.0  # how hard mixtures of the evolution are pushed towards corners of the box
+BASELINES = ((10, 0.1, 1), (50, 0.05, 3))  # steps, step size and restarts of `standard` and `strong`
 SHORT = ("sign", "momentum", "adam small margin", "adam others", "adam others reach", "straight momentum")
 """Names of the members of `ShortEnsemble`, for both objectives."""
 SHORT_RULES = ("random", "cover", "weakest")
@@ -65,8 +61,7 @@ class EnsembleInjection(_DamageAttack):
         k: size of the explanation.
         members: the searches; None takes those of the objective.
         rules: names from `RULES`: where new nodes are joined.
-        baselines: steps, step size and restarts of `PGDInjection`s that run as they are, so that the
-            ensemble is never weaker than the paper's attacks.
+        baselines: steps, step size and restarts of `PGDInjection`s: the ensemble is never weaker than these.
     """
 
     name = "ensemble-injection"
@@ -122,10 +117,15 @@ class EnsembleInjection(_DamageAttack):
     ) -> Iterator[GraphChange]:
         """Yield random noise, then the worst point of every member at every set of endpoints."""
         box, predicted = self.budget.feature_box(graph), self.predicted_classes(judge)
-        _warn_if_saturated(judge.clean)
+        if layer := _saturated_layer(judge.clean.attention):
+            text = (
+                f"attention of layer {layer[0]!r} gives one neighbour everything at {layer[1]:.0%} of nodes:"
+                " its softmax is saturated, and gradients through it vanish"
+            )
+            warn(ReliabilityWarning("saturated-attention", text))
         useful = {name: fits(judge.model, judge.clean.attention) for name, fits in GRADIENTS.items()}
         members = [member for member in self.members if useful[member.gradient]]
-        donates = judge.vanilla is not None and any(member.start == "donated" for member in self.members)
+        donated = [member for member in self.members if member.start == "donated"]
         for index, (rule, endpoints) in enumerate(self._endpoints(graph, nodes, generator, judge).items()):
             if index == 0:
                 noise = draw_features(graph, endpoints.shape[0], self.budget.noise_box(graph), generator)
@@ -133,10 +133,17 @@ class EnsembleInjection(_DamageAttack):
                 yield GraphChange(endpoints=endpoints, features=noise)
                 yield from self._run_baselines(graph, nodes, generator, judge, ledger)
             context = _StartContext(graph, endpoints, predicted, box, f"{generator.initial_seed()} {rule}")
-            if donates:
-                context = replace(context, donated=self._donated(judge, context))
+            if donated and (vanilla := judge.vanilla) is not None:
+                with evaluating(vanilla, freeze=True):
+                    steps = max(member.steps for member in donated)
+                    site = self._site_of(vanilla, context, judge.clean)
+                    (result,) = self._climbs([replace(DONOR, steps=steps)], context, site)
+                context = replace(context, donated=result.features)
             site = self.site(judge, GraphChange(endpoints=endpoints))
-            results = self._search(members, rule, context, site, judge, ledger)
+            pairs = self._search(members, rule, context, site, judge)
+            for member, result in pairs:
+                ledger.add(result, member.name, rule)
+            results = [result for _, result in pairs]
             if index == 0:
                 judge.announce(f"{rule} endpoints: {EVOLUTION}")
                 evolved = _evolution_search(
@@ -185,30 +192,21 @@ class EnsembleInjection(_DamageAttack):
         return {rule: RULES[rule](context, generator) for rule in self.rules}
 
     def _search(
-        self,
-        members: Sequence[Member],
-        rule: str,
-        context: _StartContext,
-        site: _InjectionSite,
-        judge: Judge,
-        ledger: Ledger,
-    ) -> list[SearchResult]:
+        self, members: Sequence[Member], rule: str, context: _StartContext, site: _InjectionSite, judge: Judge
+    ) -> list[tuple[Member, SearchResult]]:
         """Return the result of every member at one set of endpoints."""
-        results: list[SearchResult] = []
+        results: list[tuple[Member, SearchResult]] = []
         for batch in _batches(members):
             others = len(batch) - 1
             more = "" if not others else f" and {batch[1].name if others == 1 else f'{others} more'}"
             judge.announce(f"{rule} endpoints: {batch[0].name}{more}")
             if results:
-                worst = max(results, key=lambda one: (one.damage, one.loss))
+                worst = max((one for _, one in results), key=lambda one: (one.damage, one.loss))
                 context = replace(context, incumbent=worst.features)
             search = self._smooth if batch[0].gradient == "smooth" else self._climbs
             through = straight_through if batch[0].gradient == "straight" else nullcontext
             with through(judge.model):
-                climbed = search(batch, context, site)
-            for member, result in zip(batch, climbed, strict=True):
-                ledger.add(result, member.name, rule)
-            results += climbed
+                results += zip(batch, search(batch, context, site), strict=True)
         return results
 
     def _climbs(
@@ -241,15 +239,6 @@ class EnsembleInjection(_DamageAttack):
         judge = Judge(model, graph, self.objective, clean, Ledger(), recompute)
         return self.site(judge, GraphChange(endpoints=context.endpoints))
 
-    def _donated(self, judge: Judge, context: _StartContext) -> Tensor:
-        """The worst features for the vanilla model at the same endpoints."""
-        assert judge.vanilla is not None
-        steps = max(member.steps for member in self.members if member.start == "donated")
-        with evaluating(judge.vanilla, freeze=True):
-            site = self._site_of(judge.vanilla, context, judge.clean)
-            (result,) = self._climbs([replace(DONOR, steps=steps)], context, site)
-        return result.features
-
 
 def _prototypes(context: _StartContext, generator: torch.Generator) -> Tensor:
     """Directions [P, F] in units of the box: mean features of the classes, centred, and random signs."""
@@ -268,11 +257,9 @@ def _prototypes(context: _StartContext, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def _evolution_search(site: _InjectionSite, score: Score, context: _StartContext) -> SearchResult:
-    """Return the worst features an evolution strategy finds; if worse than the climbs', gradients are masked.
+    """Return the worst features of an evolution strategy; if worse than the climbs', gradients are masked.
 
-    Every new node is a mixture of prototypes: the mean features of each predicted class and random signs. The
-    mixtures evolve; features are the mixtures pushed to the box. It takes no gradient, so rounding,
-    saturation and clipping inside the model do not stop it.
+    Mixtures of `_prototypes` evolve, pushed to the box; rounding and saturation in the model do not stop it.
     """
     began, generator = perf_counter(), context.stream(EVOLUTION)
     basis = _prototypes(context, generator)
@@ -310,26 +297,9 @@ def _warn_if_masked(evolved: SearchResult, climbed: Sequence[SearchResult]) -> N
         warn(ReliabilityWarning("masked-gradients", text))
 
 
-def _warn_if_saturated(clean: Clean) -> None:
-    """Warn if most nodes give one neighbour all their attention: its gradients vanish."""
-    if layer := _saturated_layer(clean.attention):
-        name, share = layer
-        text = (
-            f"attention of layer {name!r} gives one neighbour everything at {share:.0%} of nodes:"
-            " its softmax is saturated, and gradients through it vanish"
-        )
-        warn(ReliabilityWarning("saturated-attention", text))
-
-
 @typed
 class ShortEnsemble(EnsembleInjection):
-    """The strongest members, 100 steps each: about a minute on a small graph.
-
-    Args:
-        budget: what it may change; `steps`, where not 0, is the most any member takes.
-        objective: as for every attack.
-        k: size of the explanation.
-    """
+    """The strongest members of `EnsembleInjection`, 100 steps each: about a minute on a small graph."""
 
     name = "ensemble-short"
 

@@ -1,7 +1,4 @@
-"""Threats by name, the same for every method: those of the evaluation protocol.
-
-Other attacks register theirs in their own file.
-"""
+"""Threats by name, the same for every method: those of the evaluation protocol."""
 
 from __future__ import annotations
 
@@ -11,8 +8,9 @@ from typing import Any
 from fgai.attacks.base import Attack
 from fgai.attacks.budget import Budget
 from fgai.attacks.ensemble import EnsembleInjection, ShortEnsemble
-from fgai.attacks.existing import DICE, FeaturePGD, RandomEdges
-from fgai.attacks.injection import AdaptiveInjection, PGDInjection, RandomInjection
+from fgai.attacks.existing import DICE, PRBCD, FeaturePGD, RandomEdges
+from fgai.attacks.injection import TDGIA, AdaptiveInjection, NaturalInjection, PGDInjection, RandomInjection
+from fgai.attacks.values import ValueInjection
 from fgai.checks import at_least, one_of
 from fgai.errors import InputError
 from fgai.objectives import Loss, Objective
@@ -48,15 +46,11 @@ class Threat:
         return self.per_graph if get_task(task).row_per_graph and self.per_graph is not None else self.budget
 
     def sized(
-        self,
-        nodes: int | None = None,
-        edges: int | None = None,
-        box: tuple[float, float] | None = None,
+        self, nodes: int | None = None, edges: int | None = None, box: tuple[float, float] | None = None
     ) -> Threat:
         """Return the threat with other `nodes` and `edges`, or in another `box`; None keeps what it has.
 
-        Raises:
-            InputError: a number below 1, or of something this threat does not change.
+        `InputError` for a number below 1, or of something this threat does not change.
 
         Example:
             >>> THREATS["standard"].sized(nodes=2, box=(0.0, 1.0)).budget.box
@@ -72,100 +66,110 @@ class Threat:
             if not self.budget.nodes and not self.budget.radius:
                 raise InputError(f"the threat {self.name!r} changes no features; leave `box` out")
             changes["box"] = box
-        if not changes:
-            return self
         per_graph = None if self.per_graph is None else replace(self.per_graph, **changes)
         return replace(self, budget=replace(self.budget, **changes), per_graph=per_graph)
 
 
 DEFAULT = "ensemble-short"
 """The threat of `evaluate`, `compare`, `report` and `audit` if none is named."""
-THREATS: dict[str, Threat] = {
-    threat.name: threat
-    for threat in (
-        Threat(
-            DEFAULT,
-            ShortEnsemble,
-            Budget(nodes=20, edges=20),
-            "20 nodes × 20 edges, the searches that find most, 100 steps each: about a minute",
-            Budget(nodes=1, edges=3),
-        ),
-        Threat(
-            "ensemble",
-            EnsembleInjection,
-            Budget(nodes=20, edges=20),
-            "20 nodes × 20 edges, all searches of the ensemble, random and chosen endpoints: for every claim",
-            Budget(nodes=1, edges=3),
-        ),
-        Threat(
-            "ensemble-strong",
-            EnsembleInjection,
-            Budget(nodes=60, edges=40),
-            "60 nodes × 40 edges, all searches of the ensemble: beside every claim",
-            Budget(nodes=3, edges=4),
-        ),
-        Threat(
-            "standard",
-            PGDInjection,
-            Budget(nodes=20, edges=20, steps=10, step_size=0.1),
-            "20 nodes × 20 edges, ten signed steps: the paper's own column",
-            Budget(nodes=1, edges=3, steps=10, step_size=0.1),
-            weak="the paper's weak attack, ten signed steps",
-        ),
-        Threat(
-            "strong",
-            PGDInjection,
-            Budget(nodes=60, edges=40, steps=50, step_size=0.05, restarts=3),
-            "60 nodes × 40 edges, 3 × 50 signed steps: history",
-            Budget(nodes=3, edges=4, steps=50, step_size=0.05, restarts=3),
-            weak="signed steps alone, a weak search",
-        ),
-        Threat(
-            "random",
-            RandomInjection,
-            Budget(nodes=20, edges=20),
-            "20 nodes × 20 edges, random features in the data's range: the noise floor",
-            Budget(nodes=1, edges=3),
-        ),
-        Threat(
-            "edges",
-            RandomEdges,
-            Budget(edges=400),
-            "400 random edges between existing nodes",
-            Budget(edges=2),
-        ),
-        Threat(
-            "modify",
-            FeaturePGD,
-            Budget(rows=0.05, radius=0.1, steps=10, step_size=0.01),
-            "features of 5 % of the test nodes moved by at most a tenth of half their box",
-        ),
-        Threat(
-            "adaptive",
-            AdaptiveInjection,
-            Budget(nodes=20, edges=20, steps=50, step_size=0.05, restarts=4),
-            "20 nodes × 20 edges in disguise, 4 × 50 steps: for models with a defence",
-            Budget(nodes=1, edges=3, steps=50, step_size=0.05, restarts=4),
-        ),
-        Threat(
-            "preserving",
-            PGDInjection,
-            Budget(nodes=20, edges=20, steps=50, step_size=0.1),
-            "20 nodes × 20 edges that change explanations and keep the predicted classes",
-            Budget(nodes=1, edges=3, steps=50, step_size=0.1),
-            objective="preserving",
-        ),
-        Threat("dice", DICE, Budget(edges=400), "400 edges: fewer within classes, more between, no search"),
-    )
-}
+
+
+def _injection(name: str, attack: type[Attack], about: str, *, weak: str = "", **search: Any) -> Threat:
+    """A threat of 20 new nodes with 20 edges each; in a batch, of one node with 3 edges in each graph."""
+    budget, small = Budget(nodes=20, edges=20, **search), Budget(nodes=1, edges=3, **search)
+    return Threat(name, attack, budget, f"20 nodes × 20 edges{about}", small, weak=weak)
+
+
+SIGN_50: dict[str, Any] = {"steps": 50, "step_size": 0.05}
+LARGE: tuple[dict[str, Any], dict[str, Any]] = {"nodes": 60, "edges": 40}, {"nodes": 3, "edges": 4}
+"""Nodes and edges of the strong threats, and those in each graph of a batch."""
+_ALL = (
+    _injection(DEFAULT, ShortEnsemble, ", the searches that find most, 100 steps each: about a minute"),
+    _injection(
+        "ensemble",
+        EnsembleInjection,
+        ", all searches of the ensemble, random and chosen endpoints: for every claim",
+    ),
+    Threat(
+        "ensemble-strong",
+        EnsembleInjection,
+        Budget(**LARGE[0]),
+        "60 nodes × 40 edges, all searches of the ensemble: beside every claim",
+        Budget(**LARGE[1]),
+    ),
+    _injection(
+        "standard",
+        PGDInjection,
+        ", ten signed steps: the paper's own column",
+        weak="the paper's weak attack, ten signed steps",
+        steps=10,
+        step_size=0.1,
+    ),
+    Threat(
+        "strong",
+        PGDInjection,
+        Budget(**LARGE[0], **SIGN_50, restarts=3),
+        "60 nodes × 40 edges, 3 × 50 signed steps: history",
+        Budget(**LARGE[1], **SIGN_50, restarts=3),
+        weak="signed steps alone, a weak search",
+    ),
+    _injection("random", RandomInjection, ", random features in the data's range: the noise floor"),
+    Threat(
+        "edges", RandomEdges, Budget(edges=400), "400 random edges between existing nodes", Budget(edges=2)
+    ),
+    Threat(
+        "modify",
+        FeaturePGD,
+        Budget(rows=0.05, radius=0.1, steps=10, step_size=0.01),
+        "features of 5 % of the test nodes moved by at most a tenth of half their box",
+    ),
+    _injection(
+        "adaptive",
+        AdaptiveInjection,
+        " in disguise, 4 × 50 steps: for models with a defence",
+        **SIGN_50,
+        restarts=4,
+    ),
+    Threat(
+        "preserving",
+        PGDInjection,
+        Budget(nodes=20, edges=20, steps=50, step_size=0.1),
+        "20 nodes × 20 edges that change explanations and keep the predicted classes",
+        Budget(nodes=1, edges=3, steps=50, step_size=0.1),
+        objective="preserving",
+    ),
+    Threat("dice", DICE, Budget(edges=400), "400 edges: fewer within classes, more between, no search"),
+    _injection(
+        "natural",
+        NaturalInjection,
+        " that look like real ones: copies and mixtures of nodes of other classes",
+        steps=200,
+        step_size=0.1,
+    ),
+    Threat(
+        "flips",
+        PRBCD,
+        Budget(edges=400, steps=50, step_size=1000.0),
+        "400 edges between existing nodes come or go, found by gradients (PRBCD)",
+    ),
+    Threat(
+        "tdgia",
+        TDGIA,
+        Budget(nodes=20, edges=20, steps=50, step_size=0.3),
+        "20 nodes × 20 edges where the graph is weakest, in five batches",
+    ),
+    _injection(
+        "values", ValueInjection, " that say anything limits allow, whatever the features: models with limits"
+    ),
+)
+THREATS = {threat.name: threat for threat in _ALL}
 
 
 @typed
 def register_threat(threat: Threat) -> Threat:
     """Add a threat by its name: to `make_attack`, `evaluate`, the report and the command line.
 
-    Raises:
-        InputError: the name is taken.
+    `InputError` if the name is taken.
 
     Example:
         >>> mild = Threat("mild", PGDInjection, Budget(nodes=5, edges=5, steps=10, step_size=0.1), "5 × 5")
@@ -214,11 +218,7 @@ def make_attack(
 
 @typed
 def threat_of(threat: str | Threat) -> Threat:
-    """Return a threat by its name, or as it is.
-
-    Raises:
-        InputError: for an unknown name.
-    """
+    """Return a threat by its name, or as it is; `InputError` for an unknown name."""
     return threat if isinstance(threat, Threat) else THREATS[one_of(threat, "threat", tuple(THREATS))]
 
 
@@ -229,8 +229,6 @@ def weak_search_note(name: str) -> str:
     Example:
         >>> weak_search_note("strong")
         'Measured with signed steps alone, a weak search; use the threat ensemble for a claim.'
-        >>> weak_search_note("ensemble")
-        ''
     """
     weak = THREATS[name].weak if name in THREATS else ""
     return f"Measured with {weak}; use the threat ensemble for a claim." if weak else ""

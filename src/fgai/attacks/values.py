@@ -16,7 +16,6 @@ from fgai.attacks.budget import Box, Budget
 from fgai.attacks.ensemble import EnsembleInjection
 from fgai.attacks.search.climb import SearchResult, SearchSpec, _Space
 from fgai.attacks.search.site import _InjectionSite
-from fgai.attacks.threats import Threat, register_threat
 from fgai.attention import Limits, call_model, entry_limits, overriding, straight_through
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
@@ -46,15 +45,9 @@ class ValueInjection(_DamageAttack):
 
     Whatever its features, all that attention reads of a new node behind limits is a point in that box, so the
     damage at the worst point bounds every attack by features, with any feature box, at the same endpoints (of
-    GAT and GATv2; a GT also passes features on beside attention, and those stay what the attack by features
-    found). The search may miss that point. It starts from the result of an attack by features, so it is never
-    weaker.
-
-    Args:
-        budget: nodes, edges and targets; its `steps`, where not 0, are those of each climb.
-        objective: as for every attack.
-        k: size of the explanation.
-        feature_attack: the attack by features; by default the ensemble at the seed's endpoints.
+    GAT and GATv2; a GT also passes features on beside attention, and those stay). The search may miss that
+    point. It starts from the result of `feature_attack`, by default the ensemble at the seed's endpoints, so
+    it is never weaker. `steps` of the budget, where not 0, are those of each climb.
     """
 
     name = "value-injection"
@@ -84,7 +77,7 @@ class ValueInjection(_DamageAttack):
 
     @property
     def max_steps(self) -> int:
-        """Those of the attack by features, and of all climbs from all starts, true and straight-through."""
+        """Those of the attack by features, and of all climbs, true and straight-through."""
         own = 2 * self.steps * len(CLIMBS) * len(STARTS) * self.budget.restarts
         return self.feature_attack.max_steps + own
 
@@ -154,14 +147,3 @@ def _entry_values(judge: Judge, change: GraphChange) -> Tensor:
     with torch.no_grad(), overriding(entry, keep_points):
         call_model(judge.model, change.apply(judge.graph)[0])
     return torch.cat([points[limits] for limits in entry], dim=1)
-
-
-register_threat(
-    Threat(
-        "values",
-        ValueInjection,
-        Budget(nodes=20, edges=20),
-        "20 nodes × 20 edges that say anything limits allow, whatever the features: models with limits",
-        Budget(nodes=1, edges=3),
-    )
-)

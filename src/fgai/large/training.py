@@ -33,9 +33,9 @@ from fgai.training.hardening import STREAM
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Recipe, Step, VanillaRecipe, epoch_generator, labelled_rows, supervised_loss
 from fgai.training.settings import FaithfulSettings, HardenSettings
-from fgai.training.terms import Term
-from fgai.training.vanilla_outputs import (
+from fgai.training.terms import (
     Reach,
+    Term,
     VanillaOutputs,
     contrast,
     layer_sharpness,
@@ -382,7 +382,7 @@ def _mask(source: _StoredSource, nodes: Tensor) -> Tensor:
 
 
 class _TrainingSource(_StoredSource):
-    """A stored graph and the recipes that train on its mini-batches; see `fgai.training.source`."""
+    """A stored graph and the recipes that train on its mini-batches; see `_WholeGraph`."""
 
     def vanilla(self) -> Recipe:
         return _VanillaBatches(self)

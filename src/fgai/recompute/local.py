@@ -1,8 +1,7 @@
 """Recompute only the rows that a perturbation affects: the same numbers as a full forward pass.
 
 A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. Everything
-else is computed once. If a change affects almost all rows, a full pass is made instead. Training cannot use
-this, since all rows change with the weights.
+else is computed once. If a change affects almost all rows, a full pass is made instead.
 """
 
 from __future__ import annotations
@@ -16,15 +15,275 @@ from torch import Tensor, nn
 from fgai.attention import AttentionMap, LayerAttention, Layerwise, find_layers, prepared, stages_of
 from fgai.errors import InputError
 from fgai.graph import Graph, GraphChange
+from fgai.graph.change import both_ways
 from fgai.graph.graph import extend_encoding
-from fgai.recompute.patch import PatchScores, Sides, _Edit, _Patch
-from fgai.sparse import Adjacency, Features
+from fgai.models.layer import AttentionLayer
+from fgai.ops import aggregate, edge_softmax
+from fgai.ops.capture import first_rows
+from fgai.ops.segments import row_max, row_sum
+from fgai.sparse import Adjacency, Features, edge_keys, key_ends
 from fgai.sparse.adjacency import set_active_rows
-from fgai.sparse.valid import check_index
+from fgai.sparse.valid import check_index, row_entries
 from fgai.typed import typed
 
-# A full pass is made if recomputing would take more than this share of its work: patches take time to build.
-WORTHWHILE = 0.6
+WORTHWHILE = 0.6  # largest share of a full pass's work that is recomputed: patches take time to build
+Sides = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class _Edit:
+    """The edges of a change of a graph of N nodes."""
+
+    new: int  # number of new nodes, which are N, N + 1, ...
+    added: Tensor  # [2, K] new edges (source, destination), those of the new nodes included
+    removed: Tensor  # [R] positions of removed edges in the clean graph
+    rows: Tensor  # [C] old nodes whose features changed
+
+    @classmethod
+    def of(cls, change: GraphChange, graph: Graph) -> _Edit:
+        """The edit of a change, without a pass over the edges of the graph."""
+        none = torch.zeros(0, dtype=torch.long, device=graph.device)
+        rows = none if change.rows is None else change.rows.to(graph.device)
+        if change.endpoints is not None and change.endpoints.numel():
+            endpoints = change.endpoints.to(graph.device)
+            nodes = torch.arange(graph.num_nodes, graph.num_nodes + endpoints.shape[0], device=graph.device)
+            new, old = nodes[:, None].expand_as(endpoints).flatten(), endpoints.flatten()
+            loops = nodes if graph.has_loops else none
+            added = torch.stack([torch.cat([new, old, loops]), torch.cat([old, new, loops])])
+            return cls(int(endpoints.shape[0]), added, none, rows)
+        removed, added = none, none.expand(2, 0)
+        if change.removed is not None and change.removed.numel():
+            removed = both_ways(graph, change.removed.to(graph.device))
+        if change.edges is not None and change.edges.numel():
+            pairs = torch.cat([change.edges, change.edges.flip(0)], dim=1).to(graph.device)
+            keys = torch.unique(edge_keys(pairs[0], pairs[1]))
+            old = torch.searchsorted(graph.keys, keys).clamp(max=max(0, graph.num_edges - 1))
+            exists = graph.keys[old] == keys if graph.num_edges else torch.zeros_like(keys, dtype=torch.bool)
+            added = torch.stack(key_ends(keys[~exists | torch.isin(old, removed)]))
+        return cls(0, added, removed, rows)
+
+    def start(self, num_nodes: int) -> Tensor:
+        """The nodes whose features differ from the clean ones: changed rows, then the new nodes."""
+        new = torch.arange(num_nodes, num_nodes + self.new, device=self.rows.device)
+        return torch.cat([self.rows, new])
+
+    def affected(self, adjacency: Adjacency, changed: Tensor) -> Tensor:
+        """The other rows, sorted, whose output of a layer changes if its input changes at `changed` [S].
+
+        They are the destinations of edges out of `changed`, and of added and removed edges.
+        """
+        mask = torch.zeros(adjacency.num_nodes + self.new, dtype=torch.bool, device=changed.device)
+        mask[adjacency.destination[_outgoing(adjacency, changed)]] = True
+        mask[self.added[1]] = True
+        mask[adjacency.destination[self.removed]] = True
+        mask[changed] = False
+        return mask.nonzero().flatten()
+
+
+def incoming(adjacency: Adjacency, nodes: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the edges into `nodes` [n], node after node, and for each its place in `nodes`.
+
+    New nodes, which are not in the adjacency, have no edges there.
+    """
+    old = (nodes < adjacency.num_nodes).nonzero().flatten()
+    positions, place = row_entries(adjacency.rowptr, nodes[old])
+    return positions, old[place]
+
+
+def _outgoing(adjacency: Adjacency, nodes: Tensor) -> Tensor:
+    """Positions of the edges out of `nodes` [n], node after node."""
+    return adjacency.csc[row_entries(adjacency.colptr, nodes[nodes < adjacency.num_nodes])[0]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Patch:
+    """A small graph on which the layer computes the rows that change exactly as on the full perturbed graph.
+
+    Its nodes are, in this order: the changed ones, whose input differs from the clean one; the affected rows,
+    whose input is clean but whose output changes; other sources, clean; and summaries. All but the changed
+    ones are constants of the attack.
+
+    An affected row keeps its own side of the score, so its edges from clean sources keep their scores. One
+    constant neighbour, the summary, replaces them: with s_e their scores and v_e their values,
+
+        score  log Σ_e exp(s_e),      value  Σ_e exp(s_e) v_e / Σ_e exp(s_e),
+
+    and softmax over {edges from changed nodes, summary} gives the same as softmax over all edges.
+    """
+
+    changed: int  # number of changed nodes
+    recomputed: int  # number of changed nodes and affected rows
+    constant: Tensor  # [n] clean nodes: affected rows, then other sources
+    adjacency: Adjacency  # the small graph
+    positions: Tensor  # [E'] of its edges in the clean graph; -1 for new edges and those of summaries
+    summarised: Tensor  # [V] affected rows (0 for the first) that have a summary
+    summary_edges: Tensor  # [V] the summaries' edges in `adjacency`
+    rest: Tensor  # [R] positions in the clean graph of the edges they replace, row after row
+    counts: Tensor  # [V] how many edges each replaces
+
+    @classmethod
+    def build(
+        cls, clean: Adjacency, edit: _Edit, changed: Tensor, affected: Tensor, rows: Tensor, *, all_rows: bool
+    ) -> _Patch:
+        """Collect the edges into the `changed` nodes [S] and the `affected` rows [P, sorted].
+
+        `rows` bool [N + new] marks the rows whose output is needed; with `all_rows` there are no summaries.
+        """
+        total, s, device = clean.num_nodes + edit.new, changed.numel(), changed.device
+        position = torch.full((total,), -1, dtype=torch.long, device=device)
+        position[changed] = torch.arange(s, device=device)
+        position[affected] = s + torch.arange(affected.numel(), device=device)
+        full = changed[rows[changed]]
+        if all_rows:
+            full = torch.cat([full, affected])
+        old_edges = incoming(clean, full)[0]
+        if not all_rows:
+            out_edges = _outgoing(clean, changed)
+            old_edges = torch.cat([old_edges, out_edges[position[clean.destination[out_edges]] >= s]])
+        if edit.removed.numel():
+            old_edges = old_edges[~torch.isin(old_edges, edit.removed)]
+        added = edit.added[:, rows[edit.added[1]] & (position[edit.added[1]] >= 0)]
+        source = torch.cat([clean.source[old_edges], added[0]])
+        destination = torch.cat([clean.destination[old_edges], added[1]])
+        other = torch.zeros(total, dtype=torch.bool, device=device)
+        other[source] = True
+        other &= position < 0
+        constant = torch.cat([affected, other.nonzero().flatten()])
+        position[constant] = s + torch.arange(constant.numel(), device=device)
+
+        rest, row = incoming(clean, affected[:0] if all_rows else affected)
+        from_clean = position[clean.source[rest]]
+        replaced = (from_clean < 0) | (from_clean >= s)
+        if edit.removed.numel():
+            replaced &= ~torch.isin(rest, edit.removed)
+        rest, row = rest[replaced], row[replaced]
+        summarised, counts = torch.unique_consecutive(row, return_counts=True)
+        nodes = s + constant.numel()
+        summaries = nodes + torch.arange(summarised.numel(), device=device)
+        edge_index = torch.stack(
+            [torch.cat([position[source], summaries]), torch.cat([position[destination], s + summarised])]
+        )
+        adjacency, order = Adjacency.build(edge_index, nodes + summarised.numel())
+        sorted_position = torch.empty_like(order)
+        sorted_position[order] = torch.arange(order.numel(), device=device)
+        set_active_rows(adjacency, with_grad=s, with_edges=s + affected.numel())
+        none = old_edges.new_full((added.shape[1] + summarised.numel(),), -1)
+        return cls(
+            changed=s,
+            recomputed=s + affected.numel(),
+            constant=constant,
+            adjacency=adjacency,
+            positions=torch.cat([old_edges, none])[order],
+            summarised=summarised,
+            summary_edges=sorted_position[old_edges.numel() + added.shape[1] :],
+            rest=rest,
+            counts=counts,
+        )
+
+    def constants(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
+        """Both sides and values of all nodes but the changed ones, and the scores of the summaries [V, H].
+
+        The scores are None if sides of the summaries give them, so that the fused kernels can be used.
+        """
+        source, destination, values = (t[self.constant] for t in sides)
+        count = self.summarised.numel()
+        if not count:
+            return (source, destination, values), None
+        score, value = self._summaries(layer, clean, sides)
+        side = layer.source_for(score, destination[self.summarised])
+        zeros = source.new_zeros(count, *source.shape[1:])
+        source, destination = torch.cat([source, zeros]), torch.cat([destination, zeros])
+        if side is not None:
+            source[-count:] = side
+        return (source, destination, torch.cat([values, value])), score if side is None else None
+
+    def _summaries(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Tensor, Tensor]:
+        """The scores [V, H] and values [V, H, C] of the summaries."""
+        affected = self.constant[self.summarised]
+        nodes, inverse = torch.unique(torch.cat([affected, clean.source[self.rest]]), return_inverse=True)
+        rows = torch.repeat_interleave(inverse[: affected.numel()], self.counts)
+        # Both are in the order of the nodes, so the edges stay sorted by destination.
+        rowptr = torch.searchsorted(rows, torch.arange(nodes.numel() + 1, device=rows.device))
+        small = Adjacency(nodes.numel(), inverse[affected.numel() :], rows, rowptr, rowptr[:0], rows[:0])
+        source, destination, values = (t[nodes] for t in sides)
+        scores = layer.score_edges(source, destination, small)
+        pointers = torch.nn.functional.pad(self.counts.cumsum(0), (1, 0))
+        top = row_max(scores, pointers)
+        top_of_edge = torch.repeat_interleave(top, self.counts, dim=0)
+        total = top + row_sum(torch.exp(scores - top_of_edge), pointers).log()
+        out = aggregate(edge_softmax(scores, small), values, small)
+        return total, out[inverse[: affected.numel()]]
+
+    def forward(self, layer: AttentionLayer, sides: Sides, score: Tensor | None) -> Tensor:
+        """The aggregated values of the recomputed rows [T, H, C] from the sides of all nodes."""
+        source, destination, values = sides
+        if score is None:
+            out, _ = layer.fused(source, destination, values, self.adjacency, written=False)
+        else:
+            scores = layer.score_edges(source, destination, self.adjacency)
+            scores = scores.index_copy(0, self.summary_edges, score)
+            out = aggregate(edge_softmax(scores, self.adjacency), values, self.adjacency)
+        return first_rows(out, self.recomputed)
+
+
+class PatchScores(NamedTuple):
+    """The scores of a patch's edges, mean over the heads."""
+
+    graph: Tensor  # [E] of the clean graph
+    clean: Tensor  # [E'] of the patch before the change; 0 for new edges
+    changing: Tensor  # [M] edges of the patch whose score may change: new ones, and those with a changed end
+    adjacency: Adjacency  # these edges alone, among all nodes of the patch
+
+    @classmethod
+    def of(cls, patch: _Patch, graph: Tensor) -> PatchScores:
+        """Find the edges of a patch of all rows to score again; `graph` [E] are the clean graph's scores."""
+        new, edges = patch.positions < 0, patch.adjacency
+        clean = graph[patch.positions.clamp(min=0)].masked_fill(new, 0.0)
+        ends = torch.minimum(edges.source, edges.destination)
+        changing = ((ends < patch.changed) | new).nonzero().flatten()
+        some = Adjacency.from_sorted(edges.source[changing], edges.destination[changing], edges.num_nodes)
+        set_active_rows(some, with_grad=patch.changed, with_edges=patch.recomputed)
+        return cls(graph, clean, changing, some)
+
+    def __call__(self, layer: AttentionLayer, sides: Sides) -> Tensor:
+        """The scores [E'] from the sides of all nodes of the patch; gradients come from changing edges."""
+        scores = layer.mean_scores(*sides[:2], self.adjacency)
+        return self.clean.index_copy(0, self.changing, scores)
+
+
+def _copy_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
+    """Copies for the nodes `inputs` [times, S]: patch, node numbers, positions of edges, constant sides."""
+    # Nodes are ordered by kind, then by copy: the changed ones of all copies, all affected rows, and so on.
+    times, device = inputs.shape[0], inputs.device
+    affected = patch.recomputed - patch.changed
+    kinds = (affected, patch.constant.numel() - affected, patch.summarised.numel())
+    numbers, index, before = [inputs], [], times * patch.changed
+    first = 0
+    for size in kinds:
+        numbers.append(before + torch.arange(times * size, device=device).view(times, size))
+        index.append((first + torch.arange(size, device=device)).repeat(times))
+        before, first = before + times * size, first + size
+    number = torch.cat(numbers, dim=1)
+    edges, count = patch.adjacency, patch.adjacency.num_edges
+    both = torch.stack([number[:, edges.source].flatten(), number[:, edges.destination].flatten()])
+    adjacency, order = Adjacency.build(both, times * edges.num_nodes)
+    set_active_rows(adjacency, with_grad=times * patch.changed, with_edges=times * patch.recomputed)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.numel(), device=device)
+    positions, chosen = back.view(times, count), torch.cat(index)
+    source, destination, values = (t.index_select(0, chosen) for t in sides)
+    copied = _Patch(
+        changed=times * patch.changed,
+        recomputed=times * patch.recomputed,
+        constant=torch.cat([part.repeat(times) for part in patch.constant.tensor_split([affected])]),
+        adjacency=adjacency,
+        positions=patch.positions.repeat(times)[order],
+        summarised=patch.summarised.repeat(times),
+        summary_edges=positions[:, patch.summary_edges].flatten(),
+        rest=patch.rest.repeat(times),
+        counts=patch.counts.repeat(times),
+    )
+    return copied, number, positions, (source, destination, values)
 
 
 class PartialOutput(NamedTuple):
@@ -85,17 +344,11 @@ class PlanCopies(NamedTuple):
 
 @typed
 class Recompute:
-    """A model and a graph with the results of the clean forward pass, ready to be perturbed.
+    """A model of fgai and a graph prepared for it, with the results of the clean forward pass.
 
-    The results equal a full forward pass on the perturbed graph, gradients to the changed features included,
-    up to the order of summation.
-
-    Args:
-        model: fgai's GAT, GATv2 or GT for nodes, in eval mode, not tapped.
-        graph: prepared for the model (see `fgai.attention.prepared`).
-
-    Raises:
-        InputError: the model is another one (see `Recompute.fits`), or the graph is not prepared for it.
+    Rows computed again equal those of a full forward pass on the perturbed graph, gradients to the changed
+    features included, up to the order of summation. `InputError` if the model does not fit (see
+    `Recompute.fits`), or the graph is not prepared for it (see `fgai.attention.prepared`).
 
     Example:
         >>> import fgai, torch
@@ -108,6 +361,7 @@ class Recompute:
         [0, 1, 2]
     """
 
+    @torch.no_grad()
     def __init__(self, model: nn.Module, graph: Graph) -> None:
         stages = _layerwise(model, graph)
         if stages is None:
@@ -119,17 +373,7 @@ class Recompute:
             raise InputError(f"{graph.name!r} must be prepared for the model; use `fgai.attention.prepared`")
         self.stages: Layerwise = stages
         self.graph = graph
-        self._run_clean(list(find_layers(model)))
-
-    @staticmethod
-    def fits(model: nn.Module, graph: Graph) -> bool:
-        """Whether this model on this graph can be computed in part."""
-        return _layerwise(model, graph) is not None
-
-    @torch.no_grad()
-    def _run_clean(self, names: list[str]) -> None:
-        """Run the clean forward pass and store the sides of each layer."""
-        graph, stages = self.graph, self.stages
+        names = list(find_layers(model))
         assert graph.features is not None
         state = stages.enter(graph.features, graph.positional)
         self._sides: list[Sides] = []
@@ -148,6 +392,11 @@ class Recompute:
         self.clean_logits: Tensor = stages.leave(state)
         self.clean_attention = AttentionMap(tuple(layers))
 
+    @staticmethod
+    def fits(model: nn.Module, graph: Graph) -> bool:
+        """Whether this model on this graph can be computed in part."""
+        return _layerwise(model, graph) is not None
+
     @torch.no_grad()
     def plan(
         self,
@@ -159,11 +408,8 @@ class Recompute:
     ) -> Plan | None:
         """Return the plan of the rows to recompute after `change`, or None if a full pass is cheaper.
 
-        Args:
-            change: its edges and rows; the features do not matter.
-            nodes: [T] the nodes whose logits are needed; all by default.
-            all_rows: also give the full ranking of every recomputed row.
-            limit: largest share of the work of a full pass.
+        `nodes` [T] are those whose logits are needed, by default all. With `all_rows` the plan also gives the
+        full ranking of every recomputed row. `limit` is the largest share of the work of a full pass.
         """
         for name in ("endpoints", "edges", "removed", "rows"):
             if (index := getattr(change, name)) is not None:
@@ -209,15 +455,12 @@ class Recompute:
     ) -> PartialOutput:
         """Compute the rows of the plan again; gradients reach the changed and the new features.
 
-        Args:
-            plan: of the edit.
-            features: of the perturbed graph: those of the clean one with rows appended or deltas.
-            positional: [S, P] encodings of `plan.start`, where the model reads them.
-            logits: also those; without, only the ranks of a plan of all rows, the rest is empty.
+        The features are those of the clean graph with rows appended or deltas, `positional` the `encodings`.
+        Without `logits`, only the ranks of a plan of all rows are computed.
         """
         moved = None if features.delta is None else features.select(plan.edit.rows) + features.delta
         parts = [part for part in (moved, features.appended) if part is not None]
-        rows = torch.cat(parts) if parts else features.select(plan.start)
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts or [features.select(plan.start)])
         state = self.stages.enter(Features.dense(rows), positional)
         outputs: list[Tensor] = []
         steps = zip(plan.patches, plan.constants, plan.states, self.stages.stages, strict=True)
@@ -239,12 +482,7 @@ class Recompute:
         return PartialOutput(plan.nodes, self.stages.leave(state), outputs)
 
     def logits(self, change: GraphChange, nodes: Tensor | None = None) -> PartialOutput:
-        """Return the logits that `change` can change; all others are those of `clean_logits`.
-
-        Args:
-            change: e.g. one new node, or another feature vector of one node.
-            nodes: [T] the nodes of interest; all by default.
-        """
+        """Return the logits that `change` can change, of some `nodes` [T]; all others are `clean_logits`."""
         plan = self.plan(change, nodes, limit=float("inf"))
         features = change.features_on(self.graph)
         assert plan is not None and features is not None
@@ -273,38 +511,3 @@ def _layerwise(model: nn.Module, graph: Graph) -> Layerwise | None:
     if features is None or features.appended is not None or features.rows is not None:
         return None
     return stages_of(model) if graph.edge_weight is None and graph.edge_attr is None else None
-
-
-def _copy_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
-    """Copies for the nodes `inputs` [times, S]: patch, node numbers, positions of edges, constant sides."""
-    # Nodes are ordered by kind, then by copy: the changed ones of all copies, all affected rows, and so on.
-    times, device = inputs.shape[0], inputs.device
-    affected = patch.recomputed - patch.changed
-    kinds = (affected, patch.constant.numel() - affected, patch.summarised.numel())
-    numbers, index, before = [inputs], [], times * patch.changed
-    first = 0
-    for size in kinds:
-        numbers.append(before + torch.arange(times * size, device=device).view(times, size))
-        index.append((first + torch.arange(size, device=device)).repeat(times))
-        before, first = before + times * size, first + size
-    number = torch.cat(numbers, dim=1)
-    edges, count = patch.adjacency, patch.adjacency.num_edges
-    both = torch.stack([number[:, edges.source].flatten(), number[:, edges.destination].flatten()])
-    adjacency, order = Adjacency.build(both, times * edges.num_nodes)
-    set_active_rows(adjacency, with_grad=times * patch.changed, with_edges=times * patch.recomputed)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(order.numel(), device=device)
-    positions, chosen = back.view(times, count), torch.cat(index)
-    source, destination, values = (t.index_select(0, chosen) for t in sides)
-    copied = _Patch(
-        changed=times * patch.changed,
-        recomputed=times * patch.recomputed,
-        constant=torch.cat([part.repeat(times) for part in patch.constant.tensor_split([affected])]),
-        adjacency=adjacency,
-        positions=patch.positions.repeat(times)[order],
-        summarised=patch.summarised.repeat(times),
-        summary_edges=positions[:, patch.summary_edges].flatten(),
-        rest=patch.rest.repeat(times),
-        counts=patch.counts.repeat(times),
-    )
-    return copied, number, positions, (source, destination, values)

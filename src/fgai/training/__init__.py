@@ -18,8 +18,7 @@ from fgai.training.model_file import load_model, make_model, pretrained_names, r
 from fgai.training.recipes import Draws, Recipe, Step, VanillaRecipe, epoch_seed, labelled_rows
 from fgai.training.resume import History, history_of
 from fgai.training.settings import CERTIFIED_SETTINGS, FaithfulSettings, HardenSettings, TrainConfig
-from fgai.training.terms import StepContext, Term, certified, term
-from fgai.training.vanilla_outputs import VanillaOutputs
+from fgai.training.terms import StepContext, Term, VanillaOutputs, certified, term
 
 __all__ = [
     "CERTIFIED_SETTINGS",

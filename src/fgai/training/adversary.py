@@ -31,12 +31,8 @@ class InjectionAdversary:
 
     If the first layer has limits, every second node moves a point of the unit box instead of features. The
     point stands for the values of the node in that layer; any features give values inside this box.
-
-    Args:
-        graph: prepared for the model.
-        budget: nodes, edges, box and step size; endpoints are drawn from the nodes of its `targets`.
-        feature_range: smallest and largest value of each feature of the data, [F] each; the graph's own by
-            default.
+    Endpoints are drawn from the nodes of the budget's `targets`. `feature_range` is the smallest and largest
+    value of each feature, by default on the graph, which is prepared for the model.
     """
 
     def __init__(
@@ -69,7 +65,6 @@ class InjectionAdversary:
 
     @property
     def _variables(self) -> list[Tensor]:
-        """The tensors that ascend: features, then points."""
         return [self.features, *self.points.values()]
 
     def check_box(self) -> None:
@@ -107,13 +102,9 @@ class InjectionAdversary:
     def ascend_and_inject(
         self, graph: Graph, endpoints: Tensor, subset: Tensor | None = None
     ) -> tuple[Graph, EdgeMap]:
-        """Take the ascent step that is due, and return a graph with new nodes.
+        """Take the ascent step that is due; return a graph or batch with new nodes at `endpoints` [m, e].
 
-        Args:
-            graph: the adversary's own, or a mini-batch of it.
-            endpoints: [m, e] of the new nodes, on the graph's device.
-            subset: [m] the new nodes that join. By default all; if there are fewer endpoints, the last nodes
-                are dropped for good.
+        Those of `subset` [m] join, by default all; if endpoints are fewer, the last are dropped for good.
         """
         self.ascend()
         if subset is not None:
@@ -124,7 +115,6 @@ class InjectionAdversary:
         return graph._inject(endpoints, self.features)
 
     def _assign(self, values: Sequence[Tensor]) -> None:
-        """Replace features and points by other tensors."""
         self.features, *points = (value.requires_grad_() for value in values)
         self.points = dict(zip(self.points, points, strict=True))
 

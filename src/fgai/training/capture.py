@@ -1,9 +1,4 @@
-"""Training steps in CUDA graphs: on a GPU each kind of step is captured once and then replayed.
-
-A training step on a graph of ten thousand nodes is a hundred kernels of a few microseconds, and starting them
-one by one takes ten times as long as running them. Their shapes never change, so they are captured in a CUDA
-graph; the draws of an epoch are copied to fixed addresses before each replay. The results are the same.
-"""
+"""Training steps in CUDA graphs: on a GPU each kind of step is captured once and then replayed."""
 
 from __future__ import annotations
 
@@ -18,12 +13,11 @@ from torch.nn.functional import pad
 from fgai.attention.interface import graph_model
 from fgai.errors import FgaiWarning, warn
 from fgai.ops.capture import Replay
-from fgai.training.recipes import Draws, Recipe
+from fgai.training.recipes import Draws, Recipe, epoch_seed
 
 WARM_UP = 2
 """Steps of a kind that run kernel by kernel before it is captured: they compile and allocate what stays."""
-MAX_UNREAD = 32
-"""Epochs whose terms may stay on the device before they are read."""
+MAX_UNREAD = 32  # epochs whose terms may stay on the device before they are read
 
 
 class _EpochTerms(NamedTuple):
@@ -53,13 +47,13 @@ def _mean_by_name(steps: list[tuple[int, dict[str, float]]]) -> dict[str, float]
     """Average the terms of steps by their weights, each over the steps that have it; one step as it is."""
     if len(steps) == 1:
         return steps[0][1]
-    sums: dict[str, list[float]] = {}
+    sums: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for weight, values in steps:
         for name, value in values.items():
-            total = sums.setdefault(name, [0.0, 0.0])
-            total[0] += weight * value
-            total[1] += weight
-    return _total_last({name: value / weight for name, (value, weight) in sums.items()})
+            sums[name] = sums.get(name, 0.0) + weight * value
+            weights[name] = weights.get(name, 0.0) + weight
+    return _total_last({name: value / weights[name] for name, value in sums.items()})
 
 
 def _total_last(values: dict[str, float]) -> dict[str, float]:
@@ -79,19 +73,16 @@ def _backward(losses: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
 
 
 class _CapturedSteps:
-    """The steps and the score of one training, captured kind by kind.
+    """The steps and the score of one training on a GPU, captured kind by kind; `update` changes the weights.
 
-    Args:
-        recipe: capturable.
-        model: on a GPU.
-        update: changes the weights by their gradients.
-        seed_of: returns the seed of an epoch.
+    A training step on a graph of ten thousand nodes is a hundred kernels of a few microseconds, and starting
+    them one by one takes ten times as long as running them. Their shapes never change, so they are captured
+    in a CUDA graph; the draws of an epoch are copied to fixed addresses before each replay. The results are
+    the same.
     """
 
-    def __init__(
-        self, recipe: Recipe, model: nn.Module, update: Callable[[], None], seed_of: Callable[[int], int]
-    ) -> None:
-        self.recipe, self.model, self.update, self.seed_of = recipe, model, update, seed_of
+    def __init__(self, recipe: Recipe, model: nn.Module, update: Callable[[], None], seed: int) -> None:
+        self.recipe, self.model, self.update, self.seed = recipe, model, update, seed
         self.device = next(model.parameters()).device
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[str, Replay[Any]] = {}
@@ -100,8 +91,7 @@ class _CapturedSteps:
         self.pinned: dict[str, dict[str, Tensor]] = {}  # page-locked memory, from which copies do not wait
         self.terms = torch.zeros(MAX_UNREAD, 0, device=self.device, dtype=torch.float64)  # a row per epoch
         self.unread: list[tuple[int, list[str]]] = []  # epoch and names of the terms in each row
-        self.started = 0.0
-        self.failed = False
+        self.started, self.failed = 0.0, False
 
     def step(self, epoch: int) -> bool:
         """Launch one epoch; False when it cannot be captured and was not run."""
@@ -109,20 +99,24 @@ class _CapturedSteps:
             return False
         if not self.unread:
             self.started = perf_counter()
-        names, terms = self._compute(draws.kind, self._copy_to_device(draws), self.seed_of(epoch))
+        inputs = self._copy_to_device(draws)
+
+        def work() -> tuple[list[str], Tensor]:
+            self.model.train()
+            self.model.zero_grad(set_to_none=True)
+            terms = _backward(self.recipe.losses_from(self.model, inputs))
+            self.update()
+            return terms
+
+        torch.cuda.default_generators[self.device.index or 0].manual_seed(epoch_seed(self.seed, epoch))
+        names, terms = self._run(f"step {draws.kind}", work, WARM_UP)
         if len(names) > self.terms.shape[1]:
             self.terms = pad(self.terms, (0, len(names) - self.terms.shape[1]))
         self.terms[len(self.unread), : len(names)].copy_(terms)
         self.unread.append((epoch, names))
         return True
 
-    @property
-    def full(self) -> bool:
-        """Whether the terms must be read before the next step."""
-        return len(self.unread) >= MAX_UNREAD
-
     def read(self) -> list[_EpochTerms]:
-        """Wait for the epochs under way and return their terms."""
         if not self.unread:
             return []
         rows = self.terms[: len(self.unread)].tolist()
@@ -135,7 +129,6 @@ class _CapturedSteps:
         return epochs
 
     def score(self) -> float:
-        """Return the recipe's score, captured from the second time on."""
         return float(self._run("score", lambda: self.recipe.score_tensor(self.model), warm_up=1))
 
     def _copy_to_device(self, draws: Draws) -> Draws:
@@ -152,18 +145,6 @@ class _CapturedSteps:
                 page.copy_(tensor)
                 self.inputs[draws.kind].tensors[name].copy_(page, non_blocking=True)
         return self.inputs[draws.kind]
-
-    def _compute(self, kind: str, inputs: Draws, seed: int) -> tuple[list[str], Tensor]:
-        def work() -> tuple[list[str], Tensor]:
-            self.model.train()
-            self.model.zero_grad(set_to_none=True)
-            terms = _backward(self.recipe.losses_from(self.model, inputs))
-            self.update()
-            return terms
-
-        torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
-        result: tuple[list[str], Tensor] = self._run(f"step {kind}", work, WARM_UP)
-        return result
 
     def _run(self, name: str, work: Callable[[], Any], warm_up: int) -> Any:
         """Run a function `warm_up` times as it is, then capture it and replay the capture."""

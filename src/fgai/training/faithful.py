@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fgai.attention import (
-    AttentionMap,
-    LayerAttention,
     call_model,
     can_be_limited,
     entry_limits,
@@ -27,19 +25,25 @@ from fgai.bounds.scores import check_two_layers
 from fgai.errors import FgaiWarning, InputError, warn
 from fgai.graph import Graph
 from fgai.progress import show_progress
-from fgai.sparse import EdgeMap
 from fgai.tasks import task_of
 from fgai.threads import with_gradients
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.fine_tuning import _fine_tune
+from fgai.training.fine_tuning import _fine_tune, _open_source
 from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Draws, Recipe, epoch_generator
 from fgai.training.settings import FaithfulSettings, _resolve
-from fgai.training.source import _open_source
-from fgai.training.terms import StepContext, Term, WeightedTerms, certified, first_rows, weighted_terms
-from fgai.training.vanilla_outputs import Reach, VanillaOutputs
+from fgai.training.terms import (
+    Reach,
+    StepContext,
+    Term,
+    VanillaOutputs,
+    WeightedTerms,
+    certified,
+    first_rows,
+    weighted_terms,
+)
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -74,13 +78,12 @@ def make_faithful(
     A copy of the model gets limits (see `fgai.limit`) and is fine-tuned with the loss terms of
     `fgai.training.terms`; the weights of the best validation epoch are kept. Labels are not used.
 
-    With `check` both models are attacked on the validation nodes for a few steps. If the faithful model's
-    predictions shift by more than half of the vanilla model's shift, or without an attack it predicts the
-    vanilla model's class of fewer than 90 % of these nodes or keeps fewer than 85 % of its top 5 neighbours
-    in the sharpest layer, it is trained once more with tightened settings and the better model is returned; a
-    `ReliabilityWarning` names what it fails. Trainings of fewer than 60 epochs, of mini-batches, without
-    `prediction_stability`, and other tasks than node classification are not checked. A training that diverges
-    is repeated with half the learning rate. There is one retry at most.
+    With `check` the model is trained once more with tightened settings if, on the validation nodes, its
+    predictions shift under a short attack by more than half of the vanilla model's shift, or it keeps fewer
+    than 90 % of the vanilla classes or 85 % of the top 5 neighbours in the sharpest layer. The better model
+    is returned; a `ReliabilityWarning` names what it fails. Trainings of fewer than 60 epochs, of
+    mini-batches, without `prediction_stability`, and other tasks than node classification are not checked. A
+    training that diverges is repeated with half the learning rate. There is one retry at most.
 
     With `batch_size` an epoch is a pass over all nodes, or `epoch_size` of them, with a step for each
     mini-batch; vanilla outputs and the ranges of limits come from exact passes over the whole graph. A stored
@@ -88,22 +91,20 @@ def make_faithful(
 
     Args:
         model: trained; fgai's GAT, GATv2, GT or any PyG model whose attention can be recorded.
-        data: the graph it was trained on, a `Graph` or PyG `Data`; with `batch_size` also a stored graph or
-            its folder. Labels are not used; without masks it trains on all nodes.
+        data: the graph it was trained on; with `batch_size` also a stored graph or its folder. Without masks
+            it trains on all nodes.
         settings: see `FaithfulSettings`; every graph has the same defaults.
         seed: of the adversary's draws.
-        terms: loss terms of your own, see `fgai.training.term`; one with the name of a built-in term replaces
-            it.
-        check: attack the result on validation nodes, and train once more if it is not stable.
+        terms: loss terms of your own, see `fgai.training.term`.
+        check: attack the result, and train once more if it is not stable.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         checkpoint_every: epochs between saves.
         tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `fgai-2`.
-        batch_size: nodes of a mini-batch; None trains on the whole graph. Needs a model that
-            `fgai.large.observe_store` supports.
+        batch_size: nodes of a mini-batch, for models that `fgai.large.observe_store` supports.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
-        epoch_size: nodes of an epoch of mini-batches, drawn anew for each; all of them by default.
-        **overrides: single settings by name, e.g. `epochs=50`, `similarity=4.0`; these win over `settings`.
+        epoch_size: nodes of an epoch of mini-batches, drawn anew for each; all by default.
+        **overrides: single settings by name, e.g. `epochs=50`; these win over `settings`.
 
     Returns:
         A model of the same class, in eval mode, with its `history` (`history.attempts`: trainings it took).
@@ -114,7 +115,11 @@ def make_faithful(
     """
     (model,) = originals(model)
     with show_progress(progress), _open_source(data, seed, batch_size, fan_out, epoch_size) as source:
-        settings = _settings(model, source.node_graph, settings, overrides)
+        settings = _resolve(FaithfulSettings, settings, overrides, model, source.node_graph)
+        if settings.limits and not can_be_limited(model):
+            text = "has a layer that cannot be limited, so it is trained without limits; add some with"
+            warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
+            settings = settings.replace(limits=False)
         source.prepare(model, batch_size, fan_out, epoch_size)
         if batch_size is None:
             source.draw_links(seed)
@@ -137,18 +142,6 @@ def make_faithful(
             progress=progress,
             tracker=tracker,
         )
-
-
-def _settings(
-    model: nn.Module, graph: Graph, settings: FaithfulSettings | None, overrides: dict[str, Any]
-) -> FaithfulSettings:
-    """The settings of a training, without limits for a model that cannot have them."""
-    settings = _resolve(FaithfulSettings, settings, overrides, model, graph)
-    if settings.limits and not can_be_limited(model):
-        text = "has a layer that cannot be limited, so it is trained without limits; add some with"
-        warn(FgaiWarning(f"{model_name(model)} {text} `fgai.attention.register_limits`"))
-        settings = settings.replace(limits=False)
-    return settings
 
 
 class InjectedNodes(NamedTuple):
@@ -180,13 +173,8 @@ class FaithfulLoss:
     ) -> Iterator[dict[str, Tensor]]:
         """Yield the clean terms, then the attacked terms, which get the clean outputs detached.
 
-        Dropout is off and the statistics of batch norms stay the vanilla model's.
-
-        Args:
-            model: in training.
-            on: `clean`, `attacked` or `both`, the graphs whose terms are computed.
-            attacks: one for each ascent step; the terms are computed under the last.
-            ramp: factor of the attacked terms.
+        `on` names the graphs: `clean`, `attacked` or `both`. There is an attack for each ascent step; the
+        terms are computed under the last. Dropout is off and batch norms keep the vanilla statistics.
         """
         model.eval()
         reference = self.vanilla_context(model)
@@ -232,10 +220,8 @@ class FaithfulLoss:
 
     def clean_context(self, model: nn.Module, *, sampled: bool = False) -> StepContext:
         """Run the model on the clean graph; limits take their ranges from the same pass."""
-        settings, ranked = self.settings, self.terms.need_explanation
-        ranges: AbstractContextManager[None] = nullcontext()
-        if self.sets_ranges:
-            ranges = _range_pass(model, settings.clip_share, settings.shrink, sampled=sampled)
+        shares, ranked = self.settings.shares, self.terms.need_explanation
+        ranges = _range_pass(model, *shares, sampled=sampled) if self.sets_ranges else nullcontext()
         with ranges, straight_through(model):
             observation = observe(model, self.graph, heads="mean", grad=True, ranked=ranked)
         return replace(
@@ -260,36 +246,26 @@ class FaithfulLoss:
             if self.terms.need_attention:
                 observation = observe(model, graph, heads="mean", grad=True, ranked=False)
                 logits = observation.logits
-                attention = self._on_clean_edges(reference.layers, observation.attention, graph, edge_map)
+                attention = []
+                pairs = zip(reference.layers, observation.attention, strict=True)
+                for index, (old, new) in enumerate(pairs):  # on the clean edges, in a mini-batch into seeds
+                    same = old.adjacency is self.graph.adjacency and new.adjacency is graph.adjacency
+                    after = edge_map.after if same else torch.searchsorted(new.keys, old.keys)
+                    # `index_select` rather than brackets: its backward pass does not sort.
+                    values = new.heads().index_select(0, after)
+                    attention.append(first_rows(values, self.vanilla_outputs.attention[index]))
             else:
                 logits = call_model(model, graph)
         logits = logits[: len(self.vanilla_outputs.logits)]
         context = replace(reference, attacked_logits=logits, attacked_attention=attention, reach=attack.reach)
         return self.terms.loss(self.terms.select("attacked"), context)
 
-    def _on_clean_edges(
-        self, before: Sequence[LayerAttention], after: AttentionMap, attacked: Graph, edge_map: EdgeMap
-    ) -> list[Tensor]:
-        """Head-averaged attention under attack on the clean edges, per layer; in a mini-batch into seeds."""
-        values = []
-        for old, new, vanilla in zip(before, after, self.vanilla_outputs.attention, strict=True):
-            same = old.adjacency is self.graph.adjacency and new.adjacency is attacked.adjacency
-            index = edge_map.after if same else torch.searchsorted(new.keys, old.keys)
-            # `index_select` rather than brackets: its backward pass does not sort.
-            values.append(first_rows(new.heads().index_select(0, index), vanilla))
-        return values
-
 
 @typed
 class FaithfulBase(Recipe):
-    """Adversary and schedule of faithful training, on the whole graph or in mini-batches.
+    """Adversary and schedule of faithful training; the adversary joins nodes of `graph`.
 
-    Args:
-        vanilla: trained; only read.
-        graph: whose nodes the adversary joins.
-        settings: see `FaithfulSettings`.
-        terms: of the user, see `fgai.training.term`.
-        feature_range: smallest and largest value of each feature, [F] each, if the graph does not hold them.
+    `feature_range` is the smallest and largest value of each feature, if the graph does not hold features.
     """
 
     name = "fgai"
@@ -356,7 +332,7 @@ class FaithfulRecipe(FaithfulBase):
         """Draw the first features and the attack of the score, and ascend against the vanilla weights."""
         outputs, graph, adversary = self.loss.vanilla_outputs, self.graph, self.adversary
         if self.settings.limits:
-            set_ranges(model, graph, self.settings.clip_share, self.settings.shrink)
+            set_ranges(model, graph, *self.settings.shares)
         adversary.start(generator, entry_limits(model))
         self.reach = outputs.reach(graph, adversary.ascend_and_inject(graph, self._endpoints(generator))[0])
         validation, endpoints = adversary.validation_attack(self._generator(-2))

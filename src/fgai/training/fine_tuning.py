@@ -1,27 +1,80 @@
-"""Fine-tuning of a trained model with limits, shared by `make_faithful` and `harden`."""
+"""The graph that a training reads, and fine-tuning of a trained model with limits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
-from fgai.attention import add_limits
-from fgai.errors import DivergenceError
+from fgai.attention import add_limits, call_model, evaluating, prepared
+from fgai.errors import DivergenceError, InputError
+from fgai.graph import Graph
+from fgai.models import as_graph
+from fgai.tasks import check_logits, task_of
+from fgai.training.limiting import set_ranges
 from fgai.training.loop import fit
-from fgai.training.recipes import Recipe
-from fgai.training.resume import copy_model, history_of, set_history
+from fgai.training.recipes import Recipe, epoch_generator
+from fgai.training.resume import copy_model, history_of, set_history, training_fingerprint
 from fgai.training.settings import _FineTuningSettings
 from fgai.training.stability import MIN_EPOCHS, StabilityReport, _StabilityCheck
 
 M = TypeVar("M", bound=nn.Module)
 S = TypeVar("S", bound=_FineTuningSettings)
 T = TypeVar("T", bound=Any)
-SEED_STEP = 7_001
-"""Difference between the seeds of two attempts."""
+SEED_STEP = 7_001  # difference between the seeds of two attempts
+
+
+class _WholeGraph:
+    """A graph in memory, trained on as one batch.
+
+    `fgai.large` has a source of mini-batches with the same methods, and three that return its recipes:
+    `vanilla()`, `faithful(model, settings, terms)` and `harden(model, settings)`. Its `node_graph` has no
+    edges and features; `graph` is prepared for the model.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.node_graph = self.graph = graph
+
+    def prepare(self, model: nn.Module, *sizes: object) -> None:
+        """Prepare the graph for a model, whose logits must fit it; `sizes` of mini-batches are ignored."""
+        self.graph = prepared(model, task_of(self.node_graph).view(self.node_graph, "fit"))
+        with evaluating(model), torch.no_grad():
+            check_logits(call_model(model, self.graph), self.graph)
+
+    def draw_links(self, seed: int) -> None:
+        """Draw the pairs without a link once, not every epoch; nothing for tasks without links."""
+        self.graph = task_of(self.graph).epoch(self.graph, epoch_generator(seed, -3))
+
+    def check_processes(self, model: nn.Module, *identity: object) -> None:
+        """Check that all processes train in the same way; several processes need mini-batches, see `fit`."""
+
+    def fingerprint(self, model: nn.Module, *identity: object, weights: bool = False) -> str:
+        return training_fingerprint(model, self.graph, *identity, weights=weights)
+
+    def set_ranges(self, model: nn.Module, clip_share: float, shrink: float) -> None:
+        set_ranges(model, self.graph, clip_share, shrink)
+
+
+def _open_source(
+    data: Any, seed: int, batch_size: int | None, fan_out: Any, epoch_size: int | None = None
+) -> AbstractContextManager[Any]:
+    """Open the graph of a training; the seed is of neighbours drawn, and of the split of a stored graph."""
+    if batch_size is not None:
+        stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
+        return stored
+    return nullcontext(_WholeGraph(_as_whole_graph(data, fan_out, epoch_size)))
+
+
+def _as_whole_graph(data: Any, fan_out: Any, epoch_size: int | None = None) -> Graph:
+    for name, size in (("fan_out", fan_out), ("epoch_size", epoch_size)):
+        if size is not None:
+            raise InputError(f"`{name}` is for mini-batches: give `batch_size`, too")
+    return as_graph(data)
 
 
 def _fine_tune(
@@ -55,7 +108,7 @@ def _fine_tune(
         own_options: dict[str, Any] = {"checkpoint": folder, "run": run, "fingerprint": fingerprint}
         history = fit(trained, recipe, settings.train_config, seed=own_seed, **own_options, **options)
         if settings.limits:
-            source.set_ranges(trained, settings.clip_share, settings.shrink)
+            source.set_ranges(trained, *settings.shares)
         set_history(trained, history)
         return trained
 
@@ -68,13 +121,7 @@ def _fine_tune(
 def retry(train: Callable[[T, int], M], check: Callable[[M], StabilityReport] | None, settings: T) -> M:
     """Train a model, and once more if training diverges or the check fails; return the better model.
 
-    Args:
-        train: (settings, number of the attempt from 1) → model with its history.
-        check: attacks a model; None accepts the first model.
-        settings: of the first attempt, with the methods `slower()` and `tightened(report)`.
-
-    Raises:
-        DivergenceError: both attempts diverged.
+    `train` takes settings and the number of the attempt, from 1. `DivergenceError` if both attempts diverged.
     """
     try:
         model, count = train(settings, 1), 1

@@ -17,12 +17,11 @@ from fgai.progress import show_progress
 from fgai.threads import with_gradients
 from fgai.trackers import Tracker
 from fgai.training.adversary import InjectionAdversary
-from fgai.training.fine_tuning import _fine_tune
+from fgai.training.fine_tuning import _fine_tune, _open_source
 from fgai.training.limiting import _range_pass, set_ranges
 from fgai.training.loop import SCORE_STEPS
 from fgai.training.recipes import Draws, VanillaRecipe, epoch_generator
 from fgai.training.settings import HardenSettings, _resolve
-from fgai.training.source import _open_source
 from fgai.typed import typed
 
 M = TypeVar("M", bound=nn.Module)
@@ -32,23 +31,14 @@ STREAM = 0x2545F4914
 
 @typed
 class AdversarialRecipe(VanillaRecipe):
-    """Cross-entropy on the clean graph and on one with adversarial nodes.
-
-    The injected features raise the cross-entropy by the gradient of the training step itself and are kept
-    from epoch to epoch; endpoints are new every epoch.
-
-    Args:
-        graph: prepared for the model, with labels and masks.
-        settings: see `HardenSettings`.
-    """
+    """Cross-entropy on the clean graph and on one with adversarial nodes, see `InjectionAdversary`."""
 
     capturable = True
 
     def __init__(self, graph: Graph, settings: HardenSettings) -> None:
         super().__init__(graph)
         self.name = settings.method
-        self.settings, self.weight = settings, settings.attack_weight
-        self.shares = settings.clip_share, settings.shrink
+        self.settings, self.weight, self.shares = settings, settings.attack_weight, settings.shares
         self.adversary = InjectionAdversary(graph, settings.budget)
         self.adversary.check_box()
 
@@ -135,31 +125,9 @@ def harden(
     """Return a version of a trained model with stable predictions; the given one is untouched.
 
     A copy of the model gets limits (see `fgai.limit`) and is fine-tuned by cross-entropy on the clean graph
-    and on one with injected nodes. It needs labels and does not keep the model's explanations: for those use
-    `make_faithful`. The check is that of `make_faithful`, of predictions only.
-
-    With `batch_size` an epoch is a pass over the training nodes, with a step for each mini-batch; injected
-    nodes join these nodes alone. The ranges of limits come from exact passes over the whole graph. Such
-    trainings are not checked. Several processes share the batches inside `fgai.large.process_group`.
-
-    Args:
-        model: trained; fgai's, or any PyG model.
-        data: the graph it was trained on, a `Graph` or PyG `Data`, with labels and masks; with `batch_size`
-            also a stored graph or its folder.
-        settings: see `HardenSettings`; every graph has the same defaults.
-        seed: of the adversary's draws.
-        check: attack the result on validation nodes, and train once more if it is not stable.
-        progress: show a bar; None shows it on a terminal only.
-        checkpoint: folder to save the training in and to resume from.
-        checkpoint_every: epochs between saves.
-        tracker: called every epoch, see `fgai.trackers`; a second training is a run of its own, `harden-2`.
-        batch_size: training nodes of a mini-batch; None trains on the whole graph. Needs a model that
-            `fgai.large.observe_store` supports.
-        fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
-        **overrides: single settings by name, e.g. `epochs=50`; these win over `settings`.
-
-    Returns:
-        A model of the same class, in eval mode, with its `history`.
+    and on one with injected nodes, see `HardenSettings`. It needs labels and masks and does not keep the
+    model's explanations: for those use `make_faithful`, whose arguments it has. The check is of predictions
+    only. With `batch_size` an epoch is a pass over the training nodes, which alone injected nodes join.
 
     Raises:
         InputError: an unknown setting, a value that is not allowed, or no labels in `train_mask`.

@@ -42,17 +42,11 @@ ALLOWED_LOSS = 0.002
 @typed
 @dataclass(frozen=True)
 class ClipCount:
-    """Count of the numbers on a graph that lie outside a model's limits.
-
-    Attributes:
-        count: numbers that were clipped.
-        total: numbers compared.
-        reference_share: share that was clipped on the graph the limits were measured on.
-    """
+    """How many of `total` numbers on a graph lie outside a model's limits."""
 
     count: int
     total: int
-    reference_share: float = 0.0
+    reference_share: float = 0.0  # clipped on the graph the limits were measured on
 
     @property
     def share(self) -> float:
@@ -63,22 +57,15 @@ class ClipCount:
 @typed
 @with_gradients
 def limit(
-    model: M,
-    data: Any,
-    clip_share: float | str = 0.02,
-    *,
-    shrink: float = 0.4,
-    nodes: Tensor | None = None,
+    model: M, data: Any, clip_share: float | str = 0.02, *, shrink: float = 0.4, nodes: Tensor | None = None
 ) -> M:
     """Return a copy of a trained model whose attention layers clip values that no node of `data` has.
 
     In every attention layer the values and both sides of the score are limited to those that occur on the
-    graph: each channel to a range, each vector to a largest norm. It takes one forward pass and no training.
-    An injected node then contributes no more than an ordinary node could.
-
-    It costs part of the explanation: with the defaults the model keeps about .77 to .96 of its top 5
-    neighbours and .2 to .8 of its sharpness; `make_faithful` restores them. With `clip_share=0, shrink=0`
-    outputs and attention on that graph do not change at all, and an attack is limited less.
+    graph: each channel to a range, each vector to a largest norm. An injected node then contributes no more
+    than an ordinary node could. With the defaults the model keeps about .77 to .96 of its top 5 neighbours
+    and .2 to .8 of its sharpness; `make_faithful` restores them. With `clip_share=0, shrink=0` outputs and
+    attention on that graph do not change at all, and an attack is limited less.
 
     Args:
         model: trained; fgai's, or any PyG model built from GATConv, GATv2Conv, TransformerConv or
@@ -114,7 +101,14 @@ def limit(
     add_limits(limited)
     limited.eval()
     graph = prepared(limited, task_of(graph).view(graph, "fit"))
-    rows = _row_indices(nodes, graph)
+    if graph.num_nodes == 0:
+        raise InputError(f"{graph.name!r} has no nodes to take ranges from")
+    rows = None
+    if nodes is not None:
+        rows = positions(nodes, graph.num_nodes, "nodes").flatten()
+        rows = (rows.nonzero().flatten() if rows.dtype == torch.bool else rows).to(graph.device)
+        if not rows.numel():
+            raise InputError("`nodes` is empty: there is nothing to take ranges from")
     if isinstance(clip_share, str):
         clip_share = _largest_share(limited, graph, shrink, rows)
     set_ranges(limited, graph, clip_share, shrink, rows)
@@ -146,34 +140,13 @@ def set_ranges(
 @typed
 @with_gradients
 def count_clipped(model: nn.Module, data: Any) -> ClipCount:
-    """Count the numbers that a model's limits clip on a graph.
-
-    Args:
-        model: with limits.
-        data: a `Graph` or PyG `Data`.
-
-    Raises:
-        InputError: the model has no limits.
-    """
+    """Count the numbers that a model's limits clip on a graph; `InputError` for a model without limits."""
     if not limits_of(model):
         raise InputError(f"this {model_name(model)} has no limits; `fgai.limit` adds them")
     graph = prepared(model, as_graph(data))
     with evaluating(model), torch.no_grad(), counting(model) as count:
         call_model(model, graph)
     return ClipCount(count[0], count[1], clipped_share(model))
-
-
-def _row_indices(nodes: Tensor | None, graph: Graph) -> Tensor | None:
-    """The nodes whose ranges count, as indices; None for all."""
-    if graph.num_nodes == 0:
-        raise InputError(f"{graph.name!r} has no nodes to take ranges from")
-    if nodes is None:
-        return None
-    rows = positions(nodes, graph.num_nodes, "nodes").flatten()
-    rows = rows.nonzero().flatten() if rows.dtype == torch.bool else rows
-    if not rows.numel():
-        raise InputError("`nodes` is empty: there is nothing to take ranges from")
-    return rows.to(graph.device)
 
 
 def _largest_share(model: nn.Module, graph: Graph, shrink: float, nodes: Tensor | None) -> float:

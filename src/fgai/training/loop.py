@@ -21,6 +21,7 @@ from fgai.progress import Bar, show_progress, stage
 from fgai.threads import seeded, with_gradients
 from fgai.trackers import Tracker
 from fgai.training.capture import (
+    MAX_UNREAD,
     _backward,
     _CapturedSteps,
     _EpochTerms,
@@ -33,8 +34,7 @@ from fgai.training.resume import History, _read_checkpoint, _TrainingState
 from fgai.training.settings import TrainConfig
 from fgai.typed import typed
 
-SCORE_STEPS = 10
-"""Ascent steps of the attack by which adversarial recipes score an epoch."""
+SCORE_STEPS = 10  # ascent steps of the attack by which adversarial recipes score an epoch
 
 
 @typed
@@ -52,23 +52,12 @@ def fit(
     tracker: Tracker | None = None,
     run: str | None = None,
 ) -> History:
-    """Train `model` in place and leave the best weights in it.
+    """Train `model` in place and leave the best weights in it; see `fgai.train`.
 
-    With several processes (`fgai.large.process_group`) each trains on its own mini-batches, all make the same
-    steps, and the first alone writes and prints.
-
-    Args:
-        model: on the device to train on.
-        recipe: the loss and the score.
-        config: see `TrainConfig`.
-        seed: of dropout and of the recipe's draws.
-        progress: show a bar; None decides by whether a terminal is attached.
-        checkpoint: folder to save the training in, and to resume from when it holds one. Ctrl-C then takes
-            effect at the end of the epoch, after a save.
-        checkpoint_every: epochs between saves.
-        fingerprint: of the training; a checkpoint with another one is refused.
-        tracker: called after every epoch, and at the end.
-        run: name of the training for the tracker; the recipe's name by default.
+    A training is saved in the folder `checkpoint` and resumes from it; one with another `fingerprint` is
+    refused. Ctrl-C then takes effect at the end of the epoch, after a save. `run` names the training for the
+    tracker. With several processes (`fgai.large.process_group`) each trains on its own mini-batches, all make
+    the same steps, and the first alone writes and prints.
 
     Raises:
         DivergenceError: a term is not finite; the model then has the best weights so far.
@@ -77,10 +66,11 @@ def fit(
     """
     whole(checkpoint_every, "checkpoint_every", 1)
     processes, run = current(), run or recipe.name
-    device = _device(model, recipe)
+    optimizer = _optimizer(model, recipe, config)
+    device = optimizer.param_groups[0]["params"][0].device
     tracker = tracker if tracker is not None and processes.is_main else Tracker()
     folder = None if checkpoint is None else Path(checkpoint)
-    state = _TrainingState(model, _optimizer(model, config, device), recipe)
+    state = _TrainingState(model, optimizer, recipe)
     with seeded(epoch_seed(seed, -1), device):
         recipe.start(model, seed)
     saved = processes.broadcast(
@@ -106,12 +96,12 @@ def fit(
         for epoch in range(first, config.epochs):
             if history.stopped == "patience":
                 break
-            steps.run(epoch)
+            must_read = steps.run(epoch)
             last = epoch == config.epochs - 1
             validates = (epoch + 1) % config.validate_every == 0 or last
             stops = processes.any(interrupted())
             saves = folder is not None and ((epoch + 1) % checkpoint_every == 0 or last or stops)
-            if not (steps.must_read or validates or saves or type(tracker) is not Tracker):
+            if not (must_read or validates or saves or type(tracker) is not Tracker):
                 continue
             epochs = steps.read()
             for terms in epochs:
@@ -135,24 +125,17 @@ def fit(
     return history
 
 
-def _device(model: nn.Module, recipe: Recipe) -> torch.device:
-    """Return the model's device; raise if nothing trains, or if processes would share no mini-batches."""
-    parameter = next((each for each in model.parameters() if each.requires_grad), None)
-    if parameter is None:
-        raise InputError(
-            f"`model` must have parameters with `requires_grad=True`, {type(model).__name__} has none"
-        )
+def _optimizer(model: nn.Module, recipe: Recipe, config: TrainConfig) -> torch.optim.Adam:
+    """Adam over all trainable parameters; raise if there are none, or processes would share no batches."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    if not parameters:
+        name = type(model).__name__
+        raise InputError(f"`model` must have parameters with `requires_grad=True`, {name} has none")
     if current().is_distributed and not recipe.mini_batches:
         raise InputError("several processes train in mini-batches; give `batch_size`, or start one process")
-    return parameter.device
-
-
-def _optimizer(model: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Adam:
-    """Adam over all trainable parameters; on a GPU fused and capturable."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if device.type != "cuda":
+    if not parameters[0].is_cuda:
         return torch.optim.Adam(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    lr = torch.tensor(config.lr, device=device)
+    lr = torch.tensor(config.lr, device=parameters[0].device)
     return torch.optim.Adam(parameters, lr=lr, weight_decay=config.weight_decay, fused=True, capturable=True)
 
 
@@ -184,7 +167,7 @@ def _check_finite(terms: _EpochTerms, state: _TrainingState) -> None:
 
 @contextmanager
 def _saving_on_error(save: Callable[[], None]) -> Iterator[None]:
-    """A block after whose errors the training is saved, so that a tracker that raises costs no epoch."""
+    """Save the training after an error, so that a tracker that raises costs no epoch."""
     try:
         yield
     except BaseException:
@@ -226,9 +209,7 @@ class _Steps:
         self.unread: list[_EpochTerms] = []
         self.captured: _CapturedSteps | None = None
         if can_capture(self.recipe, self.model):
-            self.captured = _CapturedSteps(
-                self.recipe, self.model, self.update, lambda epoch: epoch_seed(seed, epoch)
-            )
+            self.captured = _CapturedSteps(self.recipe, self.model, self.update, seed)
 
     def __enter__(self) -> _Steps:
         return self
@@ -239,13 +220,8 @@ class _Steps:
             self.model.zero_grad(set_to_none=True)
             self.captured = None
 
-    @property
-    def must_read(self) -> bool:
-        """Whether the terms must be read now."""
-        return bool(self.unread) or (self.captured is not None and self.captured.full)
-
-    def run(self, epoch: int) -> None:
-        """Train one epoch, or launch it."""
+    def run(self, epoch: int) -> bool:
+        """Train one epoch, or launch it; return whether the terms must be read now."""
         rate = self.config.lr * (1 - self.config.decay * epoch / self.config.epochs)
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
@@ -253,11 +229,12 @@ class _Steps:
             else:
                 group["lr"] = rate
         if self.captured is not None and self.captured.step(epoch):
-            return
+            return len(self.captured.unread) >= MAX_UNREAD
         self.unread = self.read()
         start = perf_counter()
         terms = _mean_by_name(self._run_steps(epoch))
         self.unread.append(_EpochTerms(epoch, terms, perf_counter() - start))
+        return True
 
     def _run_steps(self, epoch: int) -> list[tuple[int, dict[str, float]]]:
         """Return weight and terms of every step of an epoch, of all processes."""
@@ -285,16 +262,13 @@ class _Steps:
         return steps
 
     def read(self) -> list[_EpochTerms]:
-        """Return the terms of the epochs since the last call."""
         unread, self.unread = self.unread, []
         return unread + ([] if self.captured is None else self.captured.read())
 
     def score(self) -> float:
-        """Return the recipe's validation score."""
         return float(self.recipe.score(self.model) if self.captured is None else self.captured.score())
 
     def update(self) -> None:
-        """Clip the gradients and take one step."""
         if self.config.clip:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         self.optimizer.step()

@@ -21,6 +21,7 @@ from fgai.tasks import task_of
 from fgai.threads import seeded, with_gradients
 from fgai.trackers import Tracker
 from fgai.training.faithful import make_faithful
+from fgai.training.fine_tuning import _as_whole_graph, _open_source
 from fgai.training.hardening import harden
 from fgai.training.limiting import limit
 from fgai.training.loop import fit
@@ -35,7 +36,6 @@ from fgai.training.settings import (
     TrainConfig,
     check_setting_names,
 )
-from fgai.training.source import _as_whole_graph, _open_source
 from fgai.training.terms import certified
 from fgai.typed import typed
 
@@ -56,12 +56,7 @@ EXPERIMENTS = {
 
 @typed
 def check_method(method: str, name: str = "method") -> str:
-    """Return the name of a method of `train_method`; `InputError` if there is none, or it is an experiment.
-
-    Args:
-        method: its name.
-        name: of the argument, for the error.
-    """
+    """Return the name of a method of `train_method`; `InputError` for another name or an experiment."""
     if method in EXPERIMENTS:
         raise InputError(
             f"`{name}` {method!r} is an experiment, not a method of the package: run it in a checkout of fgai"
@@ -73,14 +68,7 @@ def check_method(method: str, name: str = "method") -> str:
 @typed
 @with_gradients
 def untrained_model(model: str, graph: Graph, *, seed: int = 0, **arguments: Any) -> AttentionModel:
-    """Return a new model of the named class whose weights depend on the seed alone.
-
-    Args:
-        model: `GAT`, `GATv2`, `GT` or `GCN`.
-        graph: gives the sizes and the task.
-        seed: of the weights.
-        **arguments: of the model.
-    """
+    """Return a new model of the named class for a graph; its weights depend on the seed alone."""
     model = one_of(model, "model", tuple(MODELS), any_case=True)
     with seeded(checks.seed(seed), torch.device("cpu")):
         return MODELS[model].for_data(graph, **arguments)
@@ -88,15 +76,7 @@ def untrained_model(model: str, graph: Graph, *, seed: int = 0, **arguments: Any
 
 @typed
 def setting_names(method: str, model: str) -> list[str]:
-    """Return the names of the settings that a method takes: of the training and of the model.
-
-    Args:
-        method: one of `METHODS`.
-        model: class name; one that is not fgai's has no settings of its own.
-
-    Raises:
-        InputError: there is no such method.
-    """
+    """Return the names of the settings that a method takes: of the training and of the model's class."""
     check_method(method)
     if method == "limits":  # nothing is trained
         return ["clip_share", "shrink"]
@@ -134,8 +114,7 @@ def train(
     model's class. `fgai.train("GAT", data, seed=3)` is the command `fgai train --model GAT --seed 3`.
 
     With `batch_size` an epoch is a pass over the training nodes, with a step for each mini-batch (see
-    `fgai.large.Batches`). A stored graph is never loaded whole. Several processes share the batches inside
-    `fgai.large.process_group`.
+    `fgai.large.Batches`). Several processes share the batches inside `fgai.large.process_group`.
 
     Args:
         model: one of fgai's models, any PyG model called as `model(x, edge_index)`, or the name of a new one:
@@ -143,21 +122,19 @@ def train(
         data: a `Graph` or PyG `Data` with `y`, `train_mask` and `val_mask`; with `links` from
             `fgai.datasets.link_split`; or a batch of small graphs. With `batch_size` also a stored graph or
             its folder; one without masks gets a random split, drawn by the seed.
-        seed: of dropout, and of the weights of a new model; the same seed gives the same weights on the CPU.
+        seed: of dropout, and of the weights of a new model.
         config: epochs, learning rate and so on, see `TrainConfig`.
         progress: show a bar; None shows it on a terminal only.
         checkpoint: folder to save the training in and to resume from.
         recipe: loss and score, see `Recipe`; cross-entropy by default.
         tracker: called every epoch, see `fgai.trackers`.
-        batch_size: training nodes of a mini-batch; None trains on the whole graph. Needs a model that
-            `fgai.large.observe_store` supports.
+        batch_size: training nodes of a mini-batch, for models that `fgai.large.observe_store` supports.
         fan_out: neighbours drawn of each node, one number or one per layer, -1 for all; 10 by default.
         **settings: fields of `TrainConfig`, e.g. `epochs=100`, which win over `config`; for a new model also
             its arguments, e.g. `dropout=0.3`.
 
     Returns:
-        The trained model, of the class of `model` or of that name, in eval mode, with the weights of the
-        best validation epoch.
+        The trained model, with the weights of the best validation epoch.
 
     Raises:
         InputError: an unknown setting or model; no labels or no masks; outputs that do not fit the labels.
@@ -228,25 +205,11 @@ def train_method(
 ) -> nn.Module:
     """Train a model by a method, with the method's defaults where `settings` has no value.
 
-    All but `vanilla` and `ln` start from the same trained vanilla model. `vanilla` is `fgai.train`, `limits`
-    is `fgai.limit`, `harden` is `fgai.harden`, `at` is `harden` without limits, and `fgai` is
-    `fgai.make_faithful`: each gives the same weights as that call.
-
-    Args:
-        method: `vanilla`, `ln` (layer norm), `limits`, `at`, `harden`, `fgai`, or `fgai-certified` (trained
-            towards certificates against injection).
-        model: name of the network, see `fgai.models.MODELS`.
-        graph: with labels and masks; with `batch_size` also a stored one.
-        seed: of the weights, dropout and adversary.
-        vanilla: the trained vanilla model; trained here when None.
-        device: where to train.
-        progress: show a bar, as in `make_faithful`.
-        checkpoint: likewise.
-        tracker: likewise.
-        settings: settings of the training, arguments of the model, by name.
-        check: as in `make_faithful`.
-        batch_size: likewise; for all methods but `limits`.
-        fan_out: likewise.
+    All but `vanilla` and `ln` (layer norm) start from the same trained vanilla model, which is trained here
+    if it is None. `vanilla` is `fgai.train`, `limits` is `fgai.limit`, `harden` is `fgai.harden`, `at` is
+    `harden` without limits, `fgai` is `fgai.make_faithful`, and `fgai-certified` trains towards certificates
+    against injection: each gives the same weights as that call. `settings` holds settings of the training and
+    arguments of the model by name; the other arguments are those of `make_faithful`.
 
     Raises:
         InputError: an unknown name, a setting that the method does not take, or `batch_size` for a method
@@ -291,13 +254,7 @@ def accuracy_without_edges(data: Any, *, seed: int = 0, targets: str = "test", *
     """Return the accuracy of a network with two layers that is trained on the graph without its edges.
 
     No injected node can change its predictions, so a certified share of a graph network below this number is
-    of no use.
-
-    Args:
-        data: a `Graph` or PyG `Data` with labels and masks.
-        seed: of the training.
-        targets: the nodes that are scored, `test` or `val`.
-        **settings: of the training, e.g. `epochs=100`, see `fgai.train`.
+    of no use. Scored are the `test` or `val` nodes; for the settings see `fgai.train`.
 
     Raises:
         InputError: another task than nodes, no labels, or other targets.

@@ -28,8 +28,7 @@ _FACTORY_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _PICKLE_SUFFIXES = (".pt", ".pth")
 PRETRAINED = Path(__file__).parent.parent / "pretrained"
 """Folder of the models that come with fgai; tools/pretrained.py trains them."""
-SCHEMA = 2
-"""Of the header; in 2 the arguments of models have PyG's names."""
+SCHEMA = 2  # of the header; in 2 the arguments of models have PyG's names
 
 _Header = TypedDict(
     "_Header",
@@ -60,15 +59,7 @@ def _factory_name(factory: Callable[..., Any] | str) -> str:
 
 @typed
 def make_model(factory: Factory, arguments: Mapping[str, Any] | None = None) -> nn.Module:
-    """Return the model that a factory returns; a name is imported.
-
-    Args:
-        factory: given by the caller, never read from a file.
-        arguments: of the factory, by name.
-
-    Raises:
-        InputError: there is no such factory, it fails, or it returns something else than a model.
-    """
+    """Return the model of a factory; `InputError` if there is none, it fails or returns no model."""
     name, function = _factory_name(factory), _import_factory(factory) if isinstance(factory, str) else factory
     try:
         model: object = function(**dict(arguments or {}))
@@ -84,11 +75,10 @@ def _import_factory(name: str) -> Callable[..., object]:
     module, _, path = name.partition(":")
     try:
         member: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        hint = "; is its folder on the Python path?" if error.name == module.partition(".")[0] else ""
-        raise InputError(f"cannot import `{name}`: {error}{hint}") from error
     except Exception as error:  # a module may fail in any way when it is imported
-        raise InputError(f"cannot import `{name}`: {error}") from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        hint = "; is its folder on the Python path?" if missing else ""
+        raise InputError(f"cannot import `{name}`: {error}{hint}") from error
     for part in path.split("."):
         if not hasattr(member, part):
             close = difflib.get_close_matches(part, dir(member), 1)
@@ -113,7 +103,7 @@ def save_model(
     factory: Factory | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> Path:
-    """Write a model to a safetensors file with its architecture inside; an earlier file is replaced at once.
+    """Write a model to a safetensors file with its architecture inside; return the path.
 
     Of a model of your own the file holds the weights, the name of its factory and the factory's arguments; no
     code. Of a wrapped model it also holds the name of the function given to `fgai.wrap`.
@@ -125,9 +115,6 @@ def save_model(
         about: anything JSON can hold, kept beside the weights.
         factory: of a model of your own: its class, a function, or `package.module:name`.
         arguments: of the factory, by name; anything JSON can hold.
-
-    Returns:
-        The path written.
 
     Raises:
         CheckpointError: a class that is not registered and no factory, or arguments that JSON cannot hold.
@@ -170,10 +157,7 @@ def save_model(
 
 @typed
 def pretrained_names() -> list[str]:
-    """Return the names of the trained models that come with fgai, e.g. `planted-gat`.
-
-    `load_model`, `fgai.from_pretrained` and every command take them in place of a file.
-    """
+    """Return the names of the models that come with fgai, which `load_model` takes in place of a file."""
     return sorted(path.stem for path in PRETRAINED.glob("*.safetensors"))
 
 
@@ -187,9 +171,6 @@ def _bundled(path: Path | str) -> Path:
 @typed
 def read_header(path: Path | str) -> dict[str, Any]:
     """Return the JSON header of a model file: class, arguments, history and so on, without weights.
-
-    Args:
-        path: the file, or the name of a model that comes with fgai.
 
     Raises:
         CheckpointError: the file is missing, damaged, of another program or of a newer fgai.
@@ -239,8 +220,7 @@ def load_model(path: Path | str, expect: str | None = None, *, factory: Factory 
     Args:
         path: the file, or the name of a model that comes with fgai, see `pretrained_names`.
         expect: class name it must have, e.g. `"GAT"`.
-        factory: of a model of your own: its class, a function, or `package.module:name`, which is imported.
-            Called with the arguments the file has for it.
+        factory: of a model of your own, called with the arguments the file has for it; see `save_model`.
 
     Raises:
         CheckpointError: as `read_header`; a class or weights that do not fit, limits that are no ranges, or a
@@ -332,11 +312,8 @@ def _require_known(path: Path, header: Mapping[str, Any]) -> None:
 
 
 def _build(header: Mapping[str, Any], tensors: Mapping[str, Tensor], factory: Factory | None) -> nn.Module:
-    """Return a model with new weights, if those of the file fit.
-
-    A header may claim a billion channels or layers: layers are counted first, and the model is first built on
-    the meta device, where tensors have a shape but no memory; a user's own model may fail there.
-    """
+    """Return a model with new weights, if those of the file fit; a user's own may fail on the meta device."""
+    # A header may claim a billion channels or layers: the model is first built without memory.
     config = header["config"]
 
     def build() -> nn.Module:
@@ -362,5 +339,4 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _classes() -> dict[str, type[AttentionModel]]:
-    """Every registered class, by its name."""
     return {kind.__name__: kind for kind in MODELS.values()}

@@ -36,16 +36,10 @@ class Draws:
 
 
 class Step(NamedTuple):
-    """One step of the optimizer.
+    """One step of the optimizer."""
 
-    Attributes:
-        weight: of the step in the averages over an epoch and over processes: the number of seeds of a
-            mini-batch, 0 in a process without one; 1 for a whole graph.
-        losses: see `Recipe.losses`.
-    """
-
-    weight: int
-    losses: Iterator[dict[str, Tensor]]
+    weight: int  # in averages: the number of seeds of a mini-batch, 0 in a process without one
+    losses: Iterator[dict[str, Tensor]]  # see `Recipe.losses`
 
 
 class Recipe:
@@ -123,13 +117,10 @@ def epoch_generator(seed: int, epoch: int, stream: int = 0) -> torch.Generator:
 
 @typed
 class VanillaRecipe(Recipe):
-    """Cross-entropy on the training nodes, links or graphs; validation score: the task's own.
+    """Cross-entropy on the training rows of a prepared graph; validation score: the task's own.
 
     That is accuracy, for links ROC-AUC, ties broken by a lower loss. Pairs without a link are drawn in every
     epoch.
-
-    Args:
-        graph: prepared for the model, as the task views it in training, with labels and masks.
     """
 
     name = "vanilla"
@@ -199,8 +190,9 @@ def labelled_rows(graph: Graph, mask: str) -> tuple[Tensor, Tensor]:
     part = one_of(mask.removesuffix("_mask"), "mask", PARTS)
     rows = task.rows(graph, part) if task.has_part(graph, part) else None
     if rows is None or not rows.numel():
-        remedy = f"make a split with `{task.split_function}`"
-        raise InputError(f"{graph.name!r} has no {task.rows_are} in `{mask}`; {remedy}")
+        raise InputError(
+            f"{graph.name!r} has no {task.rows_are} in `{mask}`; make a split with `{task.split_function}`"
+        )
     labels = truth[rows]
     if int(labels.min()) < 0:
         count = int((labels < 0).sum())

@@ -21,12 +21,9 @@ from fgai.graph import Graph
 from fgai.graph.fingerprint import fingerprint
 from fgai.typed import typed
 
-VERSION = 1
-"""Of the format of checkpoints."""
-FILE = "training.safetensors"
-"""Name of a checkpoint in its folder."""
-GROUPS = ("model", "best", "optimizer", "recipe")
-"""First parts of the names of its tensors."""
+VERSION = 1  # of the format of checkpoints
+FILE = "training.safetensors"  # name of a checkpoint in its folder
+GROUPS = ("model", "best", "optimizer", "recipe")  # first parts of the names of its tensors
 M = TypeVar("M", bound=nn.Module)
 Groups = dict[str, dict[str, Tensor]]
 
@@ -86,11 +83,7 @@ class History:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> History:
-        """Inverse of `to_dict`.
-
-        Raises:
-            CheckpointError: a field is unknown or of another type.
-        """
+        """Inverse of `to_dict`; `CheckpointError` if a field is unknown or of another type."""
         check_items(values, get_type_hints(cls), "the history", required=())
         history = cls(**values)
         history.scores = [(int(epoch), float(score)) for epoch, score in history.scores]
@@ -112,11 +105,7 @@ def copy_model(model: M) -> M:
 
 @typed
 def history_of(model: nn.Module) -> History:
-    """Return the history of a model that fgai trained.
-
-    Raises:
-        InputError: the model has none.
-    """
+    """Return the history of a model that fgai trained; `InputError` for another one."""
     history = getattr(model, "history", None)
     if not isinstance(history, History):
         raise InputError(f"this {model_name(model)} has no history; it was not trained by fgai")
@@ -144,7 +133,6 @@ class _TrainingState:
             history.stopped = "patience"
 
     def finish(self) -> None:
-        """Put the best weights into the model."""
         self.model.load_state_dict(self.best)
         self.model.eval()
 
@@ -173,7 +161,6 @@ class _TrainingState:
         write_atomic(folder / FILE, pack(tensors, {"about": json.dumps(header)}))
 
     def restore(self, header: _Header, groups: Groups) -> None:
-        """Restore the checkpoint that `_read_checkpoint` returned."""
         if not _shapes(groups["model"]) == _shapes(groups["best"]) == _shapes(self.model.state_dict()):
             raise CheckpointError("the saved training is of a model with other weights")
         if _shapes(groups["recipe"]) != _shapes(self.recipe.state()):
@@ -235,10 +222,9 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, torch
 def training_fingerprint(
     model: nn.Module, graph: Graph, *identity: object, weights: bool = False, data: str | None = None
 ) -> str:
-    """Return a fingerprint of a training; a checkpoint with another one is not resumed.
+    """Return a hash of all that decides a training; a checkpoint with another one is not resumed.
 
-    It is a hash of the model's class and settings, the graph with its training and validation nodes (or of
-    `data`, a fingerprint of all of it), the text of `identity`, and with `weights` the weights.
+    `data` is a fingerprint of the graph, if it is not the whole one.
     """
     head = f"{type(model).__name__} {getattr(model, 'config', '')} {identity}"
     head += fingerprint(graph) if data is None else data

@@ -22,14 +22,10 @@ from fgai.typed import typed
 
 LEARNING_RATES = {"GT": 0.001}
 """Default learning rate by class of the model, where it differs from the others'."""
-STEP_SIZE = 0.1
-"""Of an ascent step of the adversary, in units of half the box."""
-VALIDATE_EVERY = 20
-"""Epochs between validations of fine-tuning."""
-RETRY_SHRINK = 0.4
-"""Least `shrink` of a second training, after unstable predictions."""
-MAX_EPOCHS = 10_000_000
-"""More epochs would not end."""
+STEP_SIZE = 0.1  # of an ascent step of the adversary, in units of half the box
+VALIDATE_EVERY = 20  # epochs between validations of fine-tuning
+RETRY_SHRINK = 0.4  # least `shrink` of a second training, after unstable predictions
+MAX_EPOCHS = 10_000_000  # more epochs would not end
 
 
 def check_setting_names(names: Iterable[str], allowed: Iterable[str], argument: str = "settings") -> None:
@@ -39,7 +35,6 @@ def check_setting_names(names: Iterable[str], allowed: Iterable[str], argument: 
 
 
 def _check_shares(clip_share: float, shrink: float) -> None:
-    """Check the shares of the nodes that limits clip and shrink."""
     if not 0.0 <= clip_share < 0.5:
         raise InputError(f"`clip_share` must be at least 0 and below 0.5, got {clip_share}")
     if not 0.0 <= shrink < 1.0:
@@ -79,11 +74,7 @@ class TrainConfig:
         fraction(self.decay, "decay")
 
     def replace(self, **changes: Any) -> TrainConfig:
-        """Return a copy with some settings changed.
-
-        Raises:
-            InputError: there is no such setting.
-        """
+        """Return a copy with some settings changed; `InputError` for an unknown one."""
         check_setting_names(changes, TRAIN_FIELDS)
         return dataclasses.replace(self, **changes)
 
@@ -120,6 +111,11 @@ class _FineTuningSettings:
             numbers = isinstance(self.box, tuple | list) and all(isinstance(x, int | float) for x in self.box)
             if not numbers or len(self.box) != 2 or not -math.inf < self.box[0] < self.box[1] < math.inf:
                 raise InputError(f"`box` must be two numbers (low, high) with low < high, got {self.box}")
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """`clip_share` and `shrink`."""
+        return self.clip_share, self.shrink
 
     @classmethod
     def names(cls) -> list[str]:
@@ -199,11 +195,7 @@ class FaithfulSettings(_FineTuningSettings):
         super().__post_init__()
 
     def tightened(self, report: StabilityReport) -> FaithfulSettings:
-        """Return the settings of a second attempt: the same budget, more weight on the failed requirements.
-
-        Lost predictions: more closeness, half the learning rate. Unstable predictions: more prediction
-        stability, tighter limits. Lost explanations, if predictions are stable: more similarity.
-        """
+        """Return the settings of a second attempt, with more weight on what failed."""
         changes: dict[str, Any] = {}
         if not report.is_close:
             changes |= {"closeness": 5 * self.closeness, "lr": self.train_config.lr / 2}
@@ -222,15 +214,9 @@ class HardenSettings(_FineTuningSettings):
 
     Attributes:
         attack_weight: of the cross-entropy under attack, between 0 and 1; the clean one has the rest.
-        limits: give the model limits (see `fgai.limit`) and train through them.
-        clip_share: share of the nodes left out at either end of each range of the limits.
-        shrink: share of the nodes, those of largest norm, that limits shrink to the norm of the rest.
-        nodes: number of nodes that the adversary injects.
-        edges: of each injected node; fewer if there are fewer nodes to join.
-        box: interval of their features; None takes one for each feature from the data, see `Budget`.
-        epochs: each a step on the clean and the attacked graph.
-        lr: Adam's learning rate, which falls to 0; 0.005 by default, for GT 0.001.
         weight_decay: l2 penalty on all parameters.
+
+    The others are those of `FaithfulSettings`; each epoch is a step on the clean and the attacked graph.
     """
 
     attack_weight: float = 0.75

@@ -21,18 +21,14 @@ from fgai.tasks import task_of
 
 MAX_RATIO = 0.5
 """Largest shift of the trained model's predictions, divided by the shift of the vanilla model's."""
-MIN_SHIFT = 0.02
-"""A vanilla model whose predictions shift less than this counts as stable."""
+MIN_SHIFT = 0.02  # A vanilla model whose predictions shift less than this counts as stable
 MIN_AGREEMENT = 0.9
 """Least share of the validation rows that a faithful model puts in the vanilla model's class."""
 MIN_OVERLAP = 0.85
 """Least share of the vanilla model's top neighbours that a faithful model keeps in the sharpest layer."""
-TOP_K = 5
-"""Number of top neighbours compared."""
-MIN_EPOCHS = 60
-"""Trainings of fewer epochs are not checked."""
-ATTACK_STEPS = 20
-"""Of each member of the attack."""
+TOP_K = 5  # number of top neighbours compared
+MIN_EPOCHS = 60  # trainings of fewer epochs are not checked
+ATTACK_STEPS = 20  # of each member of the attack
 CHECK_MEMBERS = (
     Member(name="sign", start="middle", space="box", optimiser="sign", rate=0.1),
     Member(name="adam", start="small", rate=0.1),
@@ -42,21 +38,13 @@ CHECK_MEMBERS = (
 
 @dataclass(frozen=True)
 class StabilityReport:
-    """Result of a short attack on the validation nodes; None where something cannot be measured.
+    """Result of a short attack on the validation nodes; None where something cannot be measured."""
 
-    Attributes:
-        shift: mean total variation of the model's predictions under the attack.
-        vanilla_shift: the same of the vanilla model, under its own attack.
-        agreement: share of the validation rows in the vanilla model's class, without an attack.
-        overlap: share of the vanilla model's top neighbours kept, see `_explanation_overlap`.
-        must_match_vanilla: whether the model must also keep the vanilla model's predictions and explanations.
-    """
-
-    shift: float | None = None
-    vanilla_shift: float | None = None
-    agreement: float | None = None
-    overlap: float | None = None
-    must_match_vanilla: bool = True
+    shift: float | None = None  # mean total variation of the model's predictions under the attack
+    vanilla_shift: float | None = None  # of the vanilla model, under its own attack
+    agreement: float | None = None  # share of the validation rows in the vanilla class, without an attack
+    overlap: float | None = None  # share of the vanilla top neighbours kept, see `_explanation_overlap`
+    must_match_vanilla: bool = True  # whether it must also keep vanilla predictions and explanations
 
     @property
     def is_stable(self) -> bool:
@@ -90,22 +78,20 @@ class StabilityReport:
 
     def warn(self) -> None:
         """Warn of every requirement that is not met."""
-        kind, setting = ("hardened", "attack_weight")
-        if self.must_match_vanilla:
-            kind, setting = ("faithful", "prediction_stability")
-        texts = {}
+        faithful, texts = self.must_match_vanilla, {}
+        kind, setting = ("faithful", "prediction_stability") if faithful else ("hardened", "attack_weight")
         if not self.is_stable:
             texts["not-steadier"] = (
                 f"under attack on validation nodes the {kind} model's predictions shift by {self.shift:.3f}"
                 f" (total variation), the vanilla model's by {self.vanilla_shift:.3f}, so it is hardly"
                 f" more stable; raise `{setting}`, `shrink` or `epochs`"
             )
-        if self.must_match_vanilla and not self.is_close:
+        if faithful and not self.is_close:
             texts["not-close"] = (
                 f"the faithful model agrees with the vanilla one on {self.agreement:.0%} of the validation"
                 " nodes only; raise `closeness`, or lower `lr`, `clip_share` or `shrink`"
             )
-        if self.must_match_vanilla and not self.is_similar:
+        if faithful and not self.is_similar:
             texts["not-alike"] = (
                 f"the faithful model keeps {self.overlap:.0%} of the vanilla one's top {TOP_K} neighbours in"
                 " the sharpest layer; raise `similarity`, or lower `clip_share` or `shrink`"
@@ -116,15 +102,7 @@ class StabilityReport:
 
 @dataclass
 class _StabilityCheck:
-    """A function that compares a model with the vanilla model that it was trained from.
-
-    Attributes:
-        vanilla: trained.
-        graph: prepared for it.
-        seed: of the attack.
-        box: of the attack's features; None takes it from the data.
-        must_match_vanilla: see `StabilityReport`.
-    """
+    """A function that compares a model with the vanilla model that it was trained from, on its graph."""
 
     vanilla: nn.Module
     graph: Graph
@@ -134,7 +112,6 @@ class _StabilityCheck:
 
     @cached_property
     def vanilla_shift(self) -> float | None:
-        """Shift of the vanilla model's predictions under its own attack."""
         return _prediction_shift(self.vanilla, self.graph, self.seed, self.box)
 
     def __call__(self, model: nn.Module) -> StabilityReport:
@@ -196,7 +173,6 @@ def _prediction_shift(
 
 
 def _validation_rows(graph: Graph) -> Tensor | None:
-    """The validation rows, where the task supports the check."""
     task = task_of(graph)
     if not task.checks_stability or graph.val_mask is None:
         return None

@@ -1,7 +1,6 @@
-"""Gradient ascent from several starts at once; of each the worst point seen is kept.
+"""Gradient ascent from several starts at once; of each the worst point is kept.
 
-A search is data (`SearchSpec`): the space its point lives in, the optimiser that moves it, its rate and its
-steps. All state lives in tensors that stay in place, so that on a GPU a step is captured once and replayed.
+All state lives in tensors that stay in place, so that on a GPU a step is captured once and replayed.
 """
 
 from __future__ import annotations
@@ -16,17 +15,14 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.attacks.budget import LARGEST, Box
-from fgai.attacks.search.scores import Score
-from fgai.attacks.search.site import _InjectionSite
+from fgai.attacks.search.site import Score, _InjectionSite
 from fgai.ops.capture import Replay
 from fgai.progress import current_stage
 from fgai.typed import typed
 
 MIN_STEPS = 20  # from which a capture, which costs about as much as five steps, pays
 WARM_UP = 3
-LARGEST_START = (
-    0.999  # largest distance of a start from the middle, in units of half the box: tanh never reaches 1
-)
+LARGEST_START = 0.999  # distance of a start from the middle, in units of half the box: tanh never reaches 1
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # Adam's
 
 
@@ -100,21 +96,14 @@ OPTIMISERS: dict[str, type[_Sign]] = {"sign": _Sign, "adam": _Adam, "momentum": 
 @typed
 @dataclass(frozen=True, kw_only=True)
 class SearchSpec:
-    """How one point climbs.
+    """How one point climbs: its space, the optimiser that moves it, its rate, its loss and its steps."""
 
-    Attributes:
-        space: a name from `SPACES`, or a `_Space`.
-        optimiser: a name from `OPTIMISERS`.
-        rate: its step size or learning rate, in units of half the box.
-        loss: a name from `ROW_LOSSES`, read where an attack on predictions is judged by its damage;
-            otherwise the objective's own loss is climbed.
-        steps: gradient steps.
-    """
-
-    space: str | _Space = "tanh"
-    optimiser: str = "adam"
-    rate: float = 0.1
+    space: str | _Space = "tanh"  # a name from `SPACES`, or one of your own
+    optimiser: str = "adam"  # a name from `OPTIMISERS`
+    rate: float = 0.1  # its step size or learning rate, in units of half the box
     loss: str = "margin"
+    """A name from `ROW_LOSSES`, for attacks on predictions that are judged by their damage; others climb the
+    objective's own loss."""
     steps: int = 300
 
     def __post_init__(self) -> None:
@@ -141,17 +130,10 @@ class SearchResult:
 def climb(
     site: _InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
 ) -> list[SearchResult]:
-    """Maximise a score at a site from several starts, independently; of each the worst point seen counts.
+    """Maximise a score at a site from the starts [B, M, F], independently; of each the worst point counts.
 
     Worst is by damage, then by loss. More steps never find less: every point of a shorter climb is one of the
-    longer.
-
-    Args:
-        site: where the values move.
-        score: climbed and judged.
-        start: [B, M, F] values to begin with, or whatever the space begins at; they count as seen.
-        specs: B of them, of equal steps; neighbours that share space and optimiser are moved at once.
-        box: of the values.
+    longer. The B `specs` have equal steps; neighbours that share space and optimiser are moved at once.
     """
     began = perf_counter()
     results = _Climb(site, score, start, specs, box).run(specs[0].steps)
@@ -159,8 +141,6 @@ def climb(
 
 
 class _Climb:
-    """The state of a climb; see `climb`."""
-
     def __init__(
         self, site: _InjectionSite, score: Score, start: Tensor, specs: Sequence[SearchSpec], box: Box
     ) -> None:
@@ -177,7 +157,7 @@ class _Climb:
         self.point = torch.cat(points)
         self.best = self.features(self.point).clone()
         self.damage, self.loss = (start.new_full((count,), float("-inf")) for _ in range(2))
-        self.steepest = start.new_zeros(count)
+        self.steepest, self.ones = start.new_zeros(count), start.new_ones(count)
         self.curve = start.new_zeros(specs[0].steps + 1, count)
         self.turn = torch.zeros(1, dtype=torch.long, device=start.device)
 
@@ -208,7 +188,7 @@ class _Climb:
     def _note(self, features: Tensor, loss: Tensor, damage: Tensor) -> None:
         """Keep points that are worse for the model; chosen on the device, so that nothing waits."""
         loss, damage = loss.detach().nan_to_num(nan=float("-inf")), damage.to(self.damage.dtype)
-        better = (damage > self.damage) | ((damage == self.damage) & (loss > self.loss))
+        better = torch.where(damage == self.damage, loss > self.loss, damage > self.damage)
         torch.where(better[:, None, None], features, self.best, out=self.best)
         torch.where(better, damage, self.damage, out=self.damage)
         torch.where(better, loss, self.loss, out=self.loss)
@@ -219,14 +199,16 @@ class _Climb:
         moving = self.point.detach().requires_grad_()
         features = self.features(moving)
         loss, damage = self.score(self.site.run(features))
-        gradient = torch.zeros_like(self.point)
         if loss.requires_grad:
-            (gradient,) = torch.autograd.grad(loss.sum(), moving, materialize_grads=True)
+            (gradient,) = torch.autograd.grad(loss, moving, self.ones, materialize_grads=True)
             gradient = gradient.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        else:
+            gradient = torch.zeros_like(self.point)
         with torch.no_grad():
             self._note(features.detach(), loss, damage)
             if gradient.numel():
-                torch.maximum(self.steepest, gradient.abs().amax((1, 2)), out=self.steepest)
+                largest = torch.linalg.vector_norm(gradient, torch.inf, dim=(1, 2))
+                torch.maximum(self.steepest, largest, out=self.steepest)
             for rows, space, optimiser in self.groups:
                 space.project(self.point[rows].add_(optimiser.move(gradient[rows])), self.box)
 

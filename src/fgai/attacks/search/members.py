@@ -1,8 +1,4 @@
-"""The members of the ensemble: start × space × optimiser × loss × gradient, each a search of its own.
-
-A member follows the model's own gradient (`true`), one that ignores the clipping of limits (`straight`), or
-that of a copy of the model with a higher temperature (`smooth`).
-"""
+"""The members of the ensemble: start × space × optimiser × loss × gradient, each a search of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from torch import Tensor, nn
 
 from fgai.attacks.budget import Box
 from fgai.attacks.search.climb import SearchSpec
-from fgai.attacks.search.scores import ROW_LOSSES
+from fgai.attacks.search.site import ROW_LOSSES
 from fgai.attention import AttentionMap, duplicate, find_layers, limits_of, observe
 from fgai.checks import one_of
 from fgai.graph import Graph
@@ -47,11 +43,7 @@ def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
 
 
 def _with_temperature(model: nn.Module, graph: Graph) -> nn.Module | None:
-    """Return a copy with all scores divided by a temperature, so that attention is not saturated; else None.
-
-    Softmax that gives one neighbour everything has no gradient; that of the same scores, ten or a thousand
-    times smaller, has one. The points it leads to are judged on the model itself.
-    """
+    """Return a copy with all scores divided by a temperature, so that softmax has a gradient; else None."""
     temperature = 10.0
     while temperature <= LARGEST_TEMPERATURE:
         other = duplicate(model)
@@ -109,7 +101,6 @@ class _StartContext:
 
 
 def _corner(context: _StartContext, generator: torch.Generator) -> Tensor:
-    """A random corner of the box for every new node."""
     low, high = context.box
     coins = torch.rand(context.middle.shape, generator=generator, dtype=torch.float32).to(low)
     return torch.where(coins < 0.5, low, high)
@@ -150,23 +141,19 @@ GRADIENTS: dict[str, Callable[[nn.Module, AttentionMap], bool]] = {
     "straight": lambda model, attention: bool(limits_of(model)),
     "smooth": lambda model, attention: _saturated_layer(attention) is not None,
 }
-"""Name → whether it is worth climbing: (model, its clean attention)."""
+"""Gradients of the model itself, past the clipping of its limits, and of a copy with a higher temperature.
+
+The values tell from (model, its clean attention) whether one is worth climbing."""
 
 
 @typed
 @dataclass(frozen=True, kw_only=True)
 class Member(SearchSpec):
-    """One search of an ensemble.
+    """One search of an ensemble."""
 
-    Attributes:
-        name: for records.
-        start: a name from `STARTS`.
-        gradient: a name from `GRADIENTS`.
-    """
-
-    name: str
-    start: str
-    gradient: str = "true"
+    name: str  # for records
+    start: str  # a name from `STARTS`
+    gradient: str = "true"  # a name from `GRADIENTS`
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,0 +1,470 @@
+"""Loss terms of faithful training, the decorator for your own, and what terms compare the model with.
+
+To add a built-in term: write a function under `@term` here and add it to `BUILT_IN`; in `FaithfulSettings`
+add its weight: a field of its name, this name in the tuple of `__post_init__`, and a line of the docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import kl_div
+
+from fgai.attention import LayerAttention, observe
+from fgai.bounds.scores import worst_margins
+from fgai.checks import at_least, one_of
+from fgai.errors import InputError
+from fgai.graph import Graph
+from fgai.metrics import UNIFORM_SHARPNESS
+from fgai.tasks import task_of
+from fgai.topk import swap_margin, topk_l1, topk_mask
+from fgai.training.settings import FaithfulSettings
+from fgai.typed import typed
+
+GRAPHS = ("clean", "attacked")  # values of `on`: the graph that a term is computed on
+RESERVED = ("total", "score")  # names that the history of a training uses for something else
+MIN_SHARPNESS = 0.95  # share of the vanilla sharpness below which attention counts as too flat
+NEW_NEIGHBOURS = 1  # injected neighbours of every node that the bound of `certified` allows for
+MIN_MARGIN, MARGIN_WIDTH = 0.1, 0.3
+"""Worst-case margin asked of a class and width of the sigmoid, in units of the vanilla logits' spread."""
+MIN_CONTRAST = 0.01  # least relative contrast: flatter layers are uniform up to rounding
+
+
+class Reach(NamedTuple):
+    """Shares of a graph that injected nodes can change."""
+
+    layers: list[float]  # of the nodes, per layer
+    predictions: float  # of the nodes, links or small graphs
+
+
+@dataclass(frozen=True, eq=False)
+class VanillaOutputs:
+    """Outputs of the vanilla model on the clean graph.
+
+    N counts the nodes and E the edges; in a mini-batch the seeds and the edges into them.
+
+    Attributes:
+        logits: [N, C].
+        classes: predicted; of all nodes of a mini-batch.
+        layers: the attention, per layer; on all edges of a mini-batch.
+        attention: per layer [E], averaged over heads.
+        ranking: per layer [E], larger for neighbours that explain more.
+        rowptrs: per layer [N + 1].
+        contrasts: per layer, the unit of `similarity`, see `relative_contrasts`.
+        sharpness: per layer.
+        logit_spread: unit of changes of logits, see `spread`.
+        depths: per layer, see `AttentionMap.depths`.
+    """
+
+    logits: Tensor
+    classes: Tensor
+    layers: tuple[LayerAttention, ...]
+    attention: list[Tensor]
+    ranking: list[Tensor]
+    rowptrs: list[Tensor]
+    contrasts: list[float]
+    sharpness: list[float]
+    logit_spread: float
+    depths: list[int]
+    _top_k: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, vanilla: nn.Module, graph: Graph) -> VanillaOutputs:
+        """Run a trained model in eval mode on a graph that was prepared for it."""
+        observation = observe(vanilla, graph, heads="mean")
+        logits, layers = observation.logits, observation.attention.layers
+        values = [layer.heads() for layer in layers]
+        pairs = list(zip(values, layers, strict=True))
+        sharpness = [float(layer_sharpness(w, layer.rowptr, layer.destination)) for w, layer in pairs]
+        contrasts = [contrast(w, layer.rowptr) for w, layer in pairs]
+        return cls(
+            logits=logits,
+            classes=logits.argmax(1),
+            layers=tuple(layers),
+            attention=values,
+            ranking=[layer.ranking() for layer in layers],
+            rowptrs=[layer.rowptr for layer in layers],
+            contrasts=relative_contrasts(contrasts),
+            sharpness=sharpness,
+            logit_spread=float(spread(logits)),
+            depths=observation.attention.depths,
+        )
+
+    def top_k(self, k: int) -> list[Tensor]:
+        """The top-k neighbours of every node, per layer bool [E]; computed once."""
+        if k not in self._top_k:
+            layers = zip(self.ranking, self.rowptrs, strict=True)
+            self._top_k[k] = [topk_mask(ranking, rowptr, k) for ranking, rowptr in layers]
+        return self._top_k[k]
+
+    def reach(self, graph: Graph, attacked: Graph) -> Reach:
+        """Return the shares of nodes and predictions that the injected nodes can change.
+
+        Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
+        Averages over all nodes are divided by these shares to become averages over the nodes in reach, so
+        that the weight of a term does not depend on how much larger the graph is than the attack.
+        """
+        count = self.rowptrs[0].numel() - 1
+        source, destination = attacked.adjacency.source, attacked.adjacency.destination
+        reached = torch.arange(attacked.num_nodes, device=attacked.device) >= graph.num_nodes
+        shares = []
+        for _ in range(max(self.depths) + 1):
+            further = reached.clone()
+            further[destination[reached[source]]] = True
+            reached = further
+            shares.append(max(float(reached[:count].float().mean()), 1.0 / count))
+        rows = task_of(graph).rows_predicted_from(graph, reached[: graph.num_nodes])
+        rows = rows[:count] if count < graph.num_nodes else rows
+        predictions = max(float(rows.float().mean()), 1.0 / rows.numel())
+        return Reach([shares[depth] for depth in self.depths], predictions)
+
+
+def spread(logits: Tensor) -> Tensor:
+    """Mean over nodes of `½ Σ_c |y_c − mean_c y|`: the unit of changes of logits."""
+    return (logits - logits.mean(1, keepdim=True)).abs().sum(1).mean().clamp(min=1e-12) / 2
+
+
+def contrast(w: Tensor, rowptr: Tensor) -> float:
+    """Mean over nodes of the total variation of an attention [E] to a uniform one."""
+    degree = rowptr.diff()
+    uniform = (1.0 / degree.clamp(min=1).to(w.dtype)).repeat_interleave(degree)
+    return max(float((w - uniform).abs().sum() / 2 / max(1, degree.numel())), 1e-7)
+
+
+def relative_contrasts(contrasts: list[float]) -> list[float]:
+    """Contrasts per layer, divided by the largest."""
+    return [max(value / max(contrasts), MIN_CONTRAST) for value in contrasts]
+
+
+def layer_sharpness(w: Tensor, rowptr: Tensor, destination: Tensor) -> Tensor:
+    """`fgai.metrics.sharpness` of an attention [E] that sums to 1 at every node; differentiable."""
+    degree = rowptr.diff().to(w.dtype)
+    counted = degree >= 2
+    size = degree.clamp(min=2)
+    divergence = w * (w.clamp(min=torch.finfo(w.dtype).tiny) * size[destination]).log()
+    per_node = torch.zeros_like(degree).index_add(0, destination, divergence) / size.log()
+    return torch.where(counted, per_node, 0.0).sum() / counted.sum().clamp(min=1)
+
+
+@dataclass(frozen=True, eq=False)
+class StepContext:
+    """The argument of a loss term: the model, its outputs and the vanilla model's in one training step.
+
+    N counts the rows: nodes, links or small graphs, or the seeds of a mini-batch. E counts the edges, in a
+    mini-batch those into seeds. Attention is per layer, averaged over heads.
+
+    Attributes:
+        model: in training.
+        graph: the clean graph or mini-batch, prepared for the model.
+        vanilla_outputs: logits, attention and so on of the vanilla model, see `VanillaOutputs`.
+        settings: see `FaithfulSettings`.
+        logits: [N, C] of the model on the clean graph. Attacked terms get it detached; in attacked-only
+            epochs it is the vanilla model's output.
+        layers: attention of the model on the clean graph, per layer; detached or vanilla as `logits` is.
+        ramp: factor of the attacked terms, which rises from 0 to 1 during the training.
+        attacked_logits: [N, C] under attack; attacked terms only.
+        attacked_attention: per layer [E], on the edges of the clean graph; attacked terms only, if some term
+            declared `needs_attention`.
+        reach: shares of the rows that the injected nodes can change; attacked terms only.
+        has_explanations: whether `explanations` can be computed from `layers`.
+    """
+
+    model: nn.Module
+    graph: Graph
+    vanilla_outputs: VanillaOutputs
+    settings: FaithfulSettings
+    logits: Tensor
+    layers: Sequence[LayerAttention]
+    ramp: Tensor | float = 1.0
+    attacked_logits: Tensor | None = None
+    attacked_attention: Sequence[Tensor] | None = None
+    reach: Reach | None = None
+    has_explanations: bool = True
+
+    @cached_property
+    def attention(self) -> list[Tensor]:
+        """Per layer [E], on the clean graph."""
+        return self._into_seeds([layer.heads() for layer in self.layers])
+
+    @cached_property
+    def explanations(self) -> list[Tensor]:
+        """Per layer [E], the explanation vector; `InputError` if no term declared `needs_explanation`."""
+        if not self.has_explanations:
+            raise InputError(
+                "`context.explanations` was not recorded; declare the loss term with `needs_explanation=True`"
+            )
+        return self._into_seeds([layer.heads("log") for layer in self.layers])
+
+    @property
+    def outputs(self) -> Tensor:
+        """The logits that a gradient flows through."""
+        return self.logits if self.attacked_logits is None else self.attacked_logits
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether logits and attention have a gradient; the attention of a GCN without gates has none."""
+        clean = [layer.values for layer in self.layers]
+        attention = clean if self.attacked_logits is None else self.attacked_attention or ()
+        return all(value.requires_grad for value in (self.outputs, *attention))
+
+    def _into_seeds(self, values: Sequence[Tensor]) -> list[Tensor]:
+        pairs = zip(values, self.vanilla_outputs.attention, strict=True)
+        return [first_rows(w, vanilla) for w, vanilla in pairs]
+
+
+class Term(NamedTuple):
+    """A loss term, see `term`; `name` is that of the function, and of a built-in term's setting."""
+
+    name: str
+    loss: Callable[[StepContext], Tensor]
+    on: str
+    weight: float
+    needs_attention: bool = False
+    needs_explanation: bool = False
+    own_pass: bool = False
+
+    @typed
+    def __call__(self, context: StepContext) -> Tensor:
+        """Return the value; `InputError` if it is no scalar tensor, or lacks a gradient that a step needs."""
+        value = self.loss(context)
+        if not isinstance(value, Tensor) or value.dim() > 0:
+            shape = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise InputError(f"the loss term `{self.name}` must return a scalar tensor, got {shape}")
+        if torch.is_grad_enabled() and context.has_gradient and not value.requires_grad:
+            raise InputError(
+                f"the loss term `{self.name}` must depend on the model's outputs, got a value without a"
+                " gradient; compute it from the logits or the attention of the context"
+            )
+        return value
+
+
+@typed
+def term(
+    *,
+    on: str,
+    weight: float = 1.0,
+    needs_attention: bool = False,
+    needs_explanation: bool = False,
+    own_pass: bool = False,
+) -> Callable[[Callable[[StepContext], Tensor]], Term]:
+    """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
+
+    Args:
+        on: `clean`, or `attacked` for the graph with injected nodes.
+        weight: of the term; one that replaces a built-in term has the weight of the setting.
+        needs_attention: an attacked term reads `context.attacked_attention`.
+        needs_explanation: the term reads `context.explanations`.
+        own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
+
+    Raises:
+        InputError: another graph, a negative weight, or a flag that does not go with the graph.
+
+    Example:
+        >>> @term(on="clean", weight=0.1)
+        ... def small_logits(context):
+        ...     return context.logits.square().mean()
+        >>> small_logits.name, small_logits.weight
+        ('small_logits', 0.1)
+    """
+    one_of(on, "on", GRAPHS)
+    at_least(weight, "weight", 0.0)
+    if own_pass and on != "clean":
+        raise InputError('`own_pass` is for terms on the clean graph, got on="attacked"; leave it out')
+    if needs_attention and on != "attacked":
+        raise InputError(
+            '`needs_attention` is for terms on the attacked graph, got on="clean"; leave it out, as'
+            " `context.attention` needs no declaration"
+        )
+
+    def declare(loss: Callable[[StepContext], Tensor]) -> Term:
+        return Term(loss.__name__, loss, on, weight, needs_attention, needs_explanation, own_pass)
+
+    return declare
+
+
+@dataclass(frozen=True)
+class WeightedTerms:
+    """The terms of a training with a weight above zero, in the order of computation."""
+
+    weights: dict[Term, float]
+
+    def select(self, on: str, *, own_pass: bool = False) -> list[Term]:
+        """Return the terms of one graph, those with or without a pass of their own."""
+        return [term for term in self.weights if term.on == on and term.own_pass == own_pass]
+
+    @property
+    def need_attention(self) -> bool:
+        """Whether some term declared `needs_attention`."""
+        return any(term.needs_attention for term in self.weights)
+
+    @property
+    def need_explanation(self) -> bool:
+        """Whether some term declared `needs_explanation`."""
+        return any(term.needs_explanation for term in self.weights)
+
+    def loss(self, terms: Iterable[Term], context: StepContext) -> dict[str, Tensor]:
+        """Return the values of some terms by name, and their weighted sum as `total`."""
+        values = {term: term(context) for term in terms}
+        if not values:
+            return {"total": context.outputs.sum() * 0}
+        total = sum_scalars(list(values.values()), [self.weights[term] for term in values])
+        return {**{term.name: value for term, value in values.items()}, "total": total}
+
+
+def sum_scalars(values: Sequence[Tensor], weights: Sequence[float] | None = None) -> Tensor:
+    """`Σ weight · value`, one GPU kernel a value: no vector of them is made first."""
+    weights = [1.0] * len(values) if weights is None else weights
+    total = values[0] if weights[0] == 1 else weights[0] * values[0]
+    for value, weight in zip(values[1:], weights[1:], strict=True):
+        total = torch.add(total, value, alpha=weight)
+    return total
+
+
+def first_rows(values: Tensor, like: Tensor) -> Tensor:
+    """The first `len(like)` rows; without a slice where these are all, as it copies in the backward pass."""
+    return values if len(values) == len(like) else values[: len(like)]
+
+
+def _kl_divergence(reference: Tensor, logits: Tensor) -> Tensor:
+    """Mean over rows of KL(softmax reference ‖ softmax logits)."""
+    return kl_div(logits.log_softmax(1), reference.log_softmax(1), reduction="batchmean", log_target=True)
+
+
+@term(on="clean")
+def closeness(context: StepContext) -> Tensor:
+    """KL(vanilla ‖ faithful) of the predicted classes, averaged over rows."""
+    return _kl_divergence(context.vanilla_outputs.logits, context.logits)
+
+
+@term(on="clean", needs_explanation=True)
+def similarity(context: StepContext) -> Tensor:
+    """Distance of the attention to the vanilla model's, and of its top-k neighbours from the top-k.
+
+    Σ over layers of mean over nodes of `½ Σ_j |w_j − w̃_j| / contrast`, plus mean over nodes with more than k
+    neighbours of `(1/k) Σ_{j in T} relu(θ − ā_j) / θ`. T is the vanilla top-k, ā the explanation, θ its k-th
+    largest entry, a constant. Without the division a layer that is almost uniform would not count.
+    """
+    vanilla, k = context.vanilla_outputs, context.settings.k
+    layers = zip(vanilla.attention, context.attention, vanilla.rowptrs, vanilla.contrasts, strict=True)
+    distances = [topk_l1(a, b, rowptr, None, factor=1 / contrast) for a, b, rowptr, contrast in layers]
+    ranked = zip(context.explanations, vanilla.top_k(k), vanilla.rowptrs, context.layers, strict=True)
+    shortfalls = [
+        _below_threshold(w, top, rowptr, first_rows(layer.destination, w), k)
+        for w, top, rowptr, layer in ranked
+    ]
+    return sum_scalars([*distances, *shortfalls])
+
+
+def _below_threshold(w: Tensor, top: Tensor, rowptr: Tensor, destination: Tensor, k: int) -> Tensor:
+    """Mean of `(1/k) Σ_{j in T} relu(θ − w_j) / θ` over nodes with more than k neighbours; `top` [E] is T."""
+    values, degree = w.detach(), rowptr.diff()
+    members = torch.where(topk_mask(values, rowptr, k), values, torch.inf)
+    least = torch.full_like(degree, torch.inf, dtype=w.dtype).scatter_reduce(0, destination, members, "amin")
+    counted = degree > k
+    threshold = least.clamp(min=torch.finfo(w.dtype).tiny, max=1.0)[destination]
+    below = (threshold - w).clamp(min=0) / threshold * (top & counted[destination])
+    return below.sum() / (k * counted.sum().clamp(min=1))
+
+
+@term(on="clean", needs_explanation=True)
+def margin(context: StepContext) -> Tensor:
+    """How far the top-k of the explanation is from being certified at radius R; 0 when every node is.
+
+        Σ over layers of mean over nodes with more than k neighbours and over m of relu(R − c(m) / m) / R
+
+    with `c(m)` the l1 cost of swapping m members. Unlike the literal worst case in attention space, which has
+    no gradient in the attention (docs/method.md), it pulls members and outsiders of the top-k apart.
+    """
+    k, radius, rowptrs = context.settings.k, context.settings.radius, context.vanilla_outputs.rowptrs
+    layers = zip(context.explanations, rowptrs, strict=True)
+    return sum_scalars([swap_margin(w, rowptr, k, radius) for w, rowptr in layers])
+
+
+def _too_flat(context: StepContext) -> Tensor:
+    """Σ over layers of `relu(0.95 − sharpness / vanilla sharpness)`; 0 where no layer is flatter."""
+    vanilla = context.vanilla_outputs
+    layers = zip(context.attention, vanilla.rowptrs, context.layers, strict=True)
+    now = [layer_sharpness(w, rowptr, first_rows(layer.destination, w)) for w, rowptr, layer in layers]
+    return _sharpness_loss(now, vanilla.sharpness)
+
+
+def _sharpness_loss(now: Sequence[Tensor], before: Sequence[float]) -> Tensor:
+    """Layers that are flat in the vanilla model (sharpness up to 1e-6) do not count: they rank rounding."""
+    return sum_scalars(
+        [
+            (MIN_SHARPNESS - new / old).clamp(min=0) if old > UNIFORM_SHARPNESS else new * 0
+            for new, old in zip(now, before, strict=True)
+        ]
+    )
+
+
+# What `@term` makes of a function of this name; `fgai.metrics` has the public function `sharpness`.
+sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)
+
+
+@term(on="attacked")
+def prediction_stability(context: StepContext) -> Tensor:
+    """KL(clean ‖ attacked) of the predicted classes, averaged over the rows that the attack can reach.
+
+    The clean logits are detached: `closeness` already ties them to the vanilla model.
+    """
+    assert context.attacked_logits is not None and context.reach is not None
+    return _kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions
+
+
+@term(on="clean", weight=4.0, own_pass=True)
+def certified(context: StepContext) -> Tensor:
+    """Mean over nodes of `sigmoid((0.1 − worst-case margin / spread) / 0.3)`; needs limits.
+
+    A smooth count of nodes without a certificate against injection: nodes near one have the largest
+    gradient. The attention mass of new neighbours rises with the ramp; at full size from the start no class
+    would have a positive one, and there would be no gradient.
+    """
+    settings, vanilla = context.settings, context.vanilla_outputs
+    margins = worst_margins(
+        context.model,
+        context.graph,
+        vanilla.classes,
+        neighbours=NEW_NEIGHBOURS,
+        clip_share=settings.clip_share,
+        shrink=settings.shrink,
+        mass_share=context.ramp,
+    )
+    return _uncertified_share(first_rows(margins, vanilla.logits), vanilla.logit_spread)
+
+
+def _uncertified_share(margins: Tensor, logit_spread: float) -> Tensor:
+    """The smooth count of `certified` from the worst-case margins [N, C] to every other class."""
+    return torch.sigmoid((MIN_MARGIN - margins.amin(1) / logit_spread) / MARGIN_WIDTH).mean()
+
+
+BUILT_IN = (closeness, similarity, margin, sharpness, prediction_stability)
+"""Terms whose weights are settings."""
+
+
+def weighted_terms(settings: FaithfulSettings, extra: Sequence[Term] = ()) -> WeightedTerms:
+    """Return the built-in terms and a user's, which replace built-in ones of the same name.
+
+    Raises:
+        InputError: a name twice or reserved, or nothing to train.
+    """
+    own = {each.name: each for each in extra}
+    for name in own:
+        if name in RESERVED:
+            raise InputError(f"a loss term cannot be named {name!r}; rename the function")
+    if len(own) < len(extra):
+        raise InputError(f"`terms` must have different names, got {', '.join(each.name for each in extra)}")
+    built_in = {each.name: each for each in BUILT_IN}
+    active = {}
+    for name, each in {**built_in, **own}.items():
+        weight = getattr(settings, name) if name in built_in else each.weight
+        if weight > 0:
+            active[each] = weight
+    if not active:
+        raise InputError("all weights are zero: there is nothing to train; give one a positive value")
+    return WeightedTerms(active)
