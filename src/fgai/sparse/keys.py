@@ -28,7 +28,6 @@ def key_ends(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Source and destination of every key: the inverse of `edge_keys`.
 
     Example:
-        >>> import torch
         >>> source, destination = key_ends(edge_keys(torch.tensor([7]), torch.tensor([2])))
         >>> source.tolist(), destination.tolist()
         ([7], [2])
@@ -61,15 +60,6 @@ class EdgeMap:
     after: Tensor
     num_before: int
     num_after: int
-
-    def pair(self, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Entries of two edge vectors at the edges that stayed; `AttentionError` if a length is wrong."""
-        if old.shape[0] != self.num_before or new.shape[0] != self.num_after:
-            raise AttentionError(
-                f"expected one value per edge ({self.num_before} before, {self.num_after} after),"
-                f" got {old.shape[0]} and {new.shape[0]}; were they computed on other graphs?"
-            )
-        return old[self.before], new[self.after]
 
 
 @typed
