@@ -357,9 +357,9 @@ class Graph:
         New nodes get no label, are in no mask, and have a self-loop if every node has one. Their positional
         encodings come from the neighbours (see `extend_encoding`), those of old nodes stay.
 
-        `targets` [M, e] int64 are the existing nodes each new one is joined to, distinct per row; gradients flow
-        to `features` [M, F], zeros if None. Returns the new graph, whose first N nodes are the old ones, and the
-        map of the old edges.
+        `targets` [M, e] int64 are the existing nodes each new one is joined to, distinct per row; gradients
+        flow to `features` [M, F], zeros if None. Returns the new graph, whose first N nodes are the old ones,
+        and the map of the old edges.
 
         Raises:
             InputError: `targets` names no nodes, or one twice in a row; `features` has another shape.

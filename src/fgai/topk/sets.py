@@ -114,7 +114,7 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
 
 @typed
 def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor:
-    """The top-k set T_k as a mask over edges [E]: the k largest of every row (scope "node") or of all ("graph").
+    """The top-k set T_k as a mask [E]: the k largest of every row (scope "node") or of all ("graph").
 
     `k=None` or more than the degree takes all edges.
 
@@ -148,8 +148,8 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
 
         V_k(i) = |T_k(i) ∩ T'_k(i)| / min(k, degree(i))
 
-    The denominator is the size of the first set, `mask_a`; a row in which that is empty counts as 1. Rows from
-    `scoped_rows(rowptr, E, "graph")` give the one overlap of graph-wide sets. Returns float64 [N].
+    The denominator is the size of the first set, `mask_a`; a row in which that is empty counts as 1. Rows
+    from `scoped_rows(rowptr, E, "graph")` give the one overlap of graph-wide sets. Returns float64 [N].
 
     Raises:
         InputError: the masks cover different edges.

@@ -34,8 +34,8 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     finds the piece.
 
     Columns are m = 1..M with M <= k, infinity where m > min(k, d-k): [N, M]. Differentiable in `values` [E];
-    where an l2 cost is 0 its gradient is set to 0. For a graph-wide set pass `scoped_rows(rowptr, E, "graph")`
-    as `rowptr`; with `k=None` no edge is outside.
+    where an l2 cost is 0 its gradient is set to 0. For a graph-wide set pass `scoped_rows(rowptr, E,
+    "graph")` as `rowptr`; with `k=None` no edge is outside.
 
     Raises:
         InputError: k is below 1, the norm is unknown, or k asks for more costs than memory holds.
@@ -112,8 +112,8 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
 
         mean over rows with more than k edges and over m of  relu(R − c(m) / m) / R
 
-    with `c(m)` the l1 cost of m swaps. A scalar in [0, 1] for non-negative costs, 0 where no row has more than
-    k edges.
+    with `c(m)` the l1 cost of m swaps. A scalar in [0, 1] for non-negative costs, 0 where no row has more
+    than k edges.
 
     Example:
         >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
