@@ -24,8 +24,7 @@ from fgai.sparse.valid import (
 )
 from fgai.typed import typed
 
-_INCOMING, _OUTGOING = "_incoming_checked", "_outgoing_checked"
-_CHECKED = {_INCOMING: True, _OUTGOING: True}
+_CHECKED = {"_incoming_checked": True, "_outgoing_checked": True}
 
 
 class Index32(NamedTuple):
@@ -113,17 +112,10 @@ class Adjacency:
         return cls(num_nodes, source, destination, rowptr, colptr, csc)
 
     def merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, Tensor]:
-        """Add new edges to the sorted ones in linear time.
+        """Add new `edges` [2, M] to the sorted ones in linear time; none may exist already.
 
-        Args:
-            edges: [2, M], none of which exists already.
-            num_nodes: of the new adjacency, at least that of this one.
-
-        Returns:
-            The new adjacency, and [E] the new positions of the old edges.
-
-        Raises:
-            InputError: an edge names no node, or the indices of this adjacency do not fit each other.
+        Returns the new adjacency of `num_nodes`, at least as many as before, and [E] the new positions of the
+        old edges. Raises `InputError` if an edge names no node.
         """
         self.check_outgoing()
         check_index(edges, num_nodes, "edges")
@@ -159,23 +151,19 @@ class Adjacency:
 
     def check_incoming(self) -> None:
         """Raise `InputError` unless nodes, edges and row pointers fit each other; read once."""
-        if _INCOMING not in self.__dict__ and not _capturing(self.device):
-            self.__dict__[_INCOMING] = self._check_incoming()
-
-    def check_outgoing(self) -> None:
-        """Raise `InputError` unless the order by source and the column pointers fit, too; read once."""
-        if _OUTGOING not in self.__dict__ and not _capturing(self.device):
-            self.__dict__[_OUTGOING] = self._check_outgoing()
-
-    def _check_incoming(self) -> bool:
+        if "_incoming_checked" in self.__dict__ or _capturing(self.device):
+            return
         source, destination, rowptr = self._parts("source", "destination", "rowptr")
         check_pointers(rowptr, len(source), "rowptr")
         check_index(source, self.num_nodes, "source")
         if not torch.equal(row_index(rowptr, len(source)), destination.long()):
             raise InputError("`destination` must be sorted and hold node i at `rowptr[i]:rowptr[i + 1]`")
-        return True
+        self.__dict__["_incoming_checked"] = True
 
-    def _check_outgoing(self) -> bool:
+    def check_outgoing(self) -> None:
+        """Raise `InputError` unless the order by source and the column pointers fit, too; read once."""
+        if "_outgoing_checked" in self.__dict__ or _capturing(self.device):
+            return
         self.check_incoming()
         source, csc, colptr = self._parts("source", "csc", "colptr")
         check_pointers(colptr, len(source), "colptr")
@@ -184,7 +172,7 @@ class Adjacency:
         covered = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
         if not bool(covered.all()) or not torch.equal(row_index(colptr, len(csc)), source[order].long()):
             raise InputError("`csc` must hold every edge once, that of node j at `colptr[j]:colptr[j + 1]`")
-        return True
+        self.__dict__["_outgoing_checked"] = True
 
     def _parts(self, *names: str) -> tuple[Tensor, Tensor, Tensor]:
         """Two vectors over edges and one of pointers, in 32 bits where only those exist."""
