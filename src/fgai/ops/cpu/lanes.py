@@ -100,7 +100,7 @@ def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any, cou
 
 def _load_type(array: Any, count: int) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _address(context, builder, array, *args, count)
+        at = _address(context, builder, array, *args, count=count)
         return builder.load(at, align=array.dtype.bitwidth // 8)
 
     return _LanesType(array.dtype, count)(array, types.intp), generate
@@ -123,7 +123,7 @@ def _store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
     """array[offset : offset + 8] = lanes, or 64 numbers for a tile; not checked."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at = _address(context, builder, array, *args[:2], lanes.count)
+        at = _address(context, builder, array, *args[:2], count=lanes.count)
         builder.store(args[2], at, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
