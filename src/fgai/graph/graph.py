@@ -434,7 +434,8 @@ class Graph:
         keep = torch.ones(self.num_edges, dtype=torch.bool, device=self.device)
         keep[checks.positions(positions, self.num_edges)] = False
         before = keep.nonzero().flatten()
-        adjacency = Adjacency.from_sorted(*self.edge_index[:, before], self.num_nodes)
+        source, destination = self.edge_index[:, before]
+        adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
         edge_map = EdgeMap(before, self._positions[: before.numel()], self.num_edges, before.numel())
         return dataclasses.replace(
             self, adjacency=adjacency, merged=None, **self._carried(edge_map)

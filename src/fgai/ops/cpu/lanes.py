@@ -91,7 +91,7 @@ for _function, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), 
     _operator(_function, _instruction)
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any, count: int = LANES) -> Any:
+def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any, *, count: int = LANES) -> Any:
     """Pointer to the `count` numbers at `offset` of a flat array."""
     data = context.make_array(kind)(context, builder, value=array).data
     vector = ir.VectorType(context.get_value_type(kind.dtype), count)

@@ -45,7 +45,8 @@ def _tile(kind: int, like: Tensor) -> dict[str, int]:
     """Sizes of the tiles of a kernel on `like` [N, H], or [N, H, C] unless the score is additive."""
     if kind == ADDITIVE:
         return {**_head_tile(like.shape[1], 1024), "C": 1, "BC": 1}
-    return _row_tile(*like.shape[1:], 1, 64, 4096)
+    heads, channels = like.shape[1:]
+    return _row_tile(heads, channels, 1, 64, 4096)
 
 
 def _edge_scores(terms: Score, adjacency: Adjacency, rate: float = 1.0) -> Tensor:
