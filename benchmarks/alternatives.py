@@ -28,7 +28,7 @@ from numba import njit, prange
 
 from fgai import ops
 from fgai.models.layer import AttentionLayer
-from fgai.ops.cpu import parallel, scores
+from fgai.ops.cpu import parallel
 from fgai.ops.cpu.rows import FAST
 from fgai.sparse import Adjacency
 from fgai.topk import sets, swaps
@@ -139,7 +139,7 @@ def lanes(adjacency: Adjacency, repeats: int) -> list[list[str]]:
         attention, out = np.empty((adjacency.num_edges, heads), np.float32), np.empty_like(v)
         plain_forward(rows.pointer, rows.node, n, f, v, slope, attention, out)
         means, made = (d * out).sum(-1), (np.empty_like(v), np.empty_like(attention), np.empty_like(f))
-        given = scores._score_arguments(0, near, far, None, 0.2)
+        given = attend._score_arguments(0, near, far, None, 0.2)
         drop, space = (
             (0, np.uint32(0), np.float32(1)),
             parallel._workspace(columns.blocks, attention, channels),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 
 from fgai.errors import AttentionError
@@ -24,13 +23,3 @@ class TestMatching:
         adjacency, _ = Adjacency.build(edge_tensor([(0, 1), (0, 1), (2, 0)]), 3)
         with pytest.raises(AttentionError, match="duplicates"):
             match_edges(adjacency.keys, build(3, [(0, 1)]).keys)
-
-    def test_values_of_another_graph_are_refused(self) -> None:
-        graph = build(4, [(0, 1), (2, 1), (3, 0)])
-        changed, edge_map = graph.inject(torch.tensor([[0, 2]]))
-        old, new = torch.arange(3.0), torch.arange(float(changed.num_edges))
-        before, after = edge_map.pair(old, new)
-        assert before.tolist() == [0.0, 1.0, 2.0]
-        assert after.tolist() == [float(listed(changed).index(e)) for e in listed(graph)]
-        with pytest.raises(AttentionError, match="3 before, 7 after"):
-            edge_map.pair(old, new[:3])

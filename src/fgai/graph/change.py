@@ -61,10 +61,10 @@ class GraphChange:
         if features is not None and self.rows is not None and self.delta is not None:
             features = features.perturb(self.rows, self.delta)
         if features is not None and self.endpoints is not None and self.endpoints.numel():
-            rows = self.features
-            if rows is None:
-                rows = torch.zeros(len(self.endpoints), features.num_columns, dtype=features.dtype)
-            features = features.append(rows.to(features.device))
+            zeros = torch.zeros(len(self.endpoints), features.num_columns, dtype=features.dtype)
+            features = features.append(
+                (zeros if self.features is None else self.features).to(features.device)
+            )
         return features
 
     def detach(self) -> GraphChange:
@@ -81,40 +81,33 @@ class ChangedEdges:
 
     def __init__(self, change: GraphChange) -> None:
         self._copy = replace(change, features=None, delta=None, entry_values=None).detach()
-        self._remember(change)
+        self._last = _versions(change)
 
     def match(self, change: GraphChange) -> bool:
         """Whether `change` has the same edges and rows."""
-        tensors = [getattr(change, name) for name in _EDGES]
-        identical = all(one is two for one, two in zip(tensors, self._tensors, strict=True))
-        if identical and self._versions == [_version(tensor) for tensor in tensors]:
+        now = _versions(change)
+        if all(one is two and new == old for (one, new), (two, old) in zip(now, self._last, strict=True)):
             return True
-        if not all(
-            _same(tensor, getattr(self._copy, name)) for name, tensor in zip(_EDGES, tensors, strict=True)
-        ):
-            return False
-        self._remember(change)
+        for (tensor, _), (copy, _) in zip(now, _versions(self._copy), strict=True):
+            if tensor is not copy and (tensor is None or copy is None or not torch.equal(tensor, copy)):
+                return False
+        self._last = now
         return True
 
-    def _remember(self, change: GraphChange) -> None:
-        self._tensors = [getattr(change, name) for name in _EDGES]
-        self._versions = [_version(tensor) for tensor in self._tensors]
 
+def _versions(change: GraphChange) -> list[tuple[Tensor | None, float]]:
+    """Edges and rows of a change, each with a number that increases when it is written to.
 
-_EDGES = ("endpoints", "edges", "removed", "rows")
+    The number is NaN, which equals nothing, for tensors that count no writes.
+    """
+    tensors = change.endpoints, change.edges, change.removed, change.rows
+    return [(tensor, _version(tensor)) for tensor in tensors]
 
 
 def _version(tensor: Tensor | None) -> float:
-    """Return a number that increases when a tensor is written to; NaN if it counts no writes."""
     if tensor is None:
         return 0
     return float("nan") if tensor.is_inference() else tensor._version
-
-
-def _same(one: Tensor | None, two: Tensor | None) -> bool:
-    if one is None or two is None:
-        return one is two
-    return torch.equal(one, two)
 
 
 def both_ways(graph: Graph, pairs: Tensor) -> Tensor:

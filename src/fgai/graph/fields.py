@@ -7,7 +7,7 @@ self-loops chooses their values itself (PyG's `fill_value`).
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,13 +118,12 @@ class Links:
         if self.pairs.dim() != 2 or self.pairs.shape[0] != 2:
             raise InputError(f"`pairs` must have shape [2, links], got {tuple(self.pairs.shape)}")
         count = self.pairs.shape[1]
-        for name in ("y", "part"):
-            if getattr(self, name).shape != (count,):
-                got = tuple(getattr(self, name).shape)
-                raise InputError(f"`{name}` must have one entry per pair ({count}), got {got}")
-        for name in ("pairs", "y", "part"):
-            if getattr(self, name).is_floating_point():
-                raise InputError(f"`{name}` must hold integers, got {getattr(self, name).dtype}")
+        for name, part in (("y", self.y), ("part", self.part)):
+            if part.shape != (count,):
+                raise InputError(f"`{name}` must have one entry per pair ({count}), got {tuple(part.shape)}")
+        for name, part in (("pairs", self.pairs), ("y", self.y), ("part", self.part)):
+            if part.is_floating_point():
+                raise InputError(f"`{name}` must hold integers, got {part.dtype}")
 
     def __len__(self) -> int:
         return int(self.pairs.shape[1])
@@ -136,8 +135,7 @@ class Links:
 
     def ends(self, targets: str) -> Tensor:
         """Return the nodes of the pairs of a part, each once; parts as in `rows`."""
-        ends: Tensor = torch.unique(self.pairs[:, self.rows(targets)])
-        return ends
+        return torch.unique(self.pairs[:, self.rows(targets)])  # type: ignore[no-any-return]
 
     def take(self, rows: Tensor) -> Links:
         """Return the pairs at positions `rows` [R]."""
@@ -159,4 +157,4 @@ class Links:
     def to(self, device: torch.device | str) -> Links:
         """Return the pairs on `device`."""
         device = checks.device(device)
-        return replace(self, pairs=self.pairs.to(device), y=self.y.to(device), part=self.part.to(device))
+        return Links(self.pairs.to(device), self.y.to(device), self.part.to(device))

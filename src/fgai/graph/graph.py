@@ -49,19 +49,11 @@ def extend_encoding(
 
         v_u = Σ_{j ∈ N(u)} g(μ_j) · v_j / √(d_u d_j),      g(μ) = μ / max(μ², FLOOR²),
 
-    with an eigenvalue per node, because components have different spectra and a new node may join several.
-    `g` is 1/μ for `|μ| ≥ FLOOR`, so that an existing node would get its own encoding, and falls to 0 at
-    μ = 0, so that nothing is amplified more than 1/FLOOR times. The eigenvalue of a new node is the mean of
-    its neighbours'. Without neighbours both are 0; padding (eigenvalue 0) stays 0.
-
-    Args:
-        vectors: [N, P] encodings.
-        values: [N, P] eigenvalue μ of each entry.
-        degree: [N] neighbours of each node before the new ones came, self-loops not counted.
-        targets: [M, e] distinct neighbours of each new node.
-
-    Returns:
-        [M, P] encodings and [M, P] eigenvalues of the new nodes.
+    with an eigenvalue per node, because components have different spectra. `g` is 1/μ for `|μ| ≥ FLOOR`, so
+    that an existing node would get its own encoding, and falls to 0 at μ = 0, so that nothing is amplified
+    more than 1/FLOOR times. The eigenvalue of a new node is the mean of its neighbours'; without any both are
+    0. `vectors` and `values` are [N, P], `degree` [N] counts the neighbours of each old node without
+    self-loops, `targets` [M, e] are the distinct neighbours of each new one; returns [M, P] twice.
 
     Example:
         >>> from torch import tensor
@@ -164,12 +156,11 @@ class Graph:
             num_nodes: N, at least 1.
             features: [N, F] tensor, `Features`, scipy sparse matrix, or None.
             undirected: also add the reverse of every edge, with its values; without warning about duplicates.
-            edge_truth: [E] bool for `edge_index`; an edge is true if any of its duplicates is.
-            edge_attr: [E] or [E, D] for `edge_index`; duplicates must agree.
-            edge_weight: [E] for `edge_index`; duplicates must agree.
+            edge_truth: [E] bool; an edge is true if any of its duplicates is.
+            edge_attr: [E] or [E, D]; duplicates must agree, as for `edge_weight` [E].
+            edge_weight: [E].
             name: for messages and records.
-            **fields: `y`, `train_mask`, `val_mask`, `test_mask`, `batch`, `graph_y`, `positional`,
-                `positional_values`.
+            **fields: other attributes of a graph, e.g. `y` and `train_mask`.
 
         Raises:
             InputError: empty graph, edges out of range, features or values of edges that are not finite,
@@ -366,12 +357,9 @@ class Graph:
         New nodes get no label, are in no mask, and have a self-loop if every node has one. Their positional
         encodings come from the neighbours (see `extend_encoding`), those of old nodes stay.
 
-        Args:
-            targets: [M, e] int64, the existing nodes each of the M new nodes is joined to (distinct per row).
-            features: [M, F]; gradients flow to them. Zeros when None.
-
-        Returns:
-            The new graph, whose first N nodes are the old ones, and the map of the old edges.
+        `targets` [M, e] int64 are the existing nodes each new one is joined to, distinct per row; gradients
+        flow to `features` [M, F], zeros if None. Returns the new graph, whose first N nodes are the old ones,
+        and the map of the old edges.
 
         Raises:
             InputError: `targets` names no nodes, or one twice in a row; `features` has another shape.
@@ -385,15 +373,13 @@ class Graph:
         m = len(targets)
         adjacency, positions = attach(self.adjacency, targets, self.has_loops)
         edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
-        extra = features
-        if self.features is not None and extra is None:
-            extra = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
-        changes: dict[str, Any] = {"adjacency": adjacency, "entry_values": None}
-        if self.features is not None and extra is not None:
-            if extra.shape[0] != m:
-                raise InputError(f"`features` must have {m} rows, one per new node, got {extra.shape[0]}")
-            changes["features"] = self.features.append(extra)
-        changes |= self._padded(m)
+        changes: dict[str, Any] = {"adjacency": adjacency, "entry_values": None, **self._padded(m)}
+        if self.features is not None:
+            if features is None:
+                features = torch.zeros(m, self.num_features, dtype=self.features.dtype, device=self.device)
+            if features.shape[0] != m:
+                raise InputError(f"`features` must have {m} rows, one per new node, got {features.shape[0]}")
+            changes["features"] = self.features.append(features)
         if self.batch is not None:
             changes["batch"] = torch.cat([self.batch, self.batch[targets[:, 0]]])
         changes |= self._carried(edge_map)
@@ -406,15 +392,16 @@ class Graph:
         graph.__dict__.update(has_loops=self.has_loops, num_graphs=self.num_graphs)
         return graph, edge_map
 
-    def _padded(self, count: int) -> dict[str, Tensor | None]:
+    def _padded(self, count: int) -> dict[str, Tensor]:
         """Return masks and labels with `count` new nodes; cached for adversarial training."""
 
-        def make() -> dict[str, Tensor | None]:
+        def make() -> dict[str, Tensor]:
             fills = {"train_mask": 0, "val_mask": 0, "test_mask": 0, "y": -1}
             old = {name: getattr(self, name) for name in fills}
+            present = {name: values for name, values in old.items() if values is not None}
             return {
-                name: None if values is None else torch.cat([values, values.new_full((count,), fills[name])])
-                for name, values in old.items()
+                name: torch.cat([values, values.new_full((count,), fills[name])])
+                for name, values in present.items()
             }
 
         return cached_on(self, ("padded", count), make)
@@ -447,11 +434,12 @@ class Graph:
         keep = torch.ones(self.num_edges, dtype=torch.bool, device=self.device)
         keep[checks.positions(positions, self.num_edges)] = False
         before = keep.nonzero().flatten()
-        source, destination = self.adjacency.source[before], self.adjacency.destination[before]
+        source, destination = self.edge_index[:, before]
         adjacency = Adjacency.from_sorted(source, destination, self.num_nodes)
         edge_map = EdgeMap(before, self._positions[: before.numel()], self.num_edges, before.numel())
-        fields = self._carried(edge_map)
-        return dataclasses.replace(self, adjacency=adjacency, merged=None, **fields), edge_map
+        return dataclasses.replace(
+            self, adjacency=adjacency, merged=None, **self._carried(edge_map)
+        ), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
         """Return the values on edges after an edit: old edges keep theirs, new ones get those of `FILL`."""

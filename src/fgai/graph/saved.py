@@ -93,11 +93,7 @@ class ChangeRecord(Document):
         )
 
     def apply(self, model: nn.Module, graph: Graph) -> Graph:
-        """Return the changed graph, after everything was checked.
-
-        Args:
-            model: it was made with; not run.
-            graph: as it was loaded, not prepared for the model.
+        """Return the changed graph, after everything was checked; `graph` as it was loaded, not prepared.
 
         Raises:
             CheckpointError: another model or graph, an unknown node, an edge that cannot go or come, or

@@ -18,7 +18,7 @@ from fgai.errors import DataError, FgaiWarning, warn
 from fgai.large.arrays import Array, _ArrayFiles, _scratch, _write_array, map_array
 from fgai.large.stored import DTYPES
 from fgai.large.write import _Work
-from fgai.sparse.keys import edge_name
+from fgai.sparse import edge_name
 from fgai.sparse.valid import LARGEST
 
 BLOCK = 1 << 22  # edges that are read, moved or sorted per block

@@ -41,13 +41,8 @@ def attach(adjacency: Adjacency, targets: Tensor, loops: bool) -> tuple[Adjacenc
     On a GPU nothing waits for the device and every shape follows from those of the arguments, so that a CUDA
     graph can capture it.
 
-    Args:
-        adjacency: the old edges.
-        targets: [M, e] old nodes of each new one; `check_targets` is not called here.
-        loops: also give every new node an edge to itself.
-
-    Returns:
-        The new adjacency, and [E] the new positions of the old edges.
+    `targets` [M, e] are old nodes of each new one; `check_targets` is not called here. `loops`: also give
+    every new node an edge to itself. Returns the new adjacency, and [E] the new positions of the old edges.
     """
     adjacency.check_outgoing()
     if targets.is_cuda and has_triton():

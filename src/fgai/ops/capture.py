@@ -22,13 +22,8 @@ class Replay(Generic[T]):
 
     Run the computation once or twice before, so that it compiles and caches nothing during the capture.
 
-    Args:
-        work: launches kernels of fixed shapes and never waits for the device.
-        device: the CUDA device.
-        pool: memory shared with other captures whose results are not needed at the same time.
-
-    Attributes:
-        result: the result of `work`; the tensors in it change with every call.
+    `work` launches kernels of fixed shapes and never waits for the device; the tensors in its `result` change
+    with every call. `pool` is memory shared with captures whose results are not needed at the same time.
 
     Raises:
         RuntimeError: `work` cannot be captured. Nothing was computed, and the random generator still works.

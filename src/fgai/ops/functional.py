@@ -133,12 +133,7 @@ def attend_additive(
     values: Tensor,
     adjacency: Adjacency,
     slope: float = 0.2,
-    *,
-    dropout: float = 0.0,
-    seed: int | Tensor | None = None,
-    written: bool = True,
-    averaged: bool = False,
-    bias: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Fused `score_additive` → `edge_softmax` → dropout → `aggregate`.
 
@@ -151,11 +146,12 @@ def attend_additive(
         values: [N, H, C] to aggregate.
         adjacency: the edges.
         slope: of the leaky relu.
-        dropout: rate on the attention, random by position (see `fgai.ops.reference`).
-        seed: of the dropout; from torch's global generator by default.
-        written: whether the attention is needed; if not, the GPU returns it empty.
-        averaged: return the mean of the attention over the heads.
-        bias: [H, C], added to the values of every node.
+        **options:
+            dropout: rate on the attention, 0 by default, random by position (see `fgai.ops.reference`).
+            seed: of the dropout; from torch's global generator by default.
+            written: whether the attention is needed; if False, the GPU returns it empty.
+            averaged: return the mean of the attention over the heads; False by default.
+            bias: [H, C], added to the values of every node.
 
     Returns:
         The aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
@@ -163,8 +159,7 @@ def attend_additive(
     Raises:
         InputError: shapes, types or devices do not fit, or the rate is not in [0, 1).
     """
-    score = Score(ADDITIVE, destination, source, None, slope)
-    return _attend(score, values, adjacency, dropout, seed, bias, written, averaged)
+    return _attend(Score(ADDITIVE, destination, source, None, slope), values, adjacency, **options)
 
 
 @typed
@@ -175,22 +170,23 @@ def attend_dynamic(
     values: Tensor,
     adjacency: Adjacency,
     slope: float = 0.2,
-    *,
-    dropout: float = 0.0,
-    seed: int | Tensor | None = None,
-    written: bool = True,
-    averaged: bool = False,
-    bias: Tensor | None = None,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
-    score = Score(DYNAMIC, destination, source, weight, slope)
-    return _attend(score, values, adjacency, dropout, seed, bias, written, averaged)
+    """Fused `score_dynamic` → `edge_softmax` → dropout → `aggregate`; `options` as in `attend_additive`."""
+    return _attend(Score(DYNAMIC, destination, source, weight, slope), values, adjacency, **options)
 
 
 @typed
 def attend_dot(
-    query: Tensor,
-    key: Tensor,
+    query: Tensor, key: Tensor, values: Tensor, adjacency: Adjacency, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; `options` as in `attend_additive`."""
+    return _attend(Score(DOT, query, key, None, 0.0), values, adjacency, **options)
+
+
+@typed
+def _attend(
+    score: Score,
     values: Tensor,
     adjacency: Adjacency,
     *,
@@ -200,25 +196,11 @@ def attend_dot(
     averaged: bool = False,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Fused `score_dot` → `edge_softmax` → dropout → `aggregate`; see `attend_additive`."""
-    score = Score(DOT, query, key, None, 0.0)
-    return _attend(score, values, adjacency, dropout, seed, bias, written, averaged)
-
-
-def _attend(
-    score: Score,
-    values: Tensor,
-    adjacency: Adjacency,
-    p: float,
-    seed: int | Tensor | None,
-    bias: Tensor | None,
-    *options: bool,
-) -> tuple[Tensor, Tensor]:
     _check_score(score, adjacency, values, "values", *_WIDE)
     if bias is not None:
         _check(bias, "bias", tuple(values.shape[1:]), values)
-    kernels = _kernels_for(values, narrow=True)
-    return kernels.attend(score, values, adjacency, (p, _seed(values, p, seed)), *options, bias)
+    drop = dropout, _seed(values, dropout, seed)
+    return _kernels_for(values, narrow=True).attend(score, values, adjacency, drop, written, averaged, bias)
 
 
 def dropout(numbers: X, p: float, training: bool = True, *, seed: int | Tensor | None = None) -> X:
@@ -311,13 +293,7 @@ def weighted_softmax(scores: Tensor, weight: Tensor, adjacency: Adjacency) -> Te
     An edge of weight 0 gets exactly 0 and still passes a gradient to its weight; a node whose edges all have
     weight 0 gets zeros, like one without edges. Not differentiable twice.
 
-    Args:
-        scores: [E, H].
-        weight: [E], at least 0 (negative counts as 0); gradients reach it.
-        adjacency: the edges.
-
-    Raises:
-        InputError: `weight` is not one number per edge.
+    `scores` are [E, H]; `weight` is [E], at least 0 (negative counts as 0), and gets gradients.
 
     Example:
         >>> adjacency, _ = Adjacency.build(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)

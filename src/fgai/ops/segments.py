@@ -43,11 +43,8 @@ def check_row_pointers(rowptr: Tensor, num_edges: int | None = None, entries: st
 def row_sum(values: Tensor, rowptr: Tensor) -> Tensor:
     """Sum over each row, `s_i = sum_{e in row i} values_e`; 0 for an empty row.
 
-    Deterministic on every device, and differentiable once.
-
-    Args:
-        values: [E] or [E, H], floating or integer (integers and booleans give int64).
-        rowptr: [N+1].
+    `values` [E] or [E, H] are floating or integer (integers and booleans give int64). Deterministic on every
+    device, and differentiable once.
 
     Example:
         >>> row_sum(torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0, 2, 2, 3])).tolist()

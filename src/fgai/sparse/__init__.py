@@ -1,8 +1,7 @@
 """What the kernels read: edges in compressed rows with their identities, and sparse features."""
 
-from fgai.sparse.adjacency import Adjacency
+from fgai.sparse.adjacency import Adjacency, EdgeMap, edge_keys, edge_name, key_ends, match_edges
 from fgai.sparse.features import Features, SparseRows
-from fgai.sparse.keys import EdgeMap, edge_keys, edge_name, key_ends, match_edges
 
 __all__ = [
     "Adjacency",

@@ -1,4 +1,7 @@
-"""Edges sorted by destination, with pointers both ways: what every kernel reads."""
+"""Edges sorted by destination, with pointers both ways, and one integer per edge: its identity.
+
+Kernels read the first; the identity survives every edit of the graph.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from torch import Tensor
 
 from fgai import checks
 from fgai.cache import cached_on
-from fgai.errors import InputError
-from fgai.sparse.keys import edge_keys, key_ends
+from fgai.errors import AttentionError, InputError
 from fgai.sparse.valid import (
     INTEGERS,
     _capturing,
@@ -24,8 +26,76 @@ from fgai.sparse.valid import (
 )
 from fgai.typed import typed
 
-_INCOMING, _OUTGOING = "_incoming_checked", "_outgoing_checked"
-_CHECKED = {_INCOMING: True, _OUTGOING: True}
+_LOW = 0xFFFFFFFF
+_CHECKED = {"_incoming_checked": True, "_outgoing_checked": True}
+
+
+@typed
+def edge_keys(source: Tensor, destination: Tensor) -> Tensor:
+    """One integer per edge, `destination · 2³² + source`, whatever the number of nodes."""
+    if source.shape != destination.shape or source.is_floating_point() or destination.is_floating_point():
+        got = f"{tuple(source.shape)} and {tuple(destination.shape)}"
+        raise InputError(f"`source` and `destination` must be integers, one of each per edge, got {got}")
+    return (destination.long() << 32) | source.long()
+
+
+@typed
+def key_ends(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Source and destination of every key: the inverse of `edge_keys`.
+
+    Example:
+        >>> source, destination = key_ends(edge_keys(torch.tensor([7]), torch.tensor([2])))
+        >>> source.tolist(), destination.tolist()
+        ([7], [2])
+    """
+    if keys.dtype != torch.int64:
+        raise InputError(f"`keys` must be int64, as `edge_keys` gives them, got {keys.dtype}")
+    return keys & _LOW, keys >> 32
+
+
+@typed
+def edge_name(key: int) -> str:
+    """Return "source → destination" for one edge key, for messages."""
+    checks.whole(key, "key")
+    return f"{key & _LOW} → {key >> 32}"
+
+
+@typed
+@dataclass(frozen=True)
+class EdgeMap:
+    """Which edges of a graph stayed after an edit, and where they are now.
+
+    Attributes:
+        before: [K] int64, positions in the old graph.
+        after: [K] int64, positions of the same edges in the new graph.
+        num_before: edges of the old graph.
+        num_after: edges of the new graph.
+    """
+
+    before: Tensor
+    after: Tensor
+    num_before: int
+    num_after: int
+
+
+@typed
+def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions (ia, ib) of the edges that two sorted key vectors share, in key order.
+
+    Raises:
+        AttentionError: a vector is not strictly increasing (parallel edges have no single partner).
+        InputError: something else than keys, int64 [E].
+    """
+    for name, keys in (("keys_a", keys_a), ("keys_b", keys_b)):
+        if keys.dim() != 1 or keys.dtype != torch.long:
+            raise InputError(f"`{name}` must be int64 [E], got {keys.dtype} {list(keys.shape)}")
+        if keys.numel() > 1 and not bool((keys[1:] > keys[:-1]).all()):
+            raise AttentionError("edges can only be matched when sorted and free of duplicates; use `Graph`")
+    if keys_b.numel() == 0 or keys_a.numel() == 0:
+        return keys_a[:0], keys_a[:0]
+    spot = torch.searchsorted(keys_b, keys_a).clamp(max=keys_b.numel() - 1)
+    ia = (keys_b[spot] == keys_a).nonzero().flatten()
+    return ia, spot[ia]
 
 
 class Index32(NamedTuple):
@@ -113,17 +183,10 @@ class Adjacency:
         return cls(num_nodes, source, destination, rowptr, colptr, csc)
 
     def merge(self, edges: Tensor, num_nodes: int) -> tuple[Adjacency, Tensor]:
-        """Add new edges to the sorted ones in linear time.
+        """Add new `edges` [2, M] to the sorted ones in linear time; none may exist already.
 
-        Args:
-            edges: [2, M], none of which exists already.
-            num_nodes: of the new adjacency, at least that of this one.
-
-        Returns:
-            The new adjacency, and [E] the new positions of the old edges.
-
-        Raises:
-            InputError: an edge names no node, or the indices of this adjacency do not fit each other.
+        Returns the new adjacency of `num_nodes`, at least as many as before, and [E] the new positions of the
+        old edges. Raises `InputError` if an edge names no node.
         """
         self.check_outgoing()
         check_index(edges, num_nodes, "edges")
@@ -159,23 +222,19 @@ class Adjacency:
 
     def check_incoming(self) -> None:
         """Raise `InputError` unless nodes, edges and row pointers fit each other; read once."""
-        if _INCOMING not in self.__dict__ and not _capturing(self.device):
-            self.__dict__[_INCOMING] = self._check_incoming()
-
-    def check_outgoing(self) -> None:
-        """Raise `InputError` unless the order by source and the column pointers fit, too; read once."""
-        if _OUTGOING not in self.__dict__ and not _capturing(self.device):
-            self.__dict__[_OUTGOING] = self._check_outgoing()
-
-    def _check_incoming(self) -> bool:
+        if "_incoming_checked" in self.__dict__ or _capturing(self.device):
+            return
         source, destination, rowptr = self._parts("source", "destination", "rowptr")
         check_pointers(rowptr, len(source), "rowptr")
         check_index(source, self.num_nodes, "source")
         if not torch.equal(row_index(rowptr, len(source)), destination.long()):
             raise InputError("`destination` must be sorted and hold node i at `rowptr[i]:rowptr[i + 1]`")
-        return True
+        self.__dict__["_incoming_checked"] = True
 
-    def _check_outgoing(self) -> bool:
+    def check_outgoing(self) -> None:
+        """Raise `InputError` unless the order by source and the column pointers fit, too; read once."""
+        if "_outgoing_checked" in self.__dict__ or _capturing(self.device):
+            return
         self.check_incoming()
         source, csc, colptr = self._parts("source", "csc", "colptr")
         check_pointers(colptr, len(source), "colptr")
@@ -184,7 +243,7 @@ class Adjacency:
         covered = torch.zeros(len(csc), dtype=torch.bool, device=csc.device).index_fill(0, order, True)
         if not bool(covered.all()) or not torch.equal(row_index(colptr, len(csc)), source[order].long()):
             raise InputError("`csc` must hold every edge once, that of node j at `colptr[j]:colptr[j + 1]`")
-        return True
+        self.__dict__["_outgoing_checked"] = True
 
     def _parts(self, *names: str) -> tuple[Tensor, Tensor, Tensor]:
         """Two vectors over edges and one of pointers, in 32 bits where only those exist."""

@@ -122,7 +122,7 @@ class SparseRows:
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> SparseRows:
         """Return the rows on `device`, the values in `dtype`."""
         device = checks.device(device)
-        values = self.values.to(device=device, dtype=dtype or self.values.dtype)
+        values = self.values.to(device, dtype)
         if self.indptr.device == device:
             return self if values is self.values else self.with_values(values)
         return SparseRows(self.indptr.to(device), self.indices.to(device), values, self.num_columns)
@@ -220,11 +220,10 @@ class Features:
             raise InputError("`rows` and `delta` belong together: give both or neither")
 
     def _check_part(self, part: Tensor, name: str, rows: int) -> None:
-        expected = (rows, self.num_columns), self.dtype, self.device
-        if (part.shape, part.dtype, part.device) != expected:
-            got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
-            shape, dtype, device = expected
-            raise InputError(f"`{name}` must be {dtype} {shape} on {device}, as the features are, got {got}")
+        expected = f"{self.dtype} {(rows, self.num_columns)} on {self.device}"
+        got = f"{part.dtype} {tuple(part.shape)} on {part.device}"
+        if got != expected:
+            raise InputError(f"`{name}` must be {expected}, as the features are, got {got}")
 
     def range(self, rows: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
         """Smallest and largest value of each column, [F] each, zeros included.
@@ -255,9 +254,8 @@ class Features:
     def append(self, rows: Tensor) -> Features:
         """Return features with dense `rows` [M, F] below; gradients flow to `rows`."""
         if rows.dim() != 2 or rows.shape[1] != self.num_columns:
-            raise InputError(
-                f"appended features must have shape [M, {self.num_columns}], got {tuple(rows.shape)}"
-            )
+            got = tuple(rows.shape)
+            raise InputError(f"appended features must have shape [M, {self.num_columns}], got {got}")
         both = rows if self.appended is None else torch.cat([self.appended, rows])
         return replace(self, appended=both)
 
@@ -315,8 +313,7 @@ class Features:
         """Apply `function` to the stored values; it is not called for zeros of sparse rows."""
         base = self.base
         mapped = base.with_values(function(base.values)) if isinstance(base, SparseRows) else function(base)
-        appended = None if self.appended is None else function(self.appended)
-        delta = None if self.delta is None else function(self.delta)
+        appended, delta = (None if t is None else function(t) for t in (self.appended, self.delta))
         return Features(mapped, appended, self.rows, delta)
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Features:

@@ -77,14 +77,7 @@ def scoped_rows(rowptr: Tensor, num_edges: int, scope: str) -> Tensor:
 
 @typed
 def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
-    """The rank of every edge among the edges into its node: 0 for the largest value; ties in edge order.
-
-    Args:
-        values: [E].
-        rowptr: [N+1].
-
-    Returns:
-        int64 [E].
+    """The rank of every edge among the edges into its node, int64 [E]: 0 for the largest; ties in edge order.
 
     Example:
         >>> ranks_in_rows(torch.tensor([0.2, 0.7, 0.1, 0.5, 0.5]), torch.tensor([0, 3, 5])).tolist()
@@ -97,15 +90,7 @@ def ranks_in_rows(values: Tensor, rowptr: Tensor) -> Tensor:
 
 @typed
 def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
-    """Positions of the `count` largest edges of every row, in descending order.
-
-    Args:
-        values: [E].
-        rowptr: [N+1].
-        count: number of edges to list, at least 1.
-
-    Returns:
-        int64 [N, count], -1 where a row has fewer edges.
+    """Positions of the `count` largest edges of every row, falling: int64 [N, count], -1 where it has fewer.
 
     Example:
         >>> leaders(torch.tensor([0.2, 0.7, 0.1, 1.0]), torch.tensor([0, 3, 4]), 2).tolist()
@@ -129,16 +114,9 @@ def leaders(values: Tensor, rowptr: Tensor, count: int) -> Tensor:
 
 @typed
 def topk_mask(values: Tensor, rowptr: Tensor, k: int | None, scope: str = "node") -> Tensor:
-    """The top-k set T_k as a mask over edges.
+    """The top-k set T_k as a mask [E]: the k largest of every row (scope "node") or of all ("graph").
 
-    Args:
-        values: [E].
-        rowptr: [N+1].
-        k: size of the set; None or more than the degree takes all edges.
-        scope: "node" (k per neighbourhood) or "graph" (k over all edges).
-
-    Returns:
-        bool [E], with min(k, degree) edges set in every row (scope "node").
+    `k=None` or more than the degree takes all edges.
 
     Raises:
         InputError: k is below 1, the scope is unknown or the rows do not fit the values.
@@ -170,15 +148,8 @@ def overlap(mask_a: Tensor, mask_b: Tensor, rowptr: Tensor) -> Tensor:
 
         V_k(i) = |T_k(i) ∩ T'_k(i)| / min(k, degree(i))
 
-    The denominator is the size of the first set. A row in which the first set is empty counts as 1.
-
-    Args:
-        mask_a: bool [E], T_k.
-        mask_b: bool [E], T'_k on the same edges.
-        rowptr: [N+1]; `scoped_rows(rowptr, E, "graph")` gives the one overlap of graph-wide sets.
-
-    Returns:
-        float64 [N], in [0, 1].
+    The denominator is the size of the first set, `mask_a`; a row in which that is empty counts as 1. Rows
+    from `scoped_rows(rowptr, E, "graph")` give the one overlap of graph-wide sets. Returns float64 [N].
 
     Raises:
         InputError: the masks cover different edges.
@@ -229,17 +200,13 @@ def topk_l1(
         k: size of the sets, None for all edges (form "tv" only).
         scope: "node" or "graph".
         form: "tv" or "paper".
-        known: T_k(w) from `topk_mask`; computed if not given.
+        known: T_k(w) from `topk_mask`; computed by default.
         factor: multiplies the result.
-
-    Returns:
-        A scalar, 0 for a graph without edges.
 
     Raises:
         InputError: the shapes differ, an option is unknown, or form "paper" gets no k.
 
     Example:
-        >>> import torch
         >>> w, v = torch.tensor([0.75, 0.25, 1.0]), torch.tensor([0.25, 0.75, 1.0])
         >>> topk_l1(w, v, torch.tensor([0, 2, 3]), k=None).item()
         0.25

@@ -33,15 +33,9 @@ def swap_costs(values: Tensor, rowptr: Tensor, k: int | None, norm: str = "l1") 
     an outsider costs 0. The l2 minimum is exact: the objective is piecewise quadratic in t, and bisection
     finds the piece.
 
-    Args:
-        values: [E]. For a graph-wide set pass `scoped_rows(rowptr, E, "graph")` as `rowptr`.
-        rowptr: [N+1].
-        k: size of the set; with None no edge is outside.
-        norm: "l1", "l2" or "linf".
-
-    Returns:
-        [N, M] with M <= k, column m-1 holding c(m); infinity where m > min(k, d-k). Differentiable in
-        `values`; where an l2 cost is 0 its gradient is set to 0.
+    Columns are m = 1..M with M <= k, infinity where m > min(k, d-k): [N, M]. Differentiable in `values` [E];
+    where an l2 cost is 0 its gradient is set to 0. For a graph-wide set pass `scoped_rows(rowptr, E,
+    "graph")` as `rowptr`; with `k=None` no edge is outside.
 
     Raises:
         InputError: k is below 1, the norm is unknown, or k asks for more costs than memory holds.
@@ -88,9 +82,9 @@ def _nearest_to_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor
     steps = torch.arange(int(count.max()) if len(rows) else 0, device=rowptr.device)
     exists, order = steps < count[:, None], row_order(values, rowptr)
     middle = rowptr[rows, None] + k
-    members, outsiders = middle - 1 - steps, middle + steps
     members, outsiders = (
-        torch.where(exists, order[torch.where(exists, slots, 0)], -1) for slots in (members, outsiders)
+        torch.where(exists, order[torch.where(exists, slots, 0)], -1)
+        for slots in (middle - 1 - steps, middle + steps)
     )
     return rows, members, outsiders
 
@@ -118,16 +112,8 @@ def swap_margin(values: Tensor, rowptr: Tensor, k: int, radius: float) -> Tensor
 
         mean over rows with more than k edges and over m of  relu(R − c(m) / m) / R
 
-    with `c(m)` the l1 cost of m swaps.
-
-    Args:
-        values: [E].
-        rowptr: [N+1].
-        k: size of the sets.
-        radius: R > 0.
-
-    Returns:
-        A scalar in [0, 1] for non-negative costs, 0 where no row has more than k edges.
+    with `c(m)` the l1 cost of m swaps. A scalar in [0, 1] for non-negative costs, 0 where no row has more
+    than k edges.
 
     Example:
         >>> a = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)

@@ -1,7 +1,7 @@
 """The operations as numba kernels over compressed rows and columns, with hand-written gradients."""
 
 from fgai.ops.cpu.attend import attend as attend
-from fgai.ops.cpu.scores import score as score
+from fgai.ops.cpu.attend import score as score
 from fgai.ops.cpu.unfused import aggregate as aggregate
 from fgai.ops.cpu.unfused import clip_rows as clip_rows
 from fgai.ops.cpu.unfused import clip_rows_back as clip_rows_back

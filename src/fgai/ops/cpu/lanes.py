@@ -91,21 +91,17 @@ for _function, _instruction in ((operator.add, "fadd"), (operator.sub, "fsub"), 
     _operator(_function, _instruction)
 
 
-def _address(
-    context: Any, builder: Any, kind: Any, array: Any, offset: Any, *, count: int = LANES
-) -> tuple[Any, int]:
-    """Return (pointer to the lanes at `offset` of a flat array, bytes per number)."""
+def _address(context: Any, builder: Any, kind: Any, array: Any, offset: Any, *, count: int = LANES) -> Any:
+    """Pointer to the `count` numbers at `offset` of a flat array."""
     data = context.make_array(kind)(context, builder, value=array).data
-    scalar = context.get_value_type(kind.dtype)
-    here = cgutils.gep_inbounds(builder, data, offset)
-    vector = ir.VectorType(scalar, count)
-    return builder.bitcast(here, vector.as_pointer()), kind.dtype.bitwidth // 8
+    vector = ir.VectorType(context.get_value_type(kind.dtype), count)
+    return builder.bitcast(cgutils.gep_inbounds(builder, data, offset), vector.as_pointer())
 
 
 def _load_type(array: Any, count: int) -> Any:
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, size = _address(context, builder, array, *args, count=count)
-        return builder.load(at, align=size)
+        at = _address(context, builder, array, *args, count=count)
+        return builder.load(at, align=array.dtype.bitwidth // 8)
 
     return _LanesType(array.dtype, count)(array, types.intp), generate
 
@@ -127,8 +123,8 @@ def _store(typingctx: Any, array: Any, offset: Any, lanes: Any) -> Any:
     """array[offset : offset + 8] = lanes, or 64 numbers for a tile; not checked."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, size = _address(context, builder, array, *args[:2], count=lanes.count)
-        builder.store(args[2], at, align=size)
+        at = _address(context, builder, array, *args[:2], count=lanes.count)
+        builder.store(args[2], at, align=array.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.void(array, types.intp, lanes), generate
@@ -145,11 +141,10 @@ def _load_some(typingctx: Any, array: Any, offset: Any, count: Any) -> Any:
     """array[offset : offset + count] as lanes, the rest zero; nothing beyond is touched."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, size = _address(context, builder, array, *args[:2])
-        vector = ir.VectorType(context.get_value_type(array.dtype), LANES)
-        name = f"llvm.masked.load.v{LANES}f{8 * size}.p0"
-        hint = ir.Constant(_WORD, size)
-        return _call(builder, name, vector, at, hint, _mask(builder, args[2]), _constant(vector, 0.0))
+        at, bits = _address(context, builder, array, *args[:2]), array.dtype.bitwidth
+        name, vector = f"llvm.masked.load.v{LANES}f{bits}.p0", at.type.pointee
+        mask, rest = _mask(builder, args[2]), _constant(vector, 0.0)
+        return _call(builder, name, vector, at, ir.Constant(_WORD, bits // 8), mask, rest)
 
     return _LanesType(array.dtype)(array, types.intp, types.intp), generate
 
@@ -159,9 +154,8 @@ def _store_some(typingctx: Any, array: Any, offset: Any, count: Any, lanes: Any)
     """array[offset : offset + count] = the first lanes; nothing beyond is touched."""
 
     def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        at, size = _address(context, builder, array, *args[:2])
-        name = f"llvm.masked.store.v{LANES}f{8 * size}.p0"
-        hint = ir.Constant(_WORD, size)
+        at, bits = _address(context, builder, array, *args[:2]), array.dtype.bitwidth
+        name, hint = f"llvm.masked.store.v{LANES}f{bits}.p0", ir.Constant(_WORD, bits // 8)
         _call(builder, name, ir.VoidType(), args[3], at, hint, _mask(builder, args[2]))
         return context.get_dummy_value()
 

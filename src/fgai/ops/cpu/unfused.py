@@ -15,6 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fgai.compiled import compiled
+from fgai.ops.cpu.attend import _edge_scores, _far_gradient
 from fgai.ops.cpu.lanes import (
     LANES,
     TILE,
@@ -57,7 +58,6 @@ from fgai.ops.cpu.rows import (
     _prefetch_row,
     _weighted_sum,
 )
-from fgai.ops.cpu.scores import _edge_scores, _far_gradient
 from fgai.ops.reference import Bounds, Clipped, _Dropout, _limit_and_scale
 from fgai.sparse import Adjacency, SparseRows
 

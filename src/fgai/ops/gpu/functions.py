@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from fgai.ops.gpu.attend import _load_side
 from fgai.ops.gpu.plan import (
     _factor,
     _head_tile,
@@ -40,34 +41,52 @@ TILE = 2048
 PROGRAMS = 1024
 
 
-def _sizes(heads: int, channels: int) -> dict[str, int]:
+def _tile(kind: int, like: Tensor) -> dict[str, int]:
+    """Sizes of the tiles of a kernel on `like` [N, H], or [N, H, C] unless the score is additive."""
+    if kind == ADDITIVE:
+        return {**_head_tile(like.shape[1], 1024), "C": 1, "BC": 1}
+    heads, channels = like.shape[1:]
     return _row_tile(heads, channels, 1, 64, 4096)
 
 
-def _view(adjacency: Adjacency, *, outgoing: bool) -> tuple[Tensor, Tensor, Tensor]:
-    index = adjacency.index32
-    if outgoing:
-        return index.colptr, index.csc, index.destination
-    return index.rowptr, index.source, index.source
-
-
-def _weighted(adjacency: Adjacency, weight: Tensor, values: Tensor, rows: int, *, outgoing: bool) -> Tensor:
-    """Σ over the edges of a node before `rows` of weight [E, H] times the values at the other end."""
-    view, values, weight = _view(adjacency, outgoing=outgoing), values.contiguous(), weight.contiguous()
-    out, sizes = _zeros_after(values, rows), _sizes(*values.shape[1:])
-    if rows:
-        _weighted_sum[(rows,)](*view, weight, values, out, **sizes, INDIRECT=outgoing, num_warps=4)
+def _edge_scores(terms: Score, adjacency: Adjacency, rate: float = 1.0) -> Tensor:
+    """The scores [E, H], with `rate` in place of 1 / √C."""
+    kind, near, far, weight, slope = terms
+    index, edges = adjacency.index32, adjacency.num_edges
+    near, far, sizes = near.contiguous(), far.contiguous(), _tile(kind, far)
+    out = far.new_empty(edges, far.shape[1])
+    if edges:
+        _scores_kernel[(-(-edges // sizes["BE"]),)](
+            index.source, index.destination, near, far, near if weight is None else weight, out, edges,
+            SLOPE=slope, RATE=rate, SCORE=kind, **sizes,
+        )  # fmt: skip
     return out
 
 
-def _edge_dot(adjacency: Adjacency, at_destination: Tensor, at_source: Tensor, scale: float) -> Tensor:
-    index, (heads, channels) = adjacency.index32, at_source.shape[1:]
-    out = at_source.new_empty(adjacency.num_edges, heads)
-    if adjacency.num_edges:
-        sizes = _sizes(heads, channels)
-        grid = (-(-adjacency.num_edges // sizes["BE"]),)
-        ends = index.source, index.destination, at_destination.contiguous(), at_source.contiguous()
-        _edge_dot_kernel[grid](*ends, out, adjacency.num_edges, scale, **sizes)
+def _row_sums(
+    terms: Score,
+    adjacency: Adjacency,
+    gradient: Tensor,
+    rows: int,
+    outgoing: bool,
+    part: Tensor | None = None,
+) -> Tensor:
+    """Σ over the edges of a node before `rows` of `gradient` [E, H] times the slope of the score in its side.
+
+    That slope is the other side itself for the dot-product score. `part` gets the weight's gradient by row.
+    """
+    kind, near, far, weight, slope = terms
+    own, other = (t.contiguous() for t in ((far, near) if outgoing else (near, far)))
+    index, out = adjacency.index32, _zeros_after(own, rows)
+    ends = index.rowptr, index.source, index.source
+    if outgoing:
+        ends = index.colptr, index.csc, index.destination
+    if rows:
+        _sums_kernel[(rows,)](
+            *ends, gradient.contiguous(), own, other, own if weight is None else weight, out,
+            out if part is None else part, SLOPE=slope, SCORE=kind, WEIGHT=part is not None,
+            INDIRECT=outgoing, **_tile(kind, own),
+        )  # fmt: skip
     return out
 
 
@@ -98,7 +117,8 @@ class _Aggregate(Function):
     def forward(ctx: Any, attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:
         ctx.save_for_backward(attention, values)
         ctx.adjacency = adjacency
-        return _weighted(adjacency, attention, values, active_rows(adjacency).with_edges, outgoing=False)
+        rows = active_rows(adjacency).with_edges
+        return _row_sums(Score(DOT, values, values, None, 0.0), adjacency, attention, rows, False)
 
     @staticmethod
     @once_differentiable
@@ -107,9 +127,10 @@ class _Aggregate(Function):
         d_out, adjacency = gradients[0].contiguous(), ctx.adjacency
         d_attention = d_values = None
         if ctx.needs_input_grad[0]:
-            d_attention = _edge_dot(adjacency, d_out, values, 1.0)
+            d_attention = _edge_scores(Score(DOT, d_out, values, None, 0.0), adjacency)
         if ctx.needs_input_grad[1]:
-            d_values = _weighted(adjacency, attention, d_out, active_rows(adjacency).with_grad, outgoing=True)
+            rows = active_rows(adjacency).with_grad
+            d_values = _row_sums(Score(DOT, d_out, d_out, None, 0.0), adjacency, attention, rows, True)
         return d_attention, d_values, None
 
 
@@ -120,57 +141,23 @@ class _Score(Function):
         near, far = near.contiguous(), far.contiguous()
         weight = None if weight is None else weight.contiguous()
         ctx.save_for_backward(near, far, weight)
-        if kind == DOT:
-            return _edge_dot(adjacency, near, far, near.shape[-1] ** -0.5)
-        index, edges = adjacency.index32, adjacency.num_edges
-        out = far.new_empty(edges, far.shape[1])
-        ends = index.source, index.destination, far, near
-        if edges and kind == ADDITIVE:
-            total = out.numel()
-            _additive_forward[(-(-total // 512),)](*ends, out, total, slope, H=far.shape[1], B=512)
-        elif edges:
-            sizes = _sizes(*far.shape[1:])
-            _dynamic_forward[(-(-edges // sizes["BE"]),)](*ends, weight, out, edges, slope, **sizes)
-        return out
+        return _edge_scores(Score(kind, near, far, weight, slope), adjacency, near.shape[-1] ** -0.5)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (near, far, weight), (adjacency, kind, slope) = ctx.saved_tensors, ctx.options
         gradient, (needs_near, needs_far, learned) = gradients[0].contiguous(), ctx.needs_input_grad[:3]
-        with_grad, with_edges = active_rows(adjacency)
-        d_near = d_far = d_weight = None
         if kind == DOT:
-            scaled = gradient * near.shape[-1] ** -0.5
-            d_near = _weighted(adjacency, scaled, far, with_grad, outgoing=False) if needs_near else None
-            d_far = _weighted(adjacency, scaled, near, with_grad, outgoing=True) if needs_far else None
-        elif kind == ADDITIVE:
-            d_near = _additive_gradient(adjacency, near, far, gradient, slope, False) if needs_near else None
-            d_far = _additive_gradient(adjacency, far, near, gradient, slope, True) if needs_far else None
-        else:
-            with_edges, sizes = with_edges if learned else with_grad, _sizes(*far.shape[1:])
-            d_far, d_near = _zeros_after(far, with_grad), _zeros_after(near, with_edges)
-            part = _zeros_after(near, with_edges) if learned else near[:0]
-            ends = (True, with_grad, far, near, d_far), (False, with_edges, near, far, d_near)
-            for outgoing, rows, own, other, out in ends:
-                if rows:
-                    arguments = own, other, weight, gradient, out, part, slope
-                    view, share = _view(adjacency, outgoing=outgoing), learned and not outgoing
-                    _dynamic_backward[(rows,)](*view, *arguments, **sizes, INDIRECT=outgoing, WEIGHT=share)
-            d_weight = part.sum(0) if learned else None
-        return d_near, d_far, d_weight, None, None, None
-
-
-def _additive_gradient(
-    adjacency: Adjacency, own: Tensor, other: Tensor, gradient: Tensor, slope: float, outgoing: bool
-) -> Tensor:
-    """The gradient of the additive score in one end, `own` [N, H]."""
-    rows = active_rows(adjacency).with_grad
-    out, view = _zeros_after(own, rows), _view(adjacency, outgoing=outgoing)
-    if rows:
-        sizes = _head_tile(own.shape[1], 1024)
-        _additive_backward[(rows,)](*view, own, other, gradient, out, slope, **sizes, INDIRECT=outgoing)
-    return out
+            gradient = gradient * near.shape[-1] ** -0.5
+        terms, (rows, with_edges) = Score(kind, near, far, weight, slope), active_rows(adjacency)
+        near_rows, part = (with_edges, _zeros_after(near, with_edges)) if learned else (rows, None)
+        d_near = d_far = None
+        if needs_near or learned:
+            d_near = _row_sums(terms, adjacency, gradient, near_rows, False, part)
+        if needs_far:
+            d_far = _row_sums(terms, adjacency, gradient, rows, True)
+        return d_near, d_far, None if part is None else part.sum(0), None, None, None
 
 
 edge_softmax, aggregate = _EdgeSoftmax.apply, _Aggregate.apply
@@ -183,40 +170,67 @@ def score(terms: Score, adjacency: Adjacency) -> Tensor:
 
 
 @triton.jit
-def _weighted_sum(
-    ptr, edge, node, weight, values, out, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr,
-    BC: tl.constexpr, BE: tl.constexpr, INDIRECT: tl.constexpr,
+def _scores_kernel(
+    source, destination, near, far, weight, out, E, SLOPE: tl.constexpr, RATE: tl.constexpr,
+    SCORE: tl.constexpr, H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
+    BE: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = Σ_e weight[e, h] · values[node(e), h, c] over the edges of row i."""
-    i = tl.program_id(0)
-    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
-    total = tl.zeros([BH, BC], dtype=values.dtype.element_ty)
-    for start in range(first, last, BE):
-        k = start + tl.arange(0, BE)
-        live = k < last
-        e = tl.load(edge + k, mask=live, other=0) if INDIRECT else k
-        j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        a = _load_heads(weight, e.to(tl.int64), h, live, H)
-        total += tl.sum(a[:, :, None] * _load_rows(values, j, h, c, live, H, C), axis=0)
-    where = out + i.to(tl.int64) * (H * C) + h[:, None] * C + c[None, :]
-    tl.store(where, total, mask=_inside(h, c, H, C))
-
-
-@triton.jit
-def _edge_dot_kernel(
-    source, destination, at_destination, at_source, out, E, scale: tl.constexpr, H: tl.constexpr,
-    C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
-):  # fmt: skip
-    """out[e, h] = scale · Σ_c at_destination[dst, h, c] · at_source[src, h, c]."""
+    """The scores of BE edges."""
     e = tl.program_id(0) * BE + tl.arange(0, BE)
     live = e < E
     h, c = tl.arange(0, BH), tl.arange(0, BC)
     j = tl.load(source + e, mask=live, other=0).to(tl.int64)
     i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    products = _load_rows(at_destination, i, h, c, live, H, C) * _load_rows(at_source, j, h, c, live, H, C)
-    total = tl.sum(products, axis=2) * scale
-    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
+    if SCORE == 0:
+        s = _leaky(_load_heads(far, j, h, live, H) + _load_heads(near, i, h, live, H), SLOPE)
+    else:
+        one, two = _load_rows(far, j, h, c, live, H, C), _load_rows(near, i, h, c, live, H, C)
+        if SCORE == 1:
+            s = tl.sum(_load_row(weight, 0, h, c, H, C)[None, :, :] * _leaky(one + two, SLOPE), axis=2)
+        else:
+            s = tl.sum(two * one, axis=2) * RATE
+    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], s, mask=live[:, None] & (h[None, :] < H))
+
+
+@triton.jit
+def _sums_kernel(
+    ptr, edge, node, gradient, own, other, weight, out, weight_part, SLOPE: tl.constexpr,
+    SCORE: tl.constexpr, WEIGHT: tl.constexpr, INDIRECT: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Row i of `_row_sums`."""
+    i = tl.program_id(0).to(tl.int64)
+    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
+    h, c = tl.arange(0, BH), tl.arange(0, BC)
+    kind: tl.constexpr = own.dtype.element_ty
+    total = tl.zeros([BH], dtype=kind) if SCORE == 0 else tl.zeros([BH, BC], dtype=kind)
+    mine = _load_side(own, i, h, c, H, C, SCORE)
+    w = _load_row(weight, 0, h, c, H, C) if SCORE == 1 else mine
+    part = tl.zeros([BH, BC], dtype=kind)
+    for start in range(first, last, BE):
+        k = start + tl.arange(0, BE)
+        live = k < last
+        e = tl.load(edge + k, mask=live, other=0) if INDIRECT else k
+        j = tl.load(node + e, mask=live, other=0).to(tl.int64)
+        g = _load_heads(gradient, e.to(tl.int64), h, live, H)
+        if SCORE == 0:
+            s = mine[None, :] + _load_heads(other, j, h, live, H)
+            total += tl.sum(tl.where(s > 0, g, g * SLOPE), axis=0)
+        elif SCORE == 1:
+            s = mine[None, :, :] + _load_rows(other, j, h, c, live, H, C)
+            flow = g[:, :, None] * w[None, :, :]
+            total += tl.sum(tl.where(s > 0, flow, flow * SLOPE), axis=0)
+            if WEIGHT:
+                part += tl.sum(g[:, :, None] * _leaky(s, SLOPE), axis=0)
+        else:
+            total += tl.sum(g[:, :, None] * _load_rows(other, j, h, c, live, H, C), axis=0)
+    if SCORE == 0:
+        tl.store(out + i * H + h, total, mask=h < H)
+    else:
+        where, fits = i * (H * C) + h[:, None] * C + c[None, :], _inside(h, c, H, C)
+        tl.store(out + where, total, mask=fits)
+        if WEIGHT:
+            tl.store(weight_part + where, part, mask=fits)
 
 
 @triton.jit
@@ -262,88 +276,6 @@ def _softmax_backward(ptr, attention, gradient, out, H: tl.constexpr, BH: tl.con
         g = _load_heads(gradient, k.to(tl.int64), h, k < last, H)
         where, good = k[:, None].to(tl.int64) * H + h[None, :], (k < last)[:, None] & (h[None, :] < H)
         tl.store(out + where, a * (g - mean[None, :]), mask=good)
-
-
-@triton.jit
-def _additive_forward(
-    source, destination, far, near, out, T, slope: tl.constexpr, H: tl.constexpr, B: tl.constexpr
-):
-    """out[e, h] = leaky_relu(far[src, h] + near[dst, h]); T = E · H entries."""
-    t = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
-    live = t < T
-    e, h = t // H, t % H
-    j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-    i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    s = tl.load(far + j * H + h, mask=live, other=0.0) + tl.load(near + i * H + h, mask=live, other=0.0)
-    tl.store(out + t, tl.where(s > 0, s, s * slope), mask=live)
-
-
-@triton.jit
-def _additive_backward(
-    ptr, edge, node, own, other, gradient, out, slope: tl.constexpr, H: tl.constexpr, BH: tl.constexpr,
-    BE: tl.constexpr, INDIRECT: tl.constexpr,
-):  # fmt: skip
-    """out[i, h] = Σ_e gradient[e, h] · leaky_relu'(own[i, h] + other[node(e), h]) over the edges of row i."""
-    i = tl.program_id(0).to(tl.int64)
-    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
-    h = tl.arange(0, BH)
-    mine = tl.load(own + i * H + h, mask=h < H, other=0.0)
-    total = tl.zeros([BH], dtype=own.dtype.element_ty)
-    for start in range(first, last, BE):
-        k = start + tl.arange(0, BE)
-        live = k < last
-        e = tl.load(edge + k, mask=live, other=0) if INDIRECT else k
-        j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :] + _load_heads(other, j, h, live, H)
-        g = _load_heads(gradient, e.to(tl.int64), h, live, H)
-        total += tl.sum(tl.where(s > 0, g, g * slope), axis=0)
-    tl.store(out + i * H + h, total, mask=h < H)
-
-
-@triton.jit
-def _dynamic_forward(
-    source, destination, far, near, weight, out, E, slope: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
-    BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
-):  # fmt: skip
-    """out[e, h] = Σ_c weight[h, c] · leaky_relu(far[src, h, c] + near[dst, h, c])."""
-    e = tl.program_id(0) * BE + tl.arange(0, BE)
-    live = e < E
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
-    j = tl.load(source + e, mask=live, other=0).to(tl.int64)
-    i = tl.load(destination + e, mask=live, other=0).to(tl.int64)
-    s = _load_rows(far, j, h, c, live, H, C) + _load_rows(near, i, h, c, live, H, C)
-    total = tl.sum(_load_row(weight, 0, h, c, H, C)[None, :, :] * _leaky(s, slope), axis=2)
-    tl.store(out + e[:, None].to(tl.int64) * H + h[None, :], total, mask=live[:, None] & (h[None, :] < H))
-
-
-@triton.jit
-def _dynamic_backward(
-    ptr, edge, node, own, other, weight, gradient, out, weight_part, slope: tl.constexpr, H: tl.constexpr,
-    C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr, INDIRECT: tl.constexpr,
-    WEIGHT: tl.constexpr,
-):  # fmt: skip
-    """Gradient of the dynamic score in one end's projection, and this row's part of the weight's."""
-    i = tl.program_id(0).to(tl.int64)
-    first, last = tl.load(ptr + i), tl.load(ptr + i + 1)
-    h, c = tl.arange(0, BH), tl.arange(0, BC)
-    w, mine = _load_row(weight, 0, h, c, H, C), _load_row(own, i, h, c, H, C)
-    total = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
-    part = tl.zeros([BH, BC], dtype=own.dtype.element_ty)
-    for start in range(first, last, BE):
-        k = start + tl.arange(0, BE)
-        live = k < last
-        e = tl.load(edge + k, mask=live, other=0) if INDIRECT else k
-        j = tl.load(node + e, mask=live, other=0).to(tl.int64)
-        s = mine[None, :, :] + _load_rows(other, j, h, c, live, H, C)
-        g = _load_heads(gradient, e.to(tl.int64), h, live, H)
-        flow = g[:, :, None] * w[None, :, :]
-        total += tl.sum(tl.where(s > 0, flow, flow * slope), axis=0)
-        if WEIGHT:
-            part += tl.sum(g[:, :, None] * _leaky(s, slope), axis=0)
-    where, fits = i * (H * C) + h[:, None] * C + c[None, :], _inside(h, c, H, C)
-    tl.store(out + where, total, mask=fits)
-    if WEIGHT:
-        tl.store(weight_part + where, part, mask=fits)
 
 
 @triton.jit
