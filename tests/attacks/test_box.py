@@ -219,7 +219,7 @@ def test_a_threat_in_another_box() -> None:
 
 
 def test_a_box_follows_its_range_and_the_values() -> None:
-    low, graph = torch.zeros(2), cases.tiny_graph()
+    low, graph = torch.zeros(2), with_features(cases.tiny_graph().features.to_dense().clone())
     widths = [float(Budget().box_in(low, torch.full((2,), most)).half[0]) for most in (1.0, 2.0)]
     assert widths[1] == pytest.approx(2 * widths[0])
     before = Budget().feature_box(graph)
