@@ -52,8 +52,7 @@ def certify_attention(
     2. stable explanation: at least the share β of the top-k2 stays while the explanation vector
        (`LayerAttention.explanation`, which `fgai.explain` shows) moves by at most R (exact);
     3. same prediction: at most α from the vanilla model's in total variation (measured);
-    4. stable prediction: it changes by at most α while each head moves by at most R: exact, a bound or
-       unknown.
+    4. stable prediction: it changes by at most α while each head moves by at most R (exact, bound, unknown).
 
     One layer is perturbed at a time, with the values that its attention weighs fixed: this is no guarantee
     against injected nodes, see `certify_injection`. docs/certificates.md has the proofs.
@@ -68,7 +67,7 @@ def certify_attention(
         k1: size of the top-k compared with vanilla, None for all neighbours.
         k2: size of the certified top-k, None for all neighbours.
         norm: "l1", "l2" or "linf".
-        divergence: D, total variation on "probabilities" or on "logits".
+        divergence: total variation on "probabilities" or on "logits".
 
     Raises:
         InputError: an argument out of range, a graph that does not fit the model, or a model that computes in
@@ -114,8 +113,8 @@ def certify_radii(
 ) -> list[CertificateRecord]:
     """Return one record per radius from one pass of each model; `settings` are fields of the records.
 
-    Only if `complete` do records have class radii of hidden layers beyond the record's own radius, and the
-    bound of the top-k while every head moves: Definition 1 does not need them.
+    Only if `complete` do records have class radii beyond their own radius in hidden layers, and the bound of
+    the top-k while every head moves.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
@@ -194,7 +193,6 @@ def _require_repeatable(model: nn.Module, observation: Observation) -> None:
 def _explanation(
     layer: LayerAttention, vanilla: LayerAttention | None, k1: int | None, k2: int | None, norm: str
 ) -> LayerCertificate:
-    """Return a layer's certificate without predictions."""
     layer = layer.to("cpu")
     rowptr, ranks = layer.rowptr, layer.ranking().double()
     explanation = finite(layer.explanation(), f"explanation of layer {layer.name!r}")
@@ -218,10 +216,7 @@ def _explanation(
 
 
 def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: str) -> Tensor:
-    """Certified overlap of the top-k [N] while every head of the layer moves by at most `radius`.
-
-    Members are compared one by one, so for several of them it is a bound.
-    """
+    """Bound the overlap of the top-k [N] from below while every head moves by at most `radius`."""
     w, kept = layer.values.double(), torch.ones(layer.num_nodes, dtype=torch.float64)
     if k is None:
         return kept

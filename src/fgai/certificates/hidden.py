@@ -1,7 +1,6 @@
 """Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
 
-Bounds of the change of every node's state are propagated from the perturbed layer to the output: joint ones
-of linear functions of that layer's output, then a radius per channel. docs/certificates.md has the formulas.
+Bounds of every node's change go layer by layer to the output; docs/certificates.md has the formulas.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class _CleanLayer:
 
     @cached_property
     def value_range(self) -> Tensor:
-        """Range of the values of a node's neighbours [N, H, C]."""
+        """[N, H, C], over a node's neighbours."""
         return _value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
 
     @cached_property
@@ -176,7 +175,6 @@ class _PerturbedOutput:
         return self.norms[key]
 
     def change(self, size: float) -> _Change:
-        """Bound how the ELU moves when the attention moves by `size`."""
         output, clean = self.layer.output, self.layer.activated
         linear = size * self.rates
         up, down = elu(output + linear) - clean, clean - elu(output - linear)
@@ -225,11 +223,11 @@ def _softmax_change(clean: _CleanLayer, values: _ValueChange, change: _Change) -
 
 
 class _ValueChange:
-    """How far a linear map z of a layer's input and its value v behind limits move with the input.
+    """How far a linear map z of a layer's input and its value v behind limits move; [N, H, C] unless said.
 
-    Limits give `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1
-    the factor that bounds the norm, so `v' − v = f' (y' − y) + (f' − f) (y − m)`. A channel moves with z if
-    its interval lies inside the range, not at all where it lies outside. Tensors are [N, H, C] unless said.
+    `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1 the factor that
+    bounds the norm, so `v' − v = f' (y' − y) + (f' − f) (y − m)`. A channel moves with z if its interval lies
+    inside the range, not at all where it lies outside.
     """
 
     def __init__(self, clean: _CleanLayer, name: str, change: _Change) -> None:
@@ -262,7 +260,6 @@ class _ValueChange:
             self.joint = span.half * span.norm(step)[:, None, None]
 
     def channels(self) -> Tensor:
-        """Bound how far each value moves, [N, H, C]."""
         by_channel = self.factor * self.y_change + self.factor_change * self.offset.abs()
         return torch.minimum(by_channel, self.joint)
 

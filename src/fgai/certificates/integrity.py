@@ -1,7 +1,4 @@
-"""Unaltered models: their class declares its `Capabilities`, and their forward pass is the one written there.
-
-Otherwise a proof about the class does not hold; `fgai.certificates.linearity` checks operations one by one.
-"""
+"""Unaltered models: their class declares its `Capabilities`, and their forward pass is the declared one."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _KNOWN = frozenset({*_LAYERS, *_TORCH, *_CONTAINERS})
 _PYG = getattr(find_spec("torch_geometric"), "submodule_search_locations", None) or []
 _FOLDERS = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, *_PYG))
-"""Folders of fgai, PyTorch and PyG."""
 _PACKAGES = ("fgai", "torch", "torch_geometric", "builtins", "typing")
 AGAIN = 1e-4  # relative change of an output that is computed again: a GPU adds in another order
 
@@ -39,8 +35,8 @@ AGAIN = 1e-4  # relative change of an output that is computed again: a GPU adds 
 def find_alteration(model: nn.Module) -> str | None:
     """Say why a model may compute something else than its class declares; None if it does not.
 
-    All its parts must be declared in `Capabilities`, or be fgai's or PyTorch's own, without hooks on the
-    forward pass, taps, replaced methods, parametrisations or compiled calls.
+    All parts must be declared in `Capabilities`, or be fgai's or PyTorch's own, without hooks on the forward
+    pass, taps, replaced methods, parametrisations or compiled calls.
     """
     with exclusive():
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
@@ -161,14 +157,11 @@ POSITIONAL_CONDITION = "if positional encodings are kept as computed on the orig
 def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     """Return by layer name why no injection can reorder old neighbours there; None where it may.
 
-    Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`);
-    the normaliser Z is the same for all neighbours of a node. So the order stays where an injection does not
+    Neighbours are ranked by `LayerAttention.ranking`, the mean over heads of `log w = score − log Z`, and the
+    normaliser Z is the same for all neighbours of a node. So the order stays where an injection does not
     change the inputs of the score: in the first attention layer of a model of features alone, and, on the
-    condition `POSITIONAL_CONDITION`, of one with positional encodings. New neighbours may rank anywhere.
-
-    Args:
-        model: any.
-        graph: prepared for it.
+    condition `POSITIONAL_CONDITION`, of one with positional encodings. New neighbours may rank anywhere. The
+    `graph` must be prepared for the model.
 
     Example:
         >>> import fgai

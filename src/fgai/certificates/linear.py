@@ -36,8 +36,7 @@ _HINTS = {
     "log_softmax": "; let the model return logits",
     "local_scalar_dense": ": a number is read out, as for a branch",
 }
-PROBES = (1.0, 1 / 64, 1024.0)
-"""Sizes of the random perturbations in the test of a read-out; attentions are never more than 2 apart."""
+PROBES = (1.0, 1 / 64, 1024.0)  # sizes of random perturbations; attentions are at most 2 apart
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 """Type → rounding of a change of the logits: relative to what was summed, and to the logits."""
 SMALLEST = 5e-324  # radius of a node that is certified at radius 0 and no further
@@ -79,7 +78,7 @@ def _trivial_change(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _LinearReadOut:
-    """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i."""
+    """Logits `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i."""
 
     values: Tensor  # z [M, H, C], weighted as in the read-out: 1/H for an average
     index: Tensor  # rows of the values [E]
@@ -128,9 +127,9 @@ def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOu
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
     The output layer of an unaltered model must have returned the logits themselves. Any other model runs with
-    random perturbations of the last attention, and every operation from there to the logits must be linear,
-    with the same constants in all runs. Then the gradients are the values, if every backward step is
-    PyTorch's own, and node by node the logits must move as the gradients predict.
+    random perturbations of the last attention; every operation from there to the logits must be linear, with
+    the same constants in all runs. Then the gradients are the values, if every backward step is PyTorch's
+    own, and node by node the logits must move as the gradients predict.
     """
     last, logits = observation.attention.last, observation.logits
     if logits.dim() != 2 or logits.shape[0] != last.num_nodes or logits.shape[1] < 2:

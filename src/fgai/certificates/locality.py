@@ -1,9 +1,9 @@
 """Do nodes affect each other along edges alone? Tracked number by number through a forward pass.
 
-Every number that depends on new nodes without outgoing edges is marked, and every operation PyTorch runs,
-whoever calls it, propagates marks; an unknown one marks all of its results. If no row of an old node is
-marked at the end, no such node can change it. The number of nodes must not matter either: runs with more and
-with fewer new nodes must call the same operations with the same numbers.
+Every number that depends on new nodes without outgoing edges is marked. Every operation PyTorch runs
+propagates marks; an unknown one marks all of its results. No such node can change an old one if no row of an
+old node is marked at the end. The number of nodes must not matter either: runs with more and with fewer new
+nodes must call the same operations with the same numbers.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ def _reduction_marks(named: Named, marks: Marks) -> Tensor:
 
 
 def _along_dim(marks: Tensor, dim: int, dims: int) -> Tensor:
-    """Return a vector as a tensor of `dims` dimensions, along one of them."""
     return marks.view([-1 if one == dim % dims else 1 for one in range(dims)])
 
 
@@ -345,8 +344,8 @@ def _find_dependence(
 ) -> tuple[str | None, list[tuple[Any, ...]]]:
     """Run a model on a graph whose last `added` nodes are new and have no outgoing edges.
 
-    Returns the operation by which old rows depend on new ones, or None, and the numbers of operations.
-    `dense`: the model computes with sparse features outside PyTorch.
+    Return the operation by which old rows depend on new ones, or None, and the numbers of operations. With
+    `dense` the model computes with sparse features outside PyTorch.
     """
     assert graph.features is not None and graph.features.appended is not None
     features = dataclasses.replace(graph.features, appended=graph.features.appended.clone())

@@ -1,9 +1,8 @@
 """A user's model of PyG's layers as a `Chain`: traced by `torch.fx`, or refused with a reason.
 
-The model runs with symbols in place of features and edges, so the operations of the trace are those of every
-graph: `GATConv` or `GATv2Conv` layers on the model's own edges, one after the other, and between them steps
-that `fgai.bounds.steps` bounds. A branch on the type of a symbol shows in a run on the graph, and what FX
-does not see in a comparison in float64 (`fgai.certificates.chain`).
+The model runs with symbols in place of features and edges: `GATConv` or `GATv2Conv` layers on the model's own
+edges, one after the other, and between them steps that `fgai.bounds.steps` bounds. A branch on the type of a
+symbol shows in a run on the graph, and what FX does not see in a comparison in float64 (`_same_outputs`).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from fgai.threads import exclusive, seeded
 
 # mypy: disable-error-code="no-untyped-call"
 
-_NO_EFFECT = (getattr, operator.getitem, "size", "dim")
-"""Operations without an effect; allowed where no other operation uses their result."""
+_NO_EFFECT = (getattr, operator.getitem, "size", "dim")  # allowed where nothing uses the result
 _IDENTITIES = (nn.Dropout, nn.Identity)
 _STEPS = (*ACTIVATIONS, nn.Linear, nn.BatchNorm1d, Linear)
 _FUNCTIONS = (
@@ -82,8 +80,6 @@ class _Tracer(fx.Tracer):
 
 
 class _ModelCall(nn.Module):
-    """A module that calls a model as fgai calls it."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -95,8 +91,6 @@ class _ModelCall(nn.Module):
 
 
 class _ChainBuilder:
-    """Builds a chain from the operations of a user's model."""
-
     def __init__(self, model: nn.Module) -> None:
         model = uncompiled(model)
         self.prefix = "model.model" if isinstance(model, Wrapped) else "model"
@@ -175,7 +169,6 @@ class _ChainBuilder:
         return f"`{name}`" if node.op != "placeholder" else f"the input `{name}`"
 
     def _add_operation(self, node: fx.Node, current: fx.Node, edges: fx.Node) -> None:
-        """Add one operation on the chain's current output."""
         name = self._describe(node)
         if self.log_softmax:
             raise _NotAChainError(f"{name} follows a log-softmax")

@@ -1,10 +1,9 @@
 """Voting over groups of nodes: a certificate against injected nodes, for any model that classifies nodes.
 
 A hash of its number puts every node in one of T groups. In the graph of group g an edge j → i stays only if j
-is in g; every node keeps its own features. The model classifies every node T times, and the majority counts;
-docs/budget.md has the proofs. Nodes must affect each other along edges, from source to destination, and in no
-other way: new nodes without outgoing edges are added and their dependents marked through the forward pass
-(`fgai.certificates.locality`); whatever the size of their features, the logits of old nodes must not change.
+is in g; every node keeps its own features. The majority of T classifications counts; docs/budget.md has the
+proofs. Nodes must affect each other along edges alone, from source to destination: the logits of old nodes
+must not change with new nodes without outgoing edges (`fgai.certificates.locality`).
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ class VotingCertificate(_Certificate):
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
         node_radius: int64 [N], no such number of injected nodes, or fewer, changes it.
-        scores: float32 [N, T], change of that class's margin by the neighbours in a group; NaN where a
-            group has none.
+        scores: float32 [N, T], change of that class's margin by a group's neighbours; NaN where it has none.
         group: int64 [N], of each node.
         model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
@@ -99,7 +97,7 @@ class VotingCertificate(_Certificate):
         return pad(numbers, (0, k - numbers.shape[1]), value=-1)
 
     def topk_share(self, injected: int, k: int = 5, nodes: Tensor | None = None) -> float | None:
-        """Share of the top-k groups that provably stays, mean over nodes with such groups; None of none.
+        """Mean share of the top-k groups that provably stays, over nodes with such groups; None of none.
 
         A node whose class may change counts as 0.
         """
