@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord(TabledDocument):
-    """One model on one dataset under one threat.
-
-    Numbers that are not defined (an overlap where no node has enough neighbours) are None.
-    """
+    """One model on one dataset under one threat; numbers that are not defined are None."""
 
     KIND: ClassVar[str] = "evaluation"
 
@@ -51,11 +48,7 @@ class EvaluationRecord(TabledDocument):
     provenance: dict[str, Any] = field(default_factory=dict, compare=False)  # see `fgai.records.provenance`
 
     def value(self, path: str) -> Any:
-        """Return one metric by its dotted name, e.g. `overlap_touched.prediction.all`.
-
-        Raises:
-            InputError: there is no such metric.
-        """
+        """Return one metric by its dotted name, e.g. `f1.attacked`; `InputError` if there is none."""
         value: Any = self.metrics
         above = ""
         for part in path.split("."):
@@ -76,11 +69,7 @@ class EvaluationRecord(TabledDocument):
             return None
 
     def node_values(self, name: str) -> NDArray[Any]:
-        """Return one array of per-node values, recorded by `evaluate(..., per_node=True)`.
-
-        Raises:
-            InputError: the record does not hold it.
-        """
+        """Return an array of `evaluate(..., per_node=True)`; `InputError` if it is not there."""
         if name not in self.per_node:
             names = ", ".join(self.per_node) or "nothing; evaluate with `per_node=True`"
             raise InputError(f"the record holds no per-node {name!r}; it holds {names}")
@@ -171,7 +160,6 @@ class Comparison(TabledDocument):
 
 
 def _why_missing(value: Any, part: str, above: str) -> str:
-    """Why there is no `part` in the value at the path `above`."""
     if isinstance(value, list):
         return f"{above!r} is a list of {len(value)}"
     if value and isinstance(value, Mapping):
@@ -180,7 +168,7 @@ def _why_missing(value: Any, part: str, above: str) -> str:
 
 
 def show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
-    """Print the summary of some records, the reference first: one table, sentences, notes and warnings.
+    """Print the summary of some records, the reference first: table, sentences, notes and warnings.
 
     The table has every record. Of three or more, the sentences compare the first and the last.
     """
