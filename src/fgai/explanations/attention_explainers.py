@@ -32,7 +32,6 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
         index: int | Tensor | None = None,
         **kwargs: Any,
     ) -> Explanation:
-        """Return the explanation of one forward pass in evaluation mode; `target` is not used."""
         if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor) or edge_index.dim() != 2:
             raise InputError("`x` and `edge_index` must be tensors: heterogeneous graphs are not supported")
         with evaluating(model), torch.no_grad(), record(model) as tape:
@@ -66,18 +65,13 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
 class FaithfulAttention(_AttentionAlgorithm):
     """PyG explainer that returns the attention of any model, as it is, as edge mask; it trains nothing.
 
-    Attention is taken before dropout and matched to the edges of `edge_index` by (source, destination), so
-    that self-loops a layer adds or re-orders cannot shift it; heads are reduced first, then layers:
-
         mask[e] = reduce_l  reduce_h  w_l[source(e), destination(e), h]
 
-    An edge a layer did not use counts 0 there. Parallel edges keep their own values. For node tasks with an
-    `index`, edges outside the receptive field are 0. `fgai.make_faithful` trains models whose attention is
-    stable.
-
-    Args:
-        layer: `mean`, `max` or `last` over layers, or one layer by number.
-        heads: `log` for their geometric mean, normalised at every node, `mean`, `max`, or a head's number.
+    Attention is taken before dropout and matched to the edges of `edge_index` by (source, destination), so
+    that self-loops a layer adds or re-orders cannot shift it. An edge a layer did not use counts 0 there;
+    parallel edges keep their own values. For node tasks with an `index`, edges outside the receptive field
+    are 0. `layer` is `mean`, `max` or `last`, or one layer by number; `heads` is `log` (the geometric mean,
+    normalised at every node), `mean`, `max` or a head's number.
 
     Raises:
         InputError: unknown words; on use: heterogeneous graphs, node masks, phenomenon explanations.
@@ -147,15 +141,11 @@ def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 class PropagatedAttention(_AttentionAlgorithm):
     """PyG explainer that returns attention multiplied along the paths that lead to a node, as edge mask.
 
-    An edge's value is a sum over the paths from it to the node, through the layers above and self-loops too;
-    each path adds the edge's attention in its layer times that of the path's other edges:
-
         mask[j → i] = Σ_l  w_l[j → i] · r_l[i],     r_L = 1 at the node,  r_{l−1}[j] = Σ_i w_l[j → i] · r_l[i]
 
     with `w_l` the mean over heads in layer l and `r_l[i]` the share of node i's state after layer l in the
-    node's output. Edges outside the receptive field are 0. For several nodes, masks add up.
-
-    It is used, and raises errors, as `FaithfulAttention`.
+    node's output. Edges outside the receptive field are 0. For several nodes, masks add up. It is used, and
+    raises errors, as `FaithfulAttention`.
 
     Reference: Shin, Li, Cao, Shin, Faithful and Accurate Self-Attention Attribution for Message Passing
     Neural Networks via the Computation Tree Viewpoint, AAAI 2025.

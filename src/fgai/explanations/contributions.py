@@ -41,10 +41,7 @@ class SignedMargin:
 
 
 class SignedMargins:
-    """The signed margins of the nodes of an observation, which must be made with `inputs=True`.
-
-    `reason` says why the model has none, or is None.
-    """
+    """The signed margins of an observation made with `inputs=True`; `reason` says why there are none."""
 
     def __init__(self, model: nn.Module, observation: Observation) -> None:
         self.observation, self.reason = observation, _unsupported(observation)

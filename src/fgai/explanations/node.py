@@ -158,12 +158,9 @@ def explain(
 ) -> NodeExplanation:
     """Return the neighbours a node attends to, whether they stay under attack, and what is proved about them.
 
-    The field `certified` of the result says for each layer which of the four properties of Definition 1 the
-    node has.
-
-    The `attention` of each neighbour is its entry in the explanation vector of a layer, the normalised
-    geometric mean of its heads (see `LayerAttention.explanation`), by default the mean over layers. Under
-    attack, ranks are taken among the node's original neighbours; new ones are counted apart.
+    The `attention` of a neighbour is its entry in the explanation vector (`LayerAttention.explanation`), by
+    default the mean over layers. Under attack, ranks are taken among the node's original neighbours; new ones
+    are counted apart. `certified` says for each layer which properties of Definition 1 the node has.
 
     Args:
         model: for nodes, links or graphs, fgai's or any PyG model whose attention can be recorded; left as it

@@ -113,7 +113,7 @@ class EdgeExplainer(ABC):
         self.model, self.seed = model, checks.seed(seed)
 
     def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
-        """Return the scores of some nodes of a `Graph` or PyG `Data`, changed or not, in their order.
+        """Return the scores of some nodes of a `Graph` or PyG `Data`, in their order.
 
         Raises:
             InputError: no such node, or a graph the model cannot read.
@@ -257,10 +257,7 @@ class _PyGScores(EdgeExplainer):
         return pyg.Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
 
     def fields(self, graph: Graph) -> Callable[[int], tuple[_ReceptiveField, Tensor]]:
-        """Return a function from a node to its receptive field and the class to explain, [n].
-
-        The field is the whole graph if the model's output differs on the part.
-        """
+        """Return node → (its field, or the whole graph if the output differs there; class [n])."""
         fields = _ReceptiveFields(graph, self.hops)
         with evaluating(self.model), torch.no_grad():
             logits = call_model(self.model, graph).detach()
@@ -319,7 +316,6 @@ class _Entry:
 
 
 def _by_pyg(make: Callable[[int, int], pyg.ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
-    """A maker of scores by one of PyG's explainers; `make` takes the number of layers and of epochs."""
     return partial(_PyGScores, make=make, **options)
 
 
@@ -370,15 +366,9 @@ def edge_explainer(
 
     Masks of PyG and Captum are found on a copy of the model and on the receptive field of each node, if the
     model's output is the same there, else on the whole graph. Every search starts from the same seed, so that
-    explanations of two graphs differ only because the graphs do. The explainer, called with a graph, perhaps
-    another one, and nodes, returns one `EdgeScores` for each.
-
-    Args:
-        name: one of the above.
-        model: a node classifier with attention, fgai's or one of PyG layers; left as it was.
-        data: a `Graph` or PyG `Data`; PGExplainer learns from it, for others the model is only checked on it.
-        seed: of searches and draws.
-        epochs: of a search or training, or masks of `integrated-gradients`; by default the numbers above.
+    explanations of two graphs differ only because the graphs do. `epochs` replaces the numbers above. The
+    `model` is a node classifier, left as it was; PGExplainer learns from `data`, others are only checked on
+    it. The explainer, called with a graph, perhaps another one, and nodes, returns one `EdgeScores` for each.
 
     Raises:
         MissingExtraError: Captum is not installed.
