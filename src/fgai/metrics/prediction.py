@@ -1,7 +1,4 @@
-"""How well a model predicts: accuracy, recall and F1 of classes, ROC-AUC and average precision of scores.
-
-A task names its scores (`fgai.tasks.Task.scores`); `task_scores` computes them from logits and labels.
-"""
+"""How well a model predicts: accuracy, recall and F1 of classes, ROC-AUC and average precision of scores."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ def _shown(
 
 
 def _most_frequent(target: Tensor) -> float:
-    """Share of the most frequent class: the accuracy of a model that always names it."""
     return float(torch.unique(target, return_counts=True)[1].max()) / target.numel()
 
 
@@ -150,9 +146,8 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
 
-        AP = sum_n (R_n - R_{n-1}) P_n over distinct scores, from the largest down
-
-    For equal scores the share of positives, NaN without positives.
+    `sum_n (R_n - R_{n-1}) P_n` over distinct scores, from the largest down. For equal scores the share of
+    positives, NaN without positives.
     """
     score, positive = _scored(score, target)
     if not bool(positive.any()):

@@ -1,8 +1,7 @@
 """How predictions change without the edges of highest attention: F-slope and fidelity.
 
-F-slope: for each fraction of the edges, those are taken out of every attention layer, the model predicts, and
-the share still right is recorded; the slope of these shares is the metric. Fidelity follows GraphFramEx
-(Amara et al., 2022) and PyG's `explain.metric`, from class predictions alone.
+F-slope is the slope of the share still right against the fraction of edges taken out of every layer. Fidelity
+follows GraphFramEx (Amara et al., 2022) and PyG's `explain.metric`, from class predictions alone.
 """
 
 from __future__ import annotations
@@ -69,10 +68,7 @@ def combined(attention: AttentionMap) -> LayerAttention:
 
 
 def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
-    """The values edges are ranked by: of the last layer in scope `graph`, the layers' mean in scope `node`.
-
-    Heads are reduced by their geometric mean, see `LayerAttention.heads`.
-    """
+    """The heads' geometric mean, by which edges rank: of the last layer in scope `graph`, else of all."""
     shown = attention.heads("log").joined()
     return shown.last if scope == "graph" else combined(shown)
 
@@ -81,7 +77,7 @@ def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -
     """Logits after the edges with these keys [R] were taken out of every attention layer.
 
     The rest of a row is scaled up, w'_ij = w_ij / Σ_{kept m} w_im, as the softmax without them would give. So
-    self-loops of a layer can go, too, and no graph is built anew. A node without edges receives nothing.
+    self-loops of a layer can go, too. A node without edges receives nothing.
     """
 
     def without(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
@@ -96,10 +92,9 @@ def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -
 def _removal_curves(
     model: nn.Module, observed: Observation, scored: LayerAttention, scope: str, right: Tensor, target: Tensor
 ) -> dict[str, Any]:
-    """Remove edges from the top and from the bottom of a ranking, and record the share still right.
+    """Remove edges from the top and from the bottom of a ranking, record the share of `right` still right.
 
-    Scope `graph` ranks all edges together, self-loops among them; scope `node` ranks within each
-    neighbourhood and keeps self-loops. `right` marks the rows counted, those right on the clean graph.
+    Scope `graph` ranks all edges together; scope `node` ranks within neighbourhoods and keeps self-loops.
     """
     count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
     loops = scored.source == scored.destination if scope == "node" else None
@@ -117,7 +112,6 @@ def _removal_curves(
 
 
 def _slopes(views: Views) -> dict[str, Any]:
-    """Both slopes, their gap and their curves in both scopes, clean and attacked."""
     if views.model is None or not views.curves or views.target is None:
         return {}
     target, rows = views.target, views.rows
@@ -144,8 +138,8 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 
         Σ (r - mean r)(share - mean share) / Σ (r - mean r)², the least-squares line over the fractions r
 
-    Strongly negative if the edges attention points at matter; NaN if a share, of the nodes that are still
-    predicted right, is. The declared range is for the default `fractions`.
+    Strongly negative if the edges attention points at matter; NaN if a share is. The declared range is for
+    the default `fractions`.
     """
     heights = [share if share != share else checks.real_number(share, "shares") for share in shares]
     x = torch.tensor([checks.real_number(one, "fractions") for one in fractions], dtype=torch.float64)
@@ -165,8 +159,7 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
-    Near 0 if edges of low attention do not matter; above 0 the model got better without them, which is a
-    warning, not a success.
+    Near 0 if edges of low attention do not matter; above 0 the model got better without them: a warning.
     """
     return f_slope_plus(shares, fractions)  # the same formula, of the other curve
 
@@ -198,7 +191,6 @@ def f_slope_gap(minus: float, plus: float) -> float:
 
 
 def _fidelity(views: Views) -> dict[str, Any]:
-    """Both fidelities of the top-k and their characterization, clean and attacked."""
     if views.model is None or not views.curves or views.target is None:
         return {}
     return {
@@ -228,10 +220,7 @@ _fidelity_metric = partial(metric, section="fidelity", measure=_fidelity)
 def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
     """Share of predictions that change without the explanation: high if it is necessary.
 
-        1 - mean 1(ŷ_without = ŷ)
-
-    NaN without nodes. ŷ are logits [N, C] or class indices [N], `without` those with the explanatory edges
-    removed.
+    `1 - mean 1(ŷ_without = ŷ)`, NaN without nodes. Both are logits [N, C] or class indices [N].
     """
     return changed_share(prediction, without)
 

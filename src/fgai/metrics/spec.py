@@ -88,17 +88,16 @@ class MetricSpec:
 
     With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. `METRICS` holds
     every declaration with the `name` of the function, the `function` and its `description`, the first line of
-    its docstring.
+    its docstring. Raises `InputError` for a name or path in records that is taken.
 
     Attributes:
         direction: "higher" or "lower", whichever is better; empty if neither is.
-        low: the smallest value it can take.
-        high: the largest.
+        low, high: the smallest and the largest value it can take.
         title: heading in tables; the name of the function by default.
         form: how its numbers print, e.g. `.2e`.
-        paths: where its numbers stand in a record's metrics; `*` stands for any one name. The name of the
-            function by default. What `measure` returns is stored at a single path without `*`; else
-            `measure` returns nested mappings from the top of the record's metrics.
+        paths: where its numbers stand in a record's metrics, by default the name of the function; `*` stands
+            for any one name. What `measure` returns is stored at a single path without `*`; else `measure`
+            returns nested mappings from the top of the record's metrics.
         section: "prediction", "explanation", or "fidelity": whether the explanation decides the prediction.
         shown: the numbers that tables and report show; by default all of them.
         measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, `attacked`,
@@ -108,9 +107,6 @@ class MetricSpec:
         chance: what guessing gets, stored at `<path>.chance`. Without `measure` (a score) it takes the labels
             [T] and returns a number. Else it takes the `Views` and returns a number or `views.by_layer(...)`;
             with several paths or `*`, a mapping from dotted path to that.
-
-    Raises:
-        InputError: another function is declared under this name, or its path in records is taken.
     """
 
     direction: str
@@ -171,7 +167,6 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
 
 
 def _check_paths(spec: MetricSpec) -> None:
-    """Raise if records hold something else at one of the metric's paths."""
     others = [path for other in _registry.values() if other.name != spec.name for path in other.paths]
     for path in spec.paths:
         for other in (*others, *_OTHERS, "null"):
@@ -199,13 +194,10 @@ _OTHERS = {
 
 @typed
 def quantity(path: str, title: str | None = None, form: str | None = None) -> Quantity:
-    """Return the declaration of the number at a path.
+    """Return the declaration of the number at a path; `InputError` if nothing is declared there.
 
     The heading is the declared one; else the metric's title followed by the names that stand for `*` and
     those below the declared path: `f1.*` and "F1" give "F1 attacked". `title` and `form` replace them.
-
-    Raises:
-        InputError: nothing is declared there.
     """
     spec = metric_at(path)
     if spec is not None:
@@ -253,9 +245,7 @@ def chance_path(path: str) -> str:
 
 @typed
 def null_path(path: str) -> str:
-    """Return where a null row keeps the number that a record keeps at `path`.
-
-    Null rows are measured once: the name of the clean graph or of the attack is dropped.
+    """Return where a null row keeps the number at `path`: without the name of the graph or the attack.
 
     Example:
         >>> null_path("overlap_touched.explanation.all"), null_path("f_slope.node.clean.gap")
@@ -291,7 +281,6 @@ def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None
 
 
 def _every_number(spec: MetricSpec, records: list[Mapping[str, Any]]) -> list[Shown]:
-    """Every number of a metric in any of the records."""
     names = dict.fromkeys(pattern.split(".")[0] for pattern in spec.paths)
     paths = (path for values in records for name in names for path in _leaves(name, values.get(name)))
     return [

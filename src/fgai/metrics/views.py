@@ -31,10 +31,7 @@ class _LayerPair(NamedTuple):
 
 @typed
 class AttentionPair:
-    """Two attentions, head-averaged, on the edges that both have.
-
-    `touched` holds per layer, bool [N], the nodes within reach of what happened between them.
-    """
+    """Two head-averaged attentions on the edges of both; `touched`, bool [N] per layer: nodes in reach."""
 
     def __init__(
         self, before: AttentionMap, after: AttentionMap, k: int, touched: Sequence[Tensor] = ()
@@ -158,7 +155,7 @@ class Views:
     def with_null(self, kind: str, seed: int) -> Views:
         """Return the same with attention that explains nothing, under the attack on predictions.
 
-        Random scores are drawn anew on the attacked graph: another run of a random explainer ranks otherwise.
+        Random scores are drawn anew on the attacked graph.
         """
         worst = self.attacks["prediction"].worst
         clean, attacked = (
