@@ -92,11 +92,7 @@ def pack_array(array: NDArray[Any]) -> dict[str, Any]:
 
 @typed
 def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
-    """Inverse of `pack_array`.
-
-    Raises:
-        CheckpointError: it is damaged or not a packed array.
-    """
+    """Inverse of `pack_array`; `CheckpointError` if it is damaged or not a packed array."""
     check(packed, PackedArray, "a packed array")
     size = _size(packed)
     try:
@@ -204,11 +200,7 @@ class Document:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a record.
-
-        Raises:
-            CheckpointError: the file is missing, damaged, changed, of another kind or from a newer fgai.
-        """
+        """Read a record; `CheckpointError` if it is missing, damaged, changed, of another kind or newer."""
         values = read_json(Path(path))
         try:
             return cls.from_dict(values)
@@ -227,11 +219,7 @@ class TabledDocument(Document, Tabled):
 
 @typed
 def read_json(path: Path) -> Any:
-    """Return the values of a JSON file without its checksum, if it has one.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, or does not match its checksum.
-    """
+    """Return a JSON file's values without its checksum; `CheckpointError` if missing, damaged or changed."""
     try:
         return take_checksum(parse_json(regular(path).read_text(encoding="utf-8")))
     except FileNotFoundError:
