@@ -45,12 +45,12 @@ class NodeExplanation(TabledDocument):
         certified: `norm`, `radius`, `alpha`, `beta` and `k` of the certificate, `compared` (whether there is
             a vanilla model) and `promise` (of the radii). `shown_radius` is that of the shown top-k; None
             with `max` over layers, with several types of edges, or with at most k neighbours. Each of
-            `layers` has its name `layer`, its own `topk`, `topk_radius`, `class_radius`, `class_status` (`exact`,
-            `bound` or `unknown`) and `properties`: True or False for each property of Definition 1, None if unknown
-            or not measured. `injection` has `invariant` (layers in which no injected node reorders
-            the node's old neighbours), `condition` (on which that depends, or None) and `class_holds`:
-            whether the class provably holds if this node, `direct`, or every node, `any`, gains a new
-            neighbour with any features; None if unknown.
+            `layers` has its name `layer`, its own `topk`, `topk_radius`, `class_radius`, `class_status`
+            (`exact`, `bound` or `unknown`) and `properties`: True or False for each property of Definition 1,
+            None if unknown or not measured. `injection` has `invariant` (layers in which no injected node
+            reorders the node's old neighbours), `condition` (on which that depends, or None) and
+            `class_holds`: whether the class provably holds if this node, `direct`, or every node, `any`,
+            gains a new neighbour with any features; None if unknown.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
             between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
             first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
