@@ -245,7 +245,6 @@ def _least_gap(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:
 
 
 def _require_comparable(observation: Observation, other: Observation | None) -> None:
-    """Raise unless the vanilla model, if there is one, has the same layers, edges and shape of logits."""
     if other is None:
         return
     if len(other.attention) != len(observation.attention):

@@ -56,7 +56,6 @@ class _Chain(nn.Module):
         return logits.log_softmax(1) if self.log_softmax else logits
 
     def problem(self) -> str | None:
-        """Say why its layers or limits bound nothing; None if they do."""
         if not self._layers:
             return "it has no attention layer"
         for layer in self.layers:

@@ -47,7 +47,6 @@ class _CleanLayer:
 
     @cached_property
     def value_range(self) -> Tensor:
-        """[N, H, C], over a node's neighbours."""
         return _value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
 
     @cached_property

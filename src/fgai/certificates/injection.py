@@ -130,7 +130,6 @@ def _chain_of(model: Any, graph: Graph) -> _Chain | str:
 
 
 def _problem(model: nn.Module, chain: _Chain, graph: Graph) -> str | None:
-    """Say why nothing can be certified about a chain; None if it can."""
     if not all(weight.dtype in PRECISE for weight in model.parameters()):
         return "weights of less than float32 round too coarsely; use model.float()"
     if (problem := chain.problem()) is not None:
@@ -476,10 +475,7 @@ class _InjectionBounds:
         return LayerOrder(name, "bound", why, stays & precise)
 
     def imprecise_nodes(self, subject: _Subject) -> Tensor:
-        """Return the nodes, bool [N], whose logits or received values differ in the model's own precision.
-
-        A large common offset of features that the weights cancel leaves sums that are all rounding.
-        """
+        """Return nodes, bool [N], whose logits or received values are rounding in the model's precision."""
         chain, graph = subject.chain, subject.graph
         assert chain is not None and graph.features is not None
         imprecise = subject.classes != self.logits.argmax(1)

@@ -240,7 +240,6 @@ def _step_of(node: fx.Node, current: fx.Node) -> nn.Module | None:
 
 
 def _copy_step(step: Any, name: str) -> nn.Module:
-    """Return a copy of a step of PyTorch's own classes, without in-place operations."""
     if isinstance(step, nn.BatchNorm1d) and (step.training or step.running_mean is None):
         raise _NotAChainError(f"{name} uses the statistics of all nodes, which new ones change")
     if isinstance(step, nn.ELU) and not 0 < step.alpha <= 1:
@@ -259,7 +258,6 @@ def _copy_step(step: Any, name: str) -> nn.Module:
 
 
 def _layer_problem(layer: Any) -> str | None:
-    """Say why the proof does not cover a PyG layer; None if it does."""
     kind, slope = type(layer), layer.__dict__.get("negative_slope")
     if kind not in (GATConv, GATv2Conv):
         return f"is a {kind.__name__}; only GATConv and GATv2Conv are followed"

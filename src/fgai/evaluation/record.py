@@ -185,7 +185,6 @@ def show_summary(records: Sequence[EvaluationRecord], console: Console | None = 
 
 
 def _extra_notes(records: Sequence[EvaluationRecord]) -> list[str]:
-    """Notes below a table: why its threat is weak, the shares of Definition 1, and the warnings."""
     weak, what = weak_search_note(records[0].threat["name"]), _rows_name(records[0])
     defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
@@ -210,7 +209,6 @@ def shown_paths(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
-    """Return the notes below a table: data, threat, parameters and warnings."""
     first = records[0]
     about = (
         f"{first.data['name']}, threat {threat_words(first)}, {first.config['targets']} {_rows_name(first)},"
@@ -239,7 +237,6 @@ def threat_words(record: EvaluationRecord) -> str:
 
 
 def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
-    """The shares of Definition 1 at the output layer, in words."""
     layers = look_up(metrics, "definition.r01") or {}
     shares = {name: look_up(part, "last") for name, part in layers.items() if isinstance(part, Mapping)}
     if not shares:

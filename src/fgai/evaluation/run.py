@@ -289,7 +289,6 @@ class _Run:
         }
 
     def _observe(self) -> None:
-        """Run both models on the clean graph, and give the reliability warnings."""
         reliability.check_split(self.graph, self.targets)
         warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
@@ -390,7 +389,6 @@ def _values(spec: MetricSpec, function: Callable[[Views], Any], views: Views) ->
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value in nested mappings at its dotted path; mappings are merged."""
     *parents, last = path.split(".")
     for name in parents:
         values = values.setdefault(name, {})

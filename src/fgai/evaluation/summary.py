@@ -231,7 +231,6 @@ def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
 
 
 def _rarest(record: Record) -> int | None:
-    """The rarest class that was tested, where classes are imbalanced."""
     if score_of(record) != "balanced_accuracy":
         return None
     tested = [(row[0], number) for number, row in enumerate(recall_by_class(record)) if row[0]]
@@ -244,7 +243,6 @@ def _class_name(record: Record, number: int, names: Sequence[str] | None) -> str
 
 
 def _missed(records: Sequence[Record], names: Sequence[str] | None) -> str:
-    """How many nodes of the rarest class each model misses, where classes are imbalanced."""
     rare, parts = _rarest(records[0]), []
     if rare is None:
         return ""
@@ -272,7 +270,6 @@ def sharpness_sentence(records: Sequence[Record]) -> str:
 
 
 def _fall(record: Record, intervals: Intervals | None) -> str:
-    """How a model's score changes under attack, and whether that may be noise."""
     before, after = score_at(record, "clean"), score_at(record, "attacked")
     if before is None or after is None:
         return ""

@@ -178,13 +178,11 @@ def _random(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
 
 
 def _attention(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields, heads: str) -> _Score:
-    """The model's attention, as `FaithfulAttention` reduces it."""
     scores = _on_edges(observe(explainer.model, graph).attention.detach(), fields.keys, "mean", heads)
     return lambda node, edges: scores[edges]
 
 
 def _paths(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
-    """The model's attention along paths, as `PropagatedAttention` computes it."""
     attention = observe(explainer.model, graph).attention.detach()
 
     def score(node: int, edges: Tensor) -> Tensor:

@@ -106,14 +106,11 @@ class GATConvs(nn.Module):
 
 
 class _Parallel(nn.ModuleList):
-    """Layers with the same input, their outputs concatenated."""
-
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return torch.cat([conv(x, edge_index) for conv in self], dim=1)
 
 
 def _has_pyg_layers(model: Any) -> bool:
-    """Whether PyG's layers can compute the same as a model."""
     plain = isinstance(model, AttentionModel) and body_of(model) == "layers" and model.is_rowwise
     return plain and model.convs[0].input_norm is None and not limits_of(model)
 

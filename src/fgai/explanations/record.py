@@ -27,7 +27,6 @@ _NEW_FIELDS = dict.fromkeys(("class_names", "contributions", "counterfactual")) 
 
 
 def _class_name(number: int, names: Sequence[str] | None) -> str:
-    """The name of a class, its number where there is no name."""
     return names[number] if names and 0 <= number < len(names) else str(number)
 
 
@@ -133,7 +132,6 @@ class NodeExplanation(TabledDocument):
         )
 
     def _bars(self, longest: int) -> RichTable:
-        """The strongest neighbours for a terminal, with bars of attention of up to `longest` blocks."""
         (table,) = self.tables()
         shown = [i for i, c in enumerate(table.columns) if longest >= 0 or c.title != "contribution"]
         drawn = RichTable(box=None, padding=(0, 1))

@@ -42,7 +42,6 @@ def overlap_layers(pair: AttentionPair) -> dict[str, list[float]]:
 
 
 def _overlaps(views: Views) -> dict[str, Any]:
-    """Overlap under each attack, with `vanilla`, by rule of endpoints, and of links or small graphs."""
 
     def layers(pair: AttentionPair) -> dict[str, Any]:
         return {name: views.by_layer(values) for name, values in overlap_layers(pair).items()}
@@ -190,7 +189,6 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
 
 
 def _lost(views: Views) -> dict[str, Any]:
-    """Damage by rule of endpoints, where the explanation was attacked on its own at several."""
     explained = views.attacks.get("explanation")
     if explained is None or explained is views.attacks["prediction"] or not explained.damage:
         return {}
@@ -374,7 +372,6 @@ def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
 
 
 def _intruders(views: Views) -> dict[str, Any]:
-    """The three numbers of new neighbours under each attack, and by rule of endpoints."""
     originals = views.attention["clean"].layers[0].num_nodes
 
     def numbers(view: View) -> dict[str, Any]:

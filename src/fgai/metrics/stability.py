@@ -30,7 +30,6 @@ def _output_changes(views: Views) -> dict[str, Any]:
 
 
 def _attention_change(views: Views) -> dict[str, Any]:
-    """g-JSD under each attack, and of the attention of `vanilla`."""
     if views.null == "random":
         return {}  # its scores are no distribution
 
@@ -47,7 +46,6 @@ def _attention_change(views: Views) -> dict[str, Any]:
 
 
 def _class_changes(views: Views) -> dict[str, float]:
-    """Share of the scored rows that an attack gives another class, by view."""
     before = views.logits["clean"][views.rows]
     attacked = {name: logits for name, logits in views.logits.items() if name != "clean"}
     return {name: changed_share(before, logits[views.rows]) for name, logits in attacked.items()}

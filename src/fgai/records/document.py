@@ -120,7 +120,6 @@ def check_arrays(values: Any) -> None:
 
 
 def _size(packed: Mapping[str, Any]) -> int:
-    """Bytes that a packed array claims to have."""
     if packed["dtype"] not in DTYPES or any(length < 0 for length in packed["shape"]):
         raise CheckpointError(f"a packed array has type {packed['dtype']!r} and shape {packed['shape']}")
     return int(math.prod(packed["shape"]) * np.dtype(packed["dtype"]).itemsize)
