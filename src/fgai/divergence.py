@@ -46,7 +46,5 @@ def same_shape(a: Tensor, b: Tensor) -> None:
     if not a.is_floating_point() or not b.is_floating_point() or not a.dim():
         raise InputError(f"both arguments must be floating-point tensors, got {a.dtype} and {b.dtype}")
     if a.shape != b.shape:
-        raise InputError(
-            f"both arguments must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)};"
-            " compare the same nodes and match edges by source and destination first"
-        )
+        got = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise InputError(f"both arguments must have the same shape, got {got}; match nodes or edges first")

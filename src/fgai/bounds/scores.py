@@ -246,14 +246,13 @@ def check_two_layers(model: Any) -> None:
     """Raise `InputError` unless a model is GAT or GATv2 with two attention layers, the last of one head."""
     if body_of(model) != "layers":
         raise InputError(
-            f"the term `certified` needs a GAT or GATv2 of fgai, got {type(model).__name__}; leave it out"
+            f"the term `certified` needs a GAT or GATv2, got {type(model).__name__}; leave it out"
         )
     layers = list(model.convs)
     plain = model.guard is None and layers[0].input_norm is None
     if len(layers) != 2 or layers[-1].heads != 1 or not plain:
         raise InputError(
-            "the term `certified` needs two attention layers, the last of one head, without norm or guard;"
-            " leave it out"
+            "`certified` needs two attention layers, the last of one head, without norm or guard"
         )
 
 

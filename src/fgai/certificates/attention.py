@@ -168,10 +168,7 @@ def _observe(model: nn.Module, graph: Graph) -> Observation:
     checked = {f"attention of layer {layer.name!r}": layer.values for layer in observation.attention}
     for name, values in {"the model's logits": observation.logits, **checked}.items():
         if values.dtype not in PRECISE:
-            raise InputError(
-                f"`{name}` must be float32 or float64, got {values.dtype}, which rounds too coarsely to"
-                " certify small radii; use model.float()"
-            )
+            raise InputError(f"`{name}` must be float32 or float64, got {values.dtype}; use model.float()")
         finite(values, name)
     return observation
 
@@ -184,9 +181,9 @@ def _require_repeatable(model: nn.Module, observation: Observation) -> None:
     before, after = ([run.logits, *(layer.values for layer in run.attention)] for run in (observation, again))
     if len(before) == len(after) and all(map(_rows_near, before, after)):
         return
+    name = model_name(model)
     raise InputError(
-        f"{model_name(model)} must return the same outputs in two runs in eval mode; remove operations that"
-        " draw random numbers or keep a state"
+        f"{name} must return the same outputs in two runs in eval mode; remove random operations"
     )
 
 
@@ -248,17 +245,13 @@ def _require_comparable(observation: Observation, other: Observation | None) -> 
     if other is None:
         return
     if len(other.attention) != len(observation.attention):
-        raise AttentionError(
-            f"`vanilla` has {len(other.attention)} attention layers, the model {len(observation.attention)};"
-            " give the model it was made from"
-        )
+        counts = f"{len(other.attention)} attention layers, the model {len(observation.attention)}"
+        raise AttentionError(f"`vanilla` has {counts}; give the model it was made from")
     for mine, theirs in zip(observation.attention, other.attention, strict=True):
         mine.to("cpu").require_same_edges(theirs.to("cpu"))
     if other.logits.shape != observation.logits.shape:
-        raise InputError(
-            f"`vanilla` returns logits of shape {tuple(other.logits.shape)}, the model"
-            f" {tuple(observation.logits.shape)}; give the model it was made from"
-        )
+        shapes = f"{tuple(other.logits.shape)}, the model {tuple(observation.logits.shape)}"
+        raise InputError(f"`vanilla` returns logits of shape {shapes}; give the model it was made from")
 
 
 def _distance(observation: Observation, other: Observation | None, space: str) -> Tensor | None:

@@ -22,10 +22,8 @@ from fgai.ops import aggregate
 from fgai.threads import exclusive
 from fgai.typed import typed
 
-_LAYERS = (AttentionLayer, Projection, InputNorm, Limits)
-_TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_KNOWN = frozenset({*_LAYERS, *_TORCH, *_CONTAINERS})
+_KNOWN = frozenset([AttentionLayer, Projection, InputNorm, Limits, nn.Linear, nn.LayerNorm, nn.BatchNorm1d])
+_KNOWN |= {nn.ReLU, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict}
 _PYG = getattr(find_spec("torch_geometric"), "submodule_search_locations", None) or []
 _FOLDERS = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, *_PYG))
 _PACKAGES = ("fgai", "torch", "torch_geometric", "builtins", "typing")

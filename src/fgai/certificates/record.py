@@ -424,9 +424,7 @@ class CertificateRecord(_Certificate):
     def _check_shapes(self) -> None:
         sizes = {layer.num_nodes for layer in self.layers}
         if len(sizes) != 1:
-            raise CheckpointError(
-                f"the layers of the record are of {sorted(sizes)} nodes, expected one number"
-            )
+            raise CheckpointError(f"the layers of the record are of {sorted(sizes)} nodes, not of one number")
         (nodes,) = sizes
         count = nodes
         if self.pairs is not None:

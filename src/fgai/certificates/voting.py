@@ -226,9 +226,7 @@ def _require_local(model: nn.Module, graph: Graph, senders: Tensor) -> None:
     """Raise unless new nodes without outgoing edges provably change nothing at the others."""
     part = prepared(model, _edges_from(graph, senders))
     if part.positional is not None:
-        raise InputError(
-            f"{model_name(model)} must not read encodings of the whole graph, which every new node changes"
-        )
+        raise InputError(f"{model_name(model)} must not read encodings of the whole graph")
     if part.features is None:
         return
     plain = uncompiled(model)

@@ -103,9 +103,7 @@ def breaking_point(
     chosen = threat_of(threat)
     original = as_graph(data)
     if not (task := task_of(original)).row_per_node:
-        raise InputError(
-            f"a breaking point is for node tasks, {original.name!r} holds a {task.name} task; use `evaluate`"
-        )
+        raise InputError(f"a breaking point is for node tasks, {original.name!r} holds a {task.name} task")
     if not chosen.budget.nodes:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
     graph = prepared(model, original)

@@ -381,10 +381,7 @@ def _values(spec: MetricSpec, function: Callable[[Views], Any], views: Views) ->
     if spec.path:
         return {spec.path: values}
     if not isinstance(values, Mapping):
-        raise InputError(
-            f"the metric {spec.name!r} has several paths or one with `*`, so `measure`, `null` and `chance`"
-            f" must return mappings, got {values!r}"
-        )
+        raise InputError(f"the metric {spec.name!r} of several paths must return mappings, got {values!r}")
     return values
 
 

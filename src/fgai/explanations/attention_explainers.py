@@ -55,9 +55,7 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
         if self.explainer_config.explanation_type != ExplanationType.model:
             raise InputError("attention explains the model, not the phenomenon; use explanation_type='model'")
         if self.explainer_config.node_mask_type is not None:
-            raise InputError(
-                "attention explains edges, not nodes; use edge_mask_type='object' without node_mask_type"
-            )
+            raise InputError("attention explains edges, not nodes; use edge_mask_type='object' alone")
         return True
 
 

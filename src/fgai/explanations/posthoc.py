@@ -267,8 +267,7 @@ class _PyGScores(EdgeExplainer):
                 if torch.allclose(again, logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
                     return field, logits[node].argmax().expand(field.x.shape[0])
             raise InputError(
-                "`model` returns other logits if called as `model(x, edge_index)`, as PyG's explainers do;"
-                " use an explainer that reads attention"
+                "`model` returns other logits as `model(x, edge_index)`; use attention explainers"
             )
 
         return field_of
@@ -388,9 +387,7 @@ def edge_explainer(
     entry.check()
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
-        raise InputError(
-            "`data` must be one graph whose nodes are classified; of a link, call `fgai.explain` on each end"
-        )
+        raise InputError("`data` must be a graph whose nodes are classified; of others use `fgai.explain`")
     observation = observe(model, prepared(model, graph), heads="mean")
     hops = max(len(observation.attention), int(pyg.ExplainerAlgorithm._num_hops(model)))
     return entry.make(_Setup(model, graph, hops, seed, entry.epochs if epochs is None else epochs))

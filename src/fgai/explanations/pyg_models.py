@@ -41,7 +41,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
         super().__init__()
         if not isinstance(model, AttentionModel) or get_task(model.task).needs_links:
             raise InputError(
-                "`model` must be one of fgai's models for nodes or graphs; PyG's own can be used as they are"
+                "`model` must be one of fgai's, not for links; PyG's own can be used as they are"
             )
         self.model = model
         self.train(model.training)

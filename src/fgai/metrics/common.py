@@ -52,10 +52,8 @@ def _classes_of(prediction: Tensor) -> Tensor:
     if prediction.dim() == 2 and prediction.shape[1]:
         return checks.finite(prediction, "prediction").argmax(1)
     if prediction.dim() != 1 or prediction.is_floating_point():
-        raise InputError(
-            "`prediction` must be logits [num_nodes, num_classes] or class indices [num_nodes],"
-            f" got {prediction.dtype} {tuple(prediction.shape)}"
-        )
+        got = f"{prediction.dtype} {tuple(prediction.shape)}"
+        raise InputError(f"`prediction` must be logits [N, C] or class indices [N], got {got}")
     return prediction.long()
 
 

@@ -286,7 +286,6 @@ def _labelled(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scored(score: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if score.shape != target.shape or score.dim() != 1:
-        raise InputError(
-            f"`score` and `target` must be [M] alike, got {tuple(score.shape)} and {tuple(target.shape)}"
-        )
+        got = f"{tuple(score.shape)} and {tuple(target.shape)}"
+        raise InputError(f"`score` and `target` must be [M] alike, got {got}")
     return checks.finite(score.detach().double(), "score"), target.bool()

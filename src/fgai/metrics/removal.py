@@ -145,10 +145,8 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
     x = torch.tensor([checks.real_number(one, "fractions") for one in fractions], dtype=torch.float64)
     y = torch.tensor(heights, dtype=torch.float64)
     if x.shape != y.shape or x.numel() < 2 or bool((x == x[0]).all()):
-        raise InputError(
-            "`shares` and `fractions` must be as long and `fractions` must vary, got"
-            f" {len(y)} shares at {list(fractions)}"
-        )
+        got = f"{len(y)} shares at {list(fractions)}"
+        raise InputError(f"`shares` and `fractions` must be as long and `fractions` must vary, got {got}")
     x = x - x.mean()
     return float((x * (y - y.mean())).sum() / x.square().sum())
 

@@ -137,9 +137,8 @@ class MetricSpec:
         spec.title, spec.paths = self.title or name.replace("_", " "), self.paths or (name,)
         previous = _registry.get(name)
         if previous is not None and previous.function.__module__ != function.__module__:
-            raise InputError(
-                f"there is a metric {name!r} in {previous.function.__module__}; choose another name"
-            )
+            module = previous.function.__module__
+            raise InputError(f"there is a metric {name!r} in {module}; choose another name")
         _check_paths(spec)
         _registry[name] = spec
         return function

@@ -163,10 +163,8 @@ class Document:
         if type(schema) is not int or schema < 1:
             raise CheckpointError(f"the record's schema version is damaged: {schema!r}")
         if schema > cls.SCHEMA:
-            raise CheckpointError(
-                f"the record was written by a newer fgai (schema {schema}; this one reads up to"
-                f" {cls.SCHEMA}); update fgai"
-            )
+            reads = f"schema {schema}; this one reads up to {cls.SCHEMA}"
+            raise CheckpointError(f"the record was written by a newer fgai ({reads}); update fgai")
         body = {key: value for key, value in values.items() if key not in ("kind", "schema")}
         fields = [f.name for f in dataclasses.fields(cls)]
         # Every field is written, empty ones too; older records have no provenance.
