@@ -166,10 +166,7 @@ class TopKMargin:
     def shares(
         self, attention: AttentionMap, clean: Clean, touched: Sequence[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss, and the share of the top-k that touched nodes (per layer bool [N]) lost.
-
-        The share is the mean over layers with a touched node that has more than k neighbours, else 0.
-        """
+        """Return the loss, and the top-k share that `touched` nodes (bool [N] per layer) lost; 0 of none."""
         total = share = measured = clean.logits.new_zeros(())
         layers = zip(clean.attention.layers, attention.layers, clean.members(self.k), strict=True)
         for index, (before, after, (members, rows)) in enumerate(layers):
@@ -202,10 +199,7 @@ def _on_original_edges(before: LayerAttention, after: LayerAttention) -> tuple[T
 
 
 def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij, in [0, 1].
-
-    Heads are averaged. 0 on the clean graph, and for changes without new nodes.
-    """
+    """Mean over layers, and old nodes i with new neighbours, of Σ_{j new} w_ij, heads averaged; else 0."""
     total = logits.new_zeros(())
     for before, after in zip(clean.attention.layers, attention.layers, strict=True):
         old = before.num_nodes

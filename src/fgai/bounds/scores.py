@@ -1,7 +1,4 @@
-"""Bounds of attention scores, of the first layer's output and of class margins under injection.
-
-On any device and with gradients: certificates compute in float64, training in float32.
-"""
+"""Bounds of attention scores, of the first layer's output and of class margins, with gradients."""
 
 from __future__ import annotations
 
@@ -270,18 +267,12 @@ def worst_margins(
 
         Σ_j min e^{s_j} (z_top − z_other)_j  /  Σ_j e^{s_j}
 
-    over old neighbours j and new ones, scores and values anywhere in their intervals; [N, C], infinite at the
-    class itself. It is the bound of `certify_injection`, with the destination's score at the middle of its
-    interval and limits measured in this pass: gradients reach the nodes at their ends.
-
-    Args:
-        model: as `check_two_layers` requires; its own limits are not used.
-        graph: prepared for the model.
-        classes: int64 [N].
-        neighbours: t, injected neighbours of every node.
-        clip_share: of the limits, see `fgai.limit`.
-        shrink: of the limits, see `fgai.limit`.
-        mass_share: share of the new neighbours' attention that counts; a training may begin with little.
+    over old neighbours j and `neighbours` new ones, scores and values anywhere in their intervals; [N, C],
+    infinite at the class itself. It is the bound of `certify_injection`, with the destination's score at the
+    middle of its interval and limits (`clip_share` and `shrink` as in `fgai.limit`) measured in this pass:
+    gradients reach the nodes at their ends. The model is as `check_two_layers` requires, the graph prepared
+    for it; `classes` are int64 [N]. The share `mass_share` of the new neighbours' attention counts; a
+    training may begin with little.
     """
     assert graph.features is not None
     adjacency = graph.adjacency

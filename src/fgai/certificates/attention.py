@@ -81,7 +81,7 @@ def certify_attention(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
-        >>> certificate = fgai.certify_attention(model, data, vanilla=model, radius=0.01)
+        >>> certificate = fgai.certify_attention(model, data, vanilla=model)
         >>> certificate.layer().prediction.class_status, certificate.shares()["same_explanation"]
         ('exact', 1.0)
     """
@@ -111,10 +111,9 @@ def certify_radii(
     *,
     complete: bool = False,
 ) -> list[CertificateRecord]:
-    """Return one record per radius from one pass of each model; `settings` are fields of the records.
+    """Return a record per radius from one pass of each model; `settings` are fields of the records.
 
-    Only if `complete` do records have class radii beyond their own radius in hidden layers, and the bound of
-    the top-k while every head moves.
+    Only `complete` ones have hidden layers' further class radii and the top-k bound while heads move.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")

@@ -83,10 +83,7 @@ def _apply(steps: list[nn.Module], state: Tensor | Features) -> Tensor | Feature
 
 
 def _same_outputs(model: nn.Module, chain: _Chain, graph: Graph) -> bool:
-    """Whether model and chain, both in float64, agree: on the graph, and with three new nodes.
-
-    Features of the new nodes are usual, large and very large.
-    """
+    """Whether model and chain, in float64, agree on the graph and with new nodes, even of huge features."""
     count = min(3, graph.num_nodes)
     generator = torch.Generator().manual_seed(0)
     assert graph.features is not None

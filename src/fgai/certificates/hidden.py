@@ -1,7 +1,4 @@
-"""Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
-
-Bounds of every node's change go layer by layer to the output; docs/certificates.md has the formulas.
-"""
+"""Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits."""
 
 from __future__ import annotations
 
@@ -92,10 +89,7 @@ def _clean_layers(model: nn.Module, observation: Observation) -> list[_CleanLaye
 def _hidden_predictions(
     model: nn.Module, observation: Observation, radius: float, norm: str, class_radii: bool = True
 ) -> list[Prediction]:
-    """Bound every node's change at R = `radius` for every layer but the last, perturbed at all nodes.
-
-    The class radius is the largest of R and, with `class_radii`, the usual ones at which the class stays.
-    """
+    """Bound every node's change at `radius` for each hidden layer, perturbed at all nodes."""
     hidden = len(observation.attention) - 1
     layers = _clean_layers(model, observation) if hidden else ""
     if isinstance(layers, str):

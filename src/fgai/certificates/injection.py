@@ -271,17 +271,12 @@ def certify_injection(
 ) -> InjectionCertificate:
     """Certify which nodes keep class and explanation when nodes with any features are injected.
 
+    The model is a GAT or GATv2 behind limits, or a user's of PyG's `GATConv` or `GATv2Conv` in a row, with
+    activations, batch norm, linear layers and dropout between and after them. Of others only the first
+    layer's ranking is certified, if their class declares `Capabilities`. A node gains at most t =
+    `neighbours` injected ones: with `where="any"` every node of the graph may, with `"direct"` the certified
+    node alone does, which with more than two layers gets the bound for `any`. Explanations are of size k.
     Raises `InputError` for an argument out of range.
-
-    Args:
-        model: GAT or GATv2 behind limits, or a user's of PyG's `GATConv` or `GATv2Conv` in a row, with
-            activations, batch norm, linear layers and dropout between and after them. Of others only the
-            first layer's ranking is certified, if their class declares `Capabilities`.
-        data: a `Graph` or PyG `Data`.
-        neighbours: t, injected neighbours that a node gains at most.
-        where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does,
-            which with more than two layers gets the bound for `any`.
-        k: size of an explanation.
 
     Example:
         >>> import fgai

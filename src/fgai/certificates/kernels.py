@@ -61,10 +61,7 @@ def _class_norms(
 
 
 def _value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
-    """Return the range of a node's neighbours' values [N, H, C], 0 without edges.
-
-    With `top` [N] that of the neighbours' margins of the top class, `z[h, top(i)] - z[h, c]`.
-    """
+    """Return the range [N, H, C] of neighbours' values, or of margins `z[h, top(i)] - z[h, c]`; 0 of none."""
     out = _zeros(rowptr, *values.shape[1:])
     top = torch.full((len(out),), -1) if top is None else top
     _run_rows(_value_range_rows, rowptr, index, values, top, out)
@@ -109,10 +106,7 @@ def _mean_bounds(
 
 
 def _lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Count the members of each node's top-k, bool [E], that another neighbour may overtake, float64 [N].
-
-    `ahead` says of edges [M] whether they stay ahead of others [M] of the same node, bool [M].
-    """
+    """Count, float64 [N], the members of each top-k, bool [E], that are not `ahead` of all other edges."""
     degree = rowptr.diff()
     row, sizes = torch.repeat_interleave(torch.arange(len(degree)), degree), degree.clamp(max=k)
     members, first = top.nonzero().flatten(), sizes.cumsum(0) - sizes  # index of a node's first member

@@ -115,10 +115,7 @@ class _OperationMode(TorchDispatchMode):
 
 
 class _LinearityMode(_OperationMode):
-    """Tracks the tensors given to `track`.
-
-    `constants` are name, numbers and a summary of the untracked tensors of every operation since then.
-    """
+    """Tracks the tensors given to `track`; `constants` summarise the other tensors of every operation."""
 
     def __init__(self) -> None:
         super().__init__()

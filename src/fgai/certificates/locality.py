@@ -218,18 +218,14 @@ class _Marks:
 
 
 class _LocalityMode(_OperationMode):
-    """Marks the numbers that depend on the new nodes; `nodes` and `edges` are (all, old), the old ones first.
-
-    `first_global` is the first operation all of whose results depend on new nodes, `scalars` are the numbers
-    that operations were called with, but sizes.
-    """
+    """Marks numbers that depend on the new nodes; `nodes`, `edges` are (all, old), the old ones first."""
 
     def __init__(self, nodes: tuple[int, int], edges: tuple[int, int]) -> None:
         super().__init__()
         self.sizes, self.old = {edges[0]: edges[1]}, nodes[1]
         self.sizes[nodes[0]] = min(nodes[1], self.sizes.get(nodes[0], nodes[1]))
-        self.first_global: str | None = None
-        self.scalars: list[tuple[Any, ...]] = []
+        self.first_global: str | None = None  # operation all of whose results depend on new nodes
+        self.scalars: list[tuple[Any, ...]] = []  # numbers that operations were called with, but sizes
         self._marks: _Memory[_Marks] = _Memory()
 
     def mark(self, tensor: Tensor, marks: Tensor, *, source: bool = False) -> None:
@@ -342,11 +338,8 @@ class _LocalityMode(_OperationMode):
 def _find_dependence(
     model: nn.Module, graph: Graph, added: int, *, dense: bool = False
 ) -> tuple[str | None, list[tuple[Any, ...]]]:
-    """Run a model on a graph whose last `added` nodes are new and have no outgoing edges.
-
-    Return the operation by which old rows depend on new ones, or None, and the numbers of operations. With
-    `dense` the model computes with sparse features outside PyTorch.
-    """
+    """Return the operation by which old rows depend on the last `added` nodes, or None, and the scalars."""
+    # The new nodes have no outgoing edges. `dense`: models compute with sparse features elsewhere.
     assert graph.features is not None and graph.features.appended is not None
     features = dataclasses.replace(graph.features, appended=graph.features.appended.clone())
     # Plain PyTorch spreads every entry of sparse rows over the channels of a layer.

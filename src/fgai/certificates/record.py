@@ -152,8 +152,8 @@ class LayerCertificate:
     def share(self, kind: str, radius: float) -> float | None:
         """Share of the counted nodes, or of all links or graphs, certified at `radius`; None if unknown.
 
-        `kind` is "topk" (the top-k stays) or "class" (the prediction stays); another one, or a negative or
-        infinite radius, raises `InputError`.
+        `kind` is "topk" or "class", whichever stays; `InputError` for another, or a negative or infinite
+        radius.
         """
         one_of(kind, "kind", _KINDS)
         at_least(radius, "radius", 0.0)

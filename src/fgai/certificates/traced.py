@@ -59,10 +59,7 @@ def _trace(model: nn.Module, graph: Graph) -> _Chain | str:
 
 
 class _Tracer(fx.Tracer):
-    """Traces attention layers and PyTorch's modules as one operation each.
-
-    While FX traces, other threads call their modules through the tracer, too; those just run.
-    """
+    """Traces attention layers and PyTorch's modules as one operation each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +68,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread:  # FX patches modules for all threads
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 

@@ -134,12 +134,9 @@ def vote(
 ) -> VotingCertificate:
     """Classify nodes by a majority over groups of their neighbours, explain it and certify both.
 
-    Args:
-        model: any that classifies nodes; run `groups` times in evaluation mode.
-        data: a `Graph` or PyG `Data`.
-        groups: T; more groups tolerate more injected nodes and keep less of each neighbourhood.
-        confidence: least probability of a class that gets a vote; others abstain.
-        seed: of the hash.
+    Any model that classifies nodes runs `groups` times in evaluation mode: more groups tolerate more injected
+    nodes and keep less of each neighbourhood. A class gets a vote if its probability is at least
+    `confidence`; others abstain. The `seed` is that of the hash.
 
     Raises:
         InputError: another task, fewer than one group, or nodes that may affect each other other than along

@@ -168,10 +168,7 @@ def _why_missing(value: Any, part: str, above: str) -> str:
 
 
 def show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
-    """Print the summary of some records, the reference first: table, sentences, notes and warnings.
-
-    The table has every record. Of three or more, the sentences compare the first and the last.
-    """
+    """Print the summary of records, the reference first; sentences compare the first and the last."""
     console, plain_records = console or Console(), [vars(record) for record in records]
     pair = [plain_records[0], *plain_records[1:][-1:]]
     lines = sentences(pair) if len(records) > 1 else [verdict(pair[0]), *sentences(pair)]

@@ -109,10 +109,7 @@ def _on_edges(
 
 
 def _at_edges(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
-    """[E]: attention of edges in any order, 0 for those the layer does not have.
-
-    The n-th occurrence of a key gets the layer's n-th entry, or its last.
-    """
+    """[E]: attention of edges in any order, 0 for others; the n-th of parallel edges gets the n-th entry."""
     if layer.keys.device != keys.device:
         raise AttentionError(f"attention is on {layer.keys.device}, the edges on {keys.device}")
     values = layer.heads(heads)

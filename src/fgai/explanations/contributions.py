@@ -95,10 +95,7 @@ def _unsupported(observation: Observation) -> str | None:
 
 
 def _edge_values(model: nn.Module, observation: Observation, values: Tensor) -> Tensor | None:
-    """[E, H, C]: the part of a PyG layer's values that its `lin_edge` makes; None if there is none.
-
-    The rest is read out again with `lin_edge` set to zero, under the same attention.
-    """
+    """[E, H, C]: the part of a PyG layer's values that its `lin_edge` makes; None if there is none."""
     layers = find_layers(model)
     encode = getattr(layers.get(observation.attention.last.name), "lin_edge", None)
     if observation.graph.edge_attr is None or encode is None or len(layers) != len(observation.attention):

@@ -86,10 +86,7 @@ class GraphView:
 
     @classmethod
     def of(cls, observation: Observation, *, layer: str | int = "mean", original: int | None = None) -> Self:
-        """Reduce an observation to `mean`, `last` or `max` over layers, or to one layer by number.
-
-        The first `original` nodes were not injected; all by default.
-        """
+        """Reduce an observation to `mean`, `last`, `max` or one layer; nodes from `original` on are new."""
         graph, explanations = observation.graph, observation.attention.explanations()
         if layer == "mean":
             attention = combined(explanations)

@@ -113,11 +113,7 @@ class EdgeExplainer(ABC):
         self.model, self.seed = model, checks.seed(seed)
 
     def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
-        """Return the scores of some nodes of a `Graph` or PyG `Data`, in their order.
-
-        Raises:
-            InputError: no such node, or a graph the model cannot read.
-        """
+        """Return the scores of nodes of a `Graph` or PyG `Data`, in their order; `InputError` for another."""
         graph = prepared(self.model, as_graph(data))
         try:
             numbers = torch.as_tensor(nodes)
@@ -211,10 +207,7 @@ def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
 
 
 class _PyGScores(EdgeExplainer):
-    """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy.
-
-    One that `trains` learns on the graph it is made with, and explains any other with the learned network.
-    """
+    """One of PyG's explainers, node by node from one seed; it `trains` once, on the graph of the setup."""
 
     def __init__(
         self,

@@ -221,8 +221,7 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
 def chance_score(name: str, target: Tensor) -> float:
     """Return what guessing scores: the share of the most frequent class for F1 and accuracy.
 
-    0.5 for ROC-AUC, one over the number of classes for balanced accuracy; NaN for macro-F1, and without any
-    known class.
+    0.5 for ROC-AUC, 1 / classes for balanced accuracy; NaN for macro-F1, and without any known class.
     """
     _check_labels(target, tuple(target.shape))
     labels = target[target >= 0]

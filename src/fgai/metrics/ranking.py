@@ -274,10 +274,7 @@ ROUNDING = 1e-6
 
 @typed
 def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
-    """Share of the nodes with more than k neighbours whose top-k is cut within rounding; NaN without any.
-
-    Their k-th neighbour and the next differ by at most `ROUNDING`, so rounding or the order of edges decides.
-    """
+    """Share of the nodes with more than k neighbours whose top-k is cut within `ROUNDING`; else NaN."""
     topk.check_k(k)
     _check_attention(w, rowptr)
     w = w.detach().double()
@@ -430,8 +427,7 @@ def intruder_places(
 ) -> float:
     """Share of the places in the top-k that new neighbours take, mean over the nodes that have any.
 
-    `|T_k(i) ∩ new| / min(k, degree_i)`. Arguments as in `intruder_nodes`; a node with fewer than k neighbours
-    has as many places.
+    `|T_k(i) ∩ new| / min(k, degree_i)`. Arguments as in `intruder_nodes`.
     """
     return mean_over(_shares(w, injected, rowptr, k), nodes)
 

@@ -41,16 +41,12 @@ def _edges_to_remove(
     scope: str = "node",
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Return the positions of a fraction of the edges, those with the largest or smallest attention.
-
-    Of n edges of each node or of the graph that are not in `keep` the nearest integer to `fraction` n goes,
-    halves up, ties in edge order. Sets for growing fractions are nested.
-    """
+    """Return positions of a fraction of the edges not in `keep`, of largest or smallest attention."""
     rows = scoped_rows(rowptr, values.shape[0], scope)
     free = torch.ones_like(values, dtype=torch.bool) if keep is None else ~keep
     score = values if largest else -values
     ranks = ranks_in_rows(score.masked_fill(~free, float("-inf")), rows)
-    # The small shift makes halves go up even where the product falls just short, as 0.3 · 5 may.
+    # The nearest integer. The small shift makes halves go up where the product falls short, as 0.3 · 5 may.
     count = (row_sum(free, rows).double() * fraction + 0.5 + 1e-9).floor().long()
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()
 
@@ -74,11 +70,7 @@ def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
 
 
 def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
-    """Logits after the edges with these keys [R] were taken out of every attention layer.
-
-    The rest of a row is scaled up, w'_ij = w_ij / Σ_{kept m} w_im, as the softmax without them would give. So
-    self-loops of a layer can go, too. A node without edges receives nothing.
-    """
+    """Logits without the edges of these keys [R] in any layer: w'_ij = w_ij / Σ_{kept m} w_im, 0 of none."""
 
     def without(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
         layer = observed.attention.layers[index]
@@ -92,10 +84,7 @@ def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -
 def _removal_curves(
     model: nn.Module, observed: Observation, scored: LayerAttention, scope: str, right: Tensor, target: Tensor
 ) -> dict[str, Any]:
-    """Remove edges from the top and from the bottom of a ranking, record the share of `right` still right.
-
-    Scope `graph` ranks all edges together; scope `node` ranks within neighbourhoods and keeps self-loops.
-    """
+    """Remove edges from the top and from the bottom of a ranking, record the share of `right` still right."""
     count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
     loops = scored.source == scored.destination if scope == "node" else None
     curves: dict[bool, list[float]] = {True: [], False: []}

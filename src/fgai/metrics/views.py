@@ -63,11 +63,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttackViews:
-    """The model under one attack.
-
-    An ensemble may win at other endpoints against another model, so explanations are compared at endpoints
-    that every model meets.
-    """
+    """The model under one attack; explanations are compared at endpoints that every model meets."""
 
     worst: View  # under the strongest change, where predictions are scored
     shared: View  # at endpoints that all models share, where explanations are compared; else `worst`
@@ -153,10 +149,7 @@ class Views:
         return out
 
     def with_null(self, kind: str, seed: int) -> Views:
-        """Return the same with attention that explains nothing, under the attack on predictions.
-
-        Random scores are drawn anew on the attacked graph.
-        """
+        """Return the same with null attention, random ones drawn anew under the attack on predictions."""
         worst = self.attacks["prediction"].worst
         clean, attacked = (
             replace(output, attention=_null_map(output.attention, kind, seed + drawn))
