@@ -145,14 +145,12 @@ def _gap(scores: Tensor, own: Tensor) -> Tensor:
 class TopKMargin:
     """The top-k margin: raise neighbours outside the clean top-k above those inside.
 
-    At a node with more than k clean neighbours, on the remaining original edges, let o_1 >= o_2 >= ... be the
-    largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest inside, means over the
-    heads (see `LayerAttention.ranking`). `o_s - m_s` is positive exactly if s members have left, so
-
         mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
-    is a smooth share of the explanation lost; its mean over nodes and layers is maximised. By the logarithm
-    the margin does not depend on how flat the attention is.
+    with o_1 >= o_2 >= ... the largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the
+    smallest inside (`LayerAttention.ranking`), at nodes with more than k clean neighbours, on the remaining
+    original edges. `o_s - m_s` is positive exactly if s members have left: a smooth share of the explanation
+    lost, of which the mean over nodes and layers is maximised.
     """
 
     def __init__(self, k: int) -> None:
@@ -230,12 +228,8 @@ INTRUDERS = Objective("intruders", _intruders, "ranking")
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of another top-k while predicted classes stay.
 
-    With K the share of attacked nodes that keep their predicted class, the loss is
-
-        TopKMargin(k)   if K >= keep,        K - keep < 0   otherwise.
-
-    A jump has no gradient, so the gradient is that of `TopKMargin(k) - hinge` while classes hold, of `-hinge`
-    once too many have gone:
+    With K the share of attacked nodes that keep their predicted class, the loss is `TopKMargin(k)` if K >=
+    keep, else `K - keep` < 0. Its gradient is that of `TopKMargin(k) - hinge`, or of `-hinge` where K < keep:
 
         hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
 

@@ -1,13 +1,8 @@
 """`certify_budget`: at how many nodes a budget of injected nodes and edges can change the class at once.
 
-The number of changes is at most
-
-    max Σ_v min(1, (W x)_v)   over   0 ≤ x ≤ most,  Σ_u x_u ≤ edges,
-
-the saddle point of `Σ_v (1 − π_v) + πᵀ W x` over prices (dual variables) 0 ≤ π ≤ 1 and allocations x. Any
-prices bound it, by `Σ_v (1 − π_v) + max_x πᵀ W x`: bad prices give a loose bound, never a wrong one. The
-search takes primal-dual steps (Pock and Chambolle, 2011) and restarts at the mean (Applegate and others,
-2021). docs/budget.md has the rows of W and the proof.
+Any prices 0 ≤ π ≤ 1 bound `max Σ_v min(1, (W x)_v)` over 0 ≤ x ≤ most, Σ_u x_u ≤ edges, by `Σ_v (1 − π_v) +
+max_x πᵀ W x`. The search takes primal-dual steps (Pock and Chambolle, 2011) and restarts at the mean
+(Applegate and others, 2021). docs/budget.md has the rows of W and the proof.
 """
 
 from __future__ import annotations
@@ -69,7 +64,6 @@ class BudgetCertificate(_Certificate):
         classes: int64 [N], that class; -1 where nothing is known.
         reason: why nothing is certified, or the method.
         known: whether a bound could be computed at all.
-        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "budget-certificate"

@@ -145,11 +145,7 @@ class _Change:
 
 
 class _PerturbedOutput:
-    """The ELU of the perturbed layer's output, and how far linear functions of it move.
-
-    With σ the slope of ELU at the clean output and ε its largest distance from the tangent, `⟨g, ·⟩` moves by
-    at most `R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual + Σ_c |g_c| ε_c(R)`, and by at most the sum over channels.
-    """
+    """The ELU of a perturbed layer's output, and how linear functions of it move; see docs/certificates.md."""
 
     def __init__(self, layer: _CleanLayer, norm: str) -> None:
         self.layer, self.norm = layer, norm

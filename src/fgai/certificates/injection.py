@@ -188,14 +188,12 @@ class InjectionCertificate(_Certificate):
     """Which nodes provably keep their class, and which their explanation, whatever is injected.
 
     Attributes:
-        neighbours, where, k: see `certify_injection`.
         certified: bool [N], the class provably stays.
         classes: int64 [N], that class; -1 where nothing is known.
         degree: int64 [N], neighbours, self-loops included.
         reason: why nothing is certified, or the method.
         known: whether classes could be bounded at all.
         layers: the order of old neighbours, layer by layer.
-        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "injection-certificate"

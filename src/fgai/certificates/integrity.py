@@ -155,11 +155,10 @@ POSITIONAL_CONDITION = "if positional encodings are kept as computed on the orig
 def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     """Return by layer name why no injection can reorder old neighbours there; None where it may.
 
-    Neighbours are ranked by `LayerAttention.ranking`, the mean over heads of `log w = score − log Z`, and the
-    normaliser Z is the same for all neighbours of a node. So the order stays where an injection does not
-    change the inputs of the score: in the first attention layer of a model of features alone, and, on the
-    condition `POSITIONAL_CONDITION`, of one with positional encodings. New neighbours may rank anywhere. The
-    `graph` must be prepared for the model.
+    The order (`LayerAttention.ranking`) stays where an injection does not change the inputs of the score: in
+    the first attention layer of a model of features alone, and, on the condition `POSITIONAL_CONDITION`, of
+    one with positional encodings. New neighbours may rank anywhere. The `graph` must be prepared for the
+    model.
 
     Example:
         >>> import fgai

@@ -1,8 +1,7 @@
 """Is the output linear in a tensor? Tracked through a forward pass, operation by operation.
 
-The output is linear if all operations on tracked tensors are sums, products with something untracked, and
-moves of numbers; to read a number out is a violation. Operations out of sight, as in another thread, show in
-a second run from another start: everything untracked must have the same values (`_changed_constant`).
+Operations on tracked tensors must be sums, products with something untracked, and moves of numbers. Those out
+of sight, as in another thread, change constants in a second run from another start (`_changed_constant`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Do nodes affect each other along edges alone? Tracked number by number through a forward pass.
 
-Every number that depends on new nodes without outgoing edges is marked. Every operation PyTorch runs
-propagates marks; an unknown one marks all of its results. No such node can change an old one if no row of an
-old node is marked at the end. The number of nodes must not matter either: runs with more and with fewer new
-nodes must call the same operations with the same numbers.
+Numbers that depend on new nodes without outgoing edges are marked; every operation of PyTorch propagates
+marks, an unknown one marks all its results. No old row may be marked at the end, and runs with more and with
+fewer new nodes must call the same operations with the same numbers, so that the number of nodes does not
+matter.
 """
 
 from __future__ import annotations

@@ -226,19 +226,16 @@ class LayerCertificate:
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CertificateRecord(_Certificate):
-    """The four properties of each node, measured (1, 3) and certified (2, 4).
+    """The four properties of each node, measured (1, 3) and certified (2, 4); see `certify_attention`.
 
-    See `certify_attention`. A link has properties 1 and 2 if both its ends have them, a graph if all its
-    nodes do; 3 and 4 are about the prediction of the link or graph itself.
+    A link has properties 1 and 2 if both its ends have them, a graph if all its nodes do; 3 and 4 are about
+    the prediction of the link or graph itself.
 
     Attributes:
-        model, data: class and settings; name and sizes.
-        norm, radius, k1, k2, alpha, beta, divergence: see `certify_attention`; None if not asked for.
-        compared: whether there is a vanilla model.
+        norm, radius, k1, k2, alpha, beta, divergence: those asked for, or None.
         layers: one certificate per layer; the last one is the output layer's.
         alpha1_logits, alpha1_probabilities: float64 [N] or None.
         trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
-        version, provenance: see `fgai.records.provenance`.
         seconds: it took, by part.
         promise: what is certified, in words.
         explanation: the vector whose top-k is certified and compared.

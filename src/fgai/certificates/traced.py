@@ -1,8 +1,8 @@
 """A user's model of PyG's layers as a `Chain`: traced by `torch.fx`, or refused with a reason.
 
-The model runs with symbols in place of features and edges: `GATConv` or `GATv2Conv` layers on the model's own
-edges, one after the other, and between them steps that `fgai.bounds.steps` bounds. A branch on the type of a
-symbol shows in a run on the graph, and what FX does not see in a comparison in float64 (`_same_outputs`).
+`GATConv` or `GATv2Conv` layers follow each other, between them steps that `fgai.bounds.steps` bounds. A
+branch on the type of a symbol shows in a run on the graph, what FX does not see in a comparison
+(`_same_outputs`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Voting over groups of nodes: a certificate against injected nodes, for any model that classifies nodes.
 
-A hash of its number puts every node in one of T groups. In the graph of group g an edge j → i stays only if j
-is in g; every node keeps its own features. The majority of T classifications counts; docs/budget.md has the
-proofs. Nodes must affect each other along edges alone, from source to destination: the logits of old nodes
-must not change with new nodes without outgoing edges (`fgai.certificates.locality`).
+In the graph of one of T groups an edge j → i stays only if a hash puts j in the group; nodes keep their own
+features. The majority of T classifications counts; docs/budget.md has the proofs. Nodes must affect each
+other along edges alone (`fgai.certificates.locality`).
 """
 
 from __future__ import annotations
@@ -50,13 +49,11 @@ class VotingCertificate(_Certificate):
     """How many injected nodes the majority over groups of nodes withstands, and the score of each group.
 
     Attributes:
-        groups, confidence: see `vote`.
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
         node_radius: int64 [N], no such number of injected nodes, or fewer, changes it.
         scores: float32 [N, T], change of that class's margin by a group's neighbours; NaN where it has none.
         group: int64 [N], of each node.
-        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "voting-certificate"

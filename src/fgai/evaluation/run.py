@@ -173,10 +173,9 @@ def compare(
     seed: int = 0,
     **options: Any,
 ) -> Comparison:
-    """Evaluate several models, by their name in tables, under the same threat; see `evaluate`.
+    """Evaluate several models, by their name in tables, under the same threat; see `evaluate` for `options`.
 
-    The others are compared with the model named `vanilla`, by default the first. `options` are further
-    arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`.
+    The others are compared with the model named `vanilla`, by default the first.
 
     Raises:
         InputError: no models, models without names, or `vanilla` names none of them.

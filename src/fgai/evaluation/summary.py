@@ -51,11 +51,11 @@ def paired_interval(
 
         d̄ ± t · s / √(n + 2),   d_i = second_i − first_i
 
-    Both are [N] or [L, N], in [0, 1], NaN where a node has no value; only `counted` nodes count, if given.
-    The mean d̄ and the standard deviation s are over n + 2 values: those of the n nodes, and 1 and −1,
-    without which a handful of nodes that happen to agree would prove a difference. Of values of 0 and 1 that
-    asks for six nodes on one side and none on the other, as the exact sign test does. `difference` is the
-    mean over the n nodes alone. With layers a node's values are averaged, every layer counting the same.
+    Both are [N] or [L, N] (the mean over layers counts), in [0, 1], NaN where a node has no value; only
+    `counted` nodes count, if given. The mean d̄ and the standard deviation s are over the values of the n
+    nodes, 1 and −1: otherwise a handful of nodes that agree would prove a difference. Of values of 0 and 1
+    six nodes must be on one side and none on the other, as in the exact sign test. `difference` is the mean
+    over the n nodes alone.
 
     Example:
         >>> right = np.ones(140)

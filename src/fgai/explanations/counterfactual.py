@@ -46,9 +46,8 @@ class Counterfactual:
 def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
     """Search few neighbours whose removal (of the edges with `node`, in both directions) changes its class.
 
-    Single neighbours are all tried, then all sets of 2, 3, ... while there are at most `EXHAUSTIVE` of one
-    size; the first size not fully tried is the lower bound (1 with positional encodings). Larger sets are
-    found by a greedy search, then made smaller.
+    All sets of 1, 2, ... neighbours are tried while there are at most `EXHAUSTIVE`: the first size not fully
+    tried is the lower bound (1 with positional encodings). A greedy search finds larger sets.
     """
     adjacency = graph.adjacency
     sources = adjacency.source[adjacency.destination == node]
@@ -69,9 +68,8 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
 def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0) -> Counterfactual | None:
     """Search new neighbours of `node` alone that change its class; None for a graph without features.
 
-    A new node copies a node whose logits favour another class, or the mean of the training nodes of a class;
-    then an attack searches features of fewer new nodes. Other features may need fewer still: the lower bound
-    is that of `certify_injection`, for any features, of models with limits.
+    New nodes copy nodes of another class, or the mean of its training nodes; then an attack searches
+    features. The lower bound, for any features, is that of `certify_injection`, of models with limits.
     """
     candidates = [] if graph.features is None else _candidates(model, graph, node)
     if not candidates:
