@@ -130,8 +130,7 @@ def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 @typed
 def margin_loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """Best wrong logit minus the clean prediction's, at most 1: clear errors have no gradient."""
-    label = clean.logits[clean.nodes].argmax(1)
-    return _gap(logits[clean.nodes], label).clamp(max=1.0).mean()
+    return _gap(logits[clean.nodes], clean.logits[clean.nodes].argmax(1)).clamp(max=1.0).mean()
 
 
 def _gap(scores: Tensor, own: Tensor) -> Tensor:

@@ -100,8 +100,7 @@ Ranges = Mapping[str, Range]  # of a layer: `value`, and `source` and `destinati
 def layer_ranges(layer: AttentionLayer) -> Ranges:
     """Return the ranges of a layer's limits."""
     assert layer.limits is not None
-    limits = layer.limits.items()
-    return {name: Range.from_limits(one) for name, one in limits if isinstance(one, Limits)}
+    return {n: Range.from_limits(one) for n, one in layer.limits.items() if isinstance(one, Limits)}
 
 
 def _minimum(x: Tensor, y: Tensor) -> Tensor:

@@ -97,8 +97,7 @@ def certify_attention(
     (record,) = certify_radii(model, data, vanilla, (radius,), settings, complete=True)
     last = record.layer().prediction
     if last.class_status == UNKNOWN:
-        text = f"predictions cannot be certified: {last.reason}"
-        warn(ReliabilityWarning("certificate-unknown", text))
+        warn(ReliabilityWarning("certificate-unknown", f"predictions cannot be certified: {last.reason}"))
     return record
 
 

@@ -145,7 +145,7 @@ class _Change:
 
 
 class _PerturbedOutput:
-    """The ELU of a perturbed layer's output, and how linear functions of it move; see docs/certificates.md."""
+    """ELU of a perturbed layer's output, and how linear functions of it move; see docs/certificates.md."""
 
     def __init__(self, layer: _CleanLayer, norm: str) -> None:
         self.layer, self.norm = layer, norm
@@ -279,8 +279,7 @@ class _ValueChange:
         moved = torch.where(self.inside, shifted, torch.where(self.outside, shift, between))
         turned = (self.offset - self.offset.median(dim=2, keepdim=True).values).abs()
         relative, plain = self.factor * moved + self.factor_change * turned, self.channels()
-        better = relative.sum(2, keepdim=True) < plain.sum(2, keepdim=True)
-        return torch.where(better, relative, plain)
+        return torch.where(relative.sum(2, keepdim=True) < plain.sum(2, keepdim=True), relative, plain)
 
 
 def _range(layer: AttentionLayer, name: str) -> Range:

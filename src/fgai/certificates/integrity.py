@@ -61,11 +61,11 @@ def _module_alteration(
         for name in ("tap", "watch"):
             if getattr(module, name) is not None:
                 return f"has a `{name}`, which may change its attention"
-    if isinstance(module, Limits) and (module._override is not None):
+    if isinstance(module, Limits) and module._override is not None:
         return "are limits that are being measured or overridden"
-    replaced = next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
-    if replaced is not None:
-        return f"has `{replaced}` replaced"
+    for name in vars(module):
+        if callable(getattr(kind, name, None)):
+            return f"has `{name}` replaced"
     if (replaced := _replaced_method(kind, declared)) is not None:
         return f"is of a class whose `{replaced}` was replaced"
     if module._compiled_call_impl is not None:

@@ -142,8 +142,7 @@ class _LinearityMode(_OperationMode):
         return out
 
     def _keep_constants(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        others = {key: value for key, value in kwargs.items() if key != "out"}
-        leaves = tree_leaves((args, others))
+        leaves = tree_leaves((args, {key: value for key, value in kwargs.items() if key != "out"}))
         numbers = tuple(leaf for leaf in leaves if isinstance(leaf, int | float))
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not self.tracks(leaf))
         self.constants.append((name, numbers, tuple(_summary(one) for one in tensors)))

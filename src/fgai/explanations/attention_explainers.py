@@ -38,8 +38,7 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
             model(x, edge_index, **kwargs)
         flow = self._flow(model)
         source, destination = edge_index if flow == "source_to_target" else edge_index.flip(0)
-        keys = edge_keys(source.long(), destination.long())
-        mask = self._mask(tape.attention.detach(), keys, x, index)
+        mask = self._mask(tape.attention.detach(), edge_keys(source.long(), destination.long()), x, index)
         if index is not None and self.model_config.task_level == ModelTaskLevel.node:
             hops = max(self._num_hops(model), len(tape.attention))
             *_, reached = k_hop_subgraph(index, hops, edge_index, num_nodes=x.shape[0], flow=flow)
@@ -121,8 +120,7 @@ def _at_edges(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> 
     occurrence = torch.empty_like(keys)
     steps = torch.arange(keys.numel(), device=keys.device)
     occurrence[order] = steps - torch.searchsorted(ordered, ordered)
-    index = torch.minimum(first + occurrence, last.clamp(min=0))
-    return torch.where(present, values[index], 0.0)
+    return torch.where(present, values[torch.minimum(first + occurrence, last.clamp(min=0))], 0.0)
 
 
 def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -34,9 +34,8 @@ class SignedMargin:
     sources: Tensor  # int64 [K], the node itself among them if it has a self-loop
     contributions: Tensor  # c_e
     edge_contributions: Tensor | None
-    radii: (
-        Tensor  # c_e keeps its sign while each head moves by less; infinite if d_eh has one sign in all heads
-    )
+    # c_e keeps its sign while each head moves by less; infinite if d_eh has one sign in all heads.
+    radii: Tensor
     pair_radius: float  # `top` and `second` stay first and second while each head moves by less
 
 

@@ -127,9 +127,8 @@ class NodeExplanation(TabledDocument):
 
     def _prediction(self) -> str:
         truth = "" if self.label < 0 else f" (truth: {self._class(self.label)})"
-        return (
-            f" of {self.dataset}: class {self._class(self.predicted)}, {100 * self.confidence:.0f} %{truth}"
-        )
+        predicted = f"class {self._class(self.predicted)}, {100 * self.confidence:.0f} %"
+        return f" of {self.dataset}: {predicted}{truth}"
 
     def _bars(self, longest: int) -> RichTable:
         (table,) = self.tables()
@@ -209,8 +208,7 @@ class NodeExplanation(TabledDocument):
         ]
         if new := attacked["new_neighbours"]:
             share = 100 * attacked["new_attention"]
-            plural = "s" if new > 1 else ""
-            lines.append(f"{new} new neighbour{plural} took {share:.0f} % of its attention")
+            lines.append(f"{new} new neighbour{'s' * (new > 1)} took {share:.0f} % of its attention")
         return lines
 
     def _certified_sentences(self) -> list[str]:

@@ -44,8 +44,7 @@ def _edges_to_remove(
     """Return positions of a fraction of the edges not in `keep`, of largest or smallest attention."""
     rows = scoped_rows(rowptr, values.shape[0], scope)
     free = torch.ones_like(values, dtype=torch.bool) if keep is None else ~keep
-    score = values if largest else -values
-    ranks = ranks_in_rows(score.masked_fill(~free, float("-inf")), rows)
+    ranks = ranks_in_rows((values if largest else -values).masked_fill(~free, float("-inf")), rows)
     # The nearest integer. The small shift makes halves go up where the product falls short, as 0.3 · 5 may.
     count = (row_sum(free, rows).double() * fraction + 0.5 + 1e-9).floor().long()
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()

@@ -155,8 +155,7 @@ class Views:
             replace(output, attention=_null_map(output.attention, kind, seed + drawn))
             for drawn, output in enumerate((self.observations["clean"], worst.output))
         )
-        pair = AttentionPair(clean.attention, attacked.attention, self.k, worst.pair.touched)
-        view = View(attacked, pair)
+        view = View(attacked, AttentionPair(clean.attention, attacked.attention, self.k, worst.pair.touched))
         return replace(
             self,
             observations={"clean": clean, "attacked": attacked},
