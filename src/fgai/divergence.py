@@ -16,7 +16,8 @@ SPACES = ("logits", "probabilities")
 def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     """Return the total variation between the predictions of each node, `1/2 sum_c |y_ic - y'_ic|`, [...].
 
-    On "logits" [..., C] it depends on their scale; on "probabilities", their softmax, it is in [0, 1].
+    On "logits" [..., C] it depends on their scale; on "probabilities", their softmax, it is in [0, 1]. Other
+    shapes raise `InputError`.
     """
     same_shape(y, y_other)
     if checks.one_of(on, "on", SPACES) == "probabilities":

@@ -74,10 +74,7 @@ def breaking_point(
     are nested: an attack with n nodes has the first n nodes, and all their edges, of one with more. The
     overlap need not fall with every node, so a smaller number that was not tried may break the threshold,
     too. The `threat` is an injection threat by name or of your own, whose `nodes` are replaced; `targets` are
-    `test` or `val` nodes.
-
-    Raises:
-        InputError: the threat injects no nodes, the model is no node classifier, or an argument is wrong.
+    `test` or `val` nodes. Raises `InputError` for other threats, and for a model that is no node classifier.
 
     Example:
         >>> import fgai

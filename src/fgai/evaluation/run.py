@@ -175,10 +175,8 @@ def compare(
 ) -> Comparison:
     """Evaluate several models, by their name in tables, under the same threat; see `evaluate` for `options`.
 
-    The others are compared with the model named `vanilla`, by default the first.
-
-    Raises:
-        InputError: no models, models without names, or `vanilla` names none of them.
+    The others are compared with the model named `vanilla`, by default the first. No models, models without
+    names, or another `vanilla` raise `InputError`.
     """
     if not isinstance(models, Mapping) or not models:
         got = "none" if isinstance(models, Mapping) else type(models).__name__

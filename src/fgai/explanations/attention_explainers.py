@@ -138,10 +138,9 @@ class PropagatedAttention(_AttentionAlgorithm):
 
     with `w_l` the mean over heads in layer l and `r_l[i]` the share of node i's state after layer l in the
     node's output. Edges outside the receptive field are 0. For several nodes, masks add up. It is used, and
-    raises errors, as `FaithfulAttention`.
-
-    Reference: Shin, Li, Cao, Shin, Faithful and Accurate Self-Attention Attribution for Message Passing
-    Neural Networks via the Computation Tree Viewpoint, AAAI 2025.
+    raises errors, as `FaithfulAttention`. Reference: Shin, Li, Cao, Shin, Faithful and Accurate
+    Self-Attention Attribution for Message Passing Neural Networks via the Computation Tree Viewpoint, AAAI
+    2025.
     """
 
     def _mask(self, attention: AttentionMap, keys: Tensor, x: Tensor, index: int | Tensor | None) -> Tensor:

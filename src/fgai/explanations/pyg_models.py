@@ -40,9 +40,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         if not isinstance(model, AttentionModel) or get_task(model.task).needs_links:
-            raise InputError(
-                "`model` must be one of fgai's, not for links; PyG's own can be used as they are"
-            )
+            raise InputError("`model` must be fgai's, for nodes or graphs; PyG's own can be used as they are")
         self.model = model
         self.train(model.training)
 

@@ -88,7 +88,7 @@ class MetricSpec:
 
     With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. `METRICS` holds
     every declaration with the `name` of the function, the `function` and its `description`, the first line of
-    its docstring. Raises `InputError` for a name or path in records that is taken.
+    its docstring. A name or path in records that is taken raises `InputError`.
 
     Attributes:
         direction: "higher" or "lower", whichever is better; empty if neither is.
@@ -100,13 +100,13 @@ class MetricSpec:
             returns nested mappings from the top of the record's metrics.
         section: "prediction", "explanation", or "fidelity": whether the explanation decides the prediction.
         shown: the numbers that tables and report show; by default all of them.
-        measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, `attacked`,
-            or whatever varies); metrics may share one. None for scores, which a task names.
+        measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, ...); metrics
+            may share one. None for scores, which a task names.
         null: the same for a null row, `views.null`, which has one attack: of values by attack those under
             `prediction` count. An empty mapping leaves the row out.
-        chance: what guessing gets, stored at `<path>.chance`. Without `measure` (a score) it takes the labels
-            [T] and returns a number. Else it takes the `Views` and returns a number or `views.by_layer(...)`;
-            with several paths or `*`, a mapping from dotted path to that.
+        chance: what guessing gets, stored at `<path>.chance`: from labels [T] to a number for a score, else
+            from the `Views` to a number or `views.by_layer(...)`, or to a mapping of these by dotted path if
+            there are several paths or `*`.
     """
 
     direction: str

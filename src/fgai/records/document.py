@@ -151,11 +151,7 @@ class Document:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`.
-
-        Raises:
-            CheckpointError: another kind of record, a newer schema, or fields that do not fit `layout`.
-        """
+        """Inverse of `to_dict`; `CheckpointError` for another kind or schema, or fields that do not fit."""
         kind = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
         if not isinstance(values, Mapping) or kind != cls.KIND:
             raise CheckpointError(f"expected a record of kind {cls.KIND!r}, got {kind!r}")

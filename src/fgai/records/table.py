@@ -193,9 +193,7 @@ def data_frame(
 ) -> pandas.DataFrame:
     """Return a `DataFrame` of columns by name, or of rows with the names of their `columns`.
 
-    Raises:
-        InputError: the values do not fit the columns.
-        MissingExtraError: pandas is not installed.
+    Values that do not fit raise `InputError`, a missing pandas `MissingExtraError`.
     """
     try:
         import pandas
