@@ -302,14 +302,13 @@ def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
     return [Table("Recall by class", columns, rows)]
 
 
-def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
+def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord) -> Table:
     """Explanation metrics of each model, and of null attention on the model of `nulls`."""
     paths = [entry.path for entry in shown_numbers([record.metrics for record in records], "explanation")]
     rows = [[record.name, *(look_up(record.metrics, path) for path in paths)] for record in records]
-    if nulls is not None:
-        for kind, metrics in nulls.metrics.get("null", {}).items():
-            rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
-        rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
+    for kind, metrics in nulls.metrics.get("null", {}).items():
+        rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
+    rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
     columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
     return Table("Explanation", columns, [[row[0], *(row[i] for i in shown)] for row in rows])

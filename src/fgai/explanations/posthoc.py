@@ -113,7 +113,7 @@ class EdgeExplainer(ABC):
         self.model, self.seed = model, checks.seed(seed)
 
     def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
-        """Return the scores of nodes of a `Graph` or PyG `Data`, in their order; `InputError` for another."""
+        """Return the scores of nodes of a `Graph` or PyG `Data`, in order; `InputError` for unknown ones."""
         graph = prepared(self.model, as_graph(data))
         try:
             numbers = torch.as_tensor(nodes)

@@ -338,7 +338,7 @@ def _correlation(views: Views) -> dict[str, Any]:
 def rank_correlation(w: Tensor, w_other: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean correlation of the ranks over nodes with at least two neighbours; tied values share a mean rank.
 
-    A node whose values are all equal (0/0) counts as 0 in one argument, as 1 in both.
+    A node whose values are all equal (0/0) counts as 0 if in one argument alone, as 1 if in both.
     """
     _check_attentions(w, w_other, rowptr)
     a, b = w.detach().double(), w_other.detach().double()

@@ -70,14 +70,11 @@ def _under_attacks(path: str, heading: str, words: str, about: str) -> tuple[Sho
 
 def _clean_and_attacked(path: str, heading: str, words: str, about: str) -> tuple[Shown, Shown]:
     """The number at `path`, whose `{}` names the graph, on the clean and on the attacked graph."""
+    clean, attacked = (heading and f"{heading} {graph}" for graph in ("clean", "attacked"))
+    again = "The same on the attacked graph."
     return (
-        Shown(path.format("clean"), heading and f"{heading} clean", f"{words}, clean", about),
-        Shown(
-            path.format("attacked"),
-            heading and f"{heading} attacked",
-            f"{words}, attacked",
-            "The same on the attacked graph.",
-        ),
+        Shown(path.format("clean"), clean, f"{words}, clean", about),
+        Shown(path.format("attacked"), attacked, f"{words}, attacked", again),
     )
 
 

@@ -149,7 +149,7 @@ class Views:
         return out
 
     def with_null(self, kind: str, seed: int) -> Views:
-        """Return the same with null attention, random ones drawn anew under the attack on predictions."""
+        """Return the same with null attention, drawn anew under the attack on predictions if random."""
         worst = self.attacks["prediction"].worst
         clean, attacked = (
             replace(output, attention=_null_map(output.attention, kind, seed + drawn))
