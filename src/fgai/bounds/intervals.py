@@ -1,6 +1,7 @@
 """Bounds of what an attention layer computes from an uncertain input: intervals, and a ball of all channels.
 
-A linear function `⟨g, x⟩` of a node's state moves by at most the smaller of
+Behind limits a new neighbour may be at the end of any channel, but not of all of them. So after the first
+layer a linear function `⟨g, x⟩` of a node's state moves by at most the smaller of
 
     Σ_c |g_c| r_c    and    Σ_c |g_c| s_c M |middle_c − x_c|  +  R ‖g · s M half‖₂
 
@@ -256,6 +257,7 @@ class _ClippedValues:
         least, most = _products(self.low.flatten(1), self.high.flatten(1), up, down)
         shift = None if self.bias is None else self.bias @ weight
         first, last = self.state.linear(self.weight @ weight, shift)
+        # Clipping lowers a product with g > 0 by at most `g · above`; shrinking moves it to the middle.
         lowered, raised = _products(self.above, self.below, up, -down)
         middle = self.limits.middle.flatten() @ weight
         first, last = _shrink(first - lowered, last + raised, middle, self.shrinkage)

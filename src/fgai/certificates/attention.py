@@ -219,6 +219,7 @@ def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: st
     def ahead(members: Tensor, others: Tensor) -> Tensor:
         return _least_gap(w[members], w[others], radius, norm) > 0
 
+    # Members are compared one by one, so for several of them it is a bound.
     top = topk_mask(layer.ranking().double(), layer.rowptr, k)
     return kept - _lost_members(layer.rowptr, top, k, ahead) / k
 

@@ -155,7 +155,7 @@ class _PerturbedOutput:
         self.norms: dict[bytes, Tensor] = {}
 
     def _linear_norms(self, weight: Tensor) -> Tensor:
-        """Return the first sum at R = 1, [N, F], for the columns of [D, F]; computed once."""
+        """Return Σ_h ‖(⟨g_h σ_h, z_jh⟩)_j‖_dual [N, F] for the columns g of [D, F]; computed once."""
         key = weight.numpy().tobytes()
         if key not in self.norms:
             values = self.layer.values

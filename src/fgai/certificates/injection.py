@@ -468,7 +468,8 @@ class _InjectionBounds:
         return LayerOrder(name, "bound", why, stays & precise)
 
     def imprecise_nodes(self, subject: _Subject) -> Tensor:
-        """Return nodes, bool [N], whose logits or received values are rounding in the model's precision."""
+        """Return the nodes, bool [N], whose logits or received values differ in the model's own precision."""
+        # As with a large common offset of features that the weights cancel: the sums are then all rounding.
         chain, graph = subject.chain, subject.graph
         assert chain is not None and graph.features is not None
         imprecise = subject.classes != self.logits.argmax(1)

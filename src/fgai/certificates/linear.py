@@ -120,8 +120,8 @@ def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOu
 
     The output layer of an unaltered model must have returned the logits. Any other model runs with random
     perturbations: every operation from the last attention to the logits must be linear, with the same
-    constants in all runs, and every backward step PyTorch's own; node by node the logits must move as the
-    gradients predict.
+    constants in all runs. Then the gradients are the values, if every backward step is PyTorch's own, and
+    node by node the logits must move as they predict.
     """
     last, logits = observation.attention.last, observation.logits
     if logits.dim() != 2 or logits.shape[0] != last.num_nodes or logits.shape[1] < 2:

@@ -1,7 +1,8 @@
 """Is the output linear in a tensor? Tracked through a forward pass, operation by operation.
 
-Operations on tracked tensors must be sums, products with something untracked, and moves of numbers. Those out
-of sight, as in another thread, change constants in a second run from another start (`_changed_constant`).
+It is if all operations on tracked tensors are sums, products with something untracked, and moves of numbers,
+and none reads a number out. Those out of sight, as in another thread, change constants in a second run from
+another start (`_changed_constant`).
 """
 
 from __future__ import annotations
