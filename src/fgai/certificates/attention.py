@@ -181,7 +181,7 @@ def _require_repeatable(model: nn.Module, observation: Observation) -> None:
         return
     name = model_name(model)
     raise InputError(
-        f"{name} must return the same outputs in two runs in eval mode; remove random operations"
+        f"{name} must return the same outputs in two runs in eval mode; remove random draws and states"
     )
 
 

@@ -133,8 +133,8 @@ def vote(
 
     Any model that classifies nodes runs `groups` times in evaluation mode: more groups tolerate more injected
     nodes and keep less of each neighbourhood. A class gets a vote if its probability is at least
-    `confidence`; others abstain. The `seed` is that of the hash. Another task, and nodes that may affect each
-    other other than along edges, raise an `InputError` that names the operation.
+    `confidence`; others abstain. The `seed` is that of the hash. Raises `InputError` for another task, and
+    for nodes that may affect each other other than along edges; it names the operation.
 
     Example:
         >>> import fgai

@@ -46,8 +46,9 @@ class Counterfactual:
 def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
     """Search few neighbours whose removal (of the edges with `node`, in both directions) changes its class.
 
-    All sets of 1, 2, ... neighbours are tried while there are at most `EXHAUSTIVE`: the first size not fully
-    tried is the lower bound (1 with positional encodings). A greedy search finds larger sets.
+    Single neighbours, then all sets of 2, 3, ... while there are at most `EXHAUSTIVE` of a size, are tried
+    until one changes the class. Its size, or else the first not fully tried, is the lower bound (1 with
+    positional encodings). A greedy search finds larger sets.
     """
     adjacency = graph.adjacency
     sources = adjacency.source[adjacency.destination == node]
@@ -68,8 +69,9 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
 def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0) -> Counterfactual | None:
     """Search new neighbours of `node` alone that change its class; None for a graph without features.
 
-    New nodes copy nodes of another class, or the mean of its training nodes; then an attack searches
-    features. The lower bound, for any features, is that of `certify_injection`, of models with limits.
+    A new node copies a node whose logits favour another class, or the mean of the training nodes of a class;
+    then an attack searches features. The lower bound, for any features, is that of `certify_injection`, of
+    models with limits.
     """
     candidates = [] if graph.features is None else _candidates(model, graph, node)
     if not candidates:

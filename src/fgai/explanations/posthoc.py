@@ -207,7 +207,7 @@ def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
 
 
 class _PyGScores(EdgeExplainer):
-    """One of PyG's explainers, node by node from one seed; it `trains` once, on the graph of the setup."""
+    """One of PyG's explainers, node by node from one seed; with `trains` it learns once, on its graph."""
 
     def __init__(
         self,
@@ -380,7 +380,9 @@ def edge_explainer(
     entry.check()
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
-        raise InputError("`data` must be a graph whose nodes are classified; of others use `fgai.explain`")
+        raise InputError(
+            "`data` must be a graph whose nodes are classified; of a link, `fgai.explain` each end"
+        )
     observation = observe(model, prepared(model, graph), heads="mean")
     hops = max(len(observation.attention), int(pyg.ExplainerAlgorithm._num_hops(model)))
     return entry.make(_Setup(model, graph, hops, seed, entry.epochs if epochs is None else epochs))

@@ -93,7 +93,7 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
 
 @typed
 def uniform_attention(rowptr: Tensor, num_edges: int) -> Tensor:
-    """Uniform attention, 1/degree on every edge, float64 [E]: a tie within a node, not over the graph."""
+    """Uniform attention, 1/degree on every edge, float64 [E]; over the whole graph it ranks by degree."""
     check_row_pointers(rowptr, checks.whole(num_edges, "num_edges"))
     return (1 / rowptr.diff().clamp(min=1).double())[row_index(rowptr, num_edges)]
 

@@ -274,7 +274,7 @@ ROUNDING = 1e-6
 
 @typed
 def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
-    """Share of the nodes with more than k neighbours whose top-k is cut within `ROUNDING`; else NaN."""
+    """Share of nodes with more than k neighbours whose top-k is cut within `ROUNDING`; NaN of none."""
     topk.check_k(k)
     _check_attention(w, rowptr)
     w = w.detach().double()
