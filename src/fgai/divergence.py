@@ -16,11 +16,8 @@ SPACES = ("logits", "probabilities")
 def tvd(y: Tensor, y_other: Tensor, on: str = "logits") -> Tensor:
     """Return the total variation between the predictions of each node, `1/2 sum_c |y_ic - y'_ic|`, [...].
 
-    On "logits" [..., C] it depends on their scale (logits times 0.01 look stable); on "probabilities", their
-    softmax, it is in [0, 1].
-
-    Raises:
-        InputError: the shapes differ or `on` is unknown.
+    On "logits" [..., C] it depends on their scale; on "probabilities", their softmax, it is in [0, 1]. Other
+    shapes raise `InputError`.
     """
     same_shape(y, y_other)
     if checks.one_of(on, "on", SPACES) == "probabilities":
@@ -36,8 +33,7 @@ def row_tvd(w: Tensor, w_other: Tensor, rowptr: Tensor) -> Tensor:
 
     Example:
         >>> import torch
-        >>> w, v = torch.tensor([0.5, 0.5, 1.0]), torch.tensor([0.25, 0.75, 1.0])
-        >>> row_tvd(w, v, torch.tensor([0, 2, 3])).tolist()
+        >>> row_tvd(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]), torch.tensor([0, 2, 2])).tolist()
         [0.25, 0.0]
     """
     same_shape(w, w_other)
@@ -51,7 +47,5 @@ def same_shape(a: Tensor, b: Tensor) -> None:
     if not a.is_floating_point() or not b.is_floating_point() or not a.dim():
         raise InputError(f"both arguments must be floating-point tensors, got {a.dtype} and {b.dtype}")
     if a.shape != b.shape:
-        raise InputError(
-            f"both arguments must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)};"
-            " compare the same nodes and match edges by source and destination first"
-        )
+        got = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise InputError(f"both arguments must have the same shape, got {got}; match nodes or edges first")

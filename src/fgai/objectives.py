@@ -1,7 +1,4 @@
-"""Objectives of attacks: wrong predictions, another explanation, or attention for the injected nodes.
-
-Searches climb the `loss` of an objective. Its `damage` chooses the strongest change and is reported.
-"""
+"""Objectives of attacks: searches climb their `loss`; their `damage` chooses the change and is reported."""
 
 from __future__ import annotations
 
@@ -64,8 +61,7 @@ READS = ("logits", "ranking", "heads")
 class Objective:
     """What an attacker maximises, the number that is reported, and the outputs of the model both need.
 
-    Raises:
-        InputError: `reads` is none of these, or not `logits` with `node_mean`.
+    Raises `InputError` for unknown `reads`, or others than `logits` with `node_mean`.
 
     Example:
         >>> spread = Objective("spread", lambda logits, attention, clean: logits.std(), reads="logits")
@@ -102,11 +98,7 @@ class Objective:
 
     @classmethod
     def of(cls, objective: str | Objective | Loss, k: int = 5) -> Objective:
-        """Return the objective of this name, with explanations of size k, or with this loss.
-
-        Raises:
-            InputError: an unknown name, or something that cannot be called.
-        """
+        """Return the objective of this name, for explanations of size k, or of this loss; or `InputError`."""
         if isinstance(objective, Objective):
             return objective
         if isinstance(objective, str):
@@ -117,7 +109,6 @@ class Objective:
 
 
 def _scalar(value: Tensor, name: str) -> Tensor:
-    """Return `value` if it is one number, else raise."""
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise InputError(f"the objective {name!r} must return a floating-point scalar tensor, got {got}")
@@ -138,12 +129,8 @@ def prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
 
 @typed
 def margin_loss(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Best wrong logit minus the clean prediction's logit, at most 1, to be maximised.
-
-    Nodes that are clearly wrong have no gradient, so that the budget goes to the others.
-    """
-    label = clean.logits[clean.nodes].argmax(1)
-    return _gap(logits[clean.nodes], label).clamp(max=1.0).mean()
+    """Best wrong logit minus the clean prediction's, at most 1: clear errors have no gradient."""
+    return _gap(logits[clean.nodes], clean.logits[clean.nodes].argmax(1)).clamp(max=1.0).mean()
 
 
 def _gap(scores: Tensor, own: Tensor) -> Tensor:
@@ -157,16 +144,12 @@ def _gap(scores: Tensor, own: Tensor) -> Tensor:
 class TopKMargin:
     """The top-k margin: raise neighbours outside the clean top-k above those inside.
 
-    At a node with more than k clean neighbours, on the remaining original edges, let o_1 >= o_2 >= ... be the
-    largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the smallest inside, means over the
-    heads (see `LayerAttention.ranking`). The s-th margin, o_s - m_s, is positive exactly if s members have
-    left, so
-
         mean over s = 1..min(k, degree - k) of sigmoid(o_s - m_s)
 
-    is a smooth share of the explanation lost; its mean over nodes and layers is maximised. By the logarithm
-    the margin is a difference of scores, whose size does not depend on how flat the attention is; the
-    gradient of the sigmoid is largest for swaps that are about to happen.
+    with o_1 >= o_2 >= ... the largest log-attentions outside the clean top-k and m_1 <= m_2 <= ... the
+    smallest inside (`LayerAttention.ranking`), at nodes with more than k clean neighbours, on the remaining
+    original edges. `o_s - m_s` is positive exactly if s members have left: a smooth share of the explanation
+    lost, of which the mean over nodes and layers is maximised.
     """
 
     def __init__(self, k: int) -> None:
@@ -180,10 +163,7 @@ class TopKMargin:
     def shares(
         self, attention: AttentionMap, clean: Clean, touched: Sequence[Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss, and the share of the top-k that touched nodes (per layer bool [N]) lost.
-
-        The share is the mean over layers with a touched node that has more than k neighbours, else 0.
-        """
+        """Return the loss, and the top-k share that `touched` nodes (bool [N] per layer) lost; 0 of none."""
         total = share = measured = clean.logits.new_zeros(())
         layers = zip(clean.attention.layers, attention.layers, clean.members(self.k), strict=True)
         for index, (before, after, (members, rows)) in enumerate(layers):
@@ -200,7 +180,7 @@ class TopKMargin:
         return total / max(1, len(attention.layers)), share / measured.clamp(min=1)
 
     def damage(self, logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-        """Return one minus the top-k overlap of the touched nodes, as tables report it; see `shares`."""
+        """Return one minus the top-k overlap of the touched nodes, as tables report it."""
         touched = touched_rows(clean.attention, attention)
         kept = mean_of_defined(kept_by_layer(clean.attention, attention, self.k, touched))
         return logits.new_tensor(1 - kept if kept == kept else 0.0, dtype=torch.float64)
@@ -216,12 +196,7 @@ def _on_original_edges(before: LayerAttention, after: LayerAttention) -> tuple[T
 
 
 def _intruders(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
-    """Attention to the new nodes: their mass at the original nodes they are joined to, in [0, 1].
-
-        mean over layers, and over original nodes i with a new neighbour, of Σ_{j new} w_ij
-
-    Heads are averaged. 0 on the clean graph, and for changes without new nodes.
-    """
+    """Mean over layers, and old nodes i with new neighbours, of Σ_{j new} w_ij, heads averaged; else 0."""
     total = logits.new_zeros(())
     for before, after in zip(clean.attention.layers, attention.layers, strict=True):
         old = before.num_nodes
@@ -252,17 +227,13 @@ INTRUDERS = Objective("intruders", _intruders, "ranking")
 def preserving(k: int = 5, keep: float = 0.995, slack: float = 0.5) -> Objective:
     """Return the objective of another top-k while predicted classes stay.
 
-    With K the share of attacked nodes that keep their predicted class, the loss is
-
-        TopKMargin(k)   if K >= keep,        K - keep < 0   otherwise,
-
-    so that every change that keeps the classes beats every change that does not. A jump has no gradient, so
-    the gradient is that of `TopKMargin(k) - hinge` while classes hold, of `-hinge` once too many have gone:
+    With K the share of attacked nodes that keep their predicted class, the loss is `TopKMargin(k)` if K >=
+    keep, else `K - keep` < 0. Its gradient is that of `TopKMargin(k) - hinge`, or of `-hinge` where K < keep:
 
         hinge = mean over attacked nodes of relu(slack - (log p_own - log p_best_other)),
 
-    own being the clean prediction and `slack` a distance in nats. The damage has the share of the top-k that
-    touched nodes lost in the place of `TopKMargin(k)`.
+    own being the clean prediction and `slack` a distance in nats. The damage has `TopKMargin.damage` in the
+    place of `TopKMargin(k)`.
     """
     if not 0 < keep <= 1:
         raise InputError(f"`keep` is a share of the attacked nodes, above 0 and at most 1, got {keep}")

@@ -1,4 +1,1 @@
-"""Bounds of an attention network behind limits under injection, layer by layer: intervals and balls.
-
-`fgai.certify_injection` proves with them, the loss term `fgai.training.certified` trains with them.
-"""
+"""Bounds of attention networks behind limits under injection; certificates and training use them."""

@@ -1,10 +1,9 @@
 """Bounds of what an attention layer computes from an uncertain input: intervals, and a ball of all channels.
 
-Behind limits a new neighbour may be at the end of any channel, but not at the end of all of them. So after
-the first layer a linear function `⟨g, x⟩` of a node's state moves by at most the smaller of
+Behind limits a new neighbour may be at the end of any channel, but not of all of them. So after the first
+layer a linear function `⟨g, x⟩` of a node's state moves by at most the smaller of
 
-    Σ_c |g_c| r_c                                         (intervals)
-    Σ_c |g_c| s_c M |middle_c − x_c|  +  R ‖g · s M half‖₂   (ball)
+    Σ_c |g_c| r_c    and    Σ_c |g_c| s_c M |middle_c − x_c|  +  R ‖g · s M half‖₂
 
 with r the half-width of the interval, M the attention mass of new neighbours, `middle ± half` the range of
 their values, R the limit of their norm and s the largest slope of the activation on the interval.
@@ -45,10 +44,7 @@ class Range:
     def measure(
         cls, rows: Tensor, clip_share: float, shrink: float, *, every: int = 1, with_norm: bool = True
     ) -> Range:
-        """Measure the range of rows [N, ...] as `Limits.measure` does, with gradients.
-
-        Quantiles are those of one row in `every`; the norm has a limit only `with_norm`.
-        """
+        """Measure rows [N, ...] as `Limits.measure` does, with gradients; quantiles of one row in `every`."""
         low, high = ranges(rows[::every] if clip_share else rows, clip_share)
         box = cls(low, high)
         if not with_norm:
@@ -89,8 +85,8 @@ class Range:
     def max_change(self, clipped: Tensor, change: Tensor) -> Tensor:
         """Bound how far rows, `clipped` now, move behind the limits if they move by `change` [N, ...] before.
 
-        In units of half the range, limits project rows on a ball: a row moves by at most d, the norm of
-        `change`, a channel by at most its own change and what the factor adds, `|y − middle| d / radius`.
+        In units of half the range, a row moves by at most d, the norm of `change`, a channel by at most its
+        own change and what the factor adds, `|y − middle| d / radius`.
         """
         if self.radius is None:
             return change
@@ -105,8 +101,7 @@ Ranges = Mapping[str, Range]  # of a layer: `value`, and `source` and `destinati
 def layer_ranges(layer: AttentionLayer) -> Ranges:
     """Return the ranges of a layer's limits."""
     assert layer.limits is not None
-    limits = layer.limits.items()
-    return {name: Range.from_limits(one) for name, one in limits if isinstance(one, Limits)}
+    return {n: Range.from_limits(one) for n, one in layer.limits.items() if isinstance(one, Limits)}
 
 
 def _minimum(x: Tensor, y: Tensor) -> Tensor:
@@ -218,9 +213,9 @@ class LayerBounds:
     def margins(
         self, layer: AttentionLayer, tops: slice = slice(None), read_out: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Bound `z_a − z_b + bias_a − bias_b` of every node from below [N, A, C], for classes a in `tops`.
+        """Bound margins `z_a − z_b + bias_a − bias_b` [N, A, C] from below, for classes a in `tops`.
 
-        For the last layer, of one head. `read_out` is weight [C', C] and bias of a linear map behind it.
+        Only for a last layer of one head. `read_out` is weight [C', C] and bias of a linear map behind it.
         """
         rounding = _margin_rounding(layer, torch.maximum(self.low.abs(), self.high.abs())[:, 0], read_out)
         if read_out is not None:
@@ -257,14 +252,12 @@ class _ClippedValues:
         self.low, self.high = _maximum(ends[0], clipped - change), _minimum(ends[1], clipped + change)
 
     def linear(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return lower and upper bounds [N, F] of `value @ weight`, for weights g [H · C, F].
-
-        Clipping lowers a product with a positive g by at most `g · above`; shrinking moves it to the middle.
-        """
+        """Return lower and upper bounds [N, F] of `value @ weight`, for weights g [H · C, F]."""
         up, down = weight.clamp(min=0), weight.clamp(max=0)
         least, most = _products(self.low.flatten(1), self.high.flatten(1), up, down)
         shift = None if self.bias is None else self.bias @ weight
         first, last = self.state.linear(self.weight @ weight, shift)
+        # Clipping lowers a product with g > 0 by at most `g · above`; shrinking moves it to the middle.
         lowered, raised = _products(self.above, self.below, up, -down)
         middle = self.limits.middle.flatten() @ weight
         first, last = _shrink(first - lowered, last + raised, middle, self.shrinkage)

@@ -1,8 +1,4 @@
-"""Bounds of attention scores, of the first layer's output and of class margins under injection.
-
-Plain tensor operations, on any device and with gradients: certificates use them in float64, training in
-float32.
-"""
+"""Bounds of attention scores, of the first layer's output and of class margins, with gradients."""
 
 from __future__ import annotations
 
@@ -50,7 +46,7 @@ class _ScoreBounds:
     new_margins: Tensor  # [S, C, C], lower bound of its margin of class a over b; empty where H > 1
 
     def behind(self, layer: AttentionLayer, limits: Range, read_out: tuple[Tensor, Tensor]) -> _ScoreBounds:
-        """Return the same with margins behind a linear map, in one sector."""
+        """The same with margins behind a linear map, in one sector."""
         across, shift = _margin_map(layer, read_out)
         least = -_max_product(limits, -across.permute(1, 2, 0)[:, :, None])[..., 0] + shift
         least = least - _margin_rounding(layer, limits.max_abs[0], read_out)
@@ -82,7 +78,7 @@ def score_bounds(
 ) -> Iterator[_ScoreBounds]:
     """Yield score bounds for every piece of the destinations' intervals; a property must hold in all pieces.
 
-    A destination has the bounds `own`, its neighbours have the bounds `others`. GATv2 has one piece.
+    Destinations have the bounds `own`, neighbours `others`. GATv2 has one piece.
     """
     destination = adjacency.destination
     certain = own is others and all(first is last for first, last in (own.source, own.destination))
@@ -129,7 +125,7 @@ def _relative_scores(
     *,
     least: bool = False,
 ) -> Tensor:
-    """Return the upper bound, or the lower one if `least`, of the score of a source's side x.
+    """Bound the score of a source's side x from above, or from below if `least`.
 
     The destination's side d lies between the ends `side`. With f the leaky ReLU, `f(x + d) − f(level + d)` is
     monotone in d, so it is extreme at an end; `f(level + middle of d)` is common to all neighbours.
@@ -218,7 +214,7 @@ def first_layer_output(
 ) -> StateBounds:
     """Bound the first layer's output [N, D] when nodes gain `neighbours` new ones, with values in `limits`.
 
-    `values` [N, H, C] are those of old nodes. New neighbours take the attention `M = t e^s / (Z + t e^s)`, of
+    Old nodes have the `values` [N, H, C]. New neighbours take the attention `M = t e^s / (Z + t e^s)`, of
     which the share `mass_share` counts.
     """
     ceiling = scores.new.amax(2)
@@ -247,14 +243,13 @@ def check_two_layers(model: Any) -> None:
     """Raise `InputError` unless a model is GAT or GATv2 with two attention layers, the last of one head."""
     if body_of(model) != "layers":
         raise InputError(
-            f"the term `certified` needs a GAT or GATv2 of fgai, got {type(model).__name__}; leave it out"
+            f"the term `certified` needs a GAT or GATv2, got {type(model).__name__}; leave it out"
         )
     layers = list(model.convs)
     plain = model.guard is None and layers[0].input_norm is None
     if len(layers) != 2 or layers[-1].heads != 1 or not plain:
         raise InputError(
-            "the term `certified` needs two attention layers, the last of one head, without norm or guard;"
-            " leave it out"
+            "`certified` needs two attention layers, the last of one head, without norm or guard"
         )
 
 
@@ -272,21 +267,12 @@ def worst_margins(
 
         Σ_j min e^{s_j} (z_top − z_other)_j  /  Σ_j e^{s_j}
 
-    over old neighbours j and new ones, scores and values anywhere in their intervals. It is the bound of
-    `certify_injection`, with the destination's score at the middle of its interval and limits measured in
-    this pass: gradients reach the nodes at their ends.
-
-    Args:
-        model: as `check_two_layers` requires; its own limits are not used.
-        graph: prepared for the model.
-        classes: int64 [N].
-        neighbours: t, injected neighbours of every node.
-        clip_share: of the limits, see `fgai.limit`.
-        shrink: of the limits, see `fgai.limit`.
-        mass_share: share of the new neighbours' attention that counts; a training may begin with little.
-
-    Returns:
-        [N, C], infinite at the class itself.
+    over old neighbours j and `neighbours` new ones, scores and values anywhere in their intervals; [N, C],
+    infinite at the class itself. It is the bound of `certify_injection`, with the destination's score at the
+    middle of its interval and limits (`clip_share` and `shrink` as in `fgai.limit`) measured in this pass:
+    gradients reach the nodes at their ends. The model is as `check_two_layers` requires, the graph prepared
+    for it; `classes` are int64 [N]. The share `mass_share` of the new neighbours' attention counts; a
+    training may begin with little.
     """
     assert graph.features is not None
     adjacency = graph.adjacency

@@ -52,8 +52,7 @@ def certify_attention(
     2. stable explanation: at least the share β of the top-k2 stays while the explanation vector
        (`LayerAttention.explanation`, which `fgai.explain` shows) moves by at most R (exact);
     3. same prediction: at most α from the vanilla model's in total variation (measured);
-    4. stable prediction: it changes by at most α while each head moves by at most R: exact, a bound or
-       unknown.
+    4. stable prediction: it changes by at most α while each head moves by at most R (exact, bound, unknown).
 
     One layer is perturbed at a time, with the values that its attention weighs fixed: this is no guarantee
     against injected nodes, see `certify_injection`. docs/certificates.md has the proofs.
@@ -68,7 +67,7 @@ def certify_attention(
         k1: size of the top-k compared with vanilla, None for all neighbours.
         k2: size of the certified top-k, None for all neighbours.
         norm: "l1", "l2" or "linf".
-        divergence: D, total variation on "probabilities" or on "logits".
+        divergence: total variation on "probabilities" or on "logits".
 
     Raises:
         InputError: an argument out of range, a graph that does not fit the model, or a model that computes in
@@ -82,7 +81,7 @@ def certify_attention(
         >>> import fgai
         >>> data = fgai.load_dataset("planted")
         >>> model = fgai.train(fgai.GAT.for_data(data), data, epochs=3, progress=False)
-        >>> certificate = fgai.certify_attention(model, data, vanilla=model, radius=0.01)
+        >>> certificate = fgai.certify_attention(model, data, vanilla=model)
         >>> certificate.layer().prediction.class_status, certificate.shares()["same_explanation"]
         ('exact', 1.0)
     """
@@ -98,8 +97,7 @@ def certify_attention(
     (record,) = certify_radii(model, data, vanilla, (radius,), settings, complete=True)
     last = record.layer().prediction
     if last.class_status == UNKNOWN:
-        text = f"predictions cannot be certified: {last.reason}"
-        warn(ReliabilityWarning("certificate-unknown", text))
+        warn(ReliabilityWarning("certificate-unknown", f"predictions cannot be certified: {last.reason}"))
     return record
 
 
@@ -112,10 +110,9 @@ def certify_radii(
     *,
     complete: bool = False,
 ) -> list[CertificateRecord]:
-    """Return one record per radius from one pass of each model; `settings` are fields of the records.
+    """Return a record per radius from one pass of each model; `settings` are fields of the records.
 
-    Only if `complete` do records have class radii of hidden layers beyond the record's own radius, and the
-    bound of the top-k while every head moves: Definition 1 does not need them.
+    Only `complete` ones have hidden layers' further class radii and the top-k bound while heads move.
     """
     for radius in radii:
         at_least(radius, "radius", 0.0, "radius 0 is the attention itself")
@@ -169,10 +166,7 @@ def _observe(model: nn.Module, graph: Graph) -> Observation:
     checked = {f"attention of layer {layer.name!r}": layer.values for layer in observation.attention}
     for name, values in {"the model's logits": observation.logits, **checked}.items():
         if values.dtype not in PRECISE:
-            raise InputError(
-                f"`{name}` must be float32 or float64, got {values.dtype}, which rounds too coarsely to"
-                " certify small radii; use model.float()"
-            )
+            raise InputError(f"`{name}` must be float32 or float64, got {values.dtype}; use model.float()")
         finite(values, name)
     return observation
 
@@ -185,16 +179,15 @@ def _require_repeatable(model: nn.Module, observation: Observation) -> None:
     before, after = ([run.logits, *(layer.values for layer in run.attention)] for run in (observation, again))
     if len(before) == len(after) and all(map(_rows_near, before, after)):
         return
+    name = model_name(model)
     raise InputError(
-        f"{model_name(model)} must return the same outputs in two runs in eval mode; remove operations that"
-        " draw random numbers or keep a state"
+        f"{name} must return the same outputs in two runs in eval mode; remove random draws and states"
     )
 
 
 def _explanation(
     layer: LayerAttention, vanilla: LayerAttention | None, k1: int | None, k2: int | None, norm: str
 ) -> LayerCertificate:
-    """Return a layer's certificate without predictions."""
     layer = layer.to("cpu")
     rowptr, ranks = layer.rowptr, layer.ranking().double()
     explanation = finite(layer.explanation(), f"explanation of layer {layer.name!r}")
@@ -218,10 +211,7 @@ def _explanation(
 
 
 def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: str) -> Tensor:
-    """Certified overlap of the top-k [N] while every head of the layer moves by at most `radius`.
-
-    Members are compared one by one, so for several of them it is a bound.
-    """
+    """Bound the overlap of the top-k [N] from below while every head moves by at most `radius`."""
     w, kept = layer.values.double(), torch.ones(layer.num_nodes, dtype=torch.float64)
     if k is None:
         return kept
@@ -229,6 +219,7 @@ def _heads_overlap(layer: LayerAttention, k: int | None, radius: float, norm: st
     def ahead(members: Tensor, others: Tensor) -> Tensor:
         return _least_gap(w[members], w[others], radius, norm) > 0
 
+    # Members are compared one by one, so for several of them it is a bound.
     top = topk_mask(layer.ranking().double(), layer.rowptr, k)
     return kept - _lost_members(layer.rowptr, top, k, ahead) / k
 
@@ -250,21 +241,16 @@ def _least_gap(mine: Tensor, other: Tensor, radius: float, norm: str) -> Tensor:
 
 
 def _require_comparable(observation: Observation, other: Observation | None) -> None:
-    """Raise unless the vanilla model, if there is one, has the same layers, edges and shape of logits."""
     if other is None:
         return
     if len(other.attention) != len(observation.attention):
-        raise AttentionError(
-            f"`vanilla` has {len(other.attention)} attention layers, the model {len(observation.attention)};"
-            " give the model it was made from"
-        )
+        counts = f"{len(other.attention)} attention layers, the model {len(observation.attention)}"
+        raise AttentionError(f"`vanilla` has {counts}; give the model it was made from")
     for mine, theirs in zip(observation.attention, other.attention, strict=True):
         mine.to("cpu").require_same_edges(theirs.to("cpu"))
     if other.logits.shape != observation.logits.shape:
-        raise InputError(
-            f"`vanilla` returns logits of shape {tuple(other.logits.shape)}, the model"
-            f" {tuple(observation.logits.shape)}; give the model it was made from"
-        )
+        shapes = f"{tuple(other.logits.shape)}, the model {tuple(observation.logits.shape)}"
+        raise InputError(f"`vanilla` returns logits of shape {shapes}; give the model it was made from")
 
 
 def _distance(observation: Observation, other: Observation | None, space: str) -> Tensor | None:

@@ -21,14 +21,13 @@ PRECISE = (torch.float32, torch.float64)  # types of models that can be certifie
 
 
 def _pack_tensor(tensor: Tensor | None) -> dict[str, Any] | None:
-    """Return a tensor as a packed array."""
     if tensor is None:
         return None
     return pack_array((tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor).numpy())
 
 
 def _unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dimensions: int) -> Tensor | None:
-    """Inverse of `pack`; raises `CheckpointError` for another type or shape."""
+    """Inverse of `_pack_tensor`; raises `CheckpointError` for another type or shape."""
     if values is None:
         return None
     array = unpack_array(values)
@@ -44,10 +43,7 @@ def _unpack_tensor(values: Mapping[str, Any] | None, name: str, dtype: str, dime
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Certificate(TabledDocument):
-    """A record with tensors, and with `layers` if there is a `LAYER`, whose `LAYOUT` is that of a file.
-
-    `ARRAYS` has type and dimensions of each tensor in a file, `OLD_NAMES` fields of older files.
-    """
+    """A record with tensors (`ARRAYS`: type and dimensions), and with `layers` if there is a `LAYER`."""
 
     ARRAYS: ClassVar[dict[str, tuple[str, int]]]
     OLD_NAMES: ClassVar[dict[str, str]] = {}
@@ -60,7 +56,6 @@ class _Certificate(TabledDocument):
     provenance: dict[str, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; arrays are packed."""
         special: dict[str, Any] = {name: _pack_tensor(getattr(self, name)) for name in self.ARRAYS}
         if self.LAYER is not None:
             special["layers"] = [layer.to_dict() for layer in vars(self)["layers"]]
@@ -70,7 +65,6 @@ class _Certificate(TabledDocument):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`; raises `CheckpointError` for values that do not fit."""
         values = cls._current(values)
         if isinstance(values, Mapping) and isinstance(layers := values.get("layers"), list):
             values = {**values, "layers": [cls._current(layer) for layer in layers]}
@@ -78,14 +72,12 @@ class _Certificate(TabledDocument):
 
     @classmethod
     def _current(cls, values: Any) -> Any:
-        """Return values of a file with the names of older files replaced."""
         if not isinstance(values, Mapping):
             return values
         return {cls.OLD_NAMES.get(key, key): value for key, value in values.items()}
 
     @classmethod
     def layout(cls) -> dict[str, Any]:
-        """Return the fields of a file."""
         fields = super().layout()
         for name in cls.ARRAYS:
             fields[name] = PackedArray if fields[name] is Tensor else PackedArray | None
@@ -102,14 +94,12 @@ class _Certificate(TabledDocument):
         return record
 
     def _check_shapes(self) -> None:
-        """Raise unless all tensors have one row per node."""
         sizes = {len(getattr(self, name)) for name in self.ARRAYS}
         if len(sizes) != 1:
             raise CheckpointError(f"the values of the record are of {sorted(sizes)} nodes")
 
 
 def _record_fields(model: nn.Module, graph: Graph, original: Graph, command: str) -> dict[str, Any]:
-    """Return the fields of a record that name the model, the data, the versions and the command."""
     return {
         "model": {"class": model_name(model), "config": getattr(model, "config", None)},
         "data": {"name": graph.name, "nodes": graph.num_nodes, "edges": graph.num_edges},

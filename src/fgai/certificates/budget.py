@@ -1,13 +1,8 @@
 """`certify_budget`: at how many nodes a budget of injected nodes and edges can change the class at once.
 
-docs/budget.md has the rows `α_v x_v + Σ_j w_vj x_j ≥ 1` of W and the proof. The number of changes is at most
-
-    max Σ_v min(1, (W x)_v)   over   0 ≤ x ≤ most,  Σ_u x_u ≤ edges,
-
-the saddle point of `Σ_v (1 − π_v) + πᵀ W x` over prices (dual variables) 0 ≤ π ≤ 1 and allocations x. Any
-prices bound it from above, by `Σ_v (1 − π_v) + max_x πᵀ W x`, whose maximum takes the columns of the largest
-value: bad prices give a loose bound, never a wrong one. The search takes primal-dual steps with a step size
-of each row and column (Pock and Chambolle, 2011) and restarts at the mean (Applegate and others, 2021).
+Any prices 0 ≤ π ≤ 1 bound `max Σ_v min(1, (W x)_v)` over 0 ≤ x ≤ most, Σ_u x_u ≤ edges, by `Σ_v (1 − π_v) +
+max_x πᵀ W x`. The search takes primal-dual steps (Pock and Chambolle, 2011) and restarts at the mean
+(Applegate and others, 2021). docs/budget.md has the rows of W and the proof.
 """
 
 from __future__ import annotations
@@ -69,7 +64,6 @@ class BudgetCertificate(_Certificate):
         classes: int64 [N], that class; -1 where nothing is known.
         reason: why nothing is certified, or the method.
         known: whether a bound could be computed at all.
-        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "budget-certificate"
@@ -118,16 +112,9 @@ def certify_budget(
 ) -> BudgetCertificate:
     """Bound at how many nodes M injected nodes with E edges each can change the class at once.
 
-    Every allocation of the edges is covered, and any features. A linear program bounds the worst one.
-
-    Args:
-        model: see `certify_injection`.
-        data: a `Graph` or PyG `Data`.
-        budgets: pairs of M and E, both at least 1.
-        nodes: bool [N], which nodes count; the test nodes by default, or all without a test mask.
-
-    Raises:
-        InputError: an argument out of range.
+    A linear program bounds the worst allocation of the edges, with any features. The `budgets` are pairs of M
+    and E, both at least 1; `nodes`, bool [N], are those that count: by default the test nodes, or all without
+    a test mask. See `certify_injection` for the models; raises `InputError` for an argument out of range.
 
     Example:
         >>> import fgai
@@ -197,10 +184,7 @@ class _Constraints:
         return torch.where(self.unproved | unproved, -1, count.floor().long())
 
     def max_changes(self, nodes: Tensor, unproved: Tensor, most: int, edges: int) -> int:
-        """Bound how many of the nodes, bool [N], can change at once if more of them are `unproved`.
-
-        With x_u ≤ `most` new neighbours of a node and `edges` in all.
-        """
+        """Bound how many of the nodes, bool [N], change: `most` new neighbours each, `edges` in all."""
         unproved = self.unproved | unproved
         covered = _max_covered(self.weights[(nodes & ~unproved).numpy()], most, edges)
         return int((nodes & unproved).sum()) + floor(covered + COUNT_ROUNDING)
@@ -250,7 +234,6 @@ def _threshold_rows(
 
 
 def _sparse(adjacency: Adjacency, weights: Tensor, own: Tensor) -> Any:
-    """Return weights [E] of neighbours, and those of the nodes themselves [N], as a sparse matrix."""
     every = np.arange(adjacency.num_nodes)
     row = np.concatenate([adjacency.destination.numpy(), every])
     column = np.concatenate([adjacency.source.numpy(), every])

@@ -19,8 +19,7 @@ SAME = 1e-6  # largest relative distance of two computations of the same in floa
 class _Chain(nn.Module):
     """`steps[0]`, `layers[0]`, `steps[1]`, …, `layers[-1]`, `steps[-1]`; nodes interact in layers alone.
 
-    `loops`: layers add self-loops to the edges of a graph; `log_softmax`: one follows, which changes no
-    order of classes.
+    With `loops` the layers add self-loops; a final `log_softmax` changes no order of classes.
     """
 
     def __init__(
@@ -38,7 +37,6 @@ class _Chain(nn.Module):
         self._layers, self._steps = nn.ModuleList(layers), nn.ModuleList(map(nn.ModuleList, steps))
 
     def adjacency(self, graph: Graph) -> Adjacency:
-        """Return the edges that the layers use."""
         if self.loops and not graph.has_loops:
             graph = graph.derived("self-loops", lambda graph: graph.add_self_loops()[0])
         return graph.adjacency
@@ -46,7 +44,6 @@ class _Chain(nn.Module):
     def run(
         self, features: Features, adjacency: Adjacency
     ) -> Iterator[tuple[AttentionLayer, Tensor | Features, Tensor]]:
-        """Yield each layer with its input and its output."""
         state: Tensor | Features = features
         for before, layer in zip(self.steps, self.layers, strict=False):
             state = _apply(before, state)
@@ -55,12 +52,10 @@ class _Chain(nn.Module):
             state = out
 
     def logits(self, out: Tensor) -> Tensor:
-        """Return the logits from the output of the last layer."""
         logits = cast(Tensor, _apply(self.steps[-1], out))
         return logits.log_softmax(1) if self.log_softmax else logits
 
     def problem(self) -> str | None:
-        """Say why its layers or limits bound nothing; None if they do."""
         if not self._layers:
             return "it has no attention layer"
         for layer in self.layers:
@@ -88,10 +83,7 @@ def _apply(steps: list[nn.Module], state: Tensor | Features) -> Tensor | Feature
 
 
 def _same_outputs(model: nn.Module, chain: _Chain, graph: Graph) -> bool:
-    """Whether a model and its chain, both in float64, give the same attention and the same logits.
-
-    On the graph and on one with three new nodes, whose features are usual, large and very large.
-    """
+    """Whether model and chain, in float64, agree on the graph and with new nodes, even of huge features."""
     count = min(3, graph.num_nodes)
     generator = torch.Generator().manual_seed(0)
     assert graph.features is not None

@@ -1,8 +1,4 @@
-"""Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits.
-
-Bounds of the change of every node's state are propagated from the perturbed layer to the output: joint ones
-of linear functions of that layer's output, then a radius per channel. docs/certificates.md has the formulas.
-"""
+"""Hidden layers: how far perturbing their attention, at all nodes at once, can move the logits."""
 
 from __future__ import annotations
 
@@ -48,7 +44,6 @@ class _CleanLayer:
 
     @cached_property
     def value_range(self) -> Tensor:
-        """Range of the values of a node's neighbours [N, H, C]."""
         return _value_range(self.adjacency.rowptr, self.adjacency.source, self.values)
 
     @cached_property
@@ -94,10 +89,7 @@ def _clean_layers(model: nn.Module, observation: Observation) -> list[_CleanLaye
 def _hidden_predictions(
     model: nn.Module, observation: Observation, radius: float, norm: str, class_radii: bool = True
 ) -> list[Prediction]:
-    """Bound every node's change at R = `radius` for every layer but the last, perturbed at all nodes.
-
-    The class radius is the largest of R and, with `class_radii`, the usual ones at which the class stays.
-    """
+    """Bound every node's change at `radius` for each hidden layer, perturbed at all nodes."""
     hidden = len(observation.attention) - 1
     layers = _clean_layers(model, observation) if hidden else ""
     if isinstance(layers, str):
@@ -153,11 +145,7 @@ class _Change:
 
 
 class _PerturbedOutput:
-    """The ELU of the perturbed layer's output, and how far linear functions of it move.
-
-    With σ the slope of ELU at the clean output and ε its largest distance from the tangent, `⟨g, ·⟩` moves by
-    at most `R Σ_h ‖(⟨g_h σ_ih, z_jh⟩)_j‖_dual + Σ_c |g_c| ε_c(R)`, and by at most the sum over channels.
-    """
+    """ELU of a perturbed layer's output, and how linear functions of it move; see docs/certificates.md."""
 
     def __init__(self, layer: _CleanLayer, norm: str) -> None:
         self.layer, self.norm = layer, norm
@@ -167,7 +155,7 @@ class _PerturbedOutput:
         self.norms: dict[bytes, Tensor] = {}
 
     def _linear_norms(self, weight: Tensor) -> Tensor:
-        """Return the first sum at R = 1, [N, F], for the columns of [D, F]; computed once."""
+        """Return Σ_h ‖(⟨g_h σ_h, z_jh⟩)_j‖_dual [N, F] for the columns g of [D, F]; computed once."""
         key = weight.numpy().tobytes()
         if key not in self.norms:
             values = self.layer.values
@@ -176,7 +164,6 @@ class _PerturbedOutput:
         return self.norms[key]
 
     def change(self, size: float) -> _Change:
-        """Bound how the ELU moves when the attention moves by `size`."""
         output, clean = self.layer.output, self.layer.activated
         linear = size * self.rates
         up, down = elu(output + linear) - clean, clean - elu(output - linear)
@@ -225,11 +212,11 @@ def _softmax_change(clean: _CleanLayer, values: _ValueChange, change: _Change) -
 
 
 class _ValueChange:
-    """How far a linear map z of a layer's input and its value v behind limits move with the input.
+    """How far a linear map z of a layer's input and its value v behind limits move; [N, H, C] unless said.
 
-    Limits give `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1
-    the factor that bounds the norm, so `v' − v = f' (y' − y) + (f' − f) (y − m)`. A channel moves with z if
-    its interval lies inside the range, not at all where it lies outside. Tensors are [N, H, C] unless said.
+    `v = m + f · (y − m)` with y = z clipped to its range, m the middle of the range and f ≤ 1 the factor that
+    bounds the norm, so `v' − v = f' (y' − y) + (f' − f) (y − m)`. A channel moves with z if its interval lies
+    inside the range, not at all where it lies outside.
     """
 
     def __init__(self, clean: _CleanLayer, name: str, change: _Change) -> None:
@@ -262,7 +249,6 @@ class _ValueChange:
             self.joint = span.half * span.norm(step)[:, None, None]
 
     def channels(self) -> Tensor:
-        """Bound how far each value moves, [N, H, C]."""
         by_channel = self.factor * self.y_change + self.factor_change * self.offset.abs()
         return torch.minimum(by_channel, self.joint)
 
@@ -293,8 +279,7 @@ class _ValueChange:
         moved = torch.where(self.inside, shifted, torch.where(self.outside, shift, between))
         turned = (self.offset - self.offset.median(dim=2, keepdim=True).values).abs()
         relative, plain = self.factor * moved + self.factor_change * turned, self.channels()
-        better = relative.sum(2, keepdim=True) < plain.sum(2, keepdim=True)
-        return torch.where(better, relative, plain)
+        return torch.where(relative.sum(2, keepdim=True) < plain.sum(2, keepdim=True), relative, plain)
 
 
 def _range(layer: AttentionLayer, name: str) -> Range:

@@ -1,24 +1,22 @@
 """Certificates against injection: no few new neighbours, whatever their features, change a node's class.
 
-Threat: nodes gain up to t injected neighbours each, with any features and edges of their own. Behind limits
-(`fgai.limit`) the value of such a neighbour lies in the interval and ball of the layer's limits, and its
-score has an upper bound. Bounds of every node are propagated through the network:
+Nodes gain up to t injected neighbours each, with any features and edges of their own. Behind limits
+(`fgai.limit`) their values lie in an interval and a ball, and their scores have an upper bound:
 
 - first layer: old edges keep their scores. New neighbours take at most the share `M = t e^s / (Z + t e^s)` of
   the attention, s their largest score and Z the sum over old edges; so an output h lies between
   `h + M min(0, low − h)` and `h + M max(0, high − h)`, and in a ball, see `fgai.bounds.intervals`;
-- further layers: values and scores of old neighbours lie in intervals. The weighted mean
-  `Σ e^{s_j} v_j / Σ e^{s_j}` is at least λ if `Σ_j min_s e^{s_j} (v_j − λ) ≥ 0`, new neighbours included;
-  bisection finds the largest λ;
+- further layers: the weighted mean `Σ e^{s_j} v_j / Σ e^{s_j}` over intervals of scores and values is at
+  least λ if `Σ_j min_s e^{s_j} (v_j − λ) ≥ 0`, new neighbours included; bisection finds the largest λ;
 - output: the class stays if for every other class the same sum of `z_top − z_other` is positive at λ = 0. A
   new neighbour with the highest score does not have the smallest margin, see `fgai.bounds.scores`;
-- between and after layers: monotone activations, batch norm and linear maps, see `fgai.bounds.steps`. An
-  output layer of several heads, or in front of an activation, has intervals, and margins follow from them;
+- between and after layers: see `fgai.bounds.steps`. An output layer of several heads, or in front of an
+  activation, has intervals, and margins follow from them;
 - top-k: members stay if the lowest score of each is above the highest of every other old neighbour.
 
 The destination's side of the score is common to all neighbours, so scores count relative to each other; its
-interval is cut in pieces, and all of them must hold. Everything is computed in float64; nodes for which the
-model, in its own precision, gives something else are not certified.
+interval is cut in pieces, and all must hold. All is computed in float64; nodes for which the model, in its
+own precision, gives something else are not certified.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ INJECTION_PROMISE = (
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """A model and its graph; with a `problem`, which says why, nothing about classes can be certified."""
+    """A model and its graph; with a `problem` nothing about classes can be certified."""
 
     model: nn.Module
     original: Graph
@@ -132,7 +130,6 @@ def _chain_of(model: Any, graph: Graph) -> _Chain | str:
 
 
 def _problem(model: nn.Module, chain: _Chain, graph: Graph) -> str | None:
-    """Say why nothing can be certified about a chain; None if it can."""
     if not all(weight.dtype in PRECISE for weight in model.parameters()):
         return "weights of less than float32 round too coarsely; use model.float()"
     if (problem := chain.problem()) is not None:
@@ -149,8 +146,6 @@ def _problem(model: nn.Module, chain: _Chain, graph: Graph) -> str | None:
 
 
 class _OrderLayout(TypedDict):
-    """A layer in a file."""
-
     name: str
     status: Literal["invariant", "bound", "unknown"]
     reason: str
@@ -160,12 +155,10 @@ class _OrderLayout(TypedDict):
 @typed
 @dataclass(frozen=True, eq=False)
 class LayerOrder:
-    """Which nodes keep the ranking of their old neighbours in one layer.
+    """Which nodes keep the ranking of their old neighbours in the layer `name`.
 
     Attributes:
-        name: of the layer.
-        status: `invariant`: no injection reorders them (if positional encodings are kept); `bound`;
-            `unknown`.
+        status: `invariant`: no injection reorders them (positional encodings kept); `bound`; `unknown`.
         reason: in a sentence.
         certified: bool [N], the top-k among old neighbours provably stays; None where unknown.
     """
@@ -195,14 +188,12 @@ class InjectionCertificate(_Certificate):
     """Which nodes provably keep their class, and which their explanation, whatever is injected.
 
     Attributes:
-        neighbours, where, k: see `certify_injection`.
         certified: bool [N], the class provably stays.
         classes: int64 [N], that class; -1 where nothing is known.
         degree: int64 [N], neighbours, self-loops included.
         reason: why nothing is certified, or the method.
         known: whether classes could be bounded at all.
         layers: the order of old neighbours, layer by layer.
-        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "injection-certificate"
@@ -278,18 +269,12 @@ def certify_injection(
 ) -> InjectionCertificate:
     """Certify which nodes keep class and explanation when nodes with any features are injected.
 
-    Args:
-        model: GAT or GATv2 behind limits, or a user's of PyG's `GATConv` or `GATv2Conv` in a row, with
-            activations, batch norm, linear layers and dropout between and after them. Of others only the
-            first layer's ranking is certified, if their class declares `Capabilities`.
-        data: a `Graph` or PyG `Data`.
-        neighbours: t, injected neighbours that a node gains at most.
-        where: `any`: every node of the graph may gain t of them; `direct`: the certified node alone does,
-            which with more than two layers gets the bound for `any`.
-        k: size of an explanation.
-
-    Raises:
-        InputError: an argument out of range.
+    The model is a GAT or GATv2 behind limits, or a user's of PyG's `GATConv` or `GATv2Conv` in a row, with
+    activations, batch norm, linear layers and dropout between and after them. Of others only the first
+    layer's ranking is certified, if their class declares `Capabilities`. A node gains at most t =
+    `neighbours` injected ones: with `where="any"` every node of the graph may, with `"direct"` the certified
+    node alone does, which with more than two layers gets the bound for `any`. Explanations are of size k.
+    Raises `InputError` for an argument out of range.
 
     Example:
         >>> import fgai
@@ -393,7 +378,6 @@ class _InjectionBounds:
             self.bounds.append(LayerBounds.from_state(self.layers[index], self.ranges[index], state))
 
     def with_neighbours(self, neighbours: int) -> _InjectionBounds:
-        """Return the bounds for another number of new neighbours."""
         other = copy.copy(self)
         other._inject(neighbours)
         return other
@@ -432,7 +416,7 @@ class _InjectionBounds:
     ) -> Iterator[_Terms]:
         """Yield terms of the margins of `classes` in the last layer, 0 but for `nodes`, bool [N], by piece.
 
-        A node has the bounds `own`, its neighbours `others`. `peak` is by default the first largest score.
+        Nodes have the bounds `own`, neighbours `others`. `peak` is by default the first largest score.
         """
         layer, ranges, adjacency = self.layers[-1], self.ranges[-1], self.adjacency
         read_out = self.read_out if self.steps[-1] else None
@@ -484,10 +468,8 @@ class _InjectionBounds:
         return LayerOrder(name, "bound", why, stays & precise)
 
     def imprecise_nodes(self, subject: _Subject) -> Tensor:
-        """Return the nodes, bool [N], whose logits or received values differ in the model's own precision.
-
-        As when features have a large common offset that the weights cancel: the sums are then all rounding.
-        """
+        """Return the nodes, bool [N], whose logits or received values differ in the model's own precision."""
+        # As with a large common offset of features that the weights cancel: the sums are then all rounding.
         chain, graph = subject.chain, subject.graph
         assert chain is not None and graph.features is not None
         imprecise = subject.classes != self.logits.argmax(1)

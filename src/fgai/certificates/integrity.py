@@ -1,7 +1,4 @@
-"""Unaltered models: their class declares its `Capabilities`, and their forward pass is the one written there.
-
-Otherwise a proof about the class does not hold; `fgai.certificates.linearity` checks operations one by one.
-"""
+"""Unaltered models: their class declares its `Capabilities`, and their forward pass is the declared one."""
 
 from __future__ import annotations
 
@@ -25,13 +22,10 @@ from fgai.ops import aggregate
 from fgai.threads import exclusive
 from fgai.typed import typed
 
-_LAYERS = (AttentionLayer, Projection, InputNorm, Limits)
-_TORCH = (nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.ReLU, nn.Identity)
-_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_KNOWN = frozenset({*_LAYERS, *_TORCH, *_CONTAINERS})
+_KNOWN = frozenset([AttentionLayer, Projection, InputNorm, Limits, nn.Linear, nn.LayerNorm, nn.BatchNorm1d])
+_KNOWN |= {nn.ReLU, nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict}
 _PYG = getattr(find_spec("torch_geometric"), "submodule_search_locations", None) or []
 _FOLDERS = tuple(f"{folder}/" for folder in (Path(__file__).parents[1], Path(torch.__file__).parent, *_PYG))
-"""Folders of fgai, PyTorch and PyG."""
 _PACKAGES = ("fgai", "torch", "torch_geometric", "builtins", "typing")
 AGAIN = 1e-4  # relative change of an output that is computed again: a GPU adds in another order
 
@@ -39,8 +33,8 @@ AGAIN = 1e-4  # relative change of an output that is computed again: a GPU adds 
 def find_alteration(model: nn.Module) -> str | None:
     """Say why a model may compute something else than its class declares; None if it does not.
 
-    All its parts must be declared in `Capabilities`, or be fgai's or PyTorch's own, without hooks on the
-    forward pass, taps, replaced methods, parametrisations or compiled calls.
+    All parts must be declared in `Capabilities`, or be fgai's or PyTorch's own, without hooks on the forward
+    pass, taps, replaced methods, parametrisations or compiled calls.
     """
     with exclusive():
         if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
@@ -67,11 +61,11 @@ def _module_alteration(
         for name in ("tap", "watch"):
             if getattr(module, name) is not None:
                 return f"has a `{name}`, which may change its attention"
-    if isinstance(module, Limits) and (module._override is not None):
+    if isinstance(module, Limits) and module._override is not None:
         return "are limits that are being measured or overridden"
-    replaced = next((name for name in vars(module) if callable(getattr(kind, name, None))), None)
-    if replaced is not None:
-        return f"has `{replaced}` replaced"
+    for name in vars(module):
+        if callable(getattr(kind, name, None)):
+            return f"has `{name}` replaced"
     if (replaced := _replaced_method(kind, declared)) is not None:
         return f"is of a class whose `{replaced}` was replaced"
     if module._compiled_call_impl is not None:
@@ -161,14 +155,10 @@ POSITIONAL_CONDITION = "if positional encodings are kept as computed on the orig
 def invariant_layers(model: nn.Module, graph: Graph) -> dict[str, str | None]:
     """Return by layer name why no injection can reorder old neighbours there; None where it may.
 
-    Neighbours are ranked by the mean over the heads of `log w = score − log Z` (`LayerAttention.ranking`);
-    the normaliser Z is the same for all neighbours of a node. So the order stays where an injection does not
-    change the inputs of the score: in the first attention layer of a model of features alone, and, on the
-    condition `POSITIONAL_CONDITION`, of one with positional encodings. New neighbours may rank anywhere.
-
-    Args:
-        model: any.
-        graph: prepared for it.
+    The order (`LayerAttention.ranking`) stays where an injection does not change the inputs of the score: in
+    the first attention layer of a model of features alone, and, on the condition `POSITIONAL_CONDITION`, of
+    one with positional encodings. New neighbours may rank anywhere. The `graph` must be prepared for the
+    model.
 
     Example:
         >>> import fgai

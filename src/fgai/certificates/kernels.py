@@ -1,8 +1,8 @@
 """Compiled loops over the rows of a graph, in float64: dual norms, and weighted means over intervals.
 
-A perturbation δ of a node's attention in a ball of radius R moves `Σ_j δ_j z_j` by at most
-`R · ‖(z_j)_j‖_dual`: the maximum over neighbours for l1, the Euclidean norm for l2, the sum for linf; no
-edges × classes tensor is needed. `index` [E] is the row of `values` [M, H, C] that each edge reads.
+A perturbation δ of a node's attention in a ball of radius R moves `Σ_j δ_j z_j` by at most `R ·
+‖(z_j)_j‖_dual`: the maximum over neighbours for l1, the Euclidean norm for l2, the sum for linf. `index` [E]
+is the row of `values` [M, H, C] that each edge reads.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ _BLOCKS = 8  # of rows per thread: several, so that no thread waits long for a b
 
 
 def _channel_norms(rowptr: Tensor, index: Tensor, values: Tensor, norm: str) -> Tensor:
-    """Return the dual norm over the edges into each node, by channel: float64 [N, H, C], 0 without edges.
-
-    out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual
-    """
+    """Return `out[i, h, c] = ‖(values[index[e], h, c])_{e into i}‖_dual`, float64; 0 without edges."""
     flat = values.flatten(1)
     out = _zeros(rowptr, flat.shape[1])
     _run_rows(_channel_norms_rows, rowptr, index, flat, NORMS.index(norm), out)
@@ -64,10 +61,7 @@ def _class_norms(
 
 
 def _value_range(rowptr: Tensor, index: Tensor, values: Tensor, top: Tensor | None = None) -> Tensor:
-    """Return the range of the values of a node's neighbours [N, H, C], 0 without edges.
-
-    With `top` [N] that of the neighbours' margins of the top class, `z[h, top(i)] - z[h, c]`.
-    """
+    """Return the range [N, H, C] of neighbours' values, or of margins `z[h, top(i)] - z[h, c]`; 0 of none."""
     out = _zeros(rowptr, *values.shape[1:])
     top = torch.full((len(out),), -1) if top is None else top
     _run_rows(_value_range_rows, rowptr, index, values, top, out)
@@ -112,10 +106,7 @@ def _mean_bounds(
 
 
 def _lost_members(rowptr: Tensor, top: Tensor, k: int, ahead: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Count the members of each node's top-k, bool [E], that another neighbour may overtake, float64 [N].
-
-    `ahead` says of edges [M] whether they stay ahead of others [M] of the same node, bool [M].
-    """
+    """Count, float64 [N], the members of each top-k, bool [E], that are not `ahead` of all other edges."""
     degree = rowptr.diff()
     row, sizes = torch.repeat_interleave(torch.arange(len(degree)), degree), degree.clamp(max=k)
     members, first = top.nonzero().flatten(), sizes.cumsum(0) - sizes  # index of a node's first member
@@ -224,7 +215,6 @@ def _class_norms_rows(start, stop, rowptr, index, values, top, norm, margin, spr
 
 @compiled
 def _extend_range(row, shift, sign, lowest, highest):
-    """Extend two running bounds by `shift + sign · row`."""
     for c in range(row.shape[0]):
         value = shift + sign * row[c]
         lowest[c] = value if value < lowest[c] else lowest[c]

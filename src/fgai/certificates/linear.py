@@ -1,12 +1,4 @@
-"""Read-outs of the last layer's attention: linear ones, detected and certified, and those through ReLUs.
-
-Through ReLUs (the graph transformer's last block), m being the aggregated values of a node, the logits are
-
-    p1 = G m + g,    p2 = P m + B relu(p1) + q,    y = A relu(p2) + a.
-
-If p moves by Δ, `relu(p + Δ) = relu(p) + M Δ + ε` with `0 <= ε <= (|Δ| - |p|)_+`, M the unit's slope: the
-worst case of the linear part is exact, and intervals bound the ε of the units within reach.
-"""
+"""Read-outs of the last layer's attention: linear ones, detected and certified, and those through ReLUs."""
 
 from __future__ import annotations
 
@@ -36,8 +28,7 @@ _HINTS = {
     "log_softmax": "; let the model return logits",
     "local_scalar_dense": ": a number is read out, as for a branch",
 }
-PROBES = (1.0, 1 / 64, 1024.0)
-"""Sizes of the random perturbations in the test of a read-out; attentions are never more than 2 apart."""
+PROBES = (1.0, 1 / 64, 1024.0)  # sizes of random perturbations; attentions are at most 2 apart
 _ROUNDING = {torch.float32: (1e-4, 1e-5), torch.float64: (1e-9, 1e-12)}
 """Type → rounding of a change of the logits: relative to what was summed, and to the logits."""
 SMALLEST = 5e-324  # radius of a node that is certified at radius 0 and no further
@@ -79,7 +70,7 @@ def _trivial_change(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _LinearReadOut:
-    """The logits of node i are `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i."""
+    """Logits `b_i + Σ_e Σ_h w_eh z_eh` over the edges e into i."""
 
     values: Tensor  # z [M, H, C], weighted as in the read-out: 1/H for an average
     index: Tensor  # rows of the values [E]
@@ -127,10 +118,10 @@ def _last_prediction(model: nn.Module, observation: Observation, radius: float, 
 def linear_read_out(model: nn.Module, observation: Observation) -> _LinearReadOut | str:
     """Return the linear read-out of the last attention layer, or the reason why there is none.
 
-    The output layer of an unaltered model must have returned the logits themselves. Any other model runs with
-    random perturbations of the last attention, and every operation from there to the logits must be linear,
-    with the same constants in all runs. Then the gradients are the values, if every backward step is
-    PyTorch's own, and node by node the logits must move as the gradients predict.
+    The output layer of an unaltered model must have returned the logits. Any other model runs with random
+    perturbations: every operation from the last attention to the logits must be linear, with the same
+    constants in all runs. Then the gradients are the values, if every backward step is PyTorch's own, and
+    node by node the logits must move as they predict.
     """
     last, logits = observation.attention.last, observation.logits
     if logits.dim() != 2 or logits.shape[0] != last.num_nodes or logits.shape[1] < 2:
@@ -321,7 +312,7 @@ def _pair_norms(read_out: _LinearReadOut, rowptr: Tensor, states: Tensor, pairs:
 
 
 class _ReluReadOut(NamedTuple):
-    """The maps of the module's formula, float64 on the CPU, and the clean pre-activations."""
+    """`p1 = G m + g`, `p2 = P m + B relu(p1) + q`, logits `A relu(p2) + a`; float64 on the CPU."""
 
     values: Tensor  # v [N, H, C]; `m` is `Σ_e w_eh v_eh` of all heads side by side
     source: Tensor  # rows of the values [E]
@@ -430,6 +421,7 @@ def _first_order(read_out: _ReluReadOut, rowptr: Tensor, top: Tensor, norm: str)
 
 def _remainder(read_out: _ReluReadOut, rates: _Rates, radius: Tensor) -> tuple[Tensor, Tensor]:
     """Return low and high [N, K2]: relu(p2) lies in [−low, high] around its linear part, at radii [N]."""
+    # relu(p + Δ) = relu(p) + M Δ + ε with 0 <= ε <= (|Δ| - |p|)_+ and M the unit's slope.
     size = radius[:, None]
     excess1 = (size * rates.first - read_out.p1.abs()).clamp(min=0)
     up, down = excess1 @ read_out.B.clamp(min=0).T, excess1 @ (-read_out.B).clamp(min=0).T

@@ -1,9 +1,8 @@
 """Is the output linear in a tensor? Tracked through a forward pass, operation by operation.
 
-A tensor is tracked if an operation computed it from a tracked one. If all operations on tracked tensors are
-sums, products with something untracked, and moves of numbers, the output is linear; to read a number out is a
-violation. Operations out of sight, as in another thread, show in a second run from another start: everything
-untracked must have the same values in both (`_changed_constant`).
+It is if all operations on tracked tensors are sums, products with something untracked, and moves of numbers,
+and none reads a number out. Those out of sight, as in another thread, change constants in a second run from
+another start (`_changed_constant`).
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_no
 """Name of a batch norm → its argument that says whether it uses the statistics of the batch."""
 _SHAPE_READERS = ("empty", "zeros", "ones", "full")
 _BY_SHAPE = frozenset(f"{name}_like" for name in _SHAPE_READERS) | {f"new_{name}" for name in _SHAPE_READERS}
-"""Operations that use only the shape of a tensor."""
 _OVERWRITING = ("copy_", "fill_", "zero_")
 """Operations that do not read their first argument, which may be uninitialised memory."""
 _UNREAD = frozenset([*f"{_SHAPES} {_PARTS}".split(), *_BY_SHAPE]) - {"index", "index_select", "gather"}
@@ -104,7 +102,6 @@ class _OperationMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation and track its results."""
         name = func.overloadpacket.__name__
         if torch.Tag.nondeterministic_seeded in func.tags:  # the next run will differ
             self.report(name)
@@ -118,10 +115,7 @@ class _OperationMode(TorchDispatchMode):
 
 
 class _LinearityMode(_OperationMode):
-    """Tracks the tensors given to `track`.
-
-    `constants` are name, numbers and a summary of the untracked tensors of every operation since then.
-    """
+    """Tracks the tensors given to `track`; `constants` summarise the other tensors of every operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +143,7 @@ class _LinearityMode(_OperationMode):
         return out
 
     def _keep_constants(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        others = {key: value for key, value in kwargs.items() if key != "out"}
-        leaves = tree_leaves((args, others))
+        leaves = tree_leaves((args, {key: value for key, value in kwargs.items() if key != "out"}))
         numbers = tuple(leaf for leaf in leaves if isinstance(leaf, int | float))
         tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor) and not self.tracks(leaf))
         self.constants.append((name, numbers, tuple(_summary(one) for one in tensors)))
@@ -231,7 +224,7 @@ class _ExitMode(TorchFunctionMode):
 
 @contextmanager
 def _track_linearity() -> Iterator[_LinearityMode]:
-    """Track the tensors given to `track`, and what is computed from them, in every operation of the block."""
+    """Track the tensors given to `track`, and what is computed from them."""
     mode = _LinearityMode()
     with _ExitMode(mode), mode:
         yield mode

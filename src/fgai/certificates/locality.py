@@ -1,9 +1,9 @@
 """Do nodes affect each other along edges alone? Tracked number by number through a forward pass.
 
-Every number that depends on new nodes without outgoing edges is marked, and every operation PyTorch runs,
-whoever calls it, propagates marks; an unknown one marks all of its results. If no row of an old node is
-marked at the end, no such node can change it. The number of nodes must not matter either: runs with more and
-with fewer new nodes must call the same operations with the same numbers.
+Numbers that depend on new nodes without outgoing edges are marked; every operation of PyTorch propagates
+marks, an unknown one marks all its results. No old row may be marked at the end, and runs with more and with
+fewer new nodes must call the same operations with the same numbers, so that the number of nodes does not
+matter.
 """
 
 from __future__ import annotations
@@ -105,7 +105,6 @@ def _reduction_marks(named: Named, marks: Marks) -> Tensor:
 
 
 def _along_dim(marks: Tensor, dim: int, dims: int) -> Tensor:
-    """Return a vector as a tensor of `dims` dimensions, along one of them."""
     return marks.view([-1 if one == dim % dims else 1 for one in range(dims)])
 
 
@@ -219,18 +218,14 @@ class _Marks:
 
 
 class _LocalityMode(_OperationMode):
-    """Marks the numbers that depend on the new nodes; `nodes` and `edges` are (all, old), the old ones first.
-
-    `first_global` is the first operation all of whose results depend on new nodes, `scalars` are the numbers
-    that operations were called with, but sizes.
-    """
+    """Marks numbers that depend on the new nodes; `nodes`, `edges` are (all, old), the old ones first."""
 
     def __init__(self, nodes: tuple[int, int], edges: tuple[int, int]) -> None:
         super().__init__()
         self.sizes, self.old = {edges[0]: edges[1]}, nodes[1]
         self.sizes[nodes[0]] = min(nodes[1], self.sizes.get(nodes[0], nodes[1]))
-        self.first_global: str | None = None
-        self.scalars: list[tuple[Any, ...]] = []
+        self.first_global: str | None = None  # operation all of whose results depend on new nodes
+        self.scalars: list[tuple[Any, ...]] = []  # numbers that operations were called with, but sizes
         self._marks: _Memory[_Marks] = _Memory()
 
     def mark(self, tensor: Tensor, marks: Tensor, *, source: bool = False) -> None:
@@ -343,11 +338,8 @@ class _LocalityMode(_OperationMode):
 def _find_dependence(
     model: nn.Module, graph: Graph, added: int, *, dense: bool = False
 ) -> tuple[str | None, list[tuple[Any, ...]]]:
-    """Run a model on a graph whose last `added` nodes are new and have no outgoing edges.
-
-    Returns the operation by which old rows depend on new ones, or None, and the numbers of operations.
-    `dense`: the model computes with sparse features outside PyTorch.
-    """
+    """Return the operation by which old rows depend on the last `added` nodes, or None, and the scalars."""
+    # The new nodes have no outgoing edges. `dense`: models compute with sparse features elsewhere.
     assert graph.features is not None and graph.features.appended is not None
     features = dataclasses.replace(graph.features, appended=graph.features.appended.clone())
     # Plain PyTorch spreads every entry of sparse rows over the channels of a layer.

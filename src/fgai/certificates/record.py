@@ -77,8 +77,6 @@ class Prediction:
 
 
 class _LayerLayout(TypedDict):
-    """A layer in a file."""
-
     name: str
     heads: int
     k: int | None
@@ -97,18 +95,15 @@ class LayerCertificate:
     """Certificates of one layer, for perturbations of this layer alone with its values fixed.
 
     For `costs` and the top-k the explanation vector (`LayerAttention.explanation`) moves by R, for
-    `prediction` each head does. The top-k of nodes with at most k neighbours cannot change; shares count the
-    others.
+    `prediction` each of the `heads` does. The top-k of nodes with at most k neighbours cannot change; shares
+    count the others.
 
     Attributes:
-        name: of the layer.
-        heads: H.
         k: k2, the size of the explanation, or None for all neighbours.
         sharpness: see `fgai.metrics.sharpness`; NaN if no node has two neighbours.
         degree: int64 [N], neighbours of each node in this layer, self-loops included.
         costs: float64 [N, M], c(m) of `fgai.topk.swap_costs`; infinite where m members cannot leave.
         beta1: float64 [N], overlap of the top-k1 with the vanilla model's, or None.
-        prediction: change of the predictions.
         heads_beta2: float64 [N], lower bound of the overlap while every head moves by the record's radius;
             None in older records.
     """
@@ -157,10 +152,8 @@ class LayerCertificate:
     def share(self, kind: str, radius: float) -> float | None:
         """Share of the counted nodes, or of all links or graphs, certified at `radius`; None if unknown.
 
-        `kind` is "topk" (the top-k stays) or "class" (the prediction stays).
-
-        Raises:
-            InputError: an unknown `kind`, or a negative or infinite radius.
+        `kind` is "topk" or "class", whichever stays; `InputError` for another, or a negative or infinite
+        radius.
         """
         one_of(kind, "kind", _KINDS)
         at_least(radius, "radius", 0.0)
@@ -216,7 +209,6 @@ class LayerCertificate:
         return layer
 
     def _check_shapes(self) -> None:
-        """Raise unless everything is about the same nodes, and about the same predictions."""
         if self.degree is None or self.costs is None:
             raise CheckpointError("a layer lacks its degrees or its costs")
         prediction = self.prediction
@@ -234,21 +226,16 @@ class LayerCertificate:
 @typed
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CertificateRecord(_Certificate):
-    """The four properties of each node, measured (1, 3) and certified (2, 4).
+    """The four properties of each node, measured (1, 3) and certified (2, 4); see `certify_attention`.
 
-    See `certify_attention`. A link has properties 1 and 2 if both its ends have them, a graph if all its
-    nodes do; 3 and 4 are about the prediction of the link or graph itself.
+    A link has properties 1 and 2 if both its ends have them, a graph if all its nodes do; 3 and 4 are about
+    the prediction of the link or graph itself.
 
     Attributes:
-        model: class and settings.
-        data: name and sizes.
-        norm, radius, k1, k2, alpha, beta, divergence: see `certify_attention`; None if not asked for.
-        compared: whether there is a vanilla model.
+        norm, radius, k1, k2, alpha, beta, divergence: those asked for, or None.
         layers: one certificate per layer; the last one is the output layer's.
-        alpha1_logits: float64 [N] or None.
-        alpha1_probabilities: float64 [N] or None.
+        alpha1_logits, alpha1_probabilities: float64 [N] or None.
         trivial_probabilities: float64 [N], `1 - min_c p_c`, or None; no change of probabilities is larger.
-        version, provenance: see `fgai.records.provenance`.
         seconds: it took, by part.
         promise: what is certified, in words.
         explanation: the vector whose top-k is certified and compared.
@@ -432,12 +419,9 @@ class CertificateRecord(_Certificate):
         return {**super().layout(), "divergence": Literal[DIVERGENCES], "summary": dict[str, Any]}
 
     def _check_shapes(self) -> None:
-        """Raise unless the layers and what is predicted are about the same nodes."""
         sizes = {layer.num_nodes for layer in self.layers}
         if len(sizes) != 1:
-            raise CheckpointError(
-                f"the layers of the record are of {sorted(sizes)} nodes, expected one number"
-            )
+            raise CheckpointError(f"the layers of the record are of {sorted(sizes)} nodes, not of one number")
         (nodes,) = sizes
         count = nodes
         if self.pairs is not None:
@@ -457,7 +441,6 @@ class CertificateRecord(_Certificate):
 
     @property
     def _row_name(self) -> str:
-        """Plural of what is predicted."""
         return "links" if self.pairs is not None else "graphs" if self.batch is not None else "nodes"
 
     def _rows(self, nodes: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """A user's model of PyG's layers as a `Chain`: traced by `torch.fx`, or refused with a reason.
 
-The model runs with symbols in place of features and edges, so the operations of the trace are those of every
-graph: `GATConv` or `GATv2Conv` layers on the model's own edges, one after the other, and between them steps
-that `fgai.bounds.steps` bounds. A branch on the type of a symbol shows in a run on the graph, and what FX
-does not see in a comparison in float64 (`fgai.certificates.chain`).
+`GATConv` or `GATv2Conv` layers follow each other, between them steps that `fgai.bounds.steps` bounds. A
+branch on the type of a symbol shows in a run on the graph, what FX does not see in a comparison
+(`_same_outputs`).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ from fgai.threads import exclusive, seeded
 
 # mypy: disable-error-code="no-untyped-call"
 
-_NO_EFFECT = (getattr, operator.getitem, "size", "dim")
-"""Operations without an effect; allowed where no other operation uses their result."""
+_NO_EFFECT = (getattr, operator.getitem, "size", "dim")  # allowed where nothing uses the result
 _IDENTITIES = (nn.Dropout, nn.Identity)
 _STEPS = (*ACTIVATIONS, nn.Linear, nn.BatchNorm1d, Linear)
 _FUNCTIONS = (
@@ -61,10 +59,7 @@ def _trace(model: nn.Module, graph: Graph) -> _Chain | str:
 
 
 class _Tracer(fx.Tracer):
-    """Traces attention layers and PyTorch's modules as one operation each.
-
-    While FX traces, other threads call their modules through the tracer, too; those just run.
-    """
+    """Traces attention layers and PyTorch's modules as one operation each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +68,7 @@ class _Tracer(fx.Tracer):
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if threading.get_ident() != self.thread:
+        if threading.get_ident() != self.thread:  # FX patches modules for all threads
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
@@ -82,8 +77,6 @@ class _Tracer(fx.Tracer):
 
 
 class _ModelCall(nn.Module):
-    """A module that calls a model as fgai calls it."""
-
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -95,8 +88,6 @@ class _ModelCall(nn.Module):
 
 
 class _ChainBuilder:
-    """Builds a chain from the operations of a user's model."""
-
     def __init__(self, model: nn.Module) -> None:
         model = uncompiled(model)
         self.prefix = "model.model" if isinstance(model, Wrapped) else "model"
@@ -175,7 +166,6 @@ class _ChainBuilder:
         return f"`{name}`" if node.op != "placeholder" else f"the input `{name}`"
 
     def _add_operation(self, node: fx.Node, current: fx.Node, edges: fx.Node) -> None:
-        """Add one operation on the chain's current output."""
         name = self._describe(node)
         if self.log_softmax:
             raise _NotAChainError(f"{name} follows a log-softmax")
@@ -247,7 +237,6 @@ def _step_of(node: fx.Node, current: fx.Node) -> nn.Module | None:
 
 
 def _copy_step(step: Any, name: str) -> nn.Module:
-    """Return a copy of a step of PyTorch's own classes, without in-place operations."""
     if isinstance(step, nn.BatchNorm1d) and (step.training or step.running_mean is None):
         raise _NotAChainError(f"{name} uses the statistics of all nodes, which new ones change")
     if isinstance(step, nn.ELU) and not 0 < step.alpha <= 1:
@@ -266,7 +255,6 @@ def _copy_step(step: Any, name: str) -> nn.Module:
 
 
 def _layer_problem(layer: Any) -> str | None:
-    """Say why the proof does not cover a PyG layer; None if it does."""
     kind, slope = type(layer), layer.__dict__.get("negative_slope")
     if kind not in (GATConv, GATv2Conv):
         return f"is a {kind.__name__}; only GATConv and GATv2Conv are followed"

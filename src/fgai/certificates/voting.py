@@ -1,10 +1,8 @@
 """Voting over groups of nodes: a certificate against injected nodes, for any model that classifies nodes.
 
-A hash of its number puts every node in one of T groups. In the graph of group g an edge j → i stays only if j
-is in g; every node keeps its own features. The model classifies every node T times, and the majority counts;
-docs/budget.md has the proofs. Nodes must affect each other along edges, from source to destination, and in no
-other way: new nodes without outgoing edges are added and their dependents marked through the forward pass
-(`fgai.certificates.locality`); whatever the size of their features, the logits of old nodes must not change.
+In the graph of one of T groups an edge j → i stays only if a hash puts j in the group; nodes keep their own
+features. The majority of T classifications counts; docs/budget.md has the proofs. Nodes must affect each
+other along edges alone (`fgai.certificates.locality`).
 """
 
 from __future__ import annotations
@@ -51,14 +49,11 @@ class VotingCertificate(_Certificate):
     """How many injected nodes the majority over groups of nodes withstands, and the score of each group.
 
     Attributes:
-        groups, confidence: see `vote`.
         votes: int64 [N, C].
         classes: int64 [N], the class with most votes; ties go to the smaller one.
         node_radius: int64 [N], no such number of injected nodes, or fewer, changes it.
-        scores: float32 [N, T], change of that class's margin by the neighbours in a group; NaN where a
-            group has none.
+        scores: float32 [N, T], change of that class's margin by a group's neighbours; NaN where it has none.
         group: int64 [N], of each node.
-        model, data, version, seconds, promise, provenance: see `CertificateRecord`.
     """
 
     KIND: ClassVar[str] = "voting-certificate"
@@ -99,7 +94,7 @@ class VotingCertificate(_Certificate):
         return pad(numbers, (0, k - numbers.shape[1]), value=-1)
 
     def topk_share(self, injected: int, k: int = 5, nodes: Tensor | None = None) -> float | None:
-        """Share of the top-k groups that provably stays, mean over nodes with such groups; None of none.
+        """Mean share of the top-k groups that provably stays, over nodes with such groups; None of none.
 
         A node whose class may change counts as 0.
         """
@@ -136,16 +131,10 @@ def vote(
 ) -> VotingCertificate:
     """Classify nodes by a majority over groups of their neighbours, explain it and certify both.
 
-    Args:
-        model: any that classifies nodes; run `groups` times in evaluation mode.
-        data: a `Graph` or PyG `Data`.
-        groups: T; more groups tolerate more injected nodes and keep less of each neighbourhood.
-        confidence: least probability of a class that gets a vote; others abstain.
-        seed: of the hash.
-
-    Raises:
-        InputError: another task, fewer than one group, or nodes that may affect each other other than along
-            edges; names the operation.
+    Any model that classifies nodes runs `groups` times in evaluation mode: more groups tolerate more injected
+    nodes and keep less of each neighbourhood. A class gets a vote if its probability is at least
+    `confidence`; others abstain. The `seed` is that of the hash. Raises `InputError` for another task, and
+    for nodes that may affect each other other than along edges; it names the operation.
 
     Example:
         >>> import fgai
@@ -228,9 +217,7 @@ def _require_local(model: nn.Module, graph: Graph, senders: Tensor) -> None:
     """Raise unless new nodes without outgoing edges provably change nothing at the others."""
     part = prepared(model, _edges_from(graph, senders))
     if part.positional is not None:
-        raise InputError(
-            f"{model_name(model)} must not read encodings of the whole graph, which every new node changes"
-        )
+        raise InputError(f"{model_name(model)} must not read encodings of the whole graph")
     if part.features is None:
         return
     plain = uncompiled(model)

@@ -69,23 +69,12 @@ def breaking_point(
 ) -> BreakingPoint:
     """Find a number of injected nodes that breaks explanations while one fewer does not.
 
-    The explanation attack is run with 1, 2, 4, ... nodes until the overlap (mean over layers, touched nodes)
-    is below the threshold, then the number is bisected. Budgets are nested: an attack with n nodes has the
-    first n nodes, and all their edges, of one with more. The overlap need not fall with every node, so a
-    smaller number that was not tried may break the threshold, too.
-
-    Args:
-        model: a node classifier.
-        data: a `Graph` or PyG `Data`.
-        threat: an injection threat by name or of your own; its `nodes` are replaced.
-        threshold: overlap below which explanations count as broken, above 0 and at most 1.
-        limit: largest number of nodes to try.
-        k: neighbours in a node's explanation.
-        seed: of endpoints and starts.
-        targets: which nodes are attacked: `test` or `val`.
-
-    Raises:
-        InputError: the threat injects no nodes, the model is no node classifier, or an argument is wrong.
+    The explanation attack is run with 1, 2, 4, ... nodes, at most `limit`, until the overlap (mean over
+    layers, touched nodes) is below the threshold, above 0 and at most 1; then the number is bisected. Budgets
+    are nested: an attack with n nodes has the first n nodes, and all their edges, of one with more. The
+    overlap need not fall with every node, so a smaller number that was not tried may break the threshold,
+    too. The `threat` is an injection threat by name or of your own, whose `nodes` are replaced; `targets` are
+    `test` or `val` nodes. Raises `InputError` for other threats, and for a model that is no node classifier.
 
     Example:
         >>> import fgai
@@ -103,9 +92,7 @@ def breaking_point(
     chosen = threat_of(threat)
     original = as_graph(data)
     if not (task := task_of(original)).row_per_node:
-        raise InputError(
-            f"a breaking point is for node tasks, {original.name!r} holds a {task.name} task; use `evaluate`"
-        )
+        raise InputError(f"a breaking point is for node tasks, {original.name!r} holds a {task.name} task")
     if not chosen.budget.nodes:
         raise InputError(f"a breaking point needs a threat that injects nodes, {chosen.name!r} does not")
     graph = prepared(model, original)
@@ -131,9 +118,9 @@ def breaking_point(
 def bisect_below(
     measure: Callable[[int], float], threshold: float, limit: int
 ) -> tuple[int | None, dict[int, float]]:
-    """Return an n with measure(n) below the threshold and measure(n - 1) not, and all measures.
+    """Return an n with measure(n) below the threshold and measure(n - 1) not, or None, and all measures.
 
-    By doubling, then bisection; None if no number tried is below. measure(0) and NaN count as not below.
+    By doubling, then bisection; measure(0) and NaN count as not below.
     """
     measures: dict[int, float] = {}
 

@@ -51,7 +51,6 @@ def definition_shares(
 
 
 def _definition(views: Views) -> dict[str, Any]:
-    """Shares by radius, property and layer, and the number of nodes counted in each layer."""
     if views.model is None:
         return {}
     try:

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 @typed
 @dataclass(frozen=True, kw_only=True)
 class EvaluationRecord(TabledDocument):
-    """One model on one dataset under one threat.
-
-    Numbers that are not defined (an overlap where no node has enough neighbours) are None.
-    """
+    """One model on one dataset under one threat; numbers that are not defined are None."""
 
     KIND: ClassVar[str] = "evaluation"
 
@@ -51,11 +48,7 @@ class EvaluationRecord(TabledDocument):
     provenance: dict[str, Any] = field(default_factory=dict, compare=False)  # see `fgai.records.provenance`
 
     def value(self, path: str) -> Any:
-        """Return one metric by its dotted name, e.g. `overlap_touched.prediction.all`.
-
-        Raises:
-            InputError: there is no such metric.
-        """
+        """Return one metric by its dotted name, e.g. `f1.attacked`; `InputError` if there is none."""
         value: Any = self.metrics
         above = ""
         for part in path.split("."):
@@ -76,11 +69,7 @@ class EvaluationRecord(TabledDocument):
             return None
 
     def node_values(self, name: str) -> NDArray[Any]:
-        """Return one array of per-node values, recorded by `evaluate(..., per_node=True)`.
-
-        Raises:
-            InputError: the record does not hold it.
-        """
+        """Return an array of `evaluate(..., per_node=True)`; `InputError` if it is not there."""
         if name not in self.per_node:
             names = ", ".join(self.per_node) or "nothing; evaluate with `per_node=True`"
             raise InputError(f"the record holds no per-node {name!r}; it holds {names}")
@@ -171,7 +160,6 @@ class Comparison(TabledDocument):
 
 
 def _why_missing(value: Any, part: str, above: str) -> str:
-    """Why there is no `part` in the value at the path `above`."""
     if isinstance(value, list):
         return f"{above!r} is a list of {len(value)}"
     if value and isinstance(value, Mapping):
@@ -180,10 +168,7 @@ def _why_missing(value: Any, part: str, above: str) -> str:
 
 
 def show_summary(records: Sequence[EvaluationRecord], console: Console | None = None) -> None:
-    """Print the summary of some records, the reference first: one table, sentences, notes and warnings.
-
-    The table has every record. Of three or more, the sentences compare the first and the last.
-    """
+    """Print the summary of records, the reference first; sentences compare the first and the last."""
     console, plain_records = console or Console(), [vars(record) for record in records]
     pair = [plain_records[0], *plain_records[1:][-1:]]
     lines = sentences(pair) if len(records) > 1 else [verdict(pair[0]), *sentences(pair)]
@@ -197,7 +182,6 @@ def show_summary(records: Sequence[EvaluationRecord], console: Console | None = 
 
 
 def _extra_notes(records: Sequence[EvaluationRecord]) -> list[str]:
-    """Notes below a table: why its threat is weak, the shares of Definition 1, and the warnings."""
     weak, what = weak_search_note(records[0].threat["name"]), _rows_name(records[0])
     defined = [f"{r.name}, {words}." for r in records if (words := _definition_words(r.metrics, what))]
     warned = [f"{record.name}: {entry['message']}" for record in records for entry in record.warnings]
@@ -222,7 +206,6 @@ def shown_paths(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _notes_of(records: Sequence[EvaluationRecord]) -> tuple[str, ...]:
-    """Return the notes below a table: data, threat, parameters and warnings."""
     first = records[0]
     about = (
         f"{first.data['name']}, threat {threat_words(first)}, {first.config['targets']} {_rows_name(first)},"
@@ -251,7 +234,6 @@ def threat_words(record: EvaluationRecord) -> str:
 
 
 def _definition_words(metrics: Mapping[str, Any], what: str) -> str:
-    """The shares of Definition 1 at the output layer, in words."""
     layers = look_up(metrics, "definition.r01") or {}
     shares = {name: look_up(part, "last") for name, part in layers.items() if isinstance(part, Mapping)}
     if not shares:
@@ -320,14 +302,13 @@ def _class_table(records: Sequence[EvaluationRecord]) -> list[Table]:
     return [Table("Recall by class", columns, rows)]
 
 
-def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord | None = None) -> Table:
+def _explanation_table(records: Sequence[EvaluationRecord], nulls: EvaluationRecord) -> Table:
     """Explanation metrics of each model, and of null attention on the model of `nulls`."""
     paths = [entry.path for entry in shown_numbers([record.metrics for record in records], "explanation")]
     rows = [[record.name, *(look_up(record.metrics, path) for path in paths)] for record in records]
-    if nulls is not None:
-        for kind, metrics in nulls.metrics.get("null", {}).items():
-            rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
-        rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
+    for kind, metrics in nulls.metrics.get("null", {}).items():
+        rows.append([f"{kind} (null)", *(look_up(metrics, null_path(path)) for path in paths)])
+    rows.append(["chance", *(look_up(nulls.metrics, chance_path(path)) for path in paths)])
     shown = [i for i in range(1, len(paths) + 1) if any(row[i] is not None for row in rows)]
     columns = [Column("model"), *(quantity(paths[i - 1]).column for i in shown)]
     return Table("Explanation", columns, [[row[0], *(row[i] for i in shown)] for row in rows])

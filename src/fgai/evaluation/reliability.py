@@ -60,10 +60,8 @@ def check_outputs(logits: Tensor, again: Tensor) -> None:
     if float(from_one) <= 1e-3 and float(logits.min()) >= 0:
         _warn("probabilities", "the model returns probabilities, so gradients vanish; return logits")
     elif float(from_zero) <= 1e-3 and float(logits.max()) <= 1e-6:
-        _warn(
-            "log-probabilities",
-            "the model returns log-probabilities, so g_tvd on logits does not compare; return logits",
-        )
+        text = "the model returns log-probabilities, so g_tvd on logits does not compare; return logits"
+        _warn("log-probabilities", text)
 
 
 def check_range(clipped: int, total: int, reference_share: float) -> None:
@@ -115,11 +113,8 @@ def check_sharpness(sharpness: list[float], top: list[float], uniform: list[floa
         f" attention, {uniform[layer]:.1%} if all got the same"
     )
     if most < FLAT:
-        _warn(
-            "flat-attention",
-            f"attention is almost uniform ({text}), as in untrained networks, so its ranking explains"
-            " nothing",
-        )
+        flat = f"attention is almost uniform ({text}), as in untrained networks"
+        _warn("flat-attention", f"{flat}, so its ranking explains nothing")
     elif most < WEAK:
         _warn(
             "weak-attention",

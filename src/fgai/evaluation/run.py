@@ -74,18 +74,17 @@ def evaluate(
 ) -> EvaluationRecord:
     """Attack a model and measure how its predictions and its attention hold, on original nodes and edges.
 
-    The model is attacked through its own gradients in eval mode and is left as it was. docs/metrics.md
-    defines the numbers. Every model meets the same threat. Scores are under the strongest change found, whose
-    endpoints may differ between models; under an ensemble explanations are compared at endpoints that all
-    models with the same seed and `vanilla` share. Where a number may mislead, a `ReliabilityWarning` is given
-    and kept in the record.
+    The model is attacked through its own gradients in eval mode and is left as it was. Every model meets the
+    same threat. Scores are under the strongest change found, whose endpoints may differ between models; under
+    an ensemble explanations are compared at endpoints that all models with the same seed and `vanilla` share.
+    Where a number may mislead, a `ReliabilityWarning` is given and kept in the record. docs/metrics.md
+    defines the numbers.
 
     Args:
         model: fgai's, or any PyG model the recorder supports, for the task of the data.
         data: a `Graph` or PyG `Data` with labels; without `test_mask` all nodes are tested.
-        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own. The default, `ensemble-short`,
-            takes about a minute on a small graph. A claim needs `ensemble`, which takes minutes on a CPU.
-            `standard`, the paper's, is fast and weak.
+        threat: a name from `fgai.attacks.THREATS` or a `Threat`. The default, `ensemble-short`, takes about a
+            minute on a small graph; a claim needs `ensemble` (minutes); `standard`, the paper's, is weak.
         vanilla: the model that `model` was made from, to measure their similarity.
         seed: of the attacks and of the random null row.
         name: of the model in tables; its class by default.
@@ -93,8 +92,8 @@ def evaluate(
         targets: what is attacked and scored: `test`, or `val` while settings are still being chosen.
         nodes: how many nodes the attack injects, in place of the threat's number; fewer for a small graph.
         edges: how many edges each injected node gets, or how many change where none is injected.
-        explanation_attack: also attack the explanation. A threat without gradient steps, or with its own
-            objective as `preserving` has, runs once; its numbers then count for both attacks.
+        explanation_attack: also attack the explanation; a threat without gradient steps, or with its own
+            objective, runs once, and its numbers count for both attacks.
         curves: remove edges by rank and measure F-slopes and fidelity; about 45 forward passes.
         nulls: also measure uniform attention and a random ranking; with `curves` about 70 more.
         per_node: keep values of every node in the record.
@@ -174,21 +173,10 @@ def compare(
     seed: int = 0,
     **options: Any,
 ) -> Comparison:
-    """Evaluate several models under the same threat.
+    """Evaluate several models, by their name in tables, under the same threat; see `evaluate` for `options`.
 
-    Under an ensemble explanations are compared at endpoints that all models share. Scores are under the
-    strongest change found, whose endpoints may differ between models.
-
-    Args:
-        models: by their name in tables.
-        data: a `Graph` or PyG `Data`.
-        threat: see `evaluate`.
-        seed: of the attacks.
-        vanilla: name of the reference, the model the others are compared with; the first by default.
-        **options: further arguments of `evaluate`, e.g. `k=5`, `curves=False`, `nodes=2`, `edges=2`.
-
-    Raises:
-        InputError: no models, models without names, or `vanilla` names none of them.
+    The others are compared with the model named `vanilla`, by default the first. No models, models without
+    names, or another `vanilla` raise `InputError`.
     """
     if not isinstance(models, Mapping) or not models:
         got = "none" if isinstance(models, Mapping) else type(models).__name__
@@ -250,7 +238,6 @@ class _Run:
         nulls: bool,
         per_node: bool,
     ) -> dict[str, Any]:
-        """Attack and measure the model; return fields of its record by name."""
         attack = self._attack(threat, "prediction")
         self._observe()
         meter.lap("clean")
@@ -299,7 +286,6 @@ class _Run:
         }
 
     def _observe(self) -> None:
-        """Run both models on the clean graph, and give the reliability warnings."""
         reliability.check_split(self.graph, self.targets)
         warn_unread(self.model)
         self.clean = observe(self.model, self.graph).averaged()
@@ -336,7 +322,6 @@ class _Run:
         return make_attack(threat, chosen, targets=self.targets, k=self.k, task=self.task.name)
 
     def _run(self, attack: Attack, name: str) -> AttackViews:
-        """Run an attack and observe the model under it; `name` is the objective's in records."""
         vanilla = None if self.vanilla_model is self.model else self.vanilla_model
         result = attack.run(self.model, self.graph, seed=self.seed, vanilla=vanilla, on_step=self.on_step)
         self.results[name] = result
@@ -389,20 +374,15 @@ def _null_row(views: Views) -> dict[str, Any]:
 
 
 def _values(spec: MetricSpec, function: Callable[[Views], Any], views: Views) -> Mapping[str, Any]:
-    """Call `measure`, `null` or `chance` of a metric; return the values by path."""
     values = function(views)
     if spec.path:
         return {spec.path: values}
     if not isinstance(values, Mapping):
-        raise InputError(
-            f"the metric {spec.name!r} has several paths or one with `*`, so `measure`, `null` and `chance`"
-            f" must return mappings, got {values!r}"
-        )
+        raise InputError(f"the metric {spec.name!r} of several paths must return mappings, got {values!r}")
     return values
 
 
 def _set_value(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value in nested mappings at its dotted path; mappings are merged."""
     *parents, last = path.split(".")
     for name in parents:
         values = values.setdefault(name, {})
@@ -438,10 +418,7 @@ def damage_by_endpoints(ledger: Ledger) -> dict[str, float]:
 
 
 def _node_arrays(views: Views) -> dict[str, Any]:
-    """Pack per-node values for a record, [N] or [L, N], NaN where undefined.
-
-    For links and graphs, predictions have one entry per link or graph, and `item_` before their names.
-    """
+    """Pack per-node values, [N] or [L, N], NaN where undefined; `item_` names those of links and graphs."""
     graph, task = views.graph, task_of(views.graph)
     first = views.attacks["prediction"]
     before, after = views.logits["clean"], views.logits["attacked"][: task.count(graph)]

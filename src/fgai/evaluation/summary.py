@@ -51,15 +51,11 @@ def paired_interval(
 
         d̄ ± t · s / √(n + 2),   d_i = second_i − first_i
 
-    The mean d̄ and the standard deviation s are over n + 2 values: those of the n nodes, and 1 and −1. Without
-    the two a handful of nodes that happen to agree would prove a difference. For values of 0 and 1 that asks
-    for six nodes on one side and none on the other, as the exact sign test does. `difference` is the mean
-    over the n nodes alone. With layers a node's values are averaged, every layer counting the same.
-
-    Args:
-        first: [N] or [L, N], in [0, 1]; NaN where a node has no value.
-        second: the same of the other model.
-        counted: the nodes that count, of the same shape; all by default.
+    Both are [N] or [L, N] (the mean over layers counts), in [0, 1], NaN where a node has no value; only
+    `counted` nodes count, if given. The mean d̄ and the standard deviation s are over the values of the n
+    nodes, 1 and −1: otherwise a handful of nodes that agree would prove a difference. Of values of 0 and 1
+    six nodes must be on one side and none on the other, as in the exact sign test. `difference` is the mean
+    over the n nodes alone.
 
     Example:
         >>> right = np.ones(140)
@@ -212,7 +208,6 @@ def one_attack(record: Record) -> bool:
 
 
 def _shares(records: Sequence[Record], path: str, form: str = "{} in {}") -> str:
-    """The share at a path, of every record that has it, in words; `form` takes the share and the name."""
     shares = [(record.get("name"), number_at(record, path)) for record in records]
     return " and ".join(form.format(percent(share), name) for name, share in shares if share is not None)
 
@@ -223,10 +218,7 @@ def _chance(record: Record, path: str, name: str = "chance") -> str:
 
 
 def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
-    """By class: tested nodes, and the shares of them classified right without the attack and under it.
-
-    Empty where the record does not hold them.
-    """
+    """By class: tested nodes, and the shares classified right without the attack and under it; or empty."""
     recall = look_up(record.get("metrics") or {}, "recall")
     if not isinstance(recall, Mapping):
         return []
@@ -239,7 +231,6 @@ def recall_by_class(record: Record) -> list[tuple[int, float, float]]:
 
 
 def _rarest(record: Record) -> int | None:
-    """The rarest class that was tested, where classes are imbalanced."""
     if score_of(record) != "balanced_accuracy":
         return None
     tested = [(row[0], number) for number, row in enumerate(recall_by_class(record)) if row[0]]
@@ -247,13 +238,11 @@ def _rarest(record: Record) -> int | None:
 
 
 def _class_name(record: Record, number: int, names: Sequence[str] | None) -> str:
-    """Name of a class: of `names`, of the data, or its number."""
     names = names or (record.get("data") or {}).get("class_names") or ()
     return str(names[number]) if number < len(names) else str(number)
 
 
 def _missed(records: Sequence[Record], names: Sequence[str] | None) -> str:
-    """How many nodes of the rarest class each model misses, where classes are imbalanced."""
     rare, parts = _rarest(records[0]), []
     if rare is None:
         return ""
@@ -281,7 +270,6 @@ def sharpness_sentence(records: Sequence[Record]) -> str:
 
 
 def _fall(record: Record, intervals: Intervals | None) -> str:
-    """How a model's score changes under attack, and whether that may be noise."""
     before, after = score_at(record, "clean"), score_at(record, "attacked")
     if before is None or after is None:
         return ""
@@ -306,7 +294,6 @@ SHARES = ("f1", "accuracy")  # scores that are shares of what is classified righ
 
 
 def _task_in(record: Record) -> Task:
-    """The task of a record; nodes if it names none that is registered."""
     return TASKS.get((record.get("config") or {}).get("task", ""), TASKS["node"])
 
 
@@ -412,8 +399,7 @@ def verdict(record: Record, classes: Sequence[str] | None = None) -> str:
     return " ".join(out) or "How far can its attention be trusted?"
 
 
-_PROBLEM = 0.05
-"""Share of right predictions, or of top neighbours, whose loss under attack counts as a problem."""
+_PROBLEM = 0.05  # share of right predictions, or of top neighbours, lost under attack
 
 
 def next_steps(record: Record) -> list[str]:

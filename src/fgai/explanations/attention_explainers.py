@@ -32,15 +32,13 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
         index: int | Tensor | None = None,
         **kwargs: Any,
     ) -> Explanation:
-        """Return the explanation of one forward pass in evaluation mode; `target` is not used."""
         if not isinstance(x, Tensor) or not isinstance(edge_index, Tensor) or edge_index.dim() != 2:
             raise InputError("`x` and `edge_index` must be tensors: heterogeneous graphs are not supported")
         with evaluating(model), torch.no_grad(), record(model) as tape:
             model(x, edge_index, **kwargs)
         flow = self._flow(model)
         source, destination = edge_index if flow == "source_to_target" else edge_index.flip(0)
-        keys = edge_keys(source.long(), destination.long())
-        mask = self._mask(tape.attention.detach(), keys, x, index)
+        mask = self._mask(tape.attention.detach(), edge_keys(source.long(), destination.long()), x, index)
         if index is not None and self.model_config.task_level == ModelTaskLevel.node:
             hops = max(self._num_hops(model), len(tape.attention))
             *_, reached = k_hop_subgraph(index, hops, edge_index, num_nodes=x.shape[0], flow=flow)
@@ -56,9 +54,7 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
         if self.explainer_config.explanation_type != ExplanationType.model:
             raise InputError("attention explains the model, not the phenomenon; use explanation_type='model'")
         if self.explainer_config.node_mask_type is not None:
-            raise InputError(
-                "attention explains edges, not nodes; use edge_mask_type='object' without node_mask_type"
-            )
+            raise InputError("attention explains edges, not nodes; use edge_mask_type='object' alone")
         return True
 
 
@@ -66,18 +62,13 @@ class _AttentionAlgorithm(ExplainerAlgorithm):  # type: ignore[misc]
 class FaithfulAttention(_AttentionAlgorithm):
     """PyG explainer that returns the attention of any model, as it is, as edge mask; it trains nothing.
 
-    Attention is taken before dropout and matched to the edges of `edge_index` by (source, destination), so
-    that self-loops a layer adds or re-orders cannot shift it; heads are reduced first, then layers:
-
         mask[e] = reduce_l  reduce_h  w_l[source(e), destination(e), h]
 
-    An edge a layer did not use counts 0 there. Parallel edges keep their own values. For node tasks with an
-    `index`, edges outside the receptive field are 0. `fgai.make_faithful` trains models whose attention is
-    stable.
-
-    Args:
-        layer: `mean`, `max` or `last` over layers, or one layer by number.
-        heads: `log` for their geometric mean, normalised at every node, `mean`, `max`, or a head's number.
+    Attention is taken before dropout and matched to the edges of `edge_index` by (source, destination), so
+    that self-loops a layer adds or re-orders cannot shift it. An edge a layer did not use counts 0 there;
+    parallel edges keep their own values. For node tasks with an `index`, edges outside the receptive field
+    are 0. `layer` is `mean`, `max` or `last`, or one layer by number; `heads` is `log` (the geometric mean,
+    normalised at every node), `mean`, `max` or a head's number.
 
     Raises:
         InputError: unknown words; on use: heterogeneous graphs, node masks, phenomenon explanations.
@@ -117,10 +108,7 @@ def _on_edges(
 
 
 def _at_edges(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> Tensor:
-    """[E]: attention of edges in any order, 0 for those the layer does not have.
-
-    The n-th occurrence of a key gets the layer's n-th entry, or its last.
-    """
+    """[E]: attention of edges in any order, 0 for others; the n-th of parallel edges gets the n-th entry."""
     if layer.keys.device != keys.device:
         raise AttentionError(f"attention is on {layer.keys.device}, the edges on {keys.device}")
     values = layer.heads(heads)
@@ -132,8 +120,7 @@ def _at_edges(layer: LayerAttention, keys: Tensor, heads: str | int = "log") -> 
     occurrence = torch.empty_like(keys)
     steps = torch.arange(keys.numel(), device=keys.device)
     occurrence[order] = steps - torch.searchsorted(ordered, ordered)
-    index = torch.minimum(first + occurrence, last.clamp(min=0))
-    return torch.where(present, values[index], 0.0)
+    return torch.where(present, values[torch.minimum(first + occurrence, last.clamp(min=0))], 0.0)
 
 
 def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,18 +134,13 @@ def _positions(ordered: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
 class PropagatedAttention(_AttentionAlgorithm):
     """PyG explainer that returns attention multiplied along the paths that lead to a node, as edge mask.
 
-    An edge's value is a sum over the paths from it to the node, through the layers above and self-loops too;
-    each path adds the edge's attention in its layer times that of the path's other edges:
-
         mask[j → i] = Σ_l  w_l[j → i] · r_l[i],     r_L = 1 at the node,  r_{l−1}[j] = Σ_i w_l[j → i] · r_l[i]
 
     with `w_l` the mean over heads in layer l and `r_l[i]` the share of node i's state after layer l in the
-    node's output. Edges outside the receptive field are 0. For several nodes, masks add up.
-
-    It is used, and raises errors, as `FaithfulAttention`.
-
-    Reference: Shin, Li, Cao, Shin, Faithful and Accurate Self-Attention Attribution for Message Passing
-    Neural Networks via the Computation Tree Viewpoint, AAAI 2025.
+    node's output. Edges outside the receptive field are 0. For several nodes, masks add up. It is used, and
+    raises errors, as `FaithfulAttention`. Reference: Shin, Li, Cao, Shin, Faithful and Accurate
+    Self-Attention Attribution for Message Passing Neural Networks via the Computation Tree Viewpoint, AAAI
+    2025.
     """
 
     def _mask(self, attention: AttentionMap, keys: Tensor, x: Tensor, index: int | Tensor | None) -> Tensor:

@@ -34,17 +34,13 @@ class SignedMargin:
     sources: Tensor  # int64 [K], the node itself among them if it has a self-loop
     contributions: Tensor  # c_e
     edge_contributions: Tensor | None
-    radii: (
-        Tensor  # c_e keeps its sign while each head moves by less; infinite if d_eh has one sign in all heads
-    )
+    # c_e keeps its sign while each head moves by less; infinite if d_eh has one sign in all heads.
+    radii: Tensor
     pair_radius: float  # `top` and `second` stay first and second while each head moves by less
 
 
 class SignedMargins:
-    """The signed margins of the nodes of an observation, which must be made with `inputs=True`.
-
-    `reason` says why the model has none, or is None.
-    """
+    """The signed margins of an observation made with `inputs=True`; `reason` says why there are none."""
 
     def __init__(self, model: nn.Module, observation: Observation) -> None:
         self.observation, self.reason = observation, _unsupported(observation)
@@ -98,10 +94,7 @@ def _unsupported(observation: Observation) -> str | None:
 
 
 def _edge_values(model: nn.Module, observation: Observation, values: Tensor) -> Tensor | None:
-    """[E, H, C]: the part of a PyG layer's values that its `lin_edge` makes; None if there is none.
-
-    The rest is read out again with `lin_edge` set to zero, under the same attention.
-    """
+    """[E, H, C]: the part of a PyG layer's values that its `lin_edge` makes; None if there is none."""
     layers = find_layers(model)
     encode = getattr(layers.get(observation.attention.last.name), "lin_edge", None)
     if observation.graph.edge_attr is None or encode is None or len(layers) != len(observation.attention):

@@ -46,9 +46,9 @@ class Counterfactual:
 def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfactual:
     """Search few neighbours whose removal (of the edges with `node`, in both directions) changes its class.
 
-    Single neighbours are all tried, then all sets of 2, 3, ... while there are at most `EXHAUSTIVE` of one
-    size, until a set changes the class. Its size, or else the first not fully tried, is the lower bound (1
-    with positional encodings). Larger sets are found by a greedy search, then made smaller.
+    Single neighbours, then all sets of 2, 3, ... while there are at most `EXHAUSTIVE` of a size, are tried
+    until one changes the class. Its size, or else the first not fully tried, is the lower bound (1 with
+    positional encodings). A greedy search finds larger sets.
     """
     adjacency = graph.adjacency
     sources = adjacency.source[adjacency.destination == node]
@@ -69,9 +69,9 @@ def removed_neighbours(model: nn.Module, graph: Graph, node: int) -> Counterfact
 def injected_neighbours(model: nn.Module, graph: Graph, node: int, seed: int = 0) -> Counterfactual | None:
     """Search new neighbours of `node` alone that change its class; None for a graph without features.
 
-    A new node copies one of the nodes whose logits are most in favour of another class, or the mean of the
-    training nodes of a class; then an attack searches features of fewer new nodes. Other features may need
-    fewer still: the lower bound is that of `certify_injection`, for any features, of models with limits.
+    A new node copies a node whose logits favour another class, or the mean of the training nodes of a class;
+    then an attack searches features. The lower bound, for any features, is that of `certify_injection`, of
+    models with limits.
     """
     candidates = [] if graph.features is None else _candidates(model, graph, node)
     if not candidates:
@@ -104,7 +104,6 @@ def _attack(model: nn.Module, graph: Graph, node: int, sizes: range, seed: int) 
     top = _logits(model, graph)[node].argmax()
 
     def unchanged(count: int) -> float:
-        """1 while the class stays under the attack with so many nodes, else 0."""
         if count < sizes.start:
             return 1.0
         budget = Budget(nodes=count, edges=1, steps=STEPS, step_size=0.1, restarts=RESTARTS)
@@ -225,7 +224,6 @@ def _lower_bound(model: nn.Module, graph: Graph, node: int, most: int) -> int:
 
 
 def _replay(model: nn.Module, graph: Graph, record: ChangeRecord, size: int, bound: int) -> Counterfactual:
-    """Replay a change as from its file, and keep it only if the class of the node changes."""
     if size:
         before, after = (_logits(model, one)[record.node] for one in (graph, record.apply(model, graph)))
         if before.argmax() != after.argmax():

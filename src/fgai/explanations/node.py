@@ -86,10 +86,7 @@ class GraphView:
 
     @classmethod
     def of(cls, observation: Observation, *, layer: str | int = "mean", original: int | None = None) -> Self:
-        """Reduce an observation to `mean`, `last` or `max` over layers, or to one layer by number.
-
-        The first `original` nodes were not injected; all by default.
-        """
+        """Reduce an observation to `mean`, `last`, `max` or one layer; nodes from `original` on are new."""
         graph, explanations = observation.graph, observation.attention.explanations()
         if layer == "mean":
             attention = combined(explanations)
@@ -158,12 +155,9 @@ def explain(
 ) -> NodeExplanation:
     """Return the neighbours a node attends to, whether they stay under attack, and what is proved about them.
 
-    The field `certified` of the result says for each layer which of the four properties of Definition 1 the
-    node has.
-
-    The `attention` of each neighbour is its entry in the explanation vector of a layer, the normalised
-    geometric mean of its heads (see `LayerAttention.explanation`), by default the mean over layers. Under
-    attack, ranks are taken among the node's original neighbours; new ones are counted apart.
+    The `attention` of a neighbour is its entry in the explanation vector (`LayerAttention.explanation`), by
+    default the mean over layers. Under attack, ranks are taken among the node's original neighbours; new ones
+    are counted apart. `certified` says for each layer which properties of Definition 1 the node has.
 
     Args:
         model: for nodes, links or graphs, fgai's or any PyG model whose attention can be recorded; left as it

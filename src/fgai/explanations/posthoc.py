@@ -113,11 +113,7 @@ class EdgeExplainer(ABC):
         self.model, self.seed = model, checks.seed(seed)
 
     def __call__(self, data: Any, nodes: Sequence[int] | Tensor) -> list[EdgeScores]:
-        """Return the scores of some nodes of a `Graph` or PyG `Data`, changed or not, in their order.
-
-        Raises:
-            InputError: no such node, or a graph the model cannot read.
-        """
+        """Return the scores of nodes of a `Graph` or PyG `Data`, in order; `InputError` for unknown ones."""
         graph = prepared(self.model, as_graph(data))
         try:
             numbers = torch.as_tensor(nodes)
@@ -178,13 +174,11 @@ def _random(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
 
 
 def _attention(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields, heads: str) -> _Score:
-    """The model's attention, as `FaithfulAttention` reduces it."""
     scores = _on_edges(observe(explainer.model, graph).attention.detach(), fields.keys, "mean", heads)
     return lambda node, edges: scores[edges]
 
 
 def _paths(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> _Score:
-    """The model's attention along paths, as `PropagatedAttention` computes it."""
     attention = observe(explainer.model, graph).attention.detach()
 
     def score(node: int, edges: Tensor) -> Tensor:
@@ -213,10 +207,7 @@ def _signed(explainer: _FieldScores, graph: Graph, fields: _ReceptiveFields) -> 
 
 
 class _PyGScores(EdgeExplainer):
-    """One of PyG's explainers, node by node from the same seed, on receptive fields and a model copy.
-
-    One that `trains` learns on the graph it is made with, and explains any other with the learned network.
-    """
+    """One of PyG's explainers, node by node from one seed; with `trains` it learns once, on its graph."""
 
     def __init__(
         self,
@@ -257,10 +248,7 @@ class _PyGScores(EdgeExplainer):
         return pyg.Explainer(duplicate(self.copy), algorithm, explanation_type=explanation_type, **options)
 
     def fields(self, graph: Graph) -> Callable[[int], tuple[_ReceptiveField, Tensor]]:
-        """Return a function from a node to its receptive field and the class to explain, [n].
-
-        The field is the whole graph if the model's output differs on the part.
-        """
+        """Return node → (its field, or the whole graph if the output differs there; class [n])."""
         fields = _ReceptiveFields(graph, self.hops)
         with evaluating(self.model), torch.no_grad():
             logits = call_model(self.model, graph).detach()
@@ -272,8 +260,7 @@ class _PyGScores(EdgeExplainer):
                 if torch.allclose(again, logits[node], rtol=_TOLERANCE, atol=_TOLERANCE):
                     return field, logits[node].argmax().expand(field.x.shape[0])
             raise InputError(
-                "`model` returns other logits if called as `model(x, edge_index)`, as PyG's explainers do;"
-                " use an explainer that reads attention"
+                "`model` returns other logits as `model(x, edge_index)`; use attention explainers"
             )
 
         return field_of
@@ -319,7 +306,6 @@ class _Entry:
 
 
 def _by_pyg(make: Callable[[int, int], pyg.ExplainerAlgorithm], **options: Any) -> partial[_PyGScores]:
-    """A maker of scores by one of PyG's explainers; `make` takes the number of layers and of epochs."""
     return partial(_PyGScores, make=make, **options)
 
 
@@ -370,15 +356,9 @@ def edge_explainer(
 
     Masks of PyG and Captum are found on a copy of the model and on the receptive field of each node, if the
     model's output is the same there, else on the whole graph. Every search starts from the same seed, so that
-    explanations of two graphs differ only because the graphs do. The explainer, called with a graph, perhaps
-    another one, and nodes, returns one `EdgeScores` for each.
-
-    Args:
-        name: one of the above.
-        model: a node classifier with attention, fgai's or one of PyG layers; left as it was.
-        data: a `Graph` or PyG `Data`; PGExplainer learns from it, for others the model is only checked on it.
-        seed: of searches and draws.
-        epochs: of a search or training, or masks of `integrated-gradients`; by default the numbers above.
+    explanations of two graphs differ only because the graphs do. `epochs` replaces the numbers above. The
+    `model` is a node classifier, left as it was; PGExplainer learns from `data`, others are only checked on
+    it. The explainer, called with a graph, perhaps another one, and nodes, returns one `EdgeScores` for each.
 
     Raises:
         MissingExtraError: Captum is not installed.
@@ -401,7 +381,7 @@ def edge_explainer(
     graph = as_graph(data)
     if not task_of(graph).row_per_node:
         raise InputError(
-            "`data` must be one graph whose nodes are classified; of a link, call `fgai.explain` on each end"
+            "`data` must be a graph whose nodes are classified; of a link, `fgai.explain` each end"
         )
     observation = observe(model, prepared(model, graph), heads="mean")
     hops = max(len(observation.attention), int(pyg.ExplainerAlgorithm._num_hops(model)))

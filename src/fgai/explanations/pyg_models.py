@@ -26,10 +26,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
     """One of fgai's models, called as PyG calls models: `model(x, edge_index, batch=None)`.
 
     Works with PyG's explainers, masks and metrics: an edge mask scales the attention of each edge; self-loops
-    that the model adds are never masked. The model is a `GAT`, `GATv2` or `GT` for nodes or graphs.
-
-    Raises:
-        InputError: not one of fgai's models, or one for links.
+    that the model adds are never masked. Raises `InputError` unless the model is fgai's, for nodes or graphs.
 
     Example:
         >>> import fgai
@@ -43,9 +40,7 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         if not isinstance(model, AttentionModel) or get_task(model.task).needs_links:
-            raise InputError(
-                "`model` must be one of fgai's models for nodes or graphs; PyG's own can be used as they are"
-            )
+            raise InputError("`model` must be fgai's, for nodes or graphs; PyG's own can be used as they are")
         self.model = model
         self.train(model.training)
 
@@ -71,16 +66,10 @@ class AsPyG(MessagePassing):  # type: ignore[misc]
 class GATConvs(nn.Module):
     """A copy of a `GAT` or `GATv2` made of `GATConv` or `GATv2Conv`, called as `model(x, edge_index)`.
 
-    It gives the same logits and the same attention, in evaluation mode and without gradients of its weights.
-    Explainers that hook PyG's layers work on it, and masks cost half of what they cost through `AsPyG`.
-
-    Args:
-        model: for nodes, without layer normalisation, limits or guard (a defence that reweighs edges, see
-            `AttentionModel.guard`).
-        split_heads: make every head a layer of its own, as `GraphMaskExplainer` needs.
-
-    Raises:
-        InputError: another kind of model; `AsPyG` takes most of them.
+    It gives the same logits and attention, in evaluation mode and without gradients of its weights.
+    Explainers that hook PyG's layers work on it, and masks cost half of what they cost through `AsPyG`. The
+    model is for nodes, without layer normalisation, limits or `AttentionModel.guard`, otherwise `InputError`
+    is raised. With `split_heads` every head is a layer of its own, as `GraphMaskExplainer` needs.
 
     Example:
         >>> import fgai, torch
@@ -115,20 +104,16 @@ class GATConvs(nn.Module):
 
 
 class _Parallel(nn.ModuleList):
-    """Layers with the same input, their outputs concatenated."""
-
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         return torch.cat([conv(x, edge_index) for conv in self], dim=1)
 
 
 def _has_pyg_layers(model: Any) -> bool:
-    """Whether PyG's layers can compute the same as a model."""
     plain = isinstance(model, AttentionModel) and body_of(model) == "layers" and model.is_rowwise
     return plain and model.convs[0].input_norm is None and not limits_of(model)
 
 
 def _convolution(layer: AttentionLayer, heads: slice, concat: bool) -> nn.Module:
-    """Return some heads of a layer as a layer of PyG."""
     wide = slice(heads.start * layer.channels, heads.stop * layer.channels)
     additive = layer.score == "additive"
     size = layer.value.weight.shape[0], layer.channels, heads.stop - heads.start

@@ -23,12 +23,10 @@ _MOST_ROWS = 10
 _MOST_BLOCKS = 24  # length of the longest bar
 _LEAST_BLOCKS = 4  # bars that would be shorter are left out
 _OTHER_COLUMNS = 65  # characters that everything but the bars takes
-_NEW_FIELDS = dict.fromkeys(("class_names", "contributions", "counterfactual"))
-"""Fields that older records lack."""
+_NEW_FIELDS = dict.fromkeys(("class_names", "contributions", "counterfactual"))  # older records lack them
 
 
 def _class_name(number: int, names: Sequence[str] | None) -> str:
-    """The name of a class, its number where there is no name."""
     return names[number] if names and 0 <= number < len(names) else str(number)
 
 
@@ -43,15 +41,15 @@ class NodeExplanation(TabledDocument):
         attacked: `threat`, `predicted`, `confidence`, `kept` (nodes of the top-k that stay), `overlap`,
             `chance` (the overlap of a random order), `new_neighbours` (how many neighbours this node gained)
             and `new_attention` (their share); or None.
-        certified: `norm`, `radius`, `alpha`, `beta` and `k` are those of the certificate, `compared` says
-            whether there is a vanilla model, `promise` what the radii promise. `shown_radius` is that of the
-            shown top-k; None with `max` over layers, with several types of edges, or with at most k
-            neighbours. Each of `layers` has its name `layer`, its own `topk`, `topk_radius`, `class_radius`,
-            `class_status` (`exact`, `bound` or `unknown`) and `properties`: True or False for each property
-            of Definition 1, None if unknown or not measured. `injection` has `invariant` (names of the layers
-            in which no injected node reorders the node's old neighbours), `condition` (on which that depends,
-            or None) and `class_holds`: whether the class provably holds if this node, `direct`, or every
-            node, `any`, gains an injected neighbour with any features; None if unknown.
+        certified: `norm`, `radius`, `alpha`, `beta` and `k` of the certificate, `compared` (whether there is
+            a vanilla model) and `promise` (of the radii). `shown_radius` is that of the shown top-k; None
+            with `max` over layers, with several types of edges, or with at most k neighbours. Each of
+            `layers` has its name `layer`, its own `topk`, `topk_radius`, `class_radius`, `class_status`
+            (`exact`, `bound` or `unknown`) and `properties`: True or False for each property of Definition 1,
+            None if unknown or not measured. `injection` has `invariant` (layers in which no injected node
+            reorders the node's old neighbours), `condition` (on which that depends, or None) and
+            `class_holds`: whether the class provably holds if this node, `direct`, or every node, `any`,
+            gains a new neighbour with any features; None if unknown.
         contributions: `reason` why there are none, else None and `top` and `second` (classes), `margin`
             between their logits, `rest` (bias, residual), `pair_radius` (below which the two classes stay
             first and second) and `neighbours` by falling `contribution`, with `node`, `name`, `itself`,
@@ -129,12 +127,10 @@ class NodeExplanation(TabledDocument):
 
     def _prediction(self) -> str:
         truth = "" if self.label < 0 else f" (truth: {self._class(self.label)})"
-        return (
-            f" of {self.dataset}: class {self._class(self.predicted)}, {100 * self.confidence:.0f} %{truth}"
-        )
+        predicted = f"class {self._class(self.predicted)}, {100 * self.confidence:.0f} %"
+        return f" of {self.dataset}: {predicted}{truth}"
 
     def _bars(self, longest: int) -> RichTable:
-        """The strongest neighbours for a terminal, with bars of attention of up to `longest` blocks."""
         (table,) = self.tables()
         shown = [i for i, c in enumerate(table.columns) if longest >= 0 or c.title != "contribution"]
         drawn = RichTable(box=None, padding=(0, 1))
@@ -151,7 +147,6 @@ class NodeExplanation(TabledDocument):
         return drawn
 
     def _sentences(self) -> list[str]:
-        """The notes below the table."""
         lines = [*self._contribution_sentences(), *self.counterfactual_sentences()]
         return [*lines, *self._attack_sentences(), *self._certified_sentences()]
 
@@ -173,7 +168,6 @@ class NodeExplanation(TabledDocument):
         return [f"{leads} {signed['margin']:.3f} = {' '.join(terms)}", *lines, *_sign_sentences(signed)]
 
     def _side(self, side: list[dict[str, Any]]) -> str:
-        """The strongest contributions of one sign."""
         shown = [
             f"{'itself' if entry['itself'] else entry['name']} {entry['contribution']:+.3f}"
             + ("" if entry["of_edge"] is None else f" (edge {entry['of_edge']:+.3f})")
@@ -214,8 +208,7 @@ class NodeExplanation(TabledDocument):
         ]
         if new := attacked["new_neighbours"]:
             share = 100 * attacked["new_attention"]
-            plural = "s" if new > 1 else ""
-            lines.append(f"{new} new neighbour{plural} took {share:.0f} % of its attention")
+            lines.append(f"{new} new neighbour{'s' * (new > 1)} took {share:.0f} % of its attention")
         return lines
 
     def _certified_sentences(self) -> list[str]:
@@ -250,7 +243,6 @@ class NodeExplanation(TabledDocument):
 
 
 def _sign_sentences(signed: dict[str, Any]) -> list[str]:
-    """What is proved about the signs of contributions."""
     if not signed["neighbours"]:
         return []
     pair, signs = "no attention of this layer changes these two classes", []
@@ -267,7 +259,6 @@ def _sign_sentences(signed: dict[str, Any]) -> list[str]:
 
 
 def _properties(properties: dict[str, bool | None], certified: dict[str, Any]) -> str:
-    """Which properties of Definition 1 the node has in a layer."""
     answers = []
     for name, value in properties.items():
         unmeasured = name.startswith("same") and not certified["compared"]

@@ -1,14 +1,13 @@
 """Metrics of prediction, stability and explanation: functions, each declared by `@metric` in one place.
 
-The decorator holds direction, range, title, path in records and tables, null row, chance level and
-`measure`, which `fgai.evaluate` calls; metrics from outside the package are declared the same way. Modules of
-this package are found by themselves. `METRICS` holds the declarations by name, in the order of tables.
+`METRICS` holds the declarations by name, in the order of tables; modules of this package are found by
+themselves, and metrics from outside are declared the same way.
 
-Attention arguments `w`, `w_other` and `values` hold one value per edge, [E], on matched edges in one order,
-with `rowptr` [N+1]: heads averaged for distances, `LayerAttention.ranking` for rankings. `k` is the number of
-neighbours in an explanation. `nodes`, bool [N] or indices, restricts a mean to some nodes. `y` and `y_other`
-are logits [N, C] before and after, `prediction` logits or class indices [N], `target` class indices [N], -1
-where unknown. All return a Python float; what does not fit raises `InputError`.
+`w`, `w_other` and `values` hold one value per edge, [E], on matched edges in one order, with `rowptr` [N+1]:
+heads averaged for distances, `LayerAttention.ranking` for rankings. `k` is the number of neighbours in an
+explanation; `nodes`, bool [N] or indices, restricts a mean. `y` and `y_other` are logits [N, C] before and
+after, `prediction` logits or class indices [N], `target` class indices [N], -1 where unknown. All return a
+Python float; what does not fit raises `InputError`.
 """
 
 from importlib import import_module

@@ -24,7 +24,6 @@ def _check_attention(w: Tensor, rowptr: Tensor, name: str = "w") -> None:
 
 
 def _check_attentions(w: Tensor, w_other: Tensor, rowptr: Tensor) -> None:
-    """Raise unless both are one finite number per edge of the rows."""
     if w.shape != w_other.shape:
         got = f"{tuple(w.shape)} and {tuple(w_other.shape)}"
         raise InputError(f"`w` and `w_other` must be on the same edges, got {got}; match the edges first")
@@ -33,14 +32,12 @@ def _check_attentions(w: Tensor, w_other: Tensor, rowptr: Tensor) -> None:
 
 
 def _check_edge_mask(mask: Tensor, w: Tensor, name: str) -> None:
-    """Raise unless `mask` is boolean, one entry per entry of `w`."""
     checks.mask(mask, w.shape, name)
     if mask.device != w.device:
         raise InputError(f"`{name}` must be on {w.device}, as the attention is, got {mask.device}")
 
 
 def _check_labels(labels: Tensor, shape: tuple[int, ...], name: str = "target") -> None:
-    """Raise unless `labels` holds class numbers of this shape."""
     checks.dense(labels, name)
     if labels.shape != shape:
         got = f"{tuple(shape)} and {tuple(labels.shape)}"
@@ -55,15 +52,12 @@ def _classes_of(prediction: Tensor) -> Tensor:
     if prediction.dim() == 2 and prediction.shape[1]:
         return checks.finite(prediction, "prediction").argmax(1)
     if prediction.dim() != 1 or prediction.is_floating_point():
-        raise InputError(
-            "`prediction` must be logits [num_nodes, num_classes] or class indices [num_nodes],"
-            f" got {prediction.dtype} {tuple(prediction.shape)}"
-        )
+        got = f"{prediction.dtype} {tuple(prediction.shape)}"
+        raise InputError(f"`prediction` must be logits [N, C] or class indices [N], got {got}")
     return prediction.long()
 
 
 def _matched_classes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
-    """Class indices [N] of two predictions of the same nodes."""
     one, two = _classes_of(before), _classes_of(after)
     if one.shape != two.shape:
         got = f"{tuple(one.shape)} and {tuple(two.shape)}"
@@ -99,21 +93,14 @@ def overlap_per_node(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5) -> 
 
 @typed
 def uniform_attention(rowptr: Tensor, num_edges: int) -> Tensor:
-    """Uniform attention, 1/degree on every edge, float64 [E].
-
-    Within a node all edges tie; over the whole graph it ranks edges by the degree of their destination.
-    """
+    """Uniform attention, 1/degree on every edge, float64 [E]; over the whole graph it ranks by degree."""
     check_row_pointers(rowptr, checks.whole(num_edges, "num_edges"))
     return (1 / rowptr.diff().clamp(min=1).double())[row_index(rowptr, num_edges)]
 
 
 @typed
 def random_ranking(num_edges: int, seed: int) -> Tensor:
-    """A random ranking: independent uniform scores, float64 [E] on the CPU.
-
-    The scores do not sum to one over a node: normalising them would rank by degree in graph scope. Use them
-    where only the order counts.
-    """
+    """A random ranking: independent uniform scores, float64 [E] on the CPU; they do not sum to one."""
     checks.memory(checks.whole(num_edges, "num_edges"), 8, "num_edges")
     generator = torch.Generator().manual_seed(checks.seed(seed))
     return torch.rand(num_edges, generator=generator, dtype=torch.float64)

@@ -1,7 +1,4 @@
-"""How well a model predicts: accuracy, recall and F1 of classes, ROC-AUC and average precision of scores.
-
-A task names its scores (`fgai.tasks.Task.scores`); `task_scores` computes them from logits and labels.
-"""
+"""How well a model predicts: accuracy, recall and F1 of classes, ROC-AUC and average precision of scores."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ def _shown(
 
 
 def _most_frequent(target: Tensor) -> float:
-    """Share of the most frequent class: the accuracy of a model that always names it."""
     return float(torch.unique(target, return_counts=True)[1].max()) / target.numel()
 
 
@@ -150,9 +146,8 @@ def roc_auc(score: Tensor, target: Tensor) -> float:
 def average_precision(score: Tensor, target: Tensor) -> float:
     """Average precision: the precision at every threshold, weighted by the recall gained there.
 
-        AP = sum_n (R_n - R_{n-1}) P_n over distinct scores, from the largest down
-
-    For equal scores the share of positives, NaN without positives.
+    `sum_n (R_n - R_{n-1}) P_n` over distinct scores, from the largest down. For equal scores the share of
+    positives, NaN without positives.
     """
     score, positive = _scored(score, target)
     if not bool(positive.any()):
@@ -226,8 +221,7 @@ def task_scores(task: str, logits: Tensor, target: Tensor) -> dict[str, float]:
 def chance_score(name: str, target: Tensor) -> float:
     """Return what guessing scores: the share of the most frequent class for F1 and accuracy.
 
-    0.5 for ROC-AUC, one over the number of classes for balanced accuracy; NaN for macro-F1, and without any
-    known class.
+    0.5 for ROC-AUC, 1 / classes for balanced accuracy; NaN for macro-F1, and without any known class.
     """
     _check_labels(target, tuple(target.shape))
     labels = target[target >= 0]
@@ -291,7 +285,6 @@ def _labelled(prediction: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def _scored(score: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if score.shape != target.shape or score.dim() != 1:
-        raise InputError(
-            f"`score` and `target` must be [M] alike, got {tuple(score.shape)} and {tuple(target.shape)}"
-        )
+        got = f"{tuple(score.shape)} and {tuple(target.shape)}"
+        raise InputError(f"`score` and `target` must be [M] alike, got {got}")
     return checks.finite(score.detach().double(), "score"), target.bool()

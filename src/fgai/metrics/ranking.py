@@ -1,8 +1,7 @@
 """Whether two attentions point at the same neighbours: top-k overlap, rank correlation, injected neighbours.
 
-Both arguments hold one value per edge, what neighbours are ranked by (`LayerAttention.ranking`), on the same
-edges. Before and after an attack those are the original edges: overlap stays at 1 when a new neighbour takes
-all the attention. `intruder_*` count the new ones on the attacked graph, at original nodes that have any.
+Both are on the same edges, the original ones: overlap stays at 1 when a new neighbour takes all the
+attention. `intruder_*` count the new ones on the attacked graph, at original nodes that have any.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def overlap_layers(pair: AttentionPair) -> dict[str, list[float]]:
 
 
 def _overlaps(views: Views) -> dict[str, Any]:
-    """Overlap under each attack, with `vanilla`, by rule of endpoints, and of links or small graphs."""
 
     def layers(pair: AttentionPair) -> dict[str, Any]:
         return {name: views.by_layer(values) for name, values in overlap_layers(pair).items()}
@@ -79,8 +77,8 @@ def _overlap_chances(views: Views) -> dict[str, Any]:
 def _item_overlaps(views: Views, pair: AttentionPair, *, chance: bool = False) -> dict[str, Any]:
     """Top-k overlap of the explanations of links or graphs, by kind and layer; NaN where nothing counts.
 
-    link   both ends' neighbourhoods explain a pair: the mean of the overlaps at its ends (their edges are
-           disjoint), over ends with more than k neighbours; `links` and `pairs` that are none apart
+    link   the mean of the overlaps at both ends with more than k neighbours (their edges are disjoint);
+           `links` and `pairs` that are none apart
     graph  the k edges of a small graph with the largest attention relative to uniform, `w_ij · degree_i`,
            over graphs with more than k edges. Without the degree, edges into leaves would always win
 
@@ -106,7 +104,6 @@ def _item_overlaps(views: Views, pair: AttentionPair, *, chance: bool = False) -
 
 
 def _same_class(views: Views) -> dict[str, Any]:
-    """Of the nodes that keep their class: their share, their overlap, and where the explanation changes."""
     before = views.logits["clean"]
 
     def shares(view: View) -> dict[str, Any]:
@@ -180,10 +177,8 @@ def _touched(views: Views) -> dict[str, Any]:
 def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Tensor | None = None) -> float:
     """Mean top-k overlap over nodes with more than k neighbours; NaN if there is none.
 
-        V_k = |T_k(w) ∩ T_k(w')| / k
-
-    Nodes with at most k neighbours are left out: their overlap is 1 whatever the attention. `overlap_chance`
-    is what a random ranking scores.
+    V_k = |T_k(w) ∩ T_k(w')| / k; of other nodes it is 1 whatever the attention. `overlap_chance` is what a
+    random ranking scores.
 
     Example:
         >>> w, v = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.5, 0.2, 0.3])
@@ -194,7 +189,6 @@ def overlap(w: Tensor, w_other: Tensor, rowptr: Tensor, k: int = 5, *, nodes: Te
 
 
 def _lost(views: Views) -> dict[str, Any]:
-    """Damage by rule of endpoints, where the explanation was attacked on its own at several."""
     explained = views.attacks.get("explanation")
     if explained is None or explained is views.attacks["prediction"] or not explained.damage:
         return {}
@@ -280,11 +274,7 @@ ROUNDING = 1e-6
 
 @typed
 def tied_share(w: Tensor, rowptr: Tensor, k: int = 5) -> float:
-    """Share of the nodes with more than k neighbours whose top-k is cut within rounding; NaN without any.
-
-    Their k-th neighbour and the next differ by at most `ROUNDING`, so that rounding, or the order of the
-    edges, decides which of them explains the node.
-    """
+    """Share of nodes with more than k neighbours whose top-k is cut within `ROUNDING`; NaN of none."""
     topk.check_k(k)
     _check_attention(w, rowptr)
     w = w.detach().double()
@@ -348,8 +338,7 @@ def _correlation(views: Views) -> dict[str, Any]:
 def rank_correlation(w: Tensor, w_other: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean correlation of the ranks over nodes with at least two neighbours; tied values share a mean rank.
 
-    Where all values of a node are equal there is no ranking and the formula is 0/0: such a node counts as 0
-    if only one argument is constant there, and as 1 if both are.
+    A node whose values are all equal (0/0) counts as 0 if in one argument alone, as 1 if in both.
     """
     _check_attentions(w, w_other, rowptr)
     a, b = w.detach().double(), w_other.detach().double()
@@ -380,7 +369,6 @@ def _row_midranks(values: Tensor, rowptr: Tensor) -> Tensor:
 
 
 def _intruders(views: Views) -> dict[str, Any]:
-    """The three numbers of new neighbours under each attack, and by rule of endpoints."""
     originals = views.attention["clean"].layers[0].num_nodes
 
     def numbers(view: View) -> dict[str, Any]:
@@ -419,13 +407,8 @@ def intruder_nodes(
         mean over joined i of 1(T_k(i) ∩ new ≠ ∅)
 
     Of a node with at most k neighbours, the new ones included, all are shown. NaN if no node has a new one.
-
-    Args:
-        w: [E], what neighbours are ranked by, on the attacked graph.
-        injected: bool [E], the edges from new nodes.
-        rowptr: [N+1].
-        k: how many neighbours are shown; ties are broken by edge order.
-        nodes: bool [N] or indices; only these count, as the original nodes.
+    `w` [E] is what neighbours are ranked by on the attacked graph, ties broken by edge order; `injected`,
+    bool [E], marks the edges from new nodes.
 
     Example:
         >>> w, new = torch.tensor([0.5, 0.3, 0.2, 0.1, 0.9]), torch.tensor([False, False, True, True, False])
@@ -444,9 +427,7 @@ def intruder_places(
 ) -> float:
     """Share of the places in the top-k that new neighbours take, mean over the nodes that have any.
 
-        mean over joined i of |T_k(i) ∩ new| / min(k, degree_i)
-
-    Arguments as in `intruder_nodes`; a node with fewer than k neighbours has as many places.
+    `|T_k(i) ∩ new| / min(k, degree_i)`. Arguments as in `intruder_nodes`.
     """
     return mean_over(_shares(w, injected, rowptr, k), nodes)
 
@@ -464,9 +445,7 @@ def intruder_places(
 def intruder_mass(w: Tensor, injected: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Attention that new neighbours take, mean over the nodes that have any.
 
-        mean over joined i of Σ_{j new} w_ij
-
-    Arguments as in `intruder_nodes`, `w` with heads averaged.
+    `Σ_{j new} w_ij`. Arguments as in `intruder_nodes`, `w` with heads averaged.
     """
     _check_attention(w, rowptr)
     _check_edge_mask(injected, w, "injected")

@@ -1,8 +1,7 @@
 """How predictions change without the edges of highest attention: F-slope and fidelity.
 
-F-slope: for each fraction of the edges, those are taken out of every attention layer, the model predicts, and
-the share still right is recorded; the slope of these shares is the metric. Fidelity follows GraphFramEx
-(Amara et al., 2022) and PyG's `explain.metric`, from class predictions alone.
+F-slope is the slope of the share still right against the fraction of edges taken out of every layer. Fidelity
+follows GraphFramEx (Amara et al., 2022) and PyG's `explain.metric`, from class predictions alone.
 """
 
 from __future__ import annotations
@@ -42,16 +41,11 @@ def _edges_to_remove(
     scope: str = "node",
     keep: Tensor | None = None,
 ) -> Tensor:
-    """Return the positions of a fraction of the edges, those with the largest or smallest attention.
-
-    Of n edges of each node or of the graph that are not in `keep` the nearest integer to `fraction` n goes,
-    halves up, ties in edge order. Sets for growing fractions are nested.
-    """
+    """Return positions of a fraction of the edges not in `keep`, of largest or smallest attention."""
     rows = scoped_rows(rowptr, values.shape[0], scope)
     free = torch.ones_like(values, dtype=torch.bool) if keep is None else ~keep
-    score = values if largest else -values
-    ranks = ranks_in_rows(score.masked_fill(~free, float("-inf")), rows)
-    # The small shift makes halves go up even where the product falls just short, as 0.3 · 5 may.
+    ranks = ranks_in_rows((values if largest else -values).masked_fill(~free, float("-inf")), rows)
+    # The nearest integer. The small shift makes halves go up where the product falls short, as 0.3 · 5 may.
     count = (row_sum(free, rows).double() * fraction + 0.5 + 1e-9).floor().long()
     return (ranks < count[row_index(rows, values.shape[0])]).nonzero().flatten()
 
@@ -69,20 +63,13 @@ def combined(attention: AttentionMap) -> LayerAttention:
 
 
 def _edge_ranking(attention: AttentionMap, scope: str) -> LayerAttention:
-    """The values edges are ranked by: of the last layer in scope `graph`, the layers' mean in scope `node`.
-
-    Heads are reduced by their geometric mean, see `LayerAttention.heads`.
-    """
+    """The heads' geometric mean, by which edges rank: of the last layer in scope `graph`, else of all."""
     shown = attention.heads("log").joined()
     return shown.last if scope == "graph" else combined(shown)
 
 
 def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -> Tensor:
-    """Logits after the edges with these keys [R] were taken out of every attention layer.
-
-    The rest of a row is scaled up, w'_ij = w_ij / Σ_{kept m} w_im, as the softmax without them would give. So
-    self-loops of a layer can go, too, and no graph is built anew. A node without edges receives nothing.
-    """
+    """Logits without the edges of these keys [R] in any layer: w'_ij = w_ij / Σ_{kept m} w_im, 0 of none."""
 
     def without(index: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
         layer = observed.attention.layers[index]
@@ -96,11 +83,7 @@ def _predict_without(model: nn.Module, observed: Observation, removed: Tensor) -
 def _removal_curves(
     model: nn.Module, observed: Observation, scored: LayerAttention, scope: str, right: Tensor, target: Tensor
 ) -> dict[str, Any]:
-    """Remove edges from the top and from the bottom of a ranking, and record the share still right.
-
-    Scope `graph` ranks all edges together, self-loops among them; scope `node` ranks within each
-    neighbourhood and keeps self-loops. `right` marks the rows counted, those right on the clean graph.
-    """
+    """Remove edges from the top and from the bottom of a ranking, record the share of `right` still right."""
     count, values, rowptr = target.numel(), scored.values[:, 0], scored.rowptr
     loops = scored.source == scored.destination if scope == "node" else None
     curves: dict[bool, list[float]] = {True: [], False: []}
@@ -117,7 +100,6 @@ def _removal_curves(
 
 
 def _slopes(views: Views) -> dict[str, Any]:
-    """Both slopes, their gap and their curves in both scopes, clean and attacked."""
     if views.model is None or not views.curves or views.target is None:
         return {}
     target, rows = views.target, views.rows
@@ -144,17 +126,15 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 
         Σ (r - mean r)(share - mean share) / Σ (r - mean r)², the least-squares line over the fractions r
 
-    Strongly negative if the edges attention points at matter; NaN if a share, of the nodes that are still
-    predicted right, is. The declared range is for the default `fractions`.
+    Strongly negative if the edges attention points at matter; NaN if a share is. The declared range is for
+    the default `fractions`.
     """
     heights = [share if share != share else checks.real_number(share, "shares") for share in shares]
     x = torch.tensor([checks.real_number(one, "fractions") for one in fractions], dtype=torch.float64)
     y = torch.tensor(heights, dtype=torch.float64)
     if x.shape != y.shape or x.numel() < 2 or bool((x == x[0]).all()):
-        raise InputError(
-            "`shares` and `fractions` must be as long and `fractions` must vary, got"
-            f" {len(y)} shares at {list(fractions)}"
-        )
+        got = f"{len(y)} shares at {list(fractions)}"
+        raise InputError(f"`shares` and `fractions` must be as long and `fractions` must vary, got {got}")
     x = x - x.mean()
     return float((x * (y - y.mean())).sum() / x.square().sum())
 
@@ -165,8 +145,7 @@ def f_slope_plus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS
 def f_slope_minus(shares: Sequence[float], fractions: Sequence[float] = FRACTIONS) -> float:
     """Slope of the share still right against the fraction of edges removed from the bottom of the ranking.
 
-    Near 0 if edges of low attention do not matter; above 0 the model got better without them, which is a
-    warning, not a success.
+    Near 0 if edges of low attention do not matter; above 0 the model got better without them: a warning.
     """
     return f_slope_plus(shares, fractions)  # the same formula, of the other curve
 
@@ -198,7 +177,6 @@ def f_slope_gap(minus: float, plus: float) -> float:
 
 
 def _fidelity(views: Views) -> dict[str, Any]:
-    """Both fidelities of the top-k and their characterization, clean and attacked."""
     if views.model is None or not views.curves or views.target is None:
         return {}
     return {
@@ -228,10 +206,7 @@ _fidelity_metric = partial(metric, section="fidelity", measure=_fidelity)
 def fidelity_plus(prediction: Tensor, without: Tensor) -> float:
     """Share of predictions that change without the explanation: high if it is necessary.
 
-        1 - mean 1(ŷ_without = ŷ)
-
-    NaN without nodes. ŷ are logits [N, C] or class indices [N], `without` those with the explanatory edges
-    removed.
+    `1 - mean 1(ŷ_without = ŷ)`, NaN without nodes. Both are logits [N, C] or class indices [N].
     """
     return changed_share(prediction, without)
 

@@ -88,8 +88,7 @@ def sharpness(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> floa
 
         KL(w_i ‖ uniform) / log(degree_i) = 1 - entropy(w_i) / log(degree_i)
 
-    0: attention is uniform (1/degree everywhere). 1: every node attends to one neighbour only.
-    Stability bought by flattening shows here. NaN if no node has two neighbours.
+    0: attention is uniform. 1: every node attends to one neighbour only. NaN if no node has two neighbours.
 
     Example:
         >>> sharpness(torch.tensor([0.5, 0.5, 1.0, 0.0]), torch.tensor([0, 2, 4]))
@@ -127,8 +126,7 @@ def _top_shares(views: Views) -> dict[str, Any]:
 def top_share(w: Tensor, rowptr: Tensor, *, nodes: Tensor | None = None) -> float:
     """Mean share of its attention that a node gives its strongest neighbour: sharpness in plain words.
 
-    Of the nodes with at least two neighbours. Rows are divided by their sum; rows of zeros count as uniform,
-    which gives 1/degree, see `uniform_share`.
+    Of nodes with at least two neighbours. Rows are divided by their sum; rows of zeros count as uniform.
     """
     check_rows(w, rowptr, "w")
     w, degree = w.detach().double(), rowptr.diff()

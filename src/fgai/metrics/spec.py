@@ -70,14 +70,11 @@ def _under_attacks(path: str, heading: str, words: str, about: str) -> tuple[Sho
 
 def _clean_and_attacked(path: str, heading: str, words: str, about: str) -> tuple[Shown, Shown]:
     """The number at `path`, whose `{}` names the graph, on the clean and on the attacked graph."""
+    clean, attacked = (heading and f"{heading} {graph}" for graph in ("clean", "attacked"))
+    again = "The same on the attacked graph."
     return (
-        Shown(path.format("clean"), heading and f"{heading} clean", f"{words}, clean", about),
-        Shown(
-            path.format("attacked"),
-            heading and f"{heading} attacked",
-            f"{words}, attacked",
-            "The same on the attacked graph.",
-        ),
+        Shown(path.format("clean"), clean, f"{words}, clean", about),
+        Shown(path.format("attacked"), attacked, f"{words}, attacked", again),
     )
 
 
@@ -88,29 +85,25 @@ class MetricSpec:
 
     With `measure`, `fgai.evaluate` measures it, and tables, report and command line show it. `METRICS` holds
     every declaration with the `name` of the function, the `function` and its `description`, the first line of
-    its docstring.
+    its docstring. A name or path in records that is taken raises `InputError`.
 
     Attributes:
         direction: "higher" or "lower", whichever is better; empty if neither is.
-        low: the smallest value it can take.
-        high: the largest.
+        low, high: the smallest and the largest value it can take.
         title: heading in tables; the name of the function by default.
         form: how its numbers print, e.g. `.2e`.
-        paths: where its numbers stand in a record's metrics; `*` stands for any one name. The name of the
-            function by default. What `measure` returns is stored at a single path without `*`; else
-            `measure` returns nested mappings from the top of the record's metrics.
+        paths: where its numbers stand in a record's metrics, by default the name of the function; `*` stands
+            for any one name. What `measure` returns is stored at a single path without `*`; else `measure`
+            returns nested mappings from the top of the record's metrics.
         section: "prediction", "explanation", or "fidelity": whether the explanation decides the prediction.
         shown: the numbers that tables and report show; by default all of them.
-        measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, `attacked`,
-            or whatever varies); metrics may share one. None for scores, which a task names.
+        measure: from the `Views` of an evaluation to a number, or to numbers by name (`clean`, ...); metrics
+            may share one. None for scores, which a task names.
         null: the same for a null row, `views.null`, which has one attack: of values by attack those under
             `prediction` count. An empty mapping leaves the row out.
-        chance: what guessing gets, stored at `<path>.chance`. Without `measure` (a score) it takes the labels
-            [T] and returns a number. Else it takes the `Views` and returns a number or `views.by_layer(...)`;
-            with several paths or `*`, a mapping from dotted path to that.
-
-    Raises:
-        InputError: another function is declared under this name, or its path in records is taken.
+        chance: what guessing gets, stored at `<path>.chance`: from labels [T] to a number for a score, else
+            from the `Views` to a number or `views.by_layer(...)`, or to a mapping of these by dotted path if
+            there are several paths or `*`.
     """
 
     direction: str
@@ -141,9 +134,8 @@ class MetricSpec:
         spec.title, spec.paths = self.title or name.replace("_", " "), self.paths or (name,)
         previous = _registry.get(name)
         if previous is not None and previous.function.__module__ != function.__module__:
-            raise InputError(
-                f"there is a metric {name!r} in {previous.function.__module__}; choose another name"
-            )
+            module = previous.function.__module__
+            raise InputError(f"there is a metric {name!r} in {module}; choose another name")
         _check_paths(spec)
         _registry[name] = spec
         return function
@@ -171,7 +163,6 @@ METRICS: Mapping[str, MetricSpec] = MappingProxyType(_registry)
 
 
 def _check_paths(spec: MetricSpec) -> None:
-    """Raise if records hold something else at one of the metric's paths."""
     others = [path for other in _registry.values() if other.name != spec.name for path in other.paths]
     for path in spec.paths:
         for other in (*others, *_OTHERS, "null"):
@@ -199,13 +190,10 @@ _OTHERS = {
 
 @typed
 def quantity(path: str, title: str | None = None, form: str | None = None) -> Quantity:
-    """Return the declaration of the number at a path.
+    """Return the declaration of the number at a path; `InputError` if nothing is declared there.
 
     The heading is the declared one; else the metric's title followed by the names that stand for `*` and
     those below the declared path: `f1.*` and "F1" give "F1 attacked". `title` and `form` replace them.
-
-    Raises:
-        InputError: nothing is declared there.
     """
     spec = metric_at(path)
     if spec is not None:
@@ -253,9 +241,7 @@ def chance_path(path: str) -> str:
 
 @typed
 def null_path(path: str) -> str:
-    """Return where a null row keeps the number that a record keeps at `path`.
-
-    Null rows are measured once: the name of the clean graph or of the attack is dropped.
+    """Return where a null row keeps the number at `path`: without the name of the graph or the attack.
 
     Example:
         >>> null_path("overlap_touched.explanation.all"), null_path("f_slope.node.clean.gap")
@@ -291,7 +277,6 @@ def shown_numbers(records: Iterable[Mapping[str, Any]], table: str | None = None
 
 
 def _every_number(spec: MetricSpec, records: list[Mapping[str, Any]]) -> list[Shown]:
-    """Every number of a metric in any of the records."""
     names = dict.fromkeys(pattern.split(".")[0] for pattern in spec.paths)
     paths = (path for values in records for name in names for path in _leaves(name, values.get(name)))
     return [

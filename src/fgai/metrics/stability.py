@@ -1,7 +1,4 @@
-"""How far predictions and attention moved: g-TVD on logits and probabilities, its relative form, g-JSD.
-
-All compare the original nodes and edges before and after, already matched; distances are in float64.
-"""
+"""How far predictions and attention moved on original nodes and edges: g-TVD and g-JSD, in float64."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from fgai.metrics.views import AttentionPair, Views
 
 
 def _output_changes(views: Views) -> dict[str, Any]:
-    """All three distances of the outputs under each attack from the clean ones."""
     before = views.logits["clean"][views.measured]
     out: dict[str, Any] = {}
     for attack, attacked in views.attacks.items():
@@ -34,7 +30,6 @@ def _output_changes(views: Views) -> dict[str, Any]:
 
 
 def _attention_change(views: Views) -> dict[str, Any]:
-    """g-JSD under each attack, and of the attention of `vanilla`."""
     if views.null == "random":
         return {}  # its scores are no distribution
 
@@ -51,7 +46,6 @@ def _attention_change(views: Views) -> dict[str, Any]:
 
 
 def _class_changes(views: Views) -> dict[str, float]:
-    """Share of the scored rows that an attack gives another class, by view."""
     before = views.logits["clean"][views.rows]
     attacked = {name: logits for name, logits in views.logits.items() if name != "clean"}
     return {name: changed_share(before, logits[views.rows]) for name, logits in attacked.items()}
@@ -76,8 +70,7 @@ _output_metric = partial(metric, direction="lower", measure=_output_changes)
 def g_tvd_rel(y: Tensor, y_other: Tensor) -> float:
     """Change of the logits relative to their spread: `sum |y - y'| / sum |y - mean_c y|`.
 
-    Unchanged when both arguments are multiplied by one factor. Where every node had equal logits before: 0 if
-    nothing moved, else infinite.
+    Scale-free. Where every node had equal logits before: 0 if nothing moved, else infinite.
     """
     y, y_other = _finite(y, y_other)
     change, spread = float((y - y_other).abs().sum()), float((y - y.mean(-1, keepdim=True)).abs().sum())

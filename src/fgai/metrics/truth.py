@@ -20,10 +20,7 @@ from fgai.typed import typed
 
 
 def _truth(views: Views) -> dict[str, Any]:
-    """All numbers and their chance level, on the clean graph and under each attack, if the truth is known.
-
-    Of the graph's own edges without loops; edges into nodes without any true edge say nothing.
-    """
+    """All numbers, clean and under each attack, on the graph's own edges without loops; or nothing."""
     graph = views.graph
     if graph.edge_truth is None:
         return {}
@@ -77,13 +74,12 @@ def _paths(*parts: str) -> tuple[str, ...]:
 def truth_auc(
     w: Tensor, truth: Tensor, rowptr: Tensor, scope: str = "graph", *, nodes: Tensor | None = None
 ) -> float:
-    """ROC-AUC of attention as a score for being part of the true explanation.
+    """ROC-AUC of attention as a score for being part of the true explanation, a mask [E].
 
         graph  one AUC over the edges into `nodes`
         node   the mean over nodes of the AUC within their neighbourhood, over nodes with true and other edges
 
-    0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts. `truth` is a
-    mask [E]; with `nodes` only edges into these count.
+    0.5 for a random ranking, and for uniform attention in node scope. NaN if nothing counts.
     """
     _check(w, truth, rowptr)
     if checks.one_of(scope, "scope", SCOPES) == "graph":
@@ -111,8 +107,7 @@ def truth_precision(
 
         |T_{k_i} ∩ truth_i| / k_i,   k_i = min(k, number of true edges of node i)
 
-    A perfect ranking scores 1 at every node; `truth_chance` is what a random one scores. `truth` is a mask
-    [E]; without k as many neighbours are shown as are true.
+    `truth` is a mask [E]; without k as many neighbours are shown as are true.
     """
     _check(w, truth, rowptr)
     check_k(k)

@@ -31,10 +31,7 @@ class _LayerPair(NamedTuple):
 
 @typed
 class AttentionPair:
-    """Two attentions, head-averaged, on the edges that both have.
-
-    `touched` holds per layer, bool [N], the nodes within reach of what happened between them.
-    """
+    """Two head-averaged attentions on the edges of both; `touched`, bool [N] per layer: nodes in reach."""
 
     def __init__(
         self, before: AttentionMap, after: AttentionMap, k: int, touched: Sequence[Tensor] = ()
@@ -66,11 +63,7 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttackViews:
-    """The model under one attack.
-
-    An ensemble may win at other endpoints against another model, so explanations are compared at endpoints
-    that every model meets.
-    """
+    """The model under one attack; explanations are compared at endpoints that every model meets."""
 
     worst: View  # under the strongest change, where predictions are scored
     shared: View  # at endpoints that all models share, where explanations are compared; else `worst`
@@ -156,17 +149,13 @@ class Views:
         return out
 
     def with_null(self, kind: str, seed: int) -> Views:
-        """Return the same with attention that explains nothing, under the attack on predictions.
-
-        Random scores are drawn anew on the attacked graph: another run of a random explainer ranks otherwise.
-        """
+        """Return the same with null attention, drawn anew under the attack on predictions if random."""
         worst = self.attacks["prediction"].worst
         clean, attacked = (
             replace(output, attention=_null_map(output.attention, kind, seed + drawn))
             for drawn, output in enumerate((self.observations["clean"], worst.output))
         )
-        pair = AttentionPair(clean.attention, attacked.attention, self.k, worst.pair.touched)
-        view = View(attacked, pair)
+        view = View(attacked, AttentionPair(clean.attention, attacked.attention, self.k, worst.pair.touched))
         return replace(
             self,
             observations={"clean": clean, "attacked": attacked},

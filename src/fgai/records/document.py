@@ -92,11 +92,7 @@ def pack_array(array: NDArray[Any]) -> dict[str, Any]:
 
 @typed
 def unpack_array(packed: Mapping[str, Any]) -> NDArray[Any]:
-    """Inverse of `pack_array`.
-
-    Raises:
-        CheckpointError: it is damaged or not a packed array.
-    """
+    """Inverse of `pack_array`; `CheckpointError` if it is damaged or not a packed array."""
     check(packed, PackedArray, "a packed array")
     size = _size(packed)
     try:
@@ -124,7 +120,6 @@ def check_arrays(values: Any) -> None:
 
 
 def _size(packed: Mapping[str, Any]) -> int:
-    """Bytes that a packed array claims to have."""
     if packed["dtype"] not in DTYPES or any(length < 0 for length in packed["shape"]):
         raise CheckpointError(f"a packed array has type {packed['dtype']!r} and shape {packed['shape']}")
     return int(math.prod(packed["shape"]) * np.dtype(packed["dtype"]).itemsize)
@@ -156,11 +151,7 @@ class Document:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`.
-
-        Raises:
-            CheckpointError: another kind of record, a newer schema, or fields that do not fit `layout`.
-        """
+        """Inverse of `to_dict`; `CheckpointError` for another kind or schema, or fields that do not fit."""
         kind = values.get("kind") if isinstance(values, Mapping) else type(values).__name__
         if not isinstance(values, Mapping) or kind != cls.KIND:
             raise CheckpointError(f"expected a record of kind {cls.KIND!r}, got {kind!r}")
@@ -168,10 +159,8 @@ class Document:
         if type(schema) is not int or schema < 1:
             raise CheckpointError(f"the record's schema version is damaged: {schema!r}")
         if schema > cls.SCHEMA:
-            raise CheckpointError(
-                f"the record was written by a newer fgai (schema {schema}; this one reads up to"
-                f" {cls.SCHEMA}); update fgai"
-            )
+            reads = f"schema {schema}; this one reads up to {cls.SCHEMA}"
+            raise CheckpointError(f"the record was written by a newer fgai ({reads}); update fgai")
         body = {key: value for key, value in values.items() if key not in ("kind", "schema")}
         fields = [f.name for f in dataclasses.fields(cls)]
         # Every field is written, empty ones too; older records have no provenance.
@@ -204,11 +193,7 @@ class Document:
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """Read a record.
-
-        Raises:
-            CheckpointError: the file is missing, damaged, changed, of another kind or from a newer fgai.
-        """
+        """Read a record; `CheckpointError` if it is missing, damaged, changed, of another kind or newer."""
         values = read_json(Path(path))
         try:
             return cls.from_dict(values)
@@ -227,11 +212,7 @@ class TabledDocument(Document, Tabled):
 
 @typed
 def read_json(path: Path) -> Any:
-    """Return the values of a JSON file without its checksum, if it has one.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, or does not match its checksum.
-    """
+    """Return a JSON file's values without its checksum; `CheckpointError` if missing, damaged or changed."""
     try:
         return take_checksum(parse_json(regular(path).read_text(encoding="utf-8")))
     except FileNotFoundError:

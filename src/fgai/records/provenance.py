@@ -28,8 +28,7 @@ except ImportError:  # not on Windows
 def provenance(model: nn.Module, data: str, *, command: str, seed: int | None = None) -> dict[str, Any]:
     """Return what identifies a result: hashes of weights, data and code, date, command and seed.
 
-    `data` is the fingerprint of the graph. Records are compared without this block: the date of equal runs
-    differs.
+    `data` is the fingerprint of the graph. Records are compared without this block.
     """
     return {
         "weights": weights_hash(model),

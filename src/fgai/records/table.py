@@ -98,7 +98,6 @@ class Table:
             console.print(note, style="dim", markup=False, highlight=False)
 
     def _cells(self) -> list[tuple[str, ...]]:
-        """The texts of every column, its heading first."""
         return list(zip(*[[column.heading for column in self.columns], *self.texts()], strict=True))
 
     def _width(self) -> int:
@@ -129,7 +128,6 @@ class Table:
         return out
 
     def _list(self) -> Text:
-        """Row by row, each value on a line under the row's name."""
         headings = [column.heading for column in self.columns[1:]]
         room = max(map(len, headings), default=0)
         lines = [Text(self.title, style="italic")]
@@ -195,9 +193,7 @@ def data_frame(
 ) -> pandas.DataFrame:
     """Return a `DataFrame` of columns by name, or of rows with the names of their `columns`.
 
-    Raises:
-        InputError: the values do not fit the columns.
-        MissingExtraError: pandas is not installed.
+    Values that do not fit raise `InputError`, a missing pandas `MissingExtraError`.
     """
     try:
         import pandas
