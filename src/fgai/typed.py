@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
@@ -101,7 +100,7 @@ def _named(value: object) -> str:
 def _annotated(function: Callable[..., Any]) -> dict[str, _Kind]:
     """Return the kind of each parameter whose annotation can be checked."""
     kinds = {"": _Kind((), (), "")}  # never empty, so that annotations are read once
-    scope = vars(sys.modules[function.__module__])
+    scope = getattr(inspect.unwrap(function), "__globals__", {})
     for name, parameter in inspect.signature(function).parameters.items():
         hint = parameter.annotation
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or hint is parameter.empty:
