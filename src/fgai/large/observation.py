@@ -50,12 +50,8 @@ class StoredObservation(_ArrayFolder):
 
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
     source). `rows` and `verify` compare what they read with its checksums, once; other arrays are mapped
-    without that, as they may be larger than memory.
-
-    Attributes:
-        model: class of the model.
-        graph: fingerprint of the graph.
-        layers: names of the attention layers.
+    without that, as they may be larger than memory. `model` is the model's class, `graph` the graph's
+    fingerprint, `layers` the names of the attention layers.
     """
 
     _file, _version, _layout = MANIFEST, VERSION, _Manifest

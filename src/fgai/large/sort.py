@@ -72,7 +72,6 @@ def _map_all(folder: Path, ending: str) -> _Edges:
 
 
 def _parts(edges: _Edges) -> Iterator[_Edges]:
-    """Yield edges in blocks."""
     for first in range(0, len(edges["source"]), BLOCK):
         yield {name: values[first : first + BLOCK] for name, values in edges.items()}
 

@@ -165,10 +165,8 @@ class _StoredSource:
         elif len(fan_out) == hops:
             self.fan_out = tuple(fan_out)
         else:
-            raise InputError(
-                f"`fan_out` must be one number, or one for each of the model's {hops} attention layers (and"
-                f" other message-passing layers), got {list(fan_out)}"
-            )
+            text = f"`fan_out` must be one number, or one for each of the model's {hops} attention layers"
+            raise InputError(f"{text} (and other message-passing layers), got {list(fan_out)}")
         self.epoch_size = None if epoch_size is None else checks.whole(epoch_size, "epoch_size", 1)
         self.sampler = NeighbourSampler(self.stored, self.fan_out, seed=self.seed)
         (first,) = self.batches(model, torch.zeros(1, dtype=torch.long), 0)

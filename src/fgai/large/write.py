@@ -269,7 +269,6 @@ def _save_graph(folder: Path, graph: Graph) -> None:
 
 
 def _save_arrays(folder: Path, arrays: Mapping[str, Tensor | None]) -> None:
-    """Write the tensors that are not None."""
     for name, tensor in arrays.items():
         if tensor is not None:
             array = tensor.detach().numpy()
