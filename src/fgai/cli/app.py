@@ -22,8 +22,7 @@ _PANELS = {
     "Evaluate models": ("attack", "evaluate", "compare", "certify", "bench"),
     "Publish numbers": ("card", "check", "cards"),
     "Installation and data": ("doctor", "data"),
-}
-"""Panels of the help, and their commands."""
+}  # of the help, and their commands
 
 
 @cache
@@ -67,7 +66,6 @@ class _LazyCommand(TyperCommand):
 
     @cached_property
     def loaded(self) -> Any:
-        """The command or group itself: the function or `App` of its name in the module."""
         app = getattr(import_module(f"fgai.cli.{self._module}"), str(self.name))
         if not isinstance(app, typer.Typer):
             work, app = app, App()
