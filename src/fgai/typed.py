@@ -15,13 +15,13 @@ from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Classes accepted for an annotated one; whether a number is whole is checked by value.
 _NUMBER = (int, float, np.number)
 _ACCEPTED: dict[Any, tuple[type, ...]] = {
     bool: (bool, int, np.bool_, type(None)),
     float: _NUMBER,
     int: _NUMBER,
 }
-"""Classes accepted for an annotated one; whether a number is whole is checked by value."""
 
 
 class _Kind(NamedTuple):
