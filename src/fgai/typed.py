@@ -25,8 +25,6 @@ _ACCEPTED: dict[Any, tuple[type, ...]] = {
 
 
 class _Kind(NamedTuple):
-    """The values that an annotation accepts."""
-
     classes: tuple[type, ...]  # one of which it is an instance of
     entries: tuple[type, ...]  # classes of the entries of a sequence, or of the values of a mapping
     words: str  # for the message

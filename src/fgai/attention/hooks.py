@@ -240,8 +240,7 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
         stack.callback(begin.remove)
         for name, layer in layers.items():
             stack.enter_context(_tapped(layer, name, tape))
-        finish = model.register_forward_hook(lambda *_: tape.finish())
-        stack.callback(finish.remove)
+        stack.callback(model.register_forward_hook(lambda *_: tape.finish()).remove)
         end = model.register_forward_hook(lambda *_: tape.end(), always_call=True)
         stack.callback(end.remove)
         yield tape

@@ -157,7 +157,6 @@ class Wrapped(nn.Module):
 
 
 def _layout_of(model: nn.Module) -> Any:
-    """Return the layout of a model of heterogeneous graphs; None for all others."""
     model = uncompiled(model)
     return model.layout if isinstance(model, Wrapped) else None
 

@@ -193,8 +193,7 @@ class LayerAttention:
 
     def detach(self) -> LayerAttention:
         """Return the same without gradient history."""
-        scores = None if self.scores is None else self.scores.detach()
-        return self.with_values(self.values.detach(), scores)
+        return self.with_values(self.values.detach(), None if self.scores is None else self.scores.detach())
 
     def to(self, device: torch.device | str) -> LayerAttention:
         """Return values and edges on `device`; the same object if they are there."""
@@ -267,8 +266,7 @@ class LayerAttention:
         if not self.has_duplicates:
             return self
         keys, inverse = torch.unique(self.keys, return_inverse=True)
-        zeros = self.values.new_zeros((keys.numel(), self.num_heads))
-        values = zeros.index_add(0, inverse, self.values)
+        values = self.values.new_zeros((keys.numel(), self.num_heads)).index_add(0, inverse, self.values)
         return LayerAttention(values, *key_ends(keys), self.num_nodes, self.name, edge_type=self.edge_type)
 
     def sums(self) -> Tensor:

@@ -195,5 +195,4 @@ def _strongest(layer: LayerAttention) -> float | None:
     """Mean over the nodes that attend to something of their largest attention; heads are averaged."""
     if not layer.num_edges:
         return None
-    largest = row_max(layer.heads("mean"), layer.rowptr)
-    return float(largest[layer.degree > 0].mean())
+    return float(row_max(layer.heads("mean"), layer.rowptr)[layer.degree > 0].mean())

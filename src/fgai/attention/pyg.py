@@ -119,8 +119,7 @@ def _dynamic_scores(layer: Any, source: Tensor, destination: Tensor, edge_attr: 
 
 def _edge_terms(layer: Any, edge_attr: Tensor) -> Tensor:
     """Project edge features [E] or [E, D] to [E, H, C]."""
-    wide = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
-    mapped: Tensor = layer.lin_edge(wide)
+    mapped: Tensor = layer.lin_edge(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
     return mapped.view(-1, layer.heads, layer.out_channels)
 
 
@@ -217,8 +216,7 @@ def _supergat(layer: Any, tap: Tap) -> Iterator[None]:
     def message(edge_index_i: Tensor, x_i: Tensor, x_j: Tensor, size_i: int | None) -> Tensor:
         attention = layer.get_attention(edge_index_i, x_i, x_j, num_nodes=size_i)
         attention = tap(attention, *edges[0])
-        weights = dropout(attention, p=layer.dropout, training=layer.training)
-        return x_j * weights.view(-1, layer.heads, 1)
+        return x_j * dropout(attention, p=layer.dropout, training=layer.training).view(-1, layer.heads, 1)
 
     with _propagating(layer, message, ("x", "x")) as edges:
         yield

@@ -194,7 +194,6 @@ def _prediction(before: Observation, after: Observation) -> dict[str, float]:
 
 
 def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:
-    """Return the data with the new nodes and edges behind those of their types."""
     layout, kind = view.layout, view.layout.injected
     assert kind is not None
     attacked, split = view.data.clone(), layout.split(result.graph.to_data())

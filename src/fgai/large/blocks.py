@@ -30,8 +30,6 @@ NUMBERS = 1 << 22  # numbers in memory together; order statistics of one channel
 
 
 class _RangeOptions(NamedTuple):
-    """Shares of the nodes outside the ranges of limits."""
-
     clip_share: float  # at either end of each channel
     shrink: float  # those of largest norm
     sampled: bool  # take order statistics from a few thousand nodes, evenly spread
@@ -163,8 +161,6 @@ class _Sides(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A range of rows and the edges into them."""
-
     first: int  # row
     last: int  # row behind the last
     pointers: Array  # [rows + 1] from 0
@@ -263,7 +259,6 @@ def _local(block: _Block) -> tuple[Array, Adjacency]:
 
 
 def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
-    """Return edges into the first rows of a small graph."""
     rowptr = np.concatenate([pointers, np.full(nodes + 1 - len(pointers), pointers[-1])])
     return _forward_adjacency(*(torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source)))
 

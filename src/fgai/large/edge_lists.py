@@ -100,7 +100,6 @@ def _check_heading(heading: list[str], path: Path) -> None:
 
 
 def _table(lines: _Lines, columns: int, path: Path, delimiter: str | None) -> Array:
-    """Parse lines of numbers: [lines, columns]."""
     content = lines.text.decode("utf-8", "replace")
     if delimiter is None and any(letter in content for letter in COMMENTS):
         content = "\n".join(line for line in content.splitlines() if not line.lstrip().startswith(COMMENTS))

@@ -59,8 +59,6 @@ class _LayerRun(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How a PyG model is computed layer by layer."""
-
     runs: list[_LayerRun]
     attention: list[str]  # names of the runs whose attention is recorded
     loops: bool  # whether these read a self-loop at every node, which the model adds

@@ -25,8 +25,6 @@ BLOCK = 1 << 18  # edges and nodes that are in memory together
 
 
 class _NodeBlock(NamedTuple):
-    """A block of nodes, and the edges into them."""
-
     logits: Tensor  # [n, C]
     rowptr: Tensor  # [n + 1] from 0
     attention: list[Tensor]  # by layer, averaged over heads
@@ -34,8 +32,6 @@ class _NodeBlock(NamedTuple):
 
 
 class _Manifest(TypedDict):
-    """Content of `observation.json`."""
-
     format: Literal["fgai observation"]
     version: int  # of the format
     model: str  # class of the model

@@ -80,8 +80,7 @@ class _TorchrunGroup(ProcessGroup):
     def store_error(self, error: BaseException) -> None:
         """Store an error for the other processes, unless there is one."""
         with suppress(RuntimeError):
-            text = f"rank {self.rank} failed: {error or type(error).__name__}"
-            self._store.compare_set(FAILED, "", text)
+            self._store.compare_set(FAILED, "", f"rank {self.rank} failed: {error or type(error).__name__}")
 
 
 @contextmanager
@@ -161,8 +160,7 @@ def _take_own_gpu(group: ProcessGroup, device: torch.device) -> None:
     """Make the GPU of this process the current one; raise if several share one, which NCCL refuses."""
     own, count = group.local_device(device), torch.cuda.device_count()
     index = torch.cuda.current_device() if own.index is None else own.index
-    uuid = str(torch.cuda.get_device_properties(index).uuid) if index < count else None
-    uuids = group.gather(uuid)
+    uuids = group.gather(str(torch.cuda.get_device_properties(index).uuid) if index < count else None)
     if None in uuids or len(set(uuids)) < len(uuids):
         text = f"each of the {group.size} processes needs a GPU of its own, this machine has {count}"
         raise RanksError(f"{text}; start as many processes as GPUs, and give `device` without a number")

@@ -101,8 +101,7 @@ class _Accelerated:
     def propagate(self: Any, edge_index: Any, **kwargs: Any) -> Any:
         if not isinstance(edge_index, _Edges):
             return super().propagate(edge_index, **kwargs)  # type: ignore[misc]
-        device = edge_index.edge_index.device.type
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(edge_index.edge_index.device.type, enabled=False):
             return self._attend(edge_index, kwargs)
 
     def _attend(self: Any, edges: _Edges, tensors: dict[str, Any]) -> Tensor:
@@ -138,7 +137,6 @@ class AcceleratedGATConv(_Accelerated, GATConv):  # type: ignore[misc]
     _scores, _fused = staticmethod(score_additive), staticmethod(attend_additive)
 
     def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Return the values and both sides of the score."""
         return tensors["x"][0], *tensors["alpha"]
 
 

@@ -224,7 +224,6 @@ def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Gra
 
 
 def _as_features(graph: Graph) -> Features:
-    """Return the features of `graph`, which must have some."""
     if not isinstance(graph, Graph):
         kind = type(graph).__name__
         raise InputError(f"`graph` must be a prepared `Graph`, got {kind}; call the model itself on data")

@@ -73,8 +73,7 @@ def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Fl
     and those that a small component does not have are zeros. `adjacency` is symmetric, 0/1, without loops.
     """
     n = adjacency.shape[0]
-    degree = np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel()
-    root = np.sqrt(degree)
+    root = np.sqrt(np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel())
     scale = sp.diags(1.0 / root)
     matrix = sp.csr_matrix(scale @ adjacency @ scale)
     trivial = root / np.linalg.norm(root)

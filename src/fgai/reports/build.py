@@ -159,8 +159,7 @@ def _add_counterfactuals(
     graph, node = graph.replace(class_names=classes and tuple(classes)), explorer["nodes"]["id"][0]
     search = partial(explain, names=names, threat=None, certificate=False, counterfactual=True)
     for column in explorer["models"]:
-        explanation = search(models[column["name"]], graph, node)
-        column["changes"] = explanation.counterfactual_sentences()
+        column["changes"] = search(models[column["name"]], graph, node).counterfactual_sentences()
 
 
 def _whatif(

@@ -155,7 +155,6 @@ def _plotly() -> str:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    """The data, the attack, and the provenance of each model."""
     data: Mapping[str, Any] = report.records[0].get("data") or {}
     names = ("nodes", "edges", "features", "classes")
     sizes = [f"{data[name]:,} {name}" for name in names if isinstance(data.get(name), int)]
@@ -182,7 +181,6 @@ _GROUPS = {"prediction": "Predictions", "explanation": "Explanations", "fidelity
 
 
 def _nulls(report: Report) -> list[str]:
-    """The kinds of null attention that the record of the reference has numbers of."""
     return list(NULLS) if isinstance(look_up(_pair(report)[0], "metrics.null"), Mapping) else []
 
 

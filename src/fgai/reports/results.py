@@ -76,8 +76,6 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class _ModelResults:
-    """One model's record and certificates."""
-
     name: str
     record: dict[str, Any]  # the evaluation as plain values, without per-node arrays
     arrays: Arrays = field(default_factory=dict)  # those arrays, by name

@@ -180,8 +180,7 @@ def top_neighbours(
     at_least(k, "k", 1)
     _check_cases(cases)
     with style.new_figure(3.1 * len(cases), 1.5 + 0.34 * k) as figure:
-        panels = figure.subplots(1, len(cases), squeeze=False)[0]
-        for axes, case in zip(panels, cases, strict=True):
+        for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
             clean, attacked = (view.node(node) for view in before_after(case, data, layer))
             _list_panel(axes, case.name, clean, attacked, k)
         title = f"Strongest neighbours of node {node} ({_of_layer(layer)})"
