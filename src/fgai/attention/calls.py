@@ -125,8 +125,8 @@ def _outputs(model: nn.Module, graph: Graph, order: Tensor | None = None) -> Ten
         raise
     except Exception as error:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in fields.items())
-        text = f"{model_name(model)} failed on {graph.name!r} with {shapes}: {error}; check how many features"
-        raise InputError(f"{text} it reads; it must keep nothing per node or edge") from error
+        text = f"{model_name(model)} failed on {graph.name!r} with {shapes}: {error}; check how it is called"
+        raise InputError(f"{text}, how many features it reads, and that it keeps nothing per node") from error
     outputs = _tensor(outputs, model)
     rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
     if isinstance(uncompiled(model), Wrapped) and (outputs.dim() != 2 or outputs.shape[0] != rows):

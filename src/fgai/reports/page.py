@@ -207,10 +207,14 @@ def _rows(report: Report, shown: Sequence[Shown]) -> Iterator[dict[str, Any]]:
         yield {
             "shown": entry,
             "arrow": "≈" if entry.like else ARROWS[about.direction],
-            "aim": "closest to clean is best" if entry.like else f"{about.direction} is better",
+            "aim": _best_value(entry),
             "cells": zip(report.names, [signed(value, about.form) for value in values], best, strict=True),
             "levels": {kind: signed(number_at(reference, path), about.form) for kind, path in levels.items()},
         }
+
+
+def _best_value(shown: Shown) -> str:
+    return "closest to clean is best" if shown.like else f"{quantity(shown.path).direction} is better"
 
 
 def _best_records(shown: Shown, records: Sequence[Record]) -> list[bool]:
