@@ -67,21 +67,8 @@ _NAMES = {
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _PACKAGES = (
     *(home for home in _NAMES if "." not in home),
-    "attacks",
-    "bounds",
-    "divergence",
-    "files",
-    "hetero",
-    "large",
-    "metrics",
-    "objectives",
-    "ops",
-    "recompute",
-    "records",
-    "sparse",
-    "tasks",
-    "topk",
-    "trackers",
+    *("attacks", "bounds", "divergence", "files", "hetero", "large", "metrics", "objectives", "ops"),
+    *("recompute", "records", "sparse", "tasks", "topk", "trackers"),
 )
 
 

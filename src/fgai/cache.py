@@ -16,12 +16,7 @@ class _Cache(dict[Hashable, Any]):
 
 
 def cached_on(owner: Any, key: Hashable, make: Callable[[], T]) -> T:
-    """Return what `make` returned when it was first called for this object and key.
-
-    Args:
-        owner: any object with attributes, also a frozen dataclass or a tensor.
-        key: begins with the name of the module that keeps the value.
-        make: called without arguments, once.
+    """Return what `make`, called once, returned for this object and key, which begins with its module's name.
 
     Example:
         >>> class Graph: ...

@@ -16,22 +16,9 @@ from torch import Tensor
 from fgai.errors import InputError
 
 __all__ = [
-    "above",
-    "at_least",
-    "dense",
-    "device",
-    "edge_index",
-    "finite",
-    "fraction",
-    "mask",
-    "memory",
-    "one_of",
-    "positions",
-    "rate",
-    "real_number",
-    "seed",
-    "whole",
-]
+    "above", "at_least", "dense", "device", "edge_index", "finite", "fraction", "mask", "memory", "one_of",
+    "positions", "rate", "real_number", "seed", "whole",
+]  # fmt: skip
 
 S = TypeVar("S", str, str | None)
 LARGEST = 2**63 - 1  # the largest whole number that tensors hold

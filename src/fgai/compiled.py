@@ -9,8 +9,7 @@ from numba import njit
 
 from fgai.errors import FgaiWarning, warn
 
-REBUILT: list[str] = []
-"""Kernels that this process compiled again, since their cached code was damaged."""
+REBUILT: list[str] = []  # kernels that this process compiled again, since their cached code was damaged
 _DAMAGED = "stored code of the kernels is damaged and compiled again, which takes a while; see `fgai doctor`"
 
 
@@ -24,7 +23,6 @@ class _Store:
         return getattr(self._store, name)
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the stored code, or None for numba to compile it."""
         try:
             return self._store.load_overload(signature, target)
         except Exception as error:  # damaged bytes raise anything when unpickled
@@ -36,10 +34,7 @@ class _Store:
 
 
 def compiled(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Compile a function by `njit` on first use, without the interpreter's lock, and cache it on disk.
-
-    Also a decorator with options of `njit`.
-    """
+    """Compile a function by `njit` on first use, without the interpreter's lock, and cache it on disk."""
     if function is None:
         return lambda inner: compiled(inner, **options)
     kernel = njit(**{"cache": True, "nogil": True, **options})(function)

@@ -63,11 +63,7 @@ class FgaiWarning(UserWarning):
 
 
 class ReliabilityWarning(FgaiWarning):
-    """A number may not mean what it seems to.
-
-    Attributes:
-        code: the heading under which docs/reliability.md explains the warning.
-    """
+    """A number may not mean what it seems to; docs/reliability.md explains it under the heading `code`."""
 
     def __init__(self, code: str, message: str) -> None:
         self.code = code

@@ -33,10 +33,8 @@ def save_pretrained(
 ) -> Path:
     """Write weights, settings, card and the hub's page of a model to a folder; return the folder.
 
-    Each file is written completely or not at all, the weights last. `hf upload owner/model FOLDER` (of
-    huggingface_hub) uploads the folder.
-
-    The folder is created if missing; files of the same names are replaced. The card is that of this model,
+    Each file is written completely or not at all, the weights last; files of the same names are replaced.
+    `hf upload owner/model FOLDER` (of huggingface_hub) uploads the folder. The card is that of this model,
     see `fgai.card`; other arguments are those of `fgai.save_model`.
 
     Raises:
@@ -75,12 +73,9 @@ def from_pretrained(
 ) -> nn.Module:
     """Load a model that comes with fgai, from a folder, or from the Hugging Face Hub; in evaluation mode.
 
-    Args:
-        name: a model that comes with fgai (`fgai.training.pretrained_names`), else a folder, else
-            `owner/model` on the hub.
-        revision: branch, tag or commit on the hub.
-        token: for private models.
-        expect: class the model must have, e.g. `"GAT"`.
+    The `name` is that of a model that comes with fgai (`fgai.training.pretrained_names`), else a folder, else
+    `owner/model` on the hub, with `revision` and, for private models, `token`. `expect` is the class it must
+    have.
 
     Raises:
         CheckpointError: the file is missing, damaged, foreign or from a newer fgai.
@@ -109,10 +104,8 @@ def _file(name: Path | str, revision: str | None, token: str | None) -> Path:
         return Path(fetch(str(name), MODEL, revision=revision, token=token))
     except Exception as error:  # network, access and the hub's own errors
         reason = " ".join(str(error).split())[:300]
-        raise DataError(
-            f"the hub did not answer for {str(name)!r} ({type(error).__name__}: {reason});"
-            " check name, network and token, or use a folder"
-        ) from error
+        text = f"the hub did not answer for {str(name)!r} ({type(error).__name__}: {reason})"
+        raise DataError(f"{text}; check name, network and token, or use a folder") from error
 
 
 def _page(kind: str, card: Card | None) -> str:

@@ -1,8 +1,4 @@
-"""Progress of long work: stages count their steps, and `show_progress` displays them.
-
-On a terminal that is one line that changes, elsewhere a new line every few seconds. Without `show_progress`
-nothing is written.
-"""
+"""Progress of long work: stages count their steps, and `show_progress` displays them."""
 
 from __future__ import annotations
 
@@ -44,8 +40,7 @@ class Bar:
 
 
 _stages: ContextVar[tuple[Bar, ...]] = ContextVar("stages", default=())
-_display: ContextVar[_Display | Literal[False] | None] = ContextVar("display", default=None)
-"""The open display; False where nothing may be shown."""
+_display: ContextVar[_Display | Literal[False] | None] = ContextVar("display", default=None)  # False: none
 
 
 @contextmanager
@@ -105,7 +100,6 @@ class _Display:
         self._task: Any = None
 
     def update(self, stages: tuple[Bar, ...]) -> None:
-        """Show the innermost stage, after the names of those around it; nothing without a stage."""
         if not stages:
             self.stop()
             return
@@ -130,17 +124,12 @@ class _Display:
         self._bar = self._stage = self._task = None
 
 
-EVERY = 10.0
-"""Seconds between two lines without a terminal; shorter work writes none."""
-ENOUGH = 0.03
-"""Share of a stage that must be done before its time is estimated."""
+EVERY = 10.0  # seconds between two lines without a terminal; shorter work writes none
+ENOUGH = 0.03  # share of a stage that must be done before its time is estimated
 
 
 class _Lines(_Display):
-    """One plain line every few seconds: the stages, the steps done, and the time left in the last one.
-
-    A stage with more time left than that writes its first line as soon as its time can be estimated.
-    """
+    """One plain line every few seconds: stages, steps done, and time left, at once if that is long."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__(console)

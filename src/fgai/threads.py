@@ -1,7 +1,4 @@
-"""Locks on what threads share: torch's random generators, and a model's mode and hooks.
-
-Blocks that seed the generators, put a model into evaluation mode or set hooks run one after the other.
-"""
+"""Locks on what threads share: torch's random generators, and a model's mode and hooks."""
 
 from __future__ import annotations
 

@@ -44,10 +44,7 @@ class LogFile(Tracker):
     r"""A file with one row per epoch, written at once; a run that starts again replaces its rows.
 
     A `.csv` has one column per name, a `.jsonl` one object per line and the summary of a run as `end`.
-
-    Raises:
-        InputError: another suffix.
-        CheckpointError: the file exists and is no such log.
+    `InputError` for another suffix, `CheckpointError` if the file exists and is no such log.
 
     Example:
         >>> log = LogFile("log.jsonl")
@@ -121,7 +118,6 @@ class LogFile(Tracker):
             if any(None in [*row, *row.values()] for row in rows):
                 raise ValueError("a line has more or fewer columns")
         except (OSError, ValueError) as error:
-            raise CheckpointError(
-                f"{self.path} is no log of this kind ({error}); name another file"
-            ) from error
+            text = f"{self.path} is no log of this kind ({error})"
+            raise CheckpointError(f"{text}; name another file") from error
         return [{name: value for name, value in row.items() if value != ""} for row in rows]

@@ -14,18 +14,16 @@ from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Classes accepted for an annotated one; whether a number is whole is checked by value.
 _NUMBER = (int, float, np.number)
 _ACCEPTED: dict[Any, tuple[type, ...]] = {
     bool: (bool, int, np.bool_, type(None)),
     float: _NUMBER,
     int: _NUMBER,
 }
-"""Classes accepted for an annotated one; whether a number is whole is checked by value."""
 
 
 class _Kind(NamedTuple):
-    """The values that an annotation accepts."""
-
     classes: tuple[type, ...]  # one of which it is an instance of
     entries: tuple[type, ...]  # classes of the entries of a sequence, or of the values of a mapping
     words: str  # for the message

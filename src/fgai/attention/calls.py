@@ -1,12 +1,6 @@
 """One pass of a model: logits, attention and inputs of its layers.
 
-fgai's models are called as `model(graph)`, PyG models as `model(x, edge_index)`. Other fields of the graph
-(`edge_attr`, `edge_weight`, `batch`) go to the arguments of these names; `batch` is the third argument if no
-argument has its name. Values on edges that no argument takes are refused.
-`fgai.wrap` handles all other calls.
-
-On a graph with links a PyG model must return embeddings [N, D], whose dot products are the scores; on a batch
-of small graphs a row per graph.
+A PyG model gets fields of the graph by argument name; on a graph with links it returns embeddings [N, D].
 """
 
 from __future__ import annotations
@@ -58,10 +52,8 @@ _EXAMPLE = "`fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index))`, where g 
 def prepared(model: nn.Module, graph: Graph) -> Graph:
     """Return `graph` on the model's device, with everything the model needs added (self-loops, encodings).
 
-    A prepared graph is returned as it is. PyG layers add the self-loops they need themselves.
-
-    Raises:
-        InputError: the model cannot read this graph, or keeps values for its edges.
+    A prepared graph is returned as it is; PyG layers add their self-loops themselves. `InputError` if the
+    model cannot read this graph, or keeps values for its edges.
     """
     own, device = graph_model(model), device_of(model, graph)
     if own is not None:
@@ -88,13 +80,8 @@ def wrap(model: nn.Module, call: Call, data: Any = None) -> Wrapped:
     argument: copies of the model are trained and attacked, on graphs with more nodes and edges. The result is
     called on a PyG `Data` or a `Graph`, and holds the unchanged model as `.model`.
 
-    Outputs must not depend on the order of the edges; this is checked on the first graph. With `data`, a PyG
-    `Data` or a `Graph`, it is checked at once, and the output for fgai's copy must equal that for `data`
-    itself.
-
-    Raises:
-        InputError: `call` is no function, `model` is one of fgai's own, or, with `data`, the call fails,
-            returns another shape, or returns another output for fgai's copy.
+    Outputs must not depend on the order of the edges; this is checked on the first graph, or at once on
+    `data`. `InputError` if a call fails, returns another shape, or another output for fgai's copy of `data`.
 
     Example:
         >>> import fgai, torch
@@ -138,27 +125,21 @@ def _outputs(model: nn.Module, graph: Graph, order: Tensor | None = None) -> Ten
         raise
     except Exception as error:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in fields.items())
-        raise InputError(
-            f"{model_name(model)} failed on {graph.name!r} with {shapes}: {error}; check how it is"
-            " called, how many features it reads, and that it keeps nothing per node or edge"
-        ) from error
+        text = f"{model_name(model)} failed on {graph.name!r} with {shapes}: {error}; check how it is called"
+        raise InputError(f"{text}, how many features it reads, and that it keeps nothing per node") from error
     outputs = _tensor(outputs, model)
     rows = graph.num_nodes if graph.batch is None or graph.links is not None else graph.num_graphs
-    wrapped = isinstance(uncompiled(model), Wrapped)
-    if wrapped and (outputs.dim() != 2 or outputs.shape[0] != rows):
+    if isinstance(uncompiled(model), Wrapped) and (outputs.dim() != 2 or outputs.shape[0] != rows):
         unit = "node" if rows == graph.num_nodes else "graph"
-        raise InputError(
-            f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}, got"
-            f" {tuple(outputs.shape)} from {model_name(model)}"
-        )
+        text = f"`call` must return logits [{rows}, classes] on {graph.name!r}, a row per {unit}"
+        raise InputError(f"{text}, got {tuple(outputs.shape)} from {model_name(model)}")
     return outputs
 
 
 def _check_edge_order(model: nn.Module, graph: Graph) -> None:
     """Check, once for a model and a graph, that its outputs do not depend on the order of the edges.
 
-    fgai sorts edges, merges duplicates, and attacks add and remove edges; a model that stores values per
-    edge would pair them with other edges. A model whose outputs differ from call to call is not checked.
+    fgai sorts and merges edges; a model whose outputs differ from call to call is not checked.
     """
     name = model_name(model)
     checked: WeakSet[nn.Module] = cached_on(graph, "fgai.attention.calls", WeakSet)
@@ -178,17 +159,13 @@ def _check_edge_order(model: nn.Module, graph: Graph) -> None:
             return moved and not _differ(outputs, _outputs(model, graph))
 
         if change(edges):
-            raise InputError(
-                f"{name} gives other outputs when the edges of {graph.name!r} come in another order, and"
-                " fgai sorts them: it must not keep values per edge; give them as `data.edge_attr`"
-            )
+            text = f"{name} gives other outputs for the edges of {graph.name!r} in another order"
+            raise InputError(f"{text}; values per edge must not be kept: give them as `data.edge_attr`")
         if graph.merged is not None:
             repeated = torch.searchsorted(graph.keys, edge_keys(*graph.merged))
             if change(torch.cat([edges, repeated])):
-                raise InputError(
-                    f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
-                    " fgai merges; use `data = data.coalesce()` and train it on that"
-                )
+                text = f"{name} counts the {graph.merged.shape[1]} duplicate edges of {graph.name!r}, which"
+                raise InputError(f"{text} fgai merges; use `data = data.coalesce()` and train it on that")
     checked.add(model)
 
 
@@ -205,10 +182,8 @@ def _differ(one: Tensor, two: Tensor) -> bool:
 def _tensor(output: object, model: nn.Module) -> Tensor:
     if isinstance(output, Tensor):
         return output
-    raise InputError(
-        f"{model_name(model)} must return one tensor of logits, got {type(output).__name__}; say where"
-        " they are: `fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index)[0])`"
-    )
+    text = f"{model_name(model)} must return one tensor of logits, got {type(output).__name__}; say where"
+    raise InputError(f"{text} they are: `fgai.wrap(model, call=lambda m, g: m(g.x, g.edge_index)[0])`")
 
 
 def _fields_of(graph: Graph, order: Tensor | None = None) -> dict[str, Tensor]:
@@ -251,10 +226,9 @@ def _arguments(
     if unread == ["batch"] and not named:
         positional = (*_ALWAYS, "batch")
     elif unread:
-        raise InputError(
-            f"`{unread[0]}` of the graph is no argument of {model_name(model)}.forward{signature or ''};"
-            f" add it, say how the model is called ({_EXAMPLE}), or set `data.{unread[0]} = None`"
-        )
+        text = f"`{unread[0]}` of the graph is no argument of {model_name(model)}.forward{signature or ''}"
+        remedy = f"say how the model is called ({_EXAMPLE}), or set `data.{unread[0]} = None`"
+        raise InputError(f"{text}; add it, {remedy}")
     try:
         if signature is not None:
             signature.bind(*positional, **dict.fromkeys(named))
@@ -262,23 +236,17 @@ def _arguments(
         missing = [field for field in VALUES if field in parameters and field not in fields]
         lack = f"; {name!r} has no `{missing[0]}`, give `data.{missing[0]}`" if missing else ""
         call = f"model({', '.join((*positional, *(f'{field}={field}' for field in named)))})"
-        raise InputError(
-            f"{model_name(model)}.forward takes {signature}, fgai calls it as {call}{lack};"
-            f" say how it is called: {_EXAMPLE}"
-        ) from None
+        text = f"{model_name(model)}.forward takes {signature}, fgai calls it as {call}{lack}"
+        raise InputError(f"{text}; say how it is called: {_EXAMPLE}") from None
     return positional, named
 
 
 @typed
 @dataclass(frozen=True, eq=False)
 class LayerRun:
-    """One run of one attention layer.
+    """One run of one attention layer: its positional `inputs`, and its `output` if that is one tensor.
 
-    Attributes:
-        layer: the module.
-        inputs: its positional arguments.
-        output: what it returned, if that is one tensor.
-        version: `output._version` when it was returned; in-place changes increase it.
+    `version` is `output._version` when it was returned; in-place changes increase it.
     """
 
     layer: nn.Module
@@ -290,14 +258,11 @@ class LayerRun:
 @typed
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """The result of one forward pass.
+    """The result of one forward pass: the prepared `graph`, and `logits` per node, link or small graph.
 
-    Attributes:
-        graph: prepared for the model.
-        logits: a row per node, link or small graph.
-        attention: of every layer, before dropout: [E, H], or [E, 1] averaged over heads.
-        runs: one per layer of `attention`, if requested; empty if the runs do not match the layers.
-        ends_with_layer: whether the logits are the unchanged output of the last of `runs`.
+    `attention` is that of every layer before dropout, [E, H], or [E, 1] averaged over heads. `runs`, one per
+    layer, are empty unless requested or if they do not match the layers; `ends_with_layer` says whether the
+    logits are the unchanged output of the last one.
     """
 
     graph: Graph
@@ -315,12 +280,8 @@ class Observation:
 def call_model(model: nn.Module, graph: Graph) -> Tensor:
     """Return the model's logits on a graph: per node [N, C], per link [L, 2] or per small graph [G, C].
 
-    Gradients flow to injected features and feature deltas of the graph. fgai's models are called as
-    `model(graph)`, any other as `model(x, edge_index)`, see `fgai.wrap`.
-
-    Raises:
-        InputError: the graph has no features, the model does not take its values on edges, or the model
-            returned something other than one tensor.
+    Gradients flow to injected features and feature deltas of the graph. `InputError` if the graph has no
+    features, the model does not take its values on edges, or it returned something other than one tensor.
     """
     if graph.entry_values is None:
         try:
@@ -330,10 +291,8 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
             raise
     entry = entry_limits(model)
     if not entry:
-        raise InputError(
-            f"{graph.name!r} has `entry_values`, which only models with limits read; this"
-            f" {model_name(model)} has none, see `fgai.limit`"
-        )
+        text = f"{graph.name!r} has `entry_values`, which only models with limits read"
+        raise InputError(f"{text}; this {model_name(model)} has none, see `fgai.limit`")
     with replacing_entry(entry, graph.entry_values):
         return _logits(model, graph)
 
@@ -341,10 +300,8 @@ def call_model(model: nn.Module, graph: Graph) -> Tensor:
 def _logits(model: nn.Module, graph: Graph) -> Tensor:
     if graph_model(model) is not None:
         return _tensor(model(graph), model)
-    outputs = _outputs(model, graph)
-    return (
-        outputs if graph.batch is not None or graph.links is None else link_logits(outputs, graph.links.pairs)
-    )
+    outputs, links = _outputs(model, graph), graph.links
+    return outputs if graph.batch is not None or links is None else link_logits(outputs, links.pairs)
 
 
 @typed
@@ -364,12 +321,10 @@ def observe(
     rounding, several times faster. Gradients of logits and attention both reach the parameters and the
     features, but `torch.autograd.grad(logits, attention)` fails. With `heads="each"` it works.
 
-    The `graph` must be prepared, see `prepared`. With `grad` gradients are kept, and the model runs in the
-    mode it is in; otherwise in evaluation mode, detached. `inputs` also keeps the inputs and the output of
-    each attention layer, `ranked` the scores that rank neighbours; `perturb` is that of `record`.
-
-    Raises:
-        AttentionError: the model has no attention that can be recorded, see `record`.
+    The `graph` must be `prepared`. With `grad` gradients are kept, and the model runs in the mode it is in;
+    otherwise in evaluation mode, detached. `inputs` also keeps the inputs and the output of each attention
+    layer, `ranked` the scores that rank neighbours; `perturb` is that of `record`. `AttentionError` if the
+    model has no attention that can be recorded.
     """
     one_of(heads, "heads", HEADS)
     if grad:
@@ -399,8 +354,7 @@ def _observe(
         tape = stack.enter_context(record(model, perturb=perturb, ranked=ranked))
         logits = call_model(model, graph)
     attention = tape.attention
-    if len(runs) != len(attention):
-        runs = []
+    runs = runs if len(runs) == len(attention) else []
     # The same object, never written to since: no operation can lie between the layer and the output.
     last = runs[-1] if runs else None
     same = last is not None and last.output is logits and logits._version == last.version

@@ -58,19 +58,16 @@ _REFUSED = {
 
 @typed
 class Tape:
-    """The attention of the model's last forward.
+    """The attention of the model's last forward; each call of the recorded model replaces it.
 
-    Each call of the recorded model replaces it. A part of the model that is called on its own (say
-    `model.encode(...)`) adds to it until `clear`. With the layout of a heterogeneous graph, a layer has an
-    entry for every type of edges.
+    A part of the model that is called on its own (say `model.encode(...)`) adds to it until `clear`. On a
+    heterogeneous graph a layer has an entry for every type of edges.
     """
 
     def __init__(self, perturb: Perturb | None = None, *, ranked: bool = True, layout: Any = None) -> None:
         if perturb is not None and not callable(perturb):
-            raise InputError(
-                "`perturb` must be a function (layer, attention, source, destination) → attention, got"
-                f" {type(perturb).__name__}; `lambda layer, w, *_: w + deltas[layer]` adds tensors"
-            )
+            text = "`perturb` must be a function (layer, attention, source, destination) → attention"
+            raise InputError(f"{text}, got {type(perturb).__name__}")
         self.perturb, self._ranked, self._layout, self._num_nodes = perturb, ranked, layout, 0
         self._layers: list[LayerAttention] = []
         self._runs: Counter[tuple[str, EdgeType | None]] = Counter()
@@ -81,16 +78,11 @@ class Tape:
 
     @property
     def attention(self) -> AttentionMap:
-        """The attention the layers used: perturbed, before dropout, not detached.
-
-        The values are in autograd's graph from input to output: `torch.autograd.grad(output, values)` works.
-        """
+        """The attention the layers used, before dropout: `torch.autograd.grad(output, values)` works."""
         layers = tuple(self._layers)
         if not layers and self._complete and not self._depth:
-            raise AttentionError(
-                "the model ran and none of its attention layers did; a `call` of `fgai.wrap` must use the"
-                " model it is given"
-            )
+            text = "the model ran and none of its attention layers did"
+            raise AttentionError(f"{text}; a `call` of `fgai.wrap` must use the model it is given")
         if not layers or self._depth:
             raise AttentionError("nothing is recorded yet: call the model inside `record` and let it finish")
         return AttentionMap(layers)
@@ -116,26 +108,19 @@ class Tape:
         """Record the attention of one run of the layer `name` and return the attention to use, see `Tap`."""
         self._check_thread()
         if self._complete and self._depth == 0:
-            raise AttentionError(
-                f"layer {name!r} ran outside the recorded model's forward, after one had been recorded:"
-                " call the model itself, or `tape.clear()` before calling a part of it (activation"
-                " checkpointing, which runs layers again in the backward pass, cannot be recorded)"
-            )
+            text = f"layer {name!r} ran outside the recorded model's forward, after one had been recorded"
+            remedy = "call the model itself, or `tape.clear()` before calling a part of it"
+            raise AttentionError(f"{text}: {remedy} (activation checkpointing cannot be recorded)")
         if attention.dim() != 2 or attention.shape[0] != source.shape[0]:
-            raise AttentionError(
-                f"attention of layer {name!r} must have shape [{source.shape[0]}, heads], one row per edge,"
-                f" got {tuple(attention.shape)}"
-            )
+            shape = f"[{source.shape[0]}, heads], one row per edge, got {tuple(attention.shape)}"
+            raise AttentionError(f"attention of layer {name!r} must have shape {shape}")
         if self._layout is not None:
             name, edge_type = self._layout.place(name) if edge_type is None else (name, edge_type)
             source, destination = self._layout.ends(edge_type, source, destination)
             num_nodes = self._num_nodes
         elif isinstance(num_nodes, tuple):
-            raise AttentionError(
-                f"layer {name!r} ran on a bipartite graph ({num_nodes[0]} sources, {num_nodes[1]}"
-                " destinations, numbered apart), which cannot be recorded; of a heterogeneous graph see"
-                " `fgai.hetero`"
-            )
+            text = f"layer {name!r} ran on a bipartite graph with {num_nodes[0]} sources and {num_nodes[1]}"
+            raise AttentionError(f"{text} destinations, which cannot be recorded; see `fgai.hetero`")
         ranks = mean_heads(scores()) if self._ranked and scores is not None else None
         label = self._label(name, edge_type)
         if adjacency is not None:
@@ -143,9 +128,8 @@ class Tape:
         source, destination, order, inverse = self._sorted(source, destination)
         values = attention.index_select(0, order)
         ranks = None if ranks is None else ranks.index_select(0, order)
-        computed = LayerAttention(
-            values, source, destination, num_nodes, label, scores=ranks, edge_type=edge_type
-        )
+        ends = source, destination, num_nodes, label
+        computed = LayerAttention(values, *ends, scores=ranks, edge_type=edge_type)
         return self._write(computed).index_select(0, inverse)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -199,20 +183,16 @@ class Tape:
             result = self.perturb(len(self._layers), values, computed.source, computed.destination)
             if not isinstance(result, Tensor) or result.shape != values.shape:
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                raise AttentionError(
-                    f"`perturb` must return the attention of layer {computed.name!r} with shape"
-                    f" {tuple(values.shape)}, got {got}"
-                )
+                text = f"`perturb` must return the attention of layer {computed.name!r} with shape"
+                raise AttentionError(f"{text} {tuple(values.shape)}, got {got}")
             used = computed.with_values(result.to(values.dtype))
         self._layers.append(used)
         return used.values
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
-            raise AttentionError(
-                "the model is being recorded in another thread; give every thread a copy of its own"
-                " (`copy.deepcopy(model)`), or wait for the block to end"
-            )
+            remedy = "give every thread a copy (`copy.deepcopy(model)`), or wait for the block to end"
+            raise AttentionError(f"the model is being recorded in another thread; {remedy}")
 
 
 @typed
@@ -221,9 +201,9 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
     """Record the attention of `model`, and perturb it if asked, while the block runs.
 
     Works for fgai's models and for any model built from GATConv, GATv2Conv, TransformerConv or SuperGATConv
-    (`register_adapter` adds others). Attention is taken after the softmax and before dropout, in training and
-    in evaluation mode, on the edges the layer used, including self-loops it added, sorted by (destination,
-    source). A layer that runs twice in a forward gives two entries, `"conv"` and `"conv:2"`.
+    (`register_adapter` adds others). Attention is taken after the softmax and before dropout, on the edges
+    the layer used, including self-loops it added, sorted by (destination, source). A layer that runs twice in
+    a forward gives two entries, `"conv"` and `"conv:2"`.
 
     The model is unchanged afterwards, also on error; random numbers are drawn as without recording. Blocks
     may be nested: the outer one perturbs first. Compiled models run uncompiled inside the block. Copying or
@@ -231,14 +211,13 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
     wait.
 
     `perturb(number of the layer, attention [E, H], source [E], destination [E])` returns the attention [E, H]
-    that a layer uses instead, in the order they run; nothing is normalised again. `ranked` also keeps the
-    scores neighbours are ranked by, see `LayerAttention.ranking`. `tape.attention` of the tape that the block
-    yields is the `AttentionMap` of the last forward.
+    that a layer uses instead; nothing is normalised again. `ranked` also keeps the scores of
+    `LayerAttention.ranking`. The block yields a tape; `tape.attention` is the `AttentionMap` of the last
+    forward.
 
     Raises:
         AttentionError: the model has no layer with attention, or one that cannot be recorded; in the forward:
             bipartite input, unsupported edges, or `perturb` returned another shape.
-        InputError: `perturb` is no function.
 
     Example:
         >>> import torch
@@ -257,14 +236,11 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
     with exclusive(), ExitStack() as stack:
         if "torch._dynamo" in sys.modules:  # otherwise nothing can have been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        begin = model.register_forward_pre_hook(
-            lambda _, args, kwargs: tape.begin(args, kwargs), with_kwargs=True
-        )
+        begin = model.register_forward_pre_hook(lambda _, *call: tape.begin(*call), with_kwargs=True)
         stack.callback(begin.remove)
         for name, layer in layers.items():
             stack.enter_context(_tapped(layer, name, tape))
-        finish = model.register_forward_hook(lambda *_: tape.finish())
-        stack.callback(finish.remove)
+        stack.callback(model.register_forward_hook(lambda *_: tape.finish()).remove)
         end = model.register_forward_hook(lambda *_: tape.end(), always_call=True)
         stack.callback(end.remove)
         yield tape
@@ -274,8 +250,7 @@ def record(model: nn.Module, *, perturb: Perturb | None = None, ranked: bool = T
 def find_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention layers of a model by name; those of a wrapped one by their names inside.
 
-    Raises:
-        AttentionError: there is none, or the model is scripted or heterogeneous without `fgai.hetero`.
+    `AttentionError` if there is none, or the model is scripted or heterogeneous without `fgai.hetero`.
     """
     layers: dict[str, nn.Module] = {}
     kinds: set[str] = set()
@@ -291,11 +266,9 @@ def find_layers(model: nn.Module) -> dict[str, nn.Module]:
         kinds.add(kind)
     if not layers:
         others = (layer_type.__name__ for layer_type in _REGISTRY if layer_type is not TappedLayer)
-        readable = dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others])
-        raise AttentionError(
-            f"{model_name(model)} has no attention layer fgai knows ({', '.join(readable)});"
-            f" its modules are {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`"
-        )
+        readable = ", ".join(dict.fromkeys(["fgai's own layers", *_PYG_LAYERS, *others]))
+        text = f"{model_name(model)} has no attention layer fgai knows ({readable}); its modules are"
+        raise AttentionError(f"{text} {', '.join(sorted(kinds))}; see `fgai.attention.register_adapter`")
     return layers
 
 
@@ -315,9 +288,9 @@ def _unread_layers(model: nn.Module) -> dict[str, str]:
 def register_adapter(layer_type: type[nn.Module], adapter: Adapter) -> None:
     """Make `record` support a class of attention layers.
 
-    While the adapter, a context manager, is open, every run of the layer must call the tap on the attention
-    before dropout, and use the attention that the tap returns. When it closes, also by an error, the layer
-    must be as it was. Subclasses use the adapter of their nearest registered ancestor.
+    An adapter is a context manager; inside it every run of the layer calls the tap on the attention before
+    dropout and uses what the tap returns. When it closes, also by an error, the layer must be as it was.
+    Subclasses use the adapter of their nearest registered ancestor.
     """
     if not isinstance(layer_type, type) or not issubclass(layer_type, nn.Module):
         raise InputError(f"`layer_type` must be a class of modules, got {layer_type!r}")
@@ -344,7 +317,6 @@ def _adapter_for(layer: nn.Module) -> Adapter | None:
 
 @contextmanager
 def _own_layer(layer: TappedLayer, tap: Tap) -> Iterator[None]:
-    """Set the `tap` attribute of fgai's own layers."""
     layer.tap = tap
     try:
         yield
@@ -361,7 +333,7 @@ _OPEN: WeakKeyDictionary[nn.Module, tuple[list[tuple[str, Tape]], ExitStack]] = 
 def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
     """Write every run of `layer` on the tape; its adapter is open while any block records it."""
     if layer not in _OPEN:
-        _OPEN[layer] = _opened(layer)
+        _OPEN[layer] = _open(layer)
     tapes, adapter = _OPEN[layer]
     tapes.append((name, tape))
     try:
@@ -373,7 +345,7 @@ def _tapped(layer: nn.Module, name: str, tape: Tape) -> Iterator[None]:
             adapter.close()
 
 
-def _opened(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
+def _open(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
     tapes: list[tuple[str, Tape]] = []
     calls = [0]
 
@@ -389,10 +361,8 @@ def _opened(layer: nn.Module) -> tuple[list[tuple[str, Tape]], ExitStack]:
 
     def after(module: nn.Module, *_: Any) -> None:
         if calls[0] == 0:
-            raise AttentionError(
-                f"layer {tapes[0][0]!r} ({type(module).__name__}) ran without showing its attention;"
-                " give it an adapter of its own with `fgai.attention.register_adapter`"
-            )
+            text = f"layer {tapes[0][0]!r} ({type(module).__name__}) ran without showing its attention"
+            raise AttentionError(f"{text}; give it an adapter with `fgai.attention.register_adapter`")
 
     adapter, stack = _adapter_for(layer), ExitStack()
     assert adapter is not None

@@ -33,23 +33,16 @@ Tap = Callable[..., Tensor]
 """`tap(attention, source, destination, num_nodes, adjacency=None, scores=None, edge_type=None) → attention`.
 
 An adapter calls it once per run of its layer with the attention [E, H] after the softmax and before dropout,
-not detached, and the layer must use the attention [E, H] that it returns. `source` and `destination` [E]
-int64 may come in any order, with parallel edges; `num_nodes` is N, or both counts where sources and
-destinations are numbered separately. Keywords: `adjacency`, if the edges are those of an `Adjacency` in its
-order (saves sorting); `scores`, a function that returns [E, H] before the softmax, to rank neighbours by;
-`edge_type`, if the layer calls the tap once for each type of edges.
+not detached; the layer must use the [E, H] it returns. Edges [E] int64 come in any order, also parallel ones;
+`num_nodes` is N, or the counts of sources and destinations. `adjacency`: the edges, if these are its edges in
+its order; `scores`: a function that returns [E, H] before the softmax, to rank by; `edge_type`: of the edges.
 """
 Adapter = Callable[[Any, Tap], AbstractContextManager[None]]
 """(layer, tap) → context manager; inside it the layer calls `tap`, after it the layer is as before."""
 
 
 class Stage(NamedTuple):
-    """One attention layer and the operations that follow it.
-
-    Attributes:
-        layer: see `fgai.models.layer.AttentionLayer`; nodes interact nowhere else.
-        update: (states before the layer or None, output of the layer) → states after it, row by row.
-    """
+    """A `layer`, where alone nodes interact, and its `update`: (states before or None, output) → states."""
 
     layer: Any
     update: Callable[[Tensor | None, Tensor], Tensor]
@@ -58,11 +51,8 @@ class Stage(NamedTuple):
 class Layerwise(NamedTuple):
     """A model in evaluation mode: `leave(update_L(... update_1(enter(features), attention) ...))`.
 
-    Attributes:
-        enter: (features, positional encodings or None) → the first layer's input, row by row.
-        stages: in the order they run.
-        leave: last states → logits, row by row.
-        keeps_state: whether `update` reads the states before the layer.
+    `enter` maps features and positional encodings (or None) to the first layer's input, `leave` the last
+    states to logits, both row by row; `keeps_state`: whether `update` reads the states before the layer.
     """
 
     enter: Callable[[Features, Tensor | None], Tensor | Features]
@@ -74,8 +64,7 @@ class Layerwise(NamedTuple):
 class GraphModel(nn.Module):
     """Base of models that are called as `model(graph)` and read features and edge weights from the graph.
 
-    A subclass that overrides one of the methods in `forward_parts` must override `layerwise`, too; otherwise
-    it has no stages.
+    A subclass that overrides a method of `forward_parts` has no stages unless it overrides `layerwise`, too.
     """
 
     forward_parts: ClassVar[frozenset[str]] = frozenset({"forward"})
@@ -98,10 +87,8 @@ class GraphModel(nn.Module):
     def check_edges(cls, graph: Graph) -> None:
         """Raise `InputError` if the edges have attributes; a class that reads them overrides this."""
         if graph.edge_attr is not None:
-            raise InputError(
-                f"{cls.__name__} does not read `edge_attr`, which {graph.name!r} has; use a model of PyG"
-                " layers with `edge_dim`, or set `data.edge_attr = None`"
-            )
+            text = f"{cls.__name__} does not read `edge_attr`, which {graph.name!r} has; use a model of PyG"
+            raise InputError(f"{text} layers with `edge_dim`, or set `data.edge_attr = None`")
 
     def prepare(self, graph: Graph) -> Graph:
         """Return `graph` as this model reads it; the same object if nothing has to change."""
@@ -121,9 +108,9 @@ class GraphModel(nn.Module):
 class TappedLayer(nn.Module):
     """An attention layer that calls `show_attention` once in every run.
 
-    `tap` is a `Tap`. `watch` is called with the attention that the layer uses, averaged over the heads, and
-    the scores if it is `ranked`; fused kernels, which return this average, can still be used. `limits` are
-    those of the values and scores that the layer computes for each node, see `fgai.limit`.
+    `tap` is a `Tap`. `watch` is called with the attention averaged over the heads, and the scores if
+    `ranked`; fused kernels can still be used. `limits` are those of the values and scores of each node, see
+    `fgai.limit`.
     """
 
     def __init__(self) -> None:
@@ -170,7 +157,6 @@ class Wrapped(nn.Module):
 
 
 def _layout_of(model: nn.Module) -> Any:
-    """Return the layout of a model of heterogeneous graphs; None for all others."""
     model = uncompiled(model)
     return model.layout if isinstance(model, Wrapped) else None
 
@@ -210,10 +196,7 @@ def stages_of(model: nn.Module) -> Layerwise | None:
 
 @typed
 def originals(*models: Any) -> tuple[Any, ...]:
-    """Return models as they were before `torch.compile`, with one note if some are compiled.
-
-    A compiled model would be compiled again for every graph of an attack.
-    """
+    """Return models as they were before `torch.compile`, with one note if some are compiled."""
     compiled = [model for model in models if isinstance(model, nn.Module) and uncompiled(model) is not model]
     if compiled:
         names = " and ".join(dict.fromkeys(map(model_name, compiled)))
@@ -239,10 +222,8 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
         if value is None or expected in (None, value.dtype):
             continue
         if name == "x" or value.dtype.is_floating_point:
-            raise InputError(
-                f"the {words} of {graph.name!r} are {value.dtype}, the parameters of"
-                f" {model_name(model)} {expected}; use `data.{name} = data.{name}.to({expected})`"
-            )
+            text = f"the {words} of {graph.name!r} are {value.dtype}, the parameters of {model_name(model)}"
+            raise InputError(f"{text} {expected}; use `data.{name} = data.{name}.to({expected})`")
 
 
 @typed
@@ -250,8 +231,7 @@ def _check_dtype(model: nn.Module, graph: Graph) -> None:
 def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
     """Put `model` in evaluation mode for the block, then restore the flag of every module, also on error.
 
-    Gradients to inputs and to attention still flow; with `freeze` parameters need none. Such blocks in other
-    threads wait (see `fgai.threads`).
+    Gradients to inputs and attention still flow; with `freeze` parameters need none. Other threads wait.
     """
     with exclusive():
         flags = [(module, module.training) for module in model.modules()]
@@ -274,11 +254,7 @@ def evaluating(model: ModelT, *, freeze: bool = False) -> Iterator[ModelT]:
 
 @typed
 def duplicate(model: ModelT) -> ModelT:
-    """Return an independent copy of a model.
-
-    Tensors of the last forward pass that layers keep (SuperGATConv does) are detached: `copy.deepcopy`
-    refuses them while they carry a gradient history.
-    """
+    """Return an independent copy of a model, with detached tensors of the last forward pass it keeps."""
     with exclusive():
         values = (value for module in model.modules() for value in vars(module).values())
         passing = [value for value in values if isinstance(value, Tensor) and not value.is_leaf]

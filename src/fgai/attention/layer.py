@@ -27,8 +27,7 @@ _LOG_OF_ZERO = -1e6
 class LayerAttention:
     """Attention of one layer, `w[e, h]`, on edges sorted by (destination, source).
 
-    Parallel edges have an entry each, in the order of the input; such a layer cannot be matched with another
-    one until `merged` adds them up.
+    Parallel edges have an entry each; such a layer can be matched with another once `merged` adds them up.
 
     Attributes:
         values: [E, H], softmax over the incoming edges of each node, before dropout.
@@ -37,8 +36,7 @@ class LayerAttention:
         num_nodes: N; a node without incoming edges has no entry.
         name: the layer's name in the model, e.g. `"convs.0"`.
         adjacency: the edges as an `Adjacency`, if there is one.
-        scores: [E], mean over the heads of the scores before the softmax, if known: up to a constant per node
-            the mean of `log w` over the heads, without underflow.
+        scores: [E], mean over heads of the scores before the softmax: mean `log w` up to a constant per node.
         edge_type: in a heterogeneous graph, the type of these edges; one layer then has an entry per type.
 
     Example:
@@ -80,11 +78,7 @@ class LayerAttention:
         num_nodes: int,
         name: str = "",
     ) -> LayerAttention:
-        """Sort edges [E] that come in any order; parallel edges keep their order.
-
-        Raises:
-            InputError: sources or destinations are not E numbers of nodes.
-        """
+        """Sort edges [E]; parallel edges keep their order. `InputError` unless both ends are [E] nodes."""
         ends = [torch.as_tensor(index, device=values.device).long() for index in (source, destination)]
         for end, index in zip(("source", "destination"), ends, strict=True):
             if index.shape != values.shape[:1]:
@@ -99,9 +93,8 @@ class LayerAttention:
     ) -> LayerAttention:
         """Put values [E, H], and scores [E] if known, on the edges of an adjacency."""
         if values.dim() != 2 or values.shape[0] != adjacency.num_edges:
-            raise InputError(
-                f"`values` must have shape [{adjacency.num_edges}, heads], got {tuple(values.shape)}"
-            )
+            got = tuple(values.shape)
+            raise InputError(f"`values` must have shape [{adjacency.num_edges}, heads], got {got}")
         layer = object.__new__(cls)  # without source and destination, which `__getattr__` reads when needed
         fields = {"values": values, "num_nodes": adjacency.num_nodes, "name": name}
         layer.__dict__.update(fields, adjacency=adjacency, scores=scores)
@@ -157,9 +150,9 @@ class LayerAttention:
     def ranking(self) -> Tensor:
         """Return the numbers [E] that rank the neighbours of a node, the largest first.
 
-        They are the mean over the heads of `log w = score − log Z`: the normaliser Z is the same for all
-        neighbours of a node, so a new neighbour cannot reorder the others in a layer with unchanged inputs.
-        Numbers of different nodes are not comparable; those of `explanation`, in the same order, are.
+        That is the mean over the heads of `log w = score − log Z`, so that a new neighbour cannot reorder the
+        others in a layer with unchanged inputs. Numbers are comparable at one node; those of `explanation`
+        between nodes.
         """
         if self.scores is not None:
             return self.scores
@@ -174,9 +167,9 @@ class LayerAttention:
 
             a_j = exp(mean_h log w_jh) / Σ_i exp(mean_h log w_ih)
 
-        That is the softmax of the mean scores. A neighbour with weight 0 in some head has 0; if that is so
-        for all neighbours of a node, those with the fewest zeros share it. On edges of one type it sums to
-        the node's attention to that type.
+        That is the softmax of the mean scores. A neighbour with weight 0 in some head has 0; if all have,
+        those with the fewest zeros share it. On edges of one type it sums to the node's attention to that
+        type.
         """
         if self.scores is None and self.num_heads == 1:
             return self.values.squeeze(1).double()
@@ -189,9 +182,7 @@ class LayerAttention:
         """Return one number per edge [E]: `"mean"`, `"max"`, `"log"` (`explanation`) or a head by number."""
         if isinstance(how, int):
             if not -self.num_heads <= how < self.num_heads:
-                raise InputError(
-                    f"`heads` must be below {self.num_heads}, the layer's number of heads, got {how}"
-                )
+                raise InputError(f"`heads` must be below {self.num_heads}, the layer's number, got {how}")
             return self.values[:, how]
         checks.one_of(how, "heads", REDUCTIONS)
         if how == "log":
@@ -202,8 +193,7 @@ class LayerAttention:
 
     def detach(self) -> LayerAttention:
         """Return the same without gradient history."""
-        scores = None if self.scores is None else self.scores.detach()
-        return self.with_values(self.values.detach(), scores)
+        return self.with_values(self.values.detach(), None if self.scores is None else self.scores.detach())
 
     def to(self, device: torch.device | str) -> LayerAttention:
         """Return values and edges on `device`; the same object if they are there."""
@@ -227,11 +217,9 @@ class LayerAttention:
     def require_same_edges(self, other: LayerAttention) -> None:
         """Raise `AttentionError` unless rows may be compared one by one; names the first difference."""
         if not self.same_edges(other):
-            raise AttentionError(
-                f"attention of {self.name!r} ({self.num_edges} edges) and of {other.name!r}"
-                f" ({other.num_edges}) has different edges ({_first_difference(self, other)});"
-                " match them with `align` first"
-            )
+            text = f"{self.name!r} ({self.num_edges} edges) and {other.name!r} ({other.num_edges})"
+            difference = _first_difference(self, other)
+            raise AttentionError(f"{text} have different edges ({difference}); match them with `align` first")
 
     def take(self, positions: Tensor, num_nodes: int | None = None) -> LayerAttention:
         """Return the edges at increasing `positions` [K]; rows no longer sum to one."""
@@ -241,38 +229,28 @@ class LayerAttention:
         return LayerAttention(values, *ends, nodes, self.name, scores=scores, edge_type=kind)
 
     def restrict(self, keys: Tensor) -> LayerAttention:
-        """Return only the edges with these `keys` [K].
-
-        Raises:
-            AttentionError: the layer does not have one of them, or has edges twice.
-        """
+        """Return only the edges with these `keys` [K]; `AttentionError` if one is missing or edges repeat."""
         self._require_unique()
         keys = torch.unique(keys.to(self.keys.device))
         positions, _ = match_edges(self.keys, keys)
         if positions.numel() < keys.numel():
             first = int(keys[~torch.isin(keys, self.keys)][0])
-            raise AttentionError(
-                f"{keys.numel() - positions.numel()} of {keys.numel()} edges asked for are not among those of"
-                f" layer {self.name!r}, the first is {edge_name(first)}; use `align` to keep the common ones"
-            )
+            missing = keys.numel() - positions.numel()
+            text = f"{missing} of {keys.numel()} edges asked for are not in layer {self.name!r}, the first is"
+            raise AttentionError(f"{text} {edge_name(first)}; use `align` to keep the common ones")
         return self.take(positions)
 
     def align(self, other: LayerAttention) -> tuple[LayerAttention, LayerAttention]:
         """Return both on their common edges, matched by (source, destination).
 
-        Raises:
-            AttentionError: heads or devices differ, edges are duplicated, or no edge is common.
+        `AttentionError` if heads or devices differ, edges are duplicated, or no edge is common.
         """
         if self.num_heads != other.num_heads:
-            raise AttentionError(
-                f"layer {self.name!r} has {self.num_heads} heads, {other.name!r} has {other.num_heads};"
-                " reduce them first with `heads`"
-            )
+            text = f"layer {self.name!r} has {self.num_heads} heads, {other.name!r} has {other.num_heads}"
+            raise AttentionError(f"{text}; reduce them first with `heads`")
         if self.values.device != other.values.device:
-            raise AttentionError(
-                f"layer {self.name!r} is on {self.values.device}, {other.name!r} on {other.values.device};"
-                " use `to`"
-            )
+            text = f"layer {self.name!r} is on {self.values.device}, {other.name!r} on {other.values.device}"
+            raise AttentionError(f"{text}; use `to`")
         self._require_unique()
         other._require_unique()
         nodes = min(self.num_nodes, other.num_nodes)
@@ -288,23 +266,19 @@ class LayerAttention:
         if not self.has_duplicates:
             return self
         keys, inverse = torch.unique(self.keys, return_inverse=True)
-        zeros = self.values.new_zeros((keys.numel(), self.num_heads))
-        values = zeros.index_add(0, inverse, self.values)
+        values = self.values.new_zeros((keys.numel(), self.num_heads)).index_add(0, inverse, self.values)
         return LayerAttention(values, *key_ends(keys), self.num_nodes, self.name, edge_type=self.edge_type)
 
     def sums(self) -> Tensor:
         """Return [N, H]: the sum over the incoming edges of each node, 0 for a node without some."""
-        return self.values.new_zeros((self.num_nodes, self.num_heads)).index_add(
-            0, self.destination, self.values
-        )
+        zeros = self.values.new_zeros((self.num_nodes, self.num_heads))
+        return zeros.index_add(0, self.destination, self.values)
 
     def _require_unique(self) -> None:
         if self.has_duplicates:
             first = int(self.keys[1:][self.keys[1:] == self.keys[:-1]][0])
-            raise AttentionError(
-                f"edge {edge_name(first)} occurs more than once in layer {self.name!r}, so it cannot be"
-                " matched; use `merged` to add parallel edges up"
-            )
+            text = f"edge {edge_name(first)} occurs more than once in layer {self.name!r}"
+            raise AttentionError(f"{text}, so it cannot be matched; use `merged` to add parallel edges up")
 
 
 def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
@@ -315,9 +289,8 @@ def _first_difference(first: LayerAttention, second: LayerAttention) -> str:
     if differs.numel() == 0:
         return f"one has {abs(first.num_edges - second.num_edges)} edges more"
     position = int(differs[0])
-    return (
-        f"at {position}: {edge_name(int(first.keys[position]))} and {edge_name(int(second.keys[position]))}"
-    )
+    ends = (edge_name(int(layer.keys[position])) for layer in (first, second))
+    return f"at {position}: {' and '.join(ends)}"
 
 
 def mean_heads(scores: Tensor) -> Tensor:

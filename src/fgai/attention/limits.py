@@ -1,8 +1,6 @@
-"""Limits: what a layer computes for a node is clipped to the range of a reference graph.
+"""Limits: values and both terms of the score of every node are clipped to the range of a reference graph.
 
-An attention layer computes a value and the two terms of the score for every node. Limits clip each of them,
-channel by channel, and bound its norm: a typical node is extreme in a few channels, not in all. Limits
-measured on all values of a graph, without a share to clip, change nothing on that graph, bit for bit.
+Measured on all values of a graph, without a share to clip, they change nothing on that graph, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,14 +22,9 @@ from fgai.ops import clip, range_norm
 from fgai.threads import exclusive
 from fgai.typed import typed
 
-Limiter = Callable[[Any], None]
-"""Adds limits to a layer, in place."""
-
-SAMPLE = 4096
-"""Rows that order statistics are computed from while a model trains."""
-SLACK = 1e-5
-"""Relative margin of ranges and radii: kernels that sum in another order round differently, and must not be
-clipped for that."""
+Limiter = Callable[[Any], None]  # adds limits to a layer, in place
+SAMPLE = 4096  # rows that order statistics are computed from while a model trains
+SLACK = 1e-5  # relative margin of ranges and radii: kernels that sum in another order round differently
 
 
 @typed
@@ -104,8 +97,8 @@ class Limits(nn.Module):
         """Set range and radius from rows `x` [N, ...].
 
         A share `clip_share` is left out at either end of each channel, and a share `shrink` of the rows, the
-        largest, out of the radius. Order statistics are those of every `stride`-th row. Range and
-        radius also contain the rows of `earlier` runs. `usual` counts the clipped numbers.
+        largest, out of the radius. Order statistics are those of every `stride`-th row, and rows of `earlier`
+        runs are contained, too. `usual` counts the clipped numbers.
         """
         rows = x.detach().reshape(-1, *self.low.shape)
         low, high = measured = ranges(rows[::stride] if clip_share else rows, clip_share)
@@ -143,10 +136,7 @@ class Limits(nn.Module):
 
 
 def ranges(x: Tensor, clip_share: float) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest of the rows of `x`, a share `clip_share` left out at either end.
-
-    If nothing is left out, each end is further out by `SLACK` of the range.
-    """
+    """Return least and largest rows of `x`, a share left out at either end; if none, `SLACK` further out."""
     count = int(clip_share * x.shape[0])
     if count == 0:
         low, high = x.amin(0), x.amax(0)
@@ -329,28 +319,22 @@ def _limiter_of(layer: nn.Module) -> Limiter | None:
 def add_limits(model: nn.Module) -> None:
     """Add limits to every attention layer without some, infinite until they are measured; in place.
 
-    Raises:
-        AttentionError: the model has no attention, or a layer that cannot be limited.
+    `AttentionError` if the model has no attention, or a layer that cannot be limited.
     """
     for name, layer in find_layers(uncompiled(model)).items():
         if limits_of(layer):
             continue
         limiter = _limiter_of(layer)
         if limiter is None:
-            raise AttentionError(
-                f"layer {name!r} ({type(layer).__name__}) cannot be limited; use"
-                " `fgai.attention.register_limits`"
-            )
+            text = f"layer {name!r} ({type(layer).__name__}) cannot be limited"
+            raise AttentionError(f"{text}; use `fgai.attention.register_limits`")
         limiter(layer)
 
 
 @typed
 def entry_limits(model: nn.Module) -> list[Limits]:
-    """Return the limits of the first attention layer, without derived ones; empty if it has none.
-
-    A heterogeneous model has no entry limits: some nodes are sources alone, others destinations alone.
-    """
-    if _layout_of(model) is not None:
+    """Return the limits of the first attention layer but derived ones; none for heterogeneous models."""
+    if _layout_of(model) is not None:  # some nodes are sources alone, others destinations alone
         return []
     first = next(iter(find_layers(uncompiled(model)).values()))
     return [limits for limits in limits_of(first) if not limits.derived]

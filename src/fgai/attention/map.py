@@ -26,12 +26,9 @@ if TYPE_CHECKING:
 @typed
 @dataclass(frozen=True, eq=False)
 class AttentionMap(Tabled):
-    """Attention of every layer, in the order the layers ran.
+    """Attention of every layer: one `LayerAttention` per run, in the order the layers ran.
 
     Two maps are compared only on edges that `align` matched by (source, destination).
-
-    Attributes:
-        layers: one `LayerAttention` per run of an attention layer.
     """
 
     layers: tuple[LayerAttention, ...]
@@ -121,8 +118,7 @@ class AttentionMap(Tabled):
     def over_layers(self, how: str = "mean") -> LayerAttention:
         """Return the `"last"`, `"mean"` or `"max"` over layers as one layer [E, 1], its heads averaged.
 
-        Raises:
-            AttentionError: the layers have different edges (never for `"last"`).
+        `AttentionError` if the layers have different edges (never for `"last"`).
         """
         checks.one_of(how, "how", ("last", "mean", "max"))
         if any(w.edge_type is not None for w in self.layers):
@@ -161,16 +157,12 @@ class AttentionMap(Tabled):
     def align(self, other: AttentionMap) -> tuple[AttentionMap, AttentionMap]:
         """Return both maps on their common edges, so that their rows may be compared one by one.
 
-        Edges only one of them has (injected or removed ones, self-loops a layer added) are left out, so rows
-        of the result need not sum to one. Node numbers must mean the same nodes in both.
-
-        Raises:
-            AttentionError: different numbers of layers or heads, duplicated edges, or nothing in common.
+        Edges of one map alone (injected or removed ones, added self-loops) are left out, so rows need not sum
+        to one. Node numbers must mean the same nodes in both. `AttentionError` for different numbers of
+        layers or heads, duplicated edges, or nothing in common.
         """
         if len(self) != len(other):
-            raise AttentionError(
-                f"one map has {len(self)} layers, the other {len(other)}, and cannot be matched"
-            )
+            raise AttentionError(f"one map has {len(self)} layers, the other {len(other)}; they do not match")
         pairs = [mine.align(theirs) for mine, theirs in zip(self.layers, other.layers, strict=True)]
         return AttentionMap(tuple(p[0] for p in pairs)), AttentionMap(tuple(p[1] for p in pairs))
 
@@ -189,9 +181,8 @@ def _joined(entries: list[LayerAttention]) -> LayerAttention:
         return first
     counts = sorted({w.num_heads for w in entries})
     if len(counts) > 1:
-        raise AttentionError(
-            f"types of edges of layer {_layer(first)!r} have {counts} heads; reduce them first with `heads`"
-        )
+        text = f"types of edges of layer {_layer(first)!r} have {counts} heads"
+        raise AttentionError(f"{text}; reduce them first with `heads`")
     values, source, destination = (
         torch.cat([getattr(w, name) for w in entries]) for name in ("values", "source", "destination")
     )
@@ -204,5 +195,4 @@ def _strongest(layer: LayerAttention) -> float | None:
     """Mean over the nodes that attend to something of their largest attention; heads are averaged."""
     if not layer.num_edges:
         return None
-    largest = row_max(layer.heads("mean"), layer.rowptr)
-    return float(largest[layer.degree > 0].mean())
+    return float(row_max(layer.heads("mean"), layer.rowptr)[layer.degree > 0].mean())

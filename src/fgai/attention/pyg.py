@@ -1,12 +1,8 @@
 """Adapters for PyTorch Geometric: GATConv, GATv2Conv, TransformerConv and SuperGATConv.
 
-PyG's layers return attention after dropout. GATConv and GATv2Conv compute both in `edge_updater`: it runs
-with dropout 0, the tap is called, and dropout follows by the same call, so that a recorded forward equals an
-unrecorded one bit by bit, in training mode too. TransformerConv and SuperGATConv compute attention in
-`message`, which is replaced. Attributes are set on the instance and restored afterwards.
-
-`torch_sparse.SparseTensor`, decomposed layers, and subclasses that override the method in which attention is
-computed are refused.
+PyG's layers return attention after dropout. GATConv and GATv2Conv run `edge_updater` with dropout 0, then the
+tap, then the same dropout; in TransformerConv and SuperGATConv `message` is replaced. A recorded forward
+equals an unrecorded one bit by bit. Subclasses that compute attention elsewhere are refused.
 """
 
 from __future__ import annotations
@@ -36,10 +32,8 @@ def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
     destinations in its rows; others raise `AttentionError`.
     """
     if not isinstance(edges, Tensor):
-        raise AttentionError(
-            f"{type(layer).__name__} was given its edges as {type(edges).__name__}, which cannot be recorded;"
-            " pass `edge_index` or a `torch.sparse` matrix"
-        )
+        text = f"{type(layer).__name__} was given its edges as {type(edges).__name__}, which cannot be"
+        raise AttentionError(f"{text} recorded; pass `edge_index` or a `torch.sparse` matrix")
     if edges.layout == torch.sparse_coo:
         destination, source = edges.indices()
         return source, destination
@@ -48,9 +42,7 @@ def message_edges(layer: Any, edges: Any) -> tuple[Tensor, Tensor]:
         rows = torch.arange(counts.numel(), device=counts.device)
         return edges.col_indices().long(), torch.repeat_interleave(rows, counts)
     if edges.layout != torch.strided:
-        raise AttentionError(
-            f"edges in {edges.layout} cannot be recorded; pass `edge_index`, or a COO or CSR matrix"
-        )
+        raise AttentionError(f"edges in {edges.layout} cannot be recorded; pass `edge_index`, COO or CSR")
     plain = edges.as_tensor() if isinstance(edges, EdgeIndex) else edges
     forward = layer.flow == "source_to_target"
     source, destination = (plain[0], plain[1]) if forward else (plain[1], plain[0])
@@ -82,10 +74,8 @@ def _counting_nodes(layer: Any) -> Iterator[Callable[[Tensor | None, Tensor | No
 
     def count(source: Tensor | None, destination: Tensor | None) -> NodeCount:
         if source is None or destination is None:
-            raise AttentionError(
-                f"{type(layer).__name__} ran on a bipartite graph without features of both sides, which"
-                " cannot be recorded; give it a pair of feature matrices"
-            )
+            text = f"{type(layer).__name__} ran on a bipartite graph without features of both sides, which"
+            raise AttentionError(f"{text} cannot be recorded; give it a pair of feature matrices")
         sizes = int(source.shape[0]), int(destination.shape[0])
         return sizes if bipartite[0] or sizes[0] != sizes[1] else sizes[0]
 
@@ -100,14 +90,11 @@ def check_layer(layer: Any, method: str, owner: type[nn.Module]) -> None:
     """Raise `AttentionError` if a layer does not compute its attention in this `method` of `owner`."""
     kind = type(layer).__name__
     if getattr(getattr(layer, method), "__func__", None) is not owner.__dict__[method]:
-        raise AttentionError(
-            f"{kind} replaces `{method}` of {owner.__name__}, so its attention cannot be found;"
-            " write an adapter and give it to `fgai.attention.register_adapter`"
-        )
+        text = f"{kind} replaces `{method}` of {owner.__name__}, so its attention cannot be found"
+        raise AttentionError(f"{text}; give an adapter of it to `fgai.attention.register_adapter`")
     if layer.decomposed_layers != 1:
-        raise AttentionError(
-            f"{kind} with decomposed_layers={layer.decomposed_layers} cannot be recorded; set it to 1"
-        )
+        value = f"decomposed_layers={layer.decomposed_layers}"
+        raise AttentionError(f"{kind} with {value} cannot be recorded; set it to 1")
     share = getattr(layer, "dropout", 0.0)
     if not isinstance(share, int | float):
         raise AttentionError(f"`dropout` of {kind} must be a number, got {type(share).__name__}")
@@ -132,19 +119,14 @@ def _dynamic_scores(layer: Any, source: Tensor, destination: Tensor, edge_attr: 
 
 def _edge_terms(layer: Any, edge_attr: Tensor) -> Tensor:
     """Project edge features [E] or [E, D] to [E, H, C]."""
-    wide = edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
-    mapped: Tensor = layer.lin_edge(wide)
+    mapped: Tensor = layer.lin_edge(edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr)
     return mapped.view(-1, layer.heads, layer.out_channels)
 
 
 def _edge_updater_adapter(
     owner: type[nn.Module], nodes: str, score: Callable[[Any, Tensor, Tensor, Tensor | None], Tensor]
 ) -> Adapter:
-    """Adapter for layers whose `edge_updater` returns the dropped-out attention.
-
-    `nodes` is its keyword for the pair of tensors of source and destination nodes, and `score` maps (layer,
-    rows of the sources [E, ...], of the destinations, edge features) to scores [E, H].
-    """
+    """Adapter of layers whose `edge_updater` takes rows of both ends as `nodes` and returns attention."""
 
     @contextmanager
     def adapter(layer: Any, tap: Tap) -> Iterator[None]:
@@ -174,10 +156,7 @@ def _edge_updater_adapter(
 def _propagating(
     layer: Any, message: Callable[..., Tensor], nodes: tuple[str, str]
 ) -> Iterator[list[tuple[Tensor, Tensor, NodeCount]]]:
-    """Replace `message`; yield a list that holds (source, destination, node count) during `propagate`.
-
-    `nodes` are the keywords of `propagate` for the tensors of source and destination nodes.
-    """
+    """Replace `message`; yield a list that holds (source, destination, node count) during `propagate`."""
     original: Callable[..., Tensor] = layer.propagate
     run: list[tuple[Tensor, Tensor, NodeCount]] = []
 
@@ -214,9 +193,7 @@ def _transformer(layer: Any, tap: Tap) -> Iterator[None]:
     ) -> Tensor:
         if layer.lin_edge is not None:
             if edge_attr is None:
-                raise AttentionError(
-                    "this TransformerConv has `edge_dim`, but was called without `edge_attr`"
-                )
+                raise AttentionError("TransformerConv with `edge_dim` was called without `edge_attr`")
             edge_attr = layer.lin_edge(edge_attr).view(shape)
             key_j = key_j + edge_attr
         scores = (query_i * key_j).sum(dim=-1) / math.sqrt(layer.out_channels)
@@ -239,8 +216,7 @@ def _supergat(layer: Any, tap: Tap) -> Iterator[None]:
     def message(edge_index_i: Tensor, x_i: Tensor, x_j: Tensor, size_i: int | None) -> Tensor:
         attention = layer.get_attention(edge_index_i, x_i, x_j, num_nodes=size_i)
         attention = tap(attention, *edges[0])
-        weights = dropout(attention, p=layer.dropout, training=layer.training)
-        return x_j * weights.view(-1, layer.heads, 1)
+        return x_j * dropout(attention, p=layer.dropout, training=layer.training).view(-1, layer.heads, 1)
 
     with _propagating(layer, message, ("x", "x")) as edges:
         yield

@@ -19,11 +19,8 @@ from fgai.sparse import match_edges
 from fgai.tasks import task_of
 from fgai.typed import typed
 
-LISTED = 8
-"""Modules that a warning names."""
-SMALL = 64
-"""Relative change, in units of the floating-point precision, above which a node counts as changed where nodes
-out of reach have changed clearly."""
+LISTED = 8  # modules that a warning names
+SMALL = 64  # relative change in units of precision; smaller ones are rounding
 
 
 @typed
@@ -35,10 +32,9 @@ def touched_rows(before: AttentionMap, after: AttentionMap, changed: Tensor | No
         i ∈ S_{l-1},  or j → i for some j ∈ S_{l-1},  or i gained or lost an incoming edge;
 
     and S_l is S_{l-1} with the rows in reach at layer l. Entries of one layer, for its types of edges, read
-    the same states. If nodes interact in these layers alone, no other row can change. Other layers (a
-    normalisation over all nodes, a virtual node, attention that is not recorded) can join further nodes, so
-    the rows whose attention changed by more than rounding count, too. `changed` [R] are the nodes whose
-    features changed; the first N nodes of `after` are those of `before`.
+    the same states. Other layers (a normalisation over all nodes, a virtual node, attention that is not
+    recorded) can join further nodes, so the rows whose attention changed by more than rounding count, too.
+    `changed` [R] are the nodes whose features changed; the first N nodes of `after` are those of `before`.
     """
     return [reach | moved for reach, moved in zip(*_reach_and_moved(before, after, changed), strict=True)]
 
@@ -49,13 +45,9 @@ def warn_unread(model: nn.Module) -> None:
     layers = [f"{name} ({kind})" for name, kind in _unread_layers(unwrapped(uncompiled(model))).items()]
     if layers:
         more = f" and {len(layers) - LISTED} more" if len(layers) > LISTED else ""
-        warn(
-            ReliabilityWarning(
-                "unread-attention",
-                f"{model_name(model)} also attends in {', '.join(layers[:LISTED])}{more}, which fgai does not"
-                " record: the attention shown and compared is not all of its attention",
-            )
-        )
+        text = f"{model_name(model)} also attends in {', '.join(layers[:LISTED])}{more}, which fgai does not"
+        text += " record: the attention shown and compared is not all of its attention"
+        warn(ReliabilityWarning("unread-attention", text))
 
 
 @typed
@@ -72,23 +64,18 @@ def warn_coupled(
     old, new = before.logits.detach(), after.logits.detach()[: len(before.logits)]
     moves = (old - new).abs().amax(1) / old.abs().max().clamp(min=torch.finfo(old.dtype).tiny)
     outputs = _moved(moves, rows)
-    beyond = torch.stack(
-        [(outside & ~inside).sum() for inside, outside in zip(reach, moved, strict=True)]
-    ).max()
+    pairs = zip(reach, moved, strict=True)
+    beyond = torch.stack([(outside & ~inside).sum() for inside, outside in pairs]).max()
     if not bool((outputs & ~rows).any()) and not int(beyond):
         return
     with evaluating(model), torch.no_grad():
         if _differ(old, call_model(model, before.graph)):
             return
     others = int((outputs & ~rows).sum())
-    warn(
-        ReliabilityWarning(
-            "global-coupling",
-            f"other layers of {model_name(model)} join nodes, too: {int(rows.sum())} of {len(rows)} outputs"
-            f" are in reach of the attack along the recorded attention, {others} others moved, and so did the"
-            f" attention of {int(beyond)} nodes out of reach; those count as touched",
-        )
-    )
+    text = f"other layers of {model_name(model)} join nodes, too: {int(rows.sum())} of {len(rows)} outputs"
+    text += f" are in reach of the attack along the recorded attention, {others} others moved, and so did the"
+    text += f" attention of {int(beyond)} nodes out of reach; those count as touched"
+    warn(ReliabilityWarning("global-coupling", text))
 
 
 def _reach_and_moved(
@@ -119,10 +106,7 @@ def _reach_and_moved(
 
 
 def _moved(moves: Tensor, reach: Tensor) -> Tensor:
-    """Return the nodes that changed, bool [N], from their relative change.
-
-    Only a clear change out of reach proves that other layers join nodes; then smaller changes count, too.
-    """
+    """Return the changed nodes, bool [N]; small changes count if a clear one out of reach shows coupling."""
     eps = torch.finfo(moves.dtype).eps
     coupled = ((moves > eps**0.5) & ~reach).any()
     return torch.where(coupled, moves > SMALL * eps, False)

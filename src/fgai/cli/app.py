@@ -22,8 +22,7 @@ _PANELS = {
     "Evaluate models": ("attack", "evaluate", "compare", "certify", "bench"),
     "Publish numbers": ("card", "check", "cards"),
     "Installation and data": ("doctor", "data"),
-}
-"""Panels of the help, and their commands."""
+}  # of the help, and their commands
 
 
 @cache
@@ -31,11 +30,9 @@ def _summaries() -> dict[str, tuple[str, str]]:
     """Module, and first line of the docstring, of every command, read without importing it."""
     summaries = {}
     for module in ("report", "evaluate", "train", "bench", "cards", "data"):
-        tree = ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
-        for node in tree.body:
+        for node in ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef):
-                summary = (ast.get_docstring(node) or "").partition("\n")[0]
-                summaries[node.name.strip("_")] = module, summary
+                summaries[node.name.strip("_")] = module, (ast.get_docstring(node) or "").partition("\n")[0]
     return summaries
 
 
@@ -67,7 +64,6 @@ class _LazyCommand(TyperCommand):
 
     @cached_property
     def loaded(self) -> Any:
-        """The command or group itself: the function or `App` of its name in the module."""
         app = getattr(import_module(f"fgai.cli.{self._module}"), str(self.name))
         if not isinstance(app, typer.Typer):
             work, app = app, App()

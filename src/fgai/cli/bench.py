@@ -30,9 +30,8 @@ def _bench() -> None:
 
     Needs a checkout of fgai.
     """
-    typer.echo(
-        "error: `fgai bench` needs a checkout of fgai: run it inside one, where experiments/ is", err=True
-    )
+    where = "run it inside one, where experiments/ is"
+    typer.echo(f"error: `fgai bench` needs a checkout of fgai: {where}", err=True)
     raise typer.Exit(BAD_INPUT)
 
 

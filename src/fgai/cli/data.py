@@ -84,7 +84,6 @@ def _info(name: Annotated[str, "Name of a dataset."], *, root: options.Root = No
 
 
 def _show_lines(lines: Mapping[str, str], console: Console) -> None:
-    """Print texts behind their names."""
     table = RichTable(show_header=False, box=None)
     for label, text in lines.items():
         table.add_row(label, escape(text))

@@ -190,9 +190,8 @@ def evaluate(
     if current().is_distributed and not stored:
         raise InputError("an attack runs in one process: leave torchrun out, or give `--stored`")
     if change is not None and (stored or vanilla is not None or attacker.is_sized or attacker.per_node):
-        raise InputError(
-            "`--change` runs no attack: leave out --stored, --vanilla, --nodes, --edges, --box and --per-node"
-        )
+        left_out = "--stored, --vanilla, --nodes, --edges, --box and --per-node"
+        raise InputError(f"`--change` runs no attack: leave out {left_out}")
     threat = attacker.sized()
     opened = files._open_model(source, stored=stored)
     reference = opened.load(vanilla)
@@ -204,9 +203,8 @@ def evaluate(
         if not isinstance(opened.graph, StoredGraph):
             raise InputError(f"`--stored` is for converted folders, {opened.graph.name!r} is in memory")
         if record.output or attacker.per_node or attacker.is_sized:
-            raise InputError(
-                "`--stored` runs no attack: leave out --output, --nodes, --edges, --box and --per-node"
-            )
+            left_out = "--output, --nodes, --edges, --box and --per-node"
+            raise InputError(f"`--stored` runs no attack: leave out {left_out}")
         common: dict[str, Any] = {"k": attacker.k, "seed": opened.about.get("split_seed", 0)}
         exact = evaluate_store(opened.model, opened.graph, vanilla=reference, group=current(), **common)
         if current().is_main:
@@ -333,9 +331,8 @@ def certify(
     - `fgai certify gat.safetensors --votes 20`
     """
     if sum(one is not None for one in (injected, budget or None, votes)) > 1:
-        raise InputError(
-            "`--injected`, `--budget` and `--votes` are different certificates; give one of them"
-        )
+        text = "`--injected`, `--budget` and `--votes` are different certificates"
+        raise InputError(f"{text}; give one of them")
     if confidence and votes is None:
         raise InputError("`--confidence` is of the votes; give `--votes`, too")
     sizes = [_parse_budget(text) for text in budget or ()]
@@ -357,7 +354,6 @@ def certify(
 
 
 def _parse_budget(text: str) -> tuple[int, int]:
-    """Return the new nodes of `--budget` and the edges of each."""
     nodes, times, edges = text.partition("x")
     if not (times and nodes.isdecimal() and edges.isdecimal()):
         raise InputError(f"`--budget` takes new nodes x edges of each, like 20x20, got {text!r}")
@@ -403,9 +399,8 @@ def explain(
     shown_layer: str | int = int(layer) if layer.lstrip("-").isdigit() else layer
     threat = None if attacker.threat == "none" else attacker.sized()
     if threat is None and attacker.is_sized:
-        raise InputError(
-            "`nodes`, `edges` and `box` need an attack, and `--threat none` is none; leave them out"
-        )
+        text = "`nodes`, `edges` and `box` need an attack, and `--threat none` is none"
+        raise InputError(f"{text}; leave them out")
     opened = files._open_model(source)
     model, graph = opened.model, opened.graph
     reference = opened.load(vanilla)

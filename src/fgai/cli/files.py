@@ -106,7 +106,6 @@ def _open_model(source: options.Source, *, stored: bool = False) -> _ModelAndGra
 
 
 def _open_own(source: options.Source, factory: str, *, stored: bool) -> _ModelAndGraph:
-    """Make a model of the user's own and read its graph."""
     device, data, weights = checked_device(source.device), source.data, source.weights
     if data is None:
         raise InputError("`--model` needs `--data`, the graph it is for")

@@ -17,22 +17,7 @@ from fgai.datasets.splits import Split, fold_split, link_split, random_split, st
 from fgai.graph.fingerprint import fingerprint
 
 __all__ = [
-    "DatasetInfo",
-    "Source",
-    "Split",
-    "fingerprint",
-    "fold_split",
-    "info",
-    "link_split",
-    "load_dataset",
-    "load_graph",
-    "names",
-    "planted",
-    "random_split",
-    "register_dataset",
-    "register_task_split",
-    "stratified_split",
-    "unregister_dataset",
-    "unregister_task_split",
-    "with_degrees",
-]
+    "DatasetInfo", "Source", "Split", "fingerprint", "fold_split", "info", "link_split", "load_dataset",
+    "load_graph", "names", "planted", "random_split", "register_dataset", "register_task_split",
+    "stratified_split", "unregister_dataset", "unregister_task_split", "with_degrees",
+]  # fmt: skip

@@ -60,10 +60,8 @@ def find(layouts: Iterable[Sequence[str]], folders: Iterable[Path]) -> tuple[Pat
 def _download(info: DatasetInfo, source: Source, verify: Callable[[tuple[Path, ...]], Graph]) -> Graph:
     """Download the files of a dataset; they are moved into the cache after `verify` has accepted them."""
     cache, names = _data_cache(), [Path(file).name for file in info.files[0]]
-    advice = (
-        f"put {', '.join(info.files[0])} (source: {info.source}) into {cache}, or into a folder named by"
-        " `root` or $FGAI_DATA"
-    )
+    where = f"{cache}, or into a folder named by `root` or $FGAI_DATA"
+    advice = f"put {', '.join(info.files[0])} (source: {info.source}) into {where}"
     if source.url is None:
         raise DataError(f"the files of {info.name!r} are missing and not for download; {advice}")
     try:
@@ -98,19 +96,16 @@ def load_dataset(
     """Return a dataset as a graph: undirected, without duplicates, without self-loops.
 
     A set of small graphs (`mutag`, `proteins`) is one block-diagonal graph with `batch` and `graph_y`. Files
-    are read from `root` or `$FGAI_DATA`, else from the user's cache; missing ones are downloaded into the
-    cache.
+    are read from `root` or `$FGAI_DATA`, else from the user's cache; missing ones are downloaded into it.
 
     Args:
-        name: one of `fgai.datasets.names()`, or a file or folder of your own, see `load_graph`, with the
-            splits `random` and, if it has masks, `public`.
+        name: one of `fgai.datasets.names()`, or a file or folder of your own, see `load_graph`.
         root: a folder with the files of `fgai.datasets.info(name).files`.
         seed: of a random split.
         split: `random` (10/10/80 % of the labelled nodes), `public` (published with the data) or, for small
-            graphs, `folds` (the seed is the number of one of ten folds); None for the first of
-            `info(name).splits`.
-        task: `link` hides links to be predicted (see `link_split`), others are split as
-            `register_task_split` says; None for the dataset's own task.
+            graphs, `folds` (the seed is the number of one of ten folds); by default the first of
+            `info(name).splits`, or for files of your own `public` if they have masks.
+        task: by default the dataset's own; `link` hides links, see `link_split` and `register_task_split`.
 
     Example:
         >>> load_dataset("planted", seed=1).num_nodes
@@ -214,10 +209,8 @@ def _check_sizes(graph: Graph, about: DatasetInfo) -> None:
     for field in ("num_nodes", "num_edges", "num_features", "num_classes", "num_graphs"):
         size, expected = getattr(graph, field), getattr(about, field)
         if size != expected:
-            text = (
-                f"the files of {about.name!r} are of something else: {field} is {size}, expected {expected}"
-            )
-            raise DataError(f"{text}; fetch them again")
+            text = f"the files of {about.name!r} are of something else: {field} is {size}"
+            raise DataError(f"{text}, expected {expected}; fetch them again")
 
 
 @typed

@@ -255,9 +255,8 @@ def _classes(table: _Table) -> tuple[Tensor, tuple[str, ...] | None]:
         return torch.tensor([int(word or -1) for word in words]), None
     classes = tuple(sorted({word for word in words if word}))
     if any(_is_number(name) for name in classes):
-        table.refuse(
-            "y", lambda word: bool(word) and not _is_number(word), "must be a whole number as others are"
-        )
+        text = "must be a whole number as others are"
+        table.refuse("y", lambda word: bool(word) and not _is_number(word), text)
     numbers = {name: index for index, name in enumerate(classes)} | {"": -1}
     return torch.tensor([numbers[word] for word in words]), classes
 
@@ -265,8 +264,6 @@ def _classes(table: _Table) -> tuple[Tensor, tuple[str, ...] | None]:
 def count_nodes(largest: int, edges: int) -> int:
     """Return the number of nodes for a largest node number; `DataError` if there are too few edges."""
     if largest > _MOST_NODES_PER_EDGE * edges + (1 << 20):
-        raise DataError(
-            f"an edge names node {largest}, which is too large for {edges} edges; number the nodes"
-            " from 0 on, or give features, one row per node"
-        )
+        text = f"an edge names node {largest}, which is too large for {edges} edges"
+        raise DataError(f"{text}; number the nodes from 0 on, or give features, one row per node")
     return max(1, largest + 1)

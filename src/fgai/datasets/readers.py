@@ -143,16 +143,14 @@ def _read_planetoid(files: Files) -> RawGraph:
     fits = first == count and test.size == tx.shape[0] == np.unique(test).size
     if not fits or n - count > 2 * test.size:  # a few test nodes are left out, never most of them
         raise DataError(f"{parts['test.index']} does not fit {parts['allx'].name} and {parts['tx'].name}")
-    permutation = sp.csr_matrix(
-        (np.ones(test.size), (test - count, np.arange(test.size))), shape=(n - count, test.size)
-    )
+    shape = (n - count, test.size)
+    permutation = sp.csr_matrix((np.ones(test.size), (test - count, np.arange(test.size))), shape=shape)
     words = sp.csr_matrix(sp.vstack([allx, permutation @ tx]), dtype=np.float32)
     labels = np.full(n, -1, dtype=np.int64)
     labels[:count], labels[test] = ally.argmax(axis=1), ty.argmax(axis=1)
     split = {"train": np.arange(len(y)), "val": np.arange(len(y), len(y) + 500), "test": test}
-    return RawGraph(
-        edges=_pairs(neighbours, parts["graph"]), num_nodes=n, features=words, y=labels, split=split
-    )
+    edges = _pairs(neighbours, parts["graph"])
+    return RawGraph(edges=edges, num_nodes=n, features=words, y=labels, split=split)
 
 
 def _expect(value: Any, kind: type, path: Path) -> Any:
@@ -180,9 +178,8 @@ def _read_tu(files: Files) -> RawGraph:
     """
     parts = {path.stem.split("_", 1)[1]: path for path in files}
     edges = _table(parts["A"], np.int64).T - 1
-    batch, graphs, nodes = (
-        _table(parts[name], np.int64)[:, 0] for name in ("graph_indicator", "graph_labels", "node_labels")
-    )
+    names = ("graph_indicator", "graph_labels", "node_labels")
+    batch, graphs, nodes = (_table(parts[name], np.int64)[:, 0] for name in names)
     batch = batch - 1
     if int(nodes.max()) - int(nodes.min()) >= MOST_LABELS:
         raise DataError(f"{parts['node_labels']} names more than {MOST_LABELS} labels; fetch it again")
@@ -196,9 +193,8 @@ def _read_tu(files: Files) -> RawGraph:
     if edges.size and bool((batch[edges[0]] != batch[edges[1]]).any()):
         raise DataError(f"{parts['A']} joins nodes of different graphs; fetch it again")
     labels = np.unique(graphs, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return RawGraph(
-        edges=edges, num_nodes=batch.size, features=np.hstack(columns), batch=batch, graph_y=labels
-    )
+    features = np.hstack(columns)
+    return RawGraph(edges=edges, num_nodes=batch.size, features=features, batch=batch, graph_y=labels)
 
 
 def _table(path: Path, kind: type) -> Array:
@@ -255,13 +251,8 @@ def _read_tape(files: Files) -> RawGraph:
 
 
 OGB_MEMBERS = (
-    "raw/edge.csv.gz",
-    "raw/node-feat.csv.gz",
-    "raw/node-label.csv.gz",
-    "raw/num-node-list.csv.gz",
-    "split/time/train.csv.gz",
-    "split/time/valid.csv.gz",
-    "split/time/test.csv.gz",
+    *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "node-label", "num-node-list")),
+    *(f"split/time/{part}.csv.gz" for part in ("train", "valid", "test")),
 )
 
 

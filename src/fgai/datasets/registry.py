@@ -68,8 +68,8 @@ TASK_SPLITS: dict[str, tuple[str, Callable[[Graph, int], Graph]]] = {"link": ("n
 def register_dataset(info: DatasetInfo, source: Source) -> None:
     """Add a dataset for `fgai.load_dataset`, `fgai data` and `--data`.
 
-    The source is `Source(make=...)` for a graph made in Python, `Source(reader=...)` for one read from files.
-    Sizes are checked when it is loaded.
+    The source has `make`, for a graph made in Python, or `reader`, for files. Sizes are checked when it is
+    loaded.
 
     Example:
         >>> mine = DatasetInfo(
@@ -89,9 +89,8 @@ def register_dataset(info: DatasetInfo, source: Source) -> None:
     if source.url is not None and not source.url.startswith("https://"):
         raise InputError(f"`url` of {info.name!r} must begin with https://, got {source.url!r}")
     if source.sha256 and len(source.sha256) != len(info.files[0]):
-        raise InputError(
-            f"`sha256` of {info.name!r} must have {len(info.files[0])} entries, one for each file"
-        )
+        count = len(info.files[0])
+        raise InputError(f"`sha256` of {info.name!r} must have {count} entries, one for each file")
     _INFO[info.name], _SOURCES[info.name] = info, source
 
 

@@ -82,9 +82,9 @@ def _shuffled(y: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
 def fold_split(y: Tensor, fold: int = 0, *, folds: int = 10, seed: int = 0) -> Split:
     """Return one of several folds in which every class has the same share: for cross-validation.
 
-    The graphs (or nodes) of each class are shuffled once and distributed in turn; `fold` is for test, the
-    next one for validation, the others for training. All folds of a seed are disjoint and cover everything. A
-    label of -1 is in no mask. A `fold` of `folds` or more is one of another shuffle.
+    The graphs (or nodes) of each class, but for the label -1, are shuffled once and distributed in turn;
+    `fold` is for test, the next one for validation, the others for training. All folds of a seed are disjoint
+    and cover everything. A `fold` of `folds` or more is one of another shuffle.
 
     Example:
         >>> y = torch.arange(40) % 2
@@ -108,7 +108,6 @@ def _check_labels(y: Tensor) -> None:
 
 
 def _masks(parts: Iterable[Tensor], size: int) -> Split:
-    """Turn three index vectors into masks."""
     none = torch.zeros(size, dtype=torch.bool)
     return Split(*(none.index_fill(0, part.long(), True) for part in parts))
 

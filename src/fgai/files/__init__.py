@@ -20,26 +20,7 @@ from fgai.files.read import (
 from fgai.files.write import is_stream, pack, read_metadata, tensors_digest, unpack, write_atomic
 
 __all__ = [
-    "Schema",
-    "add_checksum",
-    "check",
-    "check_items",
-    "check_sizes",
-    "digest_of",
-    "extract",
-    "fetch",
-    "inflate",
-    "is_stream",
-    "load_torch",
-    "most_bytes",
-    "pack",
-    "parse_json",
-    "read_arrays",
-    "read_metadata",
-    "regular",
-    "require_whole",
-    "take_checksum",
-    "tensors_digest",
-    "unpack",
-    "write_atomic",
-]
+    "Schema", "add_checksum", "check", "check_items", "check_sizes", "digest_of", "extract", "fetch",
+    "inflate", "is_stream", "load_torch", "most_bytes", "pack", "parse_json", "read_arrays", "read_metadata",
+    "regular", "require_whole", "take_checksum", "tensors_digest", "unpack", "write_atomic",
+]  # fmt: skip

@@ -138,8 +138,6 @@ _ZLIB_OR_GZIP = 47  # zlib's code for either header
 def most_bytes(size: int) -> int:
     """Return the largest accepted content of `size` compressed bytes: 64 MiB, and 64 bytes for each.
 
-    Deflate can reach 1000 : 1; graphs, scores and records stay below 10 : 1 in total.
-
     Example:
         >>> most_bytes(0), most_bytes(1000) - most_bytes(0)
         (67108864, 64000)
@@ -218,10 +216,7 @@ def check_sizes(path: Path, members: Iterable[zipfile.ZipInfo]) -> None:
 
 
 def require_whole(archive: zipfile.ZipFile) -> None:
-    """Raise `BadZipFile` unless the members that a zip archive lists fill all of it.
-
-    A damaged list can lack members whose bytes are still in the file.
-    """
+    """Raise `BadZipFile` unless the listed members fill a zip archive: a damaged list can lack some."""
     assert archive.fp is not None
     end = 0
     for member in sorted(archive.infolist(), key=lambda member: member.header_offset):

@@ -11,15 +11,6 @@ from fgai.hetero.model import HeteroLayout, HeteroModel
 from fgai.hetero.view import HeteroView
 
 __all__ = [
-    "HeteroAttack",
-    "HeteroAttention",
-    "HeteroExplanation",
-    "HeteroLayout",
-    "HeteroModel",
-    "HeteroView",
-    "TypeAttention",
-    "attack",
-    "attend",
-    "explain_node",
-    "make_hetero_faithful",
-]
+    "HeteroAttack", "HeteroAttention", "HeteroExplanation", "HeteroLayout", "HeteroModel", "HeteroView",
+    "TypeAttention", "attack", "attend", "explain_node", "make_hetero_faithful",
+]  # fmt: skip

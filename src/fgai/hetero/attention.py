@@ -25,13 +25,10 @@ if TYPE_CHECKING:
 @typed
 @dataclass(frozen=True, eq=False)
 class TypeAttention:
-    """Attention of one layer on the edges of one type.
+    """Attention of one layer on the edges of one type, `values` [E, H] before dropout.
 
-    Attributes:
-        layer: its name in the model.
-        edge_index: [2, E], both ends numbered within their types: the edges in the order of the data, then
-            the self-loops that the layer added, if any.
-        values: [E, H], before dropout.
+    The ends of `edge_index` [2, E] are numbered within their types: the edges in the order of the data, then
+    the self-loops that the layer added, if any.
     """
 
     layer: str
@@ -48,14 +45,11 @@ class TypeAttention:
 @typed
 @dataclass(frozen=True, eq=False)
 class HeteroAttention(Tabled):
-    """Attention of all layers and types of edges, in the order they ran.
+    """Attention of all layers and types of edges, an entry each in the order they ran.
 
     Layers of `to_hetero`, `HeteroConv` and HANConv normalise within a type: at a node the attention of one
-    type sums to one. HGTConv normalises over all types together.
-
-    Attributes:
-        entries: one for each layer and type.
-        edges: `edge_index` of every type in the data.
+    type sums to one. HGTConv normalises over all types together. `edges`: `edge_index` of every type in the
+    data.
     """
 
     entries: tuple[TypeAttention, ...]
@@ -90,10 +84,8 @@ def attend(model: nn.Module, data: HeteroData, *, call: HeteroCall | None = None
     """Run a heterogeneous model once and return its attention by layer and type of edges.
 
     It runs in evaluation mode, and its mode is restored. Data need no labels. `call`: see `HeteroView.wrap`.
-
-    Raises:
-        AttentionError: the model has no attention that can be recorded.
-        InputError: data that cannot be read, see `HeteroView`, or a model that fails on it.
+    `AttentionError` if the model has no attention that can be recorded, `InputError` for data that cannot be
+    read, see `HeteroView`, or a model that fails on it.
 
     Example:
         >>> import torch
@@ -128,15 +120,11 @@ def _type_attention(w: LayerAttention, view: HeteroView) -> TypeAttention:
 @typed
 @dataclass(frozen=True)
 class HeteroExplanation(Tabled):
-    """The neighbours one node attends to, by type of edges.
+    """The neighbours one node, by its number within the type, attends to, by type of edges.
 
-    Attributes:
-        node: its number within the type.
-        predicted: class with the largest logit; None for nodes without a prediction, as the next two.
-        confidence: its probability.
-        label: true class, -1 where unknown.
-        neighbours: `node` and `attention` by descending attention, for every type of edges to this type of
-            nodes; empty for a type without edges to this node.
+    `predicted`, its probability `confidence` and the true `label`, -1 where unknown, are None for nodes
+    without a prediction. `neighbours` have `node` and `attention`, by descending attention, for every type of
+    edges to this type of nodes; they are empty for a type without edges to this node.
     """
 
     node_type: str
@@ -191,11 +179,9 @@ def explain_node(
     weights of all types together sum to one.
 
     `layer` is `mean`, `last` or `max` over layers, or one layer by number. Nodes of the type `target`, by
-    default the one that has labels, are classified. `call`: see `HeteroView.wrap`.
-
-    Raises:
-        InputError: no such type, no such node, or an argument out of range.
-        AttentionError: the model has no attention that can be recorded, or no such layer.
+    default the one that has labels, are classified. `call`: see `HeteroView.wrap`. `InputError` for no such
+    type or node, or an argument out of range, `AttentionError` for no attention that can be recorded, or no
+    such layer.
     """
     checks.whole(k, "k", 1)
     if not isinstance(layer, int) or isinstance(layer, bool):

@@ -139,11 +139,9 @@ def make_hetero_faithful(
 
     `data` is what it was trained on, with labels and masks of the nodes that `edge_type` ends at; `options`
     are arguments of `fgai.make_faithful` and single settings, e.g. `seed=1`, `epochs=50`; `call`: see
-    `HeteroView.wrap`. The result is of the same class, in eval mode, with its `history`.
-
-    Raises:
-        InputError: data that cannot be read, an unknown type, or a setting that is not known.
-        AttentionError: the model has no attention that can be recorded.
+    `HeteroView.wrap`. The result is of the same class, in eval mode, with its `history`. `InputError` for
+    data that cannot be read, an unknown type or setting, `AttentionError` for no attention that can be
+    recorded.
     """
     view = HeteroView(data, edge_type=edge_type)
     wrapped = training.make_faithful(view.wrap(model, call), view.graph, settings, **options)
@@ -168,8 +166,8 @@ def _stability(
     by_entry = {
         "overlap": overlap_layers(compared)["overlap_touched"],
         "chance": [
-            metrics.overlap_chance(pair.rowptr, k, nodes=rows)
-            for pair, rows in zip(compared.layers, touched, strict=True)
+            metrics.overlap_chance(p.rowptr, k, nodes=n)
+            for p, n in zip(compared.layers, touched, strict=True)
         ],
         "tvd": shifts,
         "g_jsd": [metrics.g_jsd(pair.before, pair.after) for pair in compared.layers],
@@ -196,7 +194,6 @@ def _prediction(before: Observation, after: Observation) -> dict[str, float]:
 
 
 def _attacked(view: HeteroView, result: AttackResult) -> HeteroData:
-    """Return the data with the new nodes and edges behind those of their types."""
     layout, kind = view.layout, view.layout.injected
     assert kind is not None
     attacked, split = view.data.clone(), layout.split(result.graph.to_data())

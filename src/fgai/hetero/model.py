@@ -29,8 +29,7 @@ from fgai.errors import AttentionError, InputError
 from fgai.graph import Graph
 from fgai.typed import typed
 
-HeteroCall = Callable[[Any, Any], Any]
-"""From a model and a PyG `HeteroData` with `x` and `edge_index` to the target's logits, or those by type."""
+HeteroCall = Callable[[Any, Any], Any]  # (model, PyG `HeteroData`) → logits of the target, or those by type
 
 
 @typed
@@ -90,25 +89,20 @@ class HeteroLayout:
         return self.to_global(edge_type[0], source), self.to_global(edge_type[2], destination)
 
     def place(self, path: str) -> tuple[str, EdgeType]:
-        """Return a layer's name and the type of its edges from its path in a model; `AttentionError` if none.
-
-        `to_hetero` and `HeteroConv` keep a layer per type of edges, under the name of the type.
-        """
+        """Return a layer's name and the type of its edges by its path; `AttentionError` if none."""
         names = {key(kind): kind for kind in self.edge_types for key in (key2str, ModuleDict.to_internal_key)}
         words = path.split(".")
         for word in reversed(words):
             if word in names:
                 return ".".join(other for other in words if other != word), names[word]
-        raise AttentionError(
-            f"layer {path!r} does not say which type of edges it attends to; models of `to_hetero`,"
-            " `HeteroConv`, `HANConv` and `HGTConv` do"
-        )
+        text = f"layer {path!r} does not say which type of edges it attends to"
+        raise AttentionError(f"{text}; models of `to_hetero`, `HeteroConv`, `HANConv` and `HGTConv` do")
 
     def split(self, data: Any) -> HeteroData:
         """Return features and edges by type, from a PyG `Data` of the whole graph.
 
         Edges from existing nodes to injected ones are left out unless they are of the injected type, too.
-        Raises `InputError` for a new edge that the injected type does not allow.
+        `InputError` for a new edge that the injected type does not allow.
         """
         hetero = HeteroData()
         for name, width in self.widths.items():
@@ -131,10 +125,8 @@ class HeteroLayout:
         if self.injected is not None and self.injected[0] == self.target:
             count += num_nodes - self.num_nodes
         if logits.dim() != 2 or logits.shape[0] != count:
-            raise InputError(
-                f"the model must return logits [{count}, classes] of the {self.target!r} nodes, got"
-                f" {tuple(logits.shape)}; say where they are with `call`"
-            )
+            text = f"the model must return logits [{count}, classes] of the {self.target!r} nodes"
+            raise InputError(f"{text}, got {tuple(logits.shape)}; say where they are with `call`")
         rows = self.to_global(self.target, torch.arange(count, device=logits.device))
         return logits.new_zeros(num_nodes, logits.shape[1]).index_copy(0, rows, logits)
 
@@ -148,10 +140,8 @@ class HeteroLayout:
         added = new & self._is_of(start, source) & self._is_of(end, destination)
         reverse = (destination >= self.num_nodes) & (self._is_of(end, source) | (source == destination))
         if bool((new & ~added & ~reverse).any()):
-            raise InputError(
-                f"new edges are of type {self.injected} and go from {start!r} to {end!r} nodes, and some join"
-                " others; use a threat that injects nodes, or another `edge_type`"
-            )
+            text = f"new edges are of type {self.injected} and go from {start!r} to {end!r} nodes, and some"
+            raise InputError(f"{text} join others; use a threat that injects nodes, or another `edge_type`")
         return added
 
     def _is_of(self, node_type: str, nodes: Tensor) -> Tensor:
@@ -169,8 +159,7 @@ def _call_by_type(model: Any, data: Any) -> Any:
 class HeteroModel(Wrapped):
     """A heterogeneous model `model` together with the `layout` of the graph it is called on.
 
-    Accepted wherever fgai takes a model, with the graph of this layout. Its attention has an entry for every
-    layer and type of edges; nodes are numbered as in that graph.
+    Accepted wherever fgai takes a model; its attention has an entry for every layer and type of edges.
     """
 
     def __init__(self, model: nn.Module, layout: HeteroLayout, call: HeteroCall | None = None) -> None:
@@ -183,10 +172,7 @@ class HeteroModel(Wrapped):
         self.layout = layout
 
     def forward(self, data: Any) -> Tensor:
-        """Return logits [N, C] of a PyG `Data` or a `Graph` with the layout; 0 for nodes of other types.
-
-        Without a target they are zeros [N, 1], and only the attention is used.
-        """
+        """Return logits [N, C] of a PyG `Data` or a `Graph` with the layout; 0 for other nodes."""
         graph = data.to_data() if isinstance(data, Graph) else data
         outputs: Any = self.call(self.model, self.layout.split(graph))
         target = self.layout.target
@@ -198,10 +184,8 @@ class HeteroModel(Wrapped):
             if outputs is None:
                 raise InputError(f"the model returns no logits of {target!r} nodes, but of {types or 'none'}")
         if not isinstance(outputs, Tensor):
-            raise InputError(
-                f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}; say"
-                " where they are with `call`"
-            )
+            text = f"the model must return logits, or those by type of nodes, got {type(outputs).__name__}"
+            raise InputError(f"{text}; say where they are with `call`")
         logits: Tensor = self.layout._pad_logits(outputs, graph.num_nodes)
         return logits
 

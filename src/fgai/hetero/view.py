@@ -81,9 +81,7 @@ class HeteroView:
 
         `call` is a function `(model, HeteroData) → logits` of the target nodes, or a dictionary with those,
         that uses these arguments alone; None calls the model as `model(x_dict, edge_index_dict)`.
-
-        Raises:
-            InputError: nothing to call, one of fgai's own models, or one that is wrapped already.
+        `InputError` for nothing to call, one of fgai's own models, or one that is wrapped already.
         """
         return HeteroModel(model, self.layout, call)
 
@@ -133,10 +131,8 @@ def _find_target(data: HeteroData, target: str | None, injected: EdgeType | None
     if target not in data.node_types:
         raise InputError(f"`target` must be one of {', '.join(data.node_types)}, got {target!r}")
     if injected is not None and injected[2] != target:
-        raise InputError(
-            f"new edges must end at nodes of the target {target!r}, and {injected} ends at {injected[2]!r};"
-            " use another `edge_type`"
-        )
+        text = f"new edges must end at nodes of the target {target!r}, and {injected} ends at {injected[2]!r}"
+        raise InputError(f"{text}; use another `edge_type`")
     if target not in labelled:
         raise InputError(f"`data[{target!r}].y` is missing: the nodes of the target need labels")
     return target
@@ -151,11 +147,9 @@ def _check_features(data: HeteroData) -> tuple[dict[str, int], dict[str, int]]:
         x = data[name].get("x") if name in data.node_types else None
         dense = isinstance(x, Tensor) and x.layout == torch.strided
         if x is None or not dense or x.dim() != 2 or not x.is_floating_point():
-            raise InputError(
-                f"`data[{name!r}].x` must be a dense tensor [nodes, features] of floating-point numbers, got"
-                f" {'nothing' if x is None else type(x).__name__}; nodes without features need some, e.g."
-                " `torch.eye`"
-            )
+            got = "nothing" if x is None else type(x).__name__
+            text = f"`data[{name!r}].x` must be a dense tensor [nodes, features] of floating-point numbers"
+            raise InputError(f"{text}, got {got}; nodes without features need some, e.g. `torch.eye`")
         if not x.numel():
             raise InputError(f"`data[{name!r}].x` has shape {tuple(x.shape)}; leave out types without nodes")
         checks.finite(x, f"data[{name!r}].x")
@@ -174,19 +168,15 @@ def _check_edges(data: HeteroData, counts: dict[str, int]) -> None:
             raise InputError(f"`data[{kind}].edge_index` must be a tensor [2, edges] of torch.long")
         for what, end, name in (("sources", edges[0], kind[0]), ("destinations", edges[1], kind[2])):
             if end.numel() and not 0 <= int(end.min()) <= int(end.max()) < counts[name]:
-                raise InputError(
-                    f"{what} of `data[{kind}].edge_index` must be in 0..{counts[name] - 1}, numbers of"
-                    f" {name!r} nodes, got {int(end.min())}..{int(end.max())}"
-                )
+                text = f"{what} of `data[{kind}].edge_index` must be in 0..{counts[name] - 1}, numbers of"
+                raise InputError(f"{text} {name!r} nodes, got {int(end.min())}..{int(end.max())}")
         repeated = edges.shape[1] - torch.unique(edges, dim=1).shape[1]
         if repeated:
             raise InputError(f"`data[{kind}]` has {repeated} duplicate edges; use `data = data.coalesce()`")
         for name in VALUES:
             if data[kind].get(name) is not None:
-                raise InputError(
-                    f"`data[{kind}].{name}` would be ignored: of typed edges fgai reads `edge_index`; use"
-                    f" a model without it, and `del data[{kind}].{name}`"
-                )
+                text = f"`data[{kind}].{name}` would be ignored: of typed edges fgai reads `edge_index`"
+                raise InputError(f"{text}; use a model without it, and `del data[{kind}].{name}`")
 
 
 def _check_labels(values: Any, count: int, target: str, name: str) -> Tensor:

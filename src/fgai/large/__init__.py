@@ -15,22 +15,10 @@ if TYPE_CHECKING:
     from fgai.large.streaming import GraphSize, PassSize, graph_size, observe_store, pass_size
 
 __all__ = [
-    "Batches",
-    "GraphSize",
-    "MiniBatch",
-    "NeighbourSampler",
-    "PassSize",
-    "StoredEvaluation",
-    "StoredGraph",
-    "StoredObservation",
-    "convert",
-    "evaluate_store",
-    "graph_size",
-    "observe_store",
-    "pass_size",
-    "process_group",
-    "write_store",
-]
+    "Batches", "GraphSize", "MiniBatch", "NeighbourSampler", "PassSize", "StoredEvaluation", "StoredGraph",
+    "StoredObservation", "convert", "evaluate_store", "graph_size", "observe_store", "pass_size",
+    "process_group", "write_store",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -22,18 +22,13 @@ CHECKED = 1 << 22  # entries that are checked per block
 
 
 class _ArrayInfo(TypedDict):
-    """Shape, type and SHA-256 of the file of one array."""
-
     shape: list[int]
     dtype: str
     sha256: str
 
 
 class _ArrayFile:
-    """An `.npy` file that grows by rows; its header is completed when it is closed.
-
-    In a file that several processes write, `share` is this process's first row and the number of all rows.
-    """
+    """An `.npy` file that grows by rows; a `share` is this process's first row and the number of all rows."""
 
     def __init__(
         self, path: Path, dtype: Any, tail: tuple[int, ...] = (), share: tuple[int, int] | None = None
@@ -85,23 +80,18 @@ class _ArrayFiles(ExitStack):
 
 
 def _write_array(path: Path, blocks: Iterable[Array], dtype: Any, tail: tuple[int, ...] = ()) -> None:
-    """Write an `.npy` file from blocks of rows."""
     with _ArrayFile(path, dtype, tail) as file:
         for block in blocks:
             file.append(block)
 
 
 def _blocks(rows: T, step: int) -> Iterator[T]:
-    """Yield so many rows of an array or tensor at a time."""
     for first in range(0, len(rows), step):
         yield rows[first : first + step]
 
 
 def _scratch(path: Path, shape: tuple[int, ...], dtype: Any) -> np.memmap[Any, Any]:
-    """Map a new `.npy` file of zeros for writing.
-
-    Its disk space is reserved at once: a full disk would kill the process at a later write.
-    """
+    """Map a new `.npy` file of zeros; its space is reserved, as a full disk would kill the process later."""
     array = np.lib.format.open_memmap(path, "w+", dtype, shape)
     with path.open("r+b") as file:
         if hasattr(os, "posix_fallocate"):
@@ -142,5 +132,4 @@ def _are_rows(pointers: Array, index: Array, count: int) -> bool:
 
 
 def _are_below(index: Array, count: int) -> bool:
-    """Whether all entries are in 0..count-1."""
     return all(block.min() >= 0 and block.max() < count for block in _blocks(index, CHECKED))

@@ -1,8 +1,4 @@
-"""Exact passes block by block: attention of a block of rows is computed as in a small graph.
-
-A row with more edges than a block is computed in two passes over chunks of its edges: the scores and their
-softmax first, then the sum. Both are exact.
-"""
+"""Exact passes block by block: attention of a block of rows is computed as in a small graph."""
 
 from __future__ import annotations
 
@@ -30,13 +26,10 @@ from fgai.processes import SINGLE, ProcessGroup
 from fgai.sparse import Adjacency
 from fgai.sparse.adjacency import Index32
 
-NUMBERS = 1 << 22
-"""Numbers that are in memory together; the order statistics of one channel take all its rows."""
+NUMBERS = 1 << 22  # numbers in memory together; order statistics of one channel take all its rows
 
 
 class _RangeOptions(NamedTuple):
-    """Shares of the nodes outside the ranges of limits."""
-
     clip_share: float  # at either end of each channel
     shrink: float  # those of largest norm
     sampled: bool  # take order statistics from a few thousand nodes, evenly spread
@@ -49,22 +42,17 @@ def _measure_layer(
     options: _RangeOptions,
     num_nodes: int,
 ) -> None:
-    """Set the ranges of a layer's limits from all rows it reads.
-
-    `run` runs it block by block and yields, before each block, the rows that count. Without `clip_share` and
-    `shrink` limits change nothing and are measured together, else in order.
-    """
+    """Set the ranges of a layer's limits; `run` runs it by blocks and yields which rows of each count."""
     every = limits_of(layer)
-    together = options.clip_share == options.shrink == 0
+    together = options.clip_share == options.shrink == 0  # then limits change nothing
     for group in [every] if together and every else [[limits] for limits in every]:
         _write_inputs(run, group, folder)
         for number, limits in enumerate(group):
             path = folder / f"input.{number}.npy"
             rows = map_array(path) if path.exists() else np.zeros(0)
             if len(rows) != num_nodes:
-                name = type(layer).__name__
-                remedy = "call it with one tensor `x`, or give `limits=False`"
-                raise InputError(f"limits of {name} cannot be measured block by block; {remedy}")
+                text = f"limits of {type(layer).__name__} cannot be measured block by block"
+                raise InputError(f"{text}; call it with one tensor `x`, or give `limits=False`")
             _measure(limits, rows, options)
             path.unlink()
 
@@ -173,8 +161,6 @@ class _Sides(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A range of rows and the edges into them."""
-
     first: int  # row
     last: int  # row behind the last
     pointers: Array  # [rows + 1] from 0
@@ -238,7 +224,7 @@ def _attend(
 def _attend_row(
     layer: AttentionLayer, sides: _Sides, block: _Block, most: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return sum, attention and scores of one row, computed by chunks of its edges."""
+    """Return sum, attention and scores of one row, by chunks: all scores and their softmax, then the sum."""
     chunks = [
         _Block(block.first, block.last, np.array([0, len(source)]), source, None)
         for source in np.array_split(block.source, -(-len(block.source) // most))
@@ -273,7 +259,6 @@ def _local(block: _Block) -> tuple[Array, Adjacency]:
 
 
 def _adjacency(nodes: int, pointers: Array, source: Array) -> Adjacency:
-    """Return edges into the first rows of a small graph."""
     rowptr = np.concatenate([pointers, np.full(nodes + 1 - len(pointers), pointers[-1])])
     return _forward_adjacency(*(torch.from_numpy(part.astype(np.int32)) for part in (rowptr, source)))
 

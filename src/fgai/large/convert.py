@@ -148,7 +148,6 @@ def _write_nodes(folder: Path, tables: dict[str, Path]) -> tuple[int, int | None
 
 
 def _finite(x: Array, path: Path) -> Iterator[Array]:
-    """Yield blocks of rows, all of whose numbers are finite."""
     step = max(1, NUMBERS // max(1, x.shape[1]))
     for number, rows in enumerate(_blocks(x, step)):
         block = np.asarray(rows, DTYPES["x"])

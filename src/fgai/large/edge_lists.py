@@ -100,7 +100,6 @@ def _check_heading(heading: list[str], path: Path) -> None:
 
 
 def _table(lines: _Lines, columns: int, path: Path, delimiter: str | None) -> Array:
-    """Parse lines of numbers: [lines, columns]."""
     content = lines.text.decode("utf-8", "replace")
     if delimiter is None and any(letter in content for letter in COMMENTS):
         content = "\n".join(line for line in content.splitlines() if not line.lstrip().startswith(COMMENTS))
@@ -131,7 +130,6 @@ def _refuse_line(lines: _Lines, path: Path, columns: int, delimiter: str | None)
 
 
 def _by_columns(columns: dict[str, Array]) -> _Edges:
-    """Return edges from columns of numbers by name."""
     rest = dict(columns)
     edges = {name: _node_numbers(rest.pop(name), name) for name in ENDS}
     if "weight" in rest:
@@ -165,9 +163,8 @@ def _parquet(path: Path) -> Iterator[_Edges]:
             _check_heading(names, path)
             row = 0
             for batch in file.iter_batches(batch_size=PART // 8, columns=names):
-                yield _by_columns(
-                    {name: _parquet_column(batch.column(name), name, path, row) for name in names}
-                )
+                columns = {name: _parquet_column(batch.column(name), name, path, row) for name in names}
+                yield _by_columns(columns)
                 row += batch.num_rows
     except DataError:
         raise

@@ -1,9 +1,8 @@
 """Exact passes of PyG models over a stored graph: one message-passing layer after another, block by block.
 
-Between its layers a PyG model is arbitrary Python code. So the model's own forward pass runs on a block of
-nodes and their neighbours, once for each layer: earlier layers return their outputs for these nodes from
-files, this layer computes, and later ones return zeros. Its outputs in the rows of the block are exact if
-nodes read each other in one-hop layers only. `_plan_of` tries this on a part of the graph.
+The model's own forward pass runs on a block of nodes and their neighbours, once for each layer: earlier
+layers return outputs from files, later ones zeros. That is exact if nodes read each other in one-hop layers
+only, which `_plan_of` tries on a part of the graph.
 """
 
 from __future__ import annotations
@@ -47,8 +46,7 @@ from fgai.large.write import write_store
 from fgai.progress import stage as progress
 from fgai.sparse import Adjacency
 
-NUMBERS = 1 << 26
-"""Entries of the features, or of one layer's outputs, that a block and its neighbours have at most."""
+NUMBERS = 1 << 26  # entries of the features, or of a layer's outputs, of a block and its neighbours
 SEEDS = 6  # nodes around which a model is tried
 TOLERANCE = 1e-4  # relative difference of outputs that counts as rounding
 _Call = Callable[..., Any]
@@ -61,8 +59,6 @@ class _LayerRun(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """How a PyG model is computed layer by layer."""
-
     runs: list[_LayerRun]
     attention: list[str]  # names of the runs whose attention is recorded
     loops: bool  # whether these read a self-loop at every node, which the model adds
@@ -82,10 +78,8 @@ def _plan_of(model: nn.Module, stored: StoredGraph) -> _Plan:
     names = [run.name for run in plan.runs]
     for name in {name for name in names if names.count(name) > 1}:
         if limits_of(layers[name]):
-            raise InputError(
-                f"layer {name!r} of {model_name(model)} runs {names.count(name)} times, and ranges of limits"
-                " are measured for layers that run once; give `limits=False`, or one layer for each run"
-            )
+            text = f"layer {name!r} of {model_name(model)} runs {names.count(name)} times, limits are"
+            raise InputError(f"{text} measured for one; give `limits=False`, or a layer for each run")
     return plan
 
 
@@ -124,10 +118,8 @@ def _check_output(value: Any, name: str, model: nn.Module, nodes: int) -> Tensor
     """Return the output of a layer if it is a tensor with a row per node."""
     if not isinstance(value, Tensor) or value.dim() < 2 or len(value) != nodes:
         kind = f"shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(
-            f"layer {name!r} of {model_name(model)} must return a tensor with {nodes} rows, one for each"
-            f" node, got {kind}; leave out `return_attention_weights`"
-        )
+        text = f"layer {name!r} of {model_name(model)} must return a tensor with {nodes} rows"
+        raise InputError(f"{text}, one for each node, got {kind}; leave out `return_attention_weights`")
     return value
 
 
@@ -159,17 +151,12 @@ def _make_plan(model: nn.Module, stored: StoredGraph) -> _Plan:
         for expected, file in pairs:
             error = (torch.from_numpy(np.array(map_array(folder / f"{file}.npy"))) - expected.cpu()).abs()
             if expected.numel() and not bool(error.max() <= TOLERANCE * expected.abs().max()):
-                others = [
-                    f"{name} ({type(layers[name]).__name__})" for name in layers if name not in attending
-                ]
+                others = [f"{n} ({type(layers[n]).__name__})" for n in layers if n not in attending]
                 beside = f"; beside attention it has {', '.join(others)}" if others else ""
-                raise InputError(
-                    f"{model_name(model)} cannot be computed layer by layer from the neighbours of each node:"
-                    f" on a part of {stored.name!r} that gives other outputs. Nodes may read each other in"
-                    " attention layers and in message passing over one hop alone, and not in GraphNorm,"
-                    " GPSConv, pooling, a virtual node, or the degrees that GCNConv divides by"
-                    f"{beside}; leave out `batch_size` and train on the whole graph"
-                )
+                text = f"{model_name(model)} cannot be computed layer by layer from the neighbours of each"
+                text += f" node: on a part of {stored.name!r} that gives other outputs. Nodes may read each"
+                text += " other in attention and one-hop message passing alone"
+                raise InputError(f"{text}{beside}; leave out `batch_size` and train on the whole graph")
     return plan
 
 
@@ -191,10 +178,8 @@ def _reads_loops(model: nn.Module, part: Graph, attention: tuple[Any, ...]) -> b
     for edges, loops in ((part.keys, False), (part.add_self_loops()[0].keys, True)):
         looped += [loops for layer in attention if torch.equal(layer.keys, edges)]
     if len(looped) != len(attention) or len(set(looped)) > 1:
-        raise InputError(
-            f"the attention layers of {model_name(model)} must all read the graph's edges, or all of them"
-            " with a self-loop at every node (`add_self_loops=True`), to be computed on a stored graph"
-        )
+        text = f"the attention layers of {model_name(model)} must all read the graph's edges"
+        raise InputError(f"{text}, or all of them with a self-loop at every node (`add_self_loops=True`)")
     return looped[0]
 
 
@@ -260,13 +245,10 @@ class _MessagePassingPass(_ExactPass):
                     files.append("logits", logits[own].cpu().numpy(), rows)
 
     def _part(self, first: int, last: int) -> tuple[Graph, Array, slice]:
-        """Return a block with all sources of its edges as a graph, its nodes by number, and the block's rows.
-
-        Nodes ascend, so that edges come in the order of the whole graph.
-        """
+        """Return a block and all sources of its edges as a graph, its nodes by number, and its own rows."""
         edges = slice(int(self._rows.rowptr[first]), int(self._rows.rowptr[last]))
         source = np.asarray(self._rows.source[edges], np.int64)
-        nodes = np.union1d(source, np.arange(first, last))
+        nodes = np.union1d(source, np.arange(first, last))  # ascending: edges come in the order of the graph
         begin = int(np.searchsorted(nodes, first))
         own = slice(begin, begin + last - first)
         ends = np.repeat(np.arange(own.start, own.stop), np.diff(self._rows.rowptr[first : last + 1]))

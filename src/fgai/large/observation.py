@@ -25,8 +25,6 @@ BLOCK = 1 << 18  # edges and nodes that are in memory together
 
 
 class _NodeBlock(NamedTuple):
-    """A block of nodes, and the edges into them."""
-
     logits: Tensor  # [n, C]
     rowptr: Tensor  # [n + 1] from 0
     attention: list[Tensor]  # by layer, averaged over heads
@@ -34,8 +32,6 @@ class _NodeBlock(NamedTuple):
 
 
 class _Manifest(TypedDict):
-    """Content of `observation.json`."""
-
     format: Literal["fgai observation"]
     version: int  # of the format
     model: str  # class of the model
@@ -50,12 +46,8 @@ class StoredObservation(_ArrayFolder):
 
     Edges are those the model reads: the graph's, with the self-loops it adds, sorted by (destination,
     source). `rows` and `verify` compare what they read with its checksums, once; other arrays are mapped
-    without that, as they may be larger than memory.
-
-    Attributes:
-        model: class of the model.
-        graph: fingerprint of the graph.
-        layers: names of the attention layers.
+    without that, as they may be larger than memory. `model` is the model's class, `graph` the graph's
+    fingerprint, `layers` the names of the attention layers.
     """
 
     _file, _version, _layout = MANIFEST, VERSION, _Manifest

@@ -1,7 +1,4 @@
-"""`process_group`: train together with the other processes that torchrun started.
-
-Control messages use gloo on the CPU, gradients of models on GPUs use NCCL.
-"""
+"""`process_group`: train with the other processes of torchrun, by gloo, and NCCL for gradients on GPUs."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ from fgai.typed import typed
 
 T = TypeVar("T")
 TIMEOUT = 1800.0  # seconds a rank waits for the others; exact passes lie between two exchanges
-PREFIX, OPEN, FAILED = "fgai", "open", "failed"
-"""Keys of the store: the prefix that all ranks use, whether it is open, the error of the first that fails."""
+PREFIX, OPEN, FAILED = "fgai", "open", "failed"  # keys: prefix of all ranks, if it is open, first error
 POLL = 0.05  # seconds between two reads of the store
 
 
@@ -74,10 +70,8 @@ class _TorchrunGroup(ProcessGroup):
         try:
             yield
         except RuntimeError as error:
-            reason = (
-                "a rank was lost without an error, or did not answer in time; torchrun says which. The"
-                f" same command resumes from the last checkpoint ({error})"
-            )
+            reason = "a rank was lost without an error, or did not answer in time; torchrun says which. The"
+            reason += f" same command resumes from the last checkpoint ({error})"
             with suppress(RuntimeError):
                 if self._store.check([FAILED]):
                     reason = self._store.get(FAILED).decode(errors="replace")
@@ -86,8 +80,7 @@ class _TorchrunGroup(ProcessGroup):
     def store_error(self, error: BaseException) -> None:
         """Store an error for the other processes, unless there is one."""
         with suppress(RuntimeError):
-            text = f"rank {self.rank} failed: {error or type(error).__name__}"
-            self._store.compare_set(FAILED, "", text)
+            self._store.compare_set(FAILED, "", f"rank {self.rank} failed: {error or type(error).__name__}")
 
 
 @contextmanager
@@ -125,10 +118,8 @@ def process_group(device: torch.device | str = "cpu", *, timeout: float = TIMEOU
             backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=seconds
         )
     except RuntimeError as error:
-        raise RanksError(
-            f"the processes did not connect at {os.environ.get('MASTER_ADDR')}; start all of them with"
-            f" torchrun ({error})"
-        ) from error
+        text = f"the processes did not connect at {os.environ.get('MASTER_ADDR')}"
+        raise RanksError(f"{text}; start all of them with torchrun ({error})") from error
     group = _TorchrunGroup(rank, size, store)
     token = CURRENT.set(group)
     try:
@@ -146,8 +137,8 @@ def process_group(device: torch.device | str = "cpu", *, timeout: float = TIMEOU
 def _new_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Return the store under a prefix that these processes, and no others, have used.
 
-    After a restart torchrun's store may hold keys of earlier processes. So the first rank chooses a unique
-    prefix, and opens it when all others have written their rank there; older ones are never opened.
+    After a restart torchrun's store may hold keys of earlier processes: the first rank chooses a unique
+    prefix, and opens it when all others have written their rank there.
     """
     own, deadline = uuid4().hex, monotonic() + timeout.total_seconds()
     if rank == 0:
@@ -169,11 +160,8 @@ def _take_own_gpu(group: ProcessGroup, device: torch.device) -> None:
     """Make the GPU of this process the current one; raise if several share one, which NCCL refuses."""
     own, count = group.local_device(device), torch.cuda.device_count()
     index = torch.cuda.current_device() if own.index is None else own.index
-    uuid = str(torch.cuda.get_device_properties(index).uuid) if index < count else None
-    uuids = group.gather(uuid)
+    uuids = group.gather(str(torch.cuda.get_device_properties(index).uuid) if index < count else None)
     if None in uuids or len(set(uuids)) < len(uuids):
-        raise RanksError(
-            f"each of the {group.size} processes needs a GPU of its own, this machine has {count}; start as"
-            " many processes as GPUs, and give `device` without a number"
-        )
+        text = f"each of the {group.size} processes needs a GPU of its own, this machine has {count}"
+        raise RanksError(f"{text}; start as many processes as GPUs, and give `device` without a number")
     torch.cuda.set_device(index)

@@ -112,10 +112,7 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
         return self._draw(nodes, np.array([kernels._folded(stream, nodes)], np.uint64))
 
     def _draw(self, seeds: Ints, streams: NDArray[np.uint64]) -> SamplerOutput:
-        """Draw neighbours hop by hop; keys hold a node and, above 32 bits, its tree.
-
-        New nodes are numbered in ascending order, so that their features are read from front to back.
-        """
+        """Draw neighbours hop by hop; keys hold a node and, above 32 bits, its tree."""
         rows, replace, num_trees = self.rows, self.replace, len(streams)
         keys = (np.arange(len(seeds)) << 32) | seeds if self.disjoint else seeds
         most = self.num_nodes * num_trees
@@ -132,7 +129,7 @@ class NeighbourSampler(BaseSampler):  # type: ignore[misc]
             kernels._keys_of(rows.source, edges, trees, offset, begin, row, column)
             begin = len(keys)
             table = kernels._with_room(table, min(begin + len(edges), most))
-            fresh = np.sort(kernels._enter(table, row))
+            fresh = np.sort(kernels._enter(table, row))  # ascending, to read features from front to back
             kernels._number(table, fresh, begin, row)
             keys = np.concatenate([keys, fresh])
             nodes_per_hop.append(len(fresh))
@@ -192,10 +189,8 @@ def _fan_out(values: Sequence[int]) -> tuple[int, ...]:
         with suppress(TypeError):
             count = operator.index(value)
         if count != -1 and not 1 <= count <= checks.LARGEST:
-            raise InputError(
-                f"`fan_out` must hold whole numbers of at least 1, or -1 for all neighbours, got {value!r};"
-                " a model of fewer layers needs fewer of them"
-            )
+            text = f"`fan_out` must hold whole numbers of at least 1, or -1 for all neighbours, got {value!r}"
+            raise InputError(f"{text}; a model of fewer layers needs fewer of them")
         counts.append(count)
     return tuple(counts)
 
@@ -270,10 +265,8 @@ def _mini_batch(graph: Graph | StoredGraph, sample: SamplerOutput) -> MiniBatch:
 def _check(graph: Graph | StoredGraph, sample: SamplerOutput) -> None:
     other_fields = ("positional", "batch", "links", "entry_values")
     if any(getattr(graph, name, None) is not None for name in other_fields):
-        raise InputError(
-            f"{graph.name!r} must not have positional encodings, small graphs, links or `entry_values`;"
-            " give the graph as it was before the model prepared it"
-        )
+        text = f"{graph.name!r} must not have positional encodings, small graphs, links or `entry_values`"
+        raise InputError(f"{text}; give the graph as it was before the model prepared it")
     inside = (sample.node, graph.num_nodes), (sample.edge, graph.num_edges)
     if any(index.numel() and int(index.max()) >= count for index, count in inside):
         raise InputError(f"`sample` must be drawn from {graph.name!r}, got nodes or edges outside it")

@@ -117,11 +117,8 @@ def _many(state, first, degree, edges):
 
 @compiled
 def _find(table, key):
-    """Where a key is in an open table, or the free slot (-1) where it belongs; its number stands behind it.
-
-    Slots are unsigned: numba then spends nothing on indices that count from the end.
-    """
-    last = np.uint64(len(table) - 1)
+    """Where a key is in an open table, or the free slot (-1) where it belongs; its number is behind it."""
+    last = np.uint64(len(table) - 1)  # unsigned: numba then spends nothing on indices from the end
     slot = (_mix(np.uint64(key)) << np.uint64(1)) & last
     while table[slot] != -1 and table[slot] != key:
         slot = (slot + np.uint64(2)) & last

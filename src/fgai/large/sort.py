@@ -67,19 +67,16 @@ def _write_spool(folder: Path, edges: Iterable[_Edges], undirected: bool) -> tup
 
 
 def _map_all(folder: Path, ending: str) -> _Edges:
-    """Map the temporary files with an ending, by name."""
     return {file.name.removesuffix(ending): map_array(file) for file in sorted(folder.glob(f"*{ending}"))}
 
 
 def _parts(edges: _Edges) -> Iterator[_Edges]:
-    """Yield edges in blocks."""
     for first in range(0, len(edges["source"]), BLOCK):
         yield {name: values[first : first + BLOCK] for name, values in edges.items()}
 
 
 @compiled
 def _positions(destination, cursor, positions):  # type: ignore[no-untyped-def]
-    """Write the next free position in the row of each edge."""
     for i in range(len(destination)):
         end = destination[i]
         positions[i] = cursor[end]
@@ -134,7 +131,6 @@ def _sorted_keys(keys: Array) -> tuple[Array, Array, Array]:
 
 
 def _check_duplicates(name: str, values: Array, keys: Array, is_first: Array) -> None:
-    """Raise if a duplicate edge has other values than the first one."""
     first = np.maximum.accumulate(np.where(is_first, np.arange(len(keys)), 0))
     differs = values != values[first]
     differs = differs.any(1) if differs.ndim == 2 else differs

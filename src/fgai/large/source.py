@@ -72,7 +72,6 @@ class _GpuGraph:
         return _needed_bytes(model, stored) <= MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
 
     def matches(self, model: nn.Module) -> bool:
-        """Whether another model reads the same edges on the same device."""
         loops = _LayerPass(model, self._stored).loops
         return loops == self._loops and next(model.parameters()).device == self.device
 
@@ -102,7 +101,6 @@ class _GpuGraph:
 
 
 def _needed_bytes(model: nn.Module, stored: StoredGraph) -> int:
-    """Return the GPU memory that a stored graph and a pass over it need at most."""
     nodes, edges, width = stored.num_nodes, stored.num_edges + stored.num_nodes, stored.num_features
     peak = pass_size(model, nodes, edges, width, heads="each").peak
     return 4 * nodes * width + 2 * peak + EDGE_BYTES * edges
@@ -165,10 +163,8 @@ class _StoredSource:
         elif len(fan_out) == hops:
             self.fan_out = tuple(fan_out)
         else:
-            raise InputError(
-                f"`fan_out` must be one number, or one for each of the model's {hops} attention layers (and"
-                f" other message-passing layers), got {list(fan_out)}"
-            )
+            text = f"`fan_out` must be one number, or one for each of the model's {hops} attention layers"
+            raise InputError(f"{text} (and other message-passing layers), got {list(fan_out)}")
         self.epoch_size = None if epoch_size is None else checks.whole(epoch_size, "epoch_size", 1)
         self.sampler = NeighbourSampler(self.stored, self.fan_out, seed=self.seed)
         (first,) = self.batches(model, torch.zeros(1, dtype=torch.long), 0)
@@ -221,7 +217,6 @@ class _StoredSource:
     def set_ranges(
         self, model: nn.Module, clip_share: float, shrink: float, *, sampled: bool = False
     ) -> None:
-        """Set the ranges of a model's limits from all nodes."""
         shares: dict[str, Any] = {"clip_share": clip_share, "shrink": shrink, "sampled": sampled}
         if self._run_on_gpu(model, lambda graph: graph.measure(model, **shares)):
             return
@@ -270,8 +265,7 @@ class _StoredSource:
     @cached_property
     def feature_range(self) -> tuple[Tensor, Tensor]:
         """Smallest and largest value of each feature, [F] each."""
-        ranges = [features.range() for _, features in _feature_blocks(self.stored)]
-        low, high = zip(*ranges, strict=True)
+        low, high = zip(*[features.range() for _, features in _feature_blocks(self.stored)], strict=True)
         return torch.stack(low).amin(0), torch.stack(high).amax(0)
 
 

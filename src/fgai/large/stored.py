@@ -45,15 +45,11 @@ DTYPES = {
 
 
 class _Names(TypedDict, total=False):
-    """Names by number, in `names.json`."""
-
     node_names: list[str]
     class_names: list[str]
 
 
 class _Manifest(TypedDict):
-    """Content of `graph.json`."""
-
     format: Literal["fgai graph"]
     version: int  # of the format
     name: str  # of the graph
@@ -157,7 +153,6 @@ class _Rows(NamedTuple):
     source: Array  # [E] int32, where each edge starts
 
     def to_adjacency(self) -> Adjacency:
-        """Copy the edges into memory."""
         rowptr, source = (torch.from_numpy(np.array(part, np.int64)) for part in self)
         return Adjacency.from_sorted(source, row_index(rowptr, len(source)), len(rowptr) - 1)
 
@@ -303,8 +298,7 @@ class StoredGraph(_ArrayFolder, GraphOnDisk):
         fields: dict[str, Any] = {**self.node_fields(slice(None)), **self.names}
         fields |= self.edge_fields(slice(0, 0))
         adjacency = Adjacency.from_sorted(none, none, self.num_nodes)
-        x = features if self.has_features else None
-        graph = Graph(adjacency, x, name=self.name, **fields)
+        graph = Graph(adjacency, features if self.has_features else None, name=self.name, **fields)
         graph._validate()
         if graph.y is None or any(mask is not None for mask in (graph.train_mask, graph.val_mask)):
             return graph

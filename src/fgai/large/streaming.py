@@ -101,10 +101,7 @@ def observe_store(
 
 
 def _exact_pass(model: nn.Module, stored: StoredGraph, *, on_cpu: bool = False) -> _ExactPass:
-    """Return how a model is computed on a stored graph; `InputError` if it cannot be.
-
-    A PyG model is tried on a small part of the graph, once. Passes of fgai's own models read files `on_cpu`.
-    """
+    """Return how a model is computed on a stored graph; `InputError` if it cannot be."""
     if not _is_own(model):
         return _MessagePassingPass(model, stored)
     if on_cpu and any(parameter.device.type != "cpu" for parameter in model.parameters()):
@@ -155,10 +152,8 @@ class _LayerPass(_ExactPass):
         with evaluating(model):
             layerwise = stages_of(model)
         if layerwise is None:
-            raise InputError(
-                f"{model_name(model)} cannot be computed row by row: it has hooks, is not for nodes, or mixes"
-                " nodes elsewhere than in attention"
-            )
+            text = f"{model_name(model)} cannot be computed row by row: it has hooks, is not for nodes, or"
+            raise InputError(f"{text} mixes nodes elsewhere than in attention")
         self.layerwise, self.stages = layerwise, layerwise.stages
         self.layers, self.loops = list(find_layers(bare)), bare.self_loops
         self.num_hops = len(self.layers)

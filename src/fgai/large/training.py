@@ -236,9 +236,8 @@ class _FaithfulBatches(_BatchRecipe, FaithfulBase):
         for batch in batches:
             attack = _inject(adversary, batch, pool, generator)
             if attack is not None:
-                reach = self.outputs.of(batch).reach(
-                    batch.graph, adversary.ascend_and_inject(batch.graph, attack.endpoints, attack.subset)[0]
-                )
+                nodes = adversary.ascend_and_inject(batch.graph, attack.endpoints, attack.subset)[0]
+                reach = self.outputs.of(batch).reach(batch.graph, nodes)
                 layers += batch.seeds * torch.tensor(reach.layers)
                 predictions += batch.seeds * reach.predictions
             seeds += batch.seeds

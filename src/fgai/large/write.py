@@ -38,8 +38,6 @@ NUMBERS = 1 << 22  # features that are read or written together
 
 
 class _Record(TypedDict):
-    """Content of `work.json`."""
-
     format: Literal["fgai work"]
     version: int  # of the format
     job: dict[str, Any]  # sources and options, which decide the result
@@ -75,8 +73,7 @@ class _Work:
         files = {n: size for n, size in _file_sizes(self.folder).items() if not n.endswith(remove)}
         if self._job is not None:
             heading = {"format": "fgai work", "version": _RECORD_VERSION, "job": self._job}
-            record = {**heading, "stages": self.stages, "files": files}
-            write_atomic(self._path, json.dumps(record, indent=1))
+            write_atomic(self._path, json.dumps({**heading, "stages": self.stages, "files": files}, indent=1))
         self._remove_but(files)
         return result
 
@@ -269,7 +266,6 @@ def _save_graph(folder: Path, graph: Graph) -> None:
 
 
 def _save_arrays(folder: Path, arrays: Mapping[str, Tensor | None]) -> None:
-    """Write the tensors that are not None."""
     for name, tensor in arrays.items():
         if tensor is not None:
             array = tensor.detach().numpy()

@@ -33,17 +33,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 @dataclass(eq=False)
 class _Edges:
-    """The edges of one call, in place of PyG's `edge_index`, which its layers only pass on.
+    """The edges of one call, in place of PyG's `edge_index`, which its layers only pass on."""
 
-    `edge_index` [2, E] has the self-loops that the layer adds, `order` [E] maps sorted positions to its
-    columns. `attention` is set, in its order, if `returned`.
-    """
-
-    edge_index: Tensor
+    edge_index: Tensor  # [2, E] with the self-loops that the layer adds
     adjacency: Adjacency
-    order: Tensor
+    order: Tensor  # [E] sorted position → column of `edge_index`
     returned: bool = False
-    attention: Tensor | None = None
+    attention: Tensor | None = None  # in the order of `edge_index`, if `returned`
 
 
 def _sorted_edges(edge_index: Tensor, num_nodes: int, loops: bool) -> tuple[Tensor, Adjacency, Tensor]:
@@ -55,11 +51,7 @@ def _sorted_edges(edge_index: Tensor, num_nodes: int, loops: bool) -> tuple[Tens
 
 
 class _Accelerated:
-    """A PyG layer whose edges are scored, normalised and summed by fgai's kernels.
-
-    Calls that the kernels do not cover (sparse matrices, bipartite graphs, edge features, recorded attention,
-    hooks on messages, `torch.compile`) run PyG's own code.
-    """
+    """A PyG layer on fgai's kernels; calls that these do not cover run PyG's own code."""
 
     def forward(self: Any, x: Any, edge_index: Any, edge_attr: Any = None, *args: Any, **options: Any) -> Any:
         size = args[0] if isinstance(self, GATConv) and args else options.get("size")
@@ -109,8 +101,7 @@ class _Accelerated:
     def propagate(self: Any, edge_index: Any, **kwargs: Any) -> Any:
         if not isinstance(edge_index, _Edges):
             return super().propagate(edge_index, **kwargs)  # type: ignore[misc]
-        device = edge_index.edge_index.device.type
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(edge_index.edge_index.device.type, enabled=False):
             return self._attend(edge_index, kwargs)
 
     def _attend(self: Any, edges: _Edges, tensors: dict[str, Any]) -> Tensor:
@@ -146,7 +137,6 @@ class AcceleratedGATConv(_Accelerated, GATConv):  # type: ignore[misc]
     _scores, _fused = staticmethod(score_additive), staticmethod(attend_additive)
 
     def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Return the values and both sides of the score."""
         return tensors["x"][0], *tensors["alpha"]
 
 
@@ -156,7 +146,6 @@ class AcceleratedGATv2Conv(_Accelerated, GATv2Conv):  # type: ignore[misc]
     _scores, _fused = staticmethod(score_dynamic), staticmethod(attend_dynamic)
 
     def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Return the values, both sides of the score and its weight."""
         return tensors["x"][0], *tensors["x"], self.att[0]
 
 
@@ -166,7 +155,6 @@ class AcceleratedTransformerConv(_Accelerated, TransformerConv):  # type: ignore
     _scores, _fused = staticmethod(score_dot), staticmethod(attend_dot)
 
     def _parts(self, tensors: dict[str, Any]) -> tuple[Tensor, ...]:
-        """Return the values and both sides of the score."""
         return tensors["value"], tensors["query"], tensors["key"]
 
 
@@ -204,10 +192,8 @@ def accelerate(model: Model) -> Model:
 
     Calls that the kernels do not cover run PyG's own code: bipartite graphs, sparse matrices, layers inside
     `torch.compile`, PyG's `Explainer`. Layers that cannot be accelerated (subclasses, edge features, another
-    aggregation or direction) stay as they are, with one `FgaiWarning`.
-
-    Raises:
-        InputError: no layer can be accelerated.
+    aggregation or direction) stay as they are, with one `FgaiWarning`; `InputError` if no layer is
+    accelerated.
 
     Example:
         >>> from torch_geometric.nn import GAT
@@ -228,10 +214,8 @@ def accelerate(model: Model) -> Model:
             count += 1
     reasons = "; ".join(f"{name} {reason}" for name, reason in unchanged.items())
     if not count:
-        raise InputError(
-            f"no layer of {type(model).__name__} can be accelerated"
-            + (f": {reasons}" if unchanged else "; it needs PyG's GATConv, GATv2Conv or TransformerConv")
-        )
+        why = f": {reasons}" if unchanged else "; it needs PyG's GATConv, GATv2Conv or TransformerConv"
+        raise InputError(f"no layer of {type(model).__name__} can be accelerated{why}")
     if unchanged:
         warn(FgaiWarning(f"these layers stay as they are: {reasons}"))
     return fast

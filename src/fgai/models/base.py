@@ -21,26 +21,22 @@ from fgai.sparse import Features
 from fgai.tasks import DECODERS, POOLINGS, get_task, task_of
 from fgai.typed import typed
 
-LARGE = 100_000
-"""Nodes from which the paper's arXiv architecture (three layers, width 128) is picked."""
-
-Guard = Callable[[Tensor | Features, Graph], Tensor | None]
-"""(input of a layer, graph) → weights of the edges in that layer, [E]."""
+LARGE = 100_000  # nodes from which the paper's arXiv architecture (three layers, width 128) is picked
+Guard = Callable[[Tensor | Features, Graph], Tensor | None]  # (input of a layer, graph) → edge weights [E]
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What certificates and conversions may assume about the models of one class.
+    """What certificates and conversions may assume about the models of one class, which declares it itself.
 
-    A class declares it directly, as `capabilities`; subclasses do not inherit it. A class with one,
-    even empty, promises that its forward pass in evaluation mode depends on weights and graph only, and
-    consists of fgai's and PyTorch's layers and of `parts`.
+    A class with `capabilities`, even empty, promises that its forward pass in evaluation mode depends on
+    weights and graph only, and consists of fgai's and PyTorch's layers and of `parts`. Subclasses do not
+    inherit it.
 
     Attributes:
-        body: `"layers"`, as in `GAT`: `convs` are `AttentionLayer`s with ELU between them and nothing else,
-            so hidden layers and injections are bounded, and PyG's layers can express it. `"blocks"`, as in
-            `GT`: `enter` reads inputs row by row, `blocks` are `TransformerBlock`s, and `head` is a linear
-            map, ReLU and a linear map, so the last layer is bounded. Empty: neither.
+        body: `"layers"`, as in `GAT`: `convs` are `AttentionLayer`s with ELU between them and nothing else.
+            `"blocks"`, as in `GT`: `enter` reads inputs row by row, `blocks` are `TransformerBlock`s, and
+            `head` is a linear map, ReLU and a linear map. Empty: neither.
         parts: the model's own classes of modules.
     """
 
@@ -99,8 +95,7 @@ class AttentionModel(GraphModel, ABC):
     def for_data(cls, data: Any, **overrides: Any) -> Self:
         """Build a model whose sizes and task fit `data` (a `Graph` or PyG `Data`); `overrides` win.
 
-        Raises:
-            InputError: if the data has no features or, for node and graph tasks, no labels.
+        `InputError` if the data has no features or, for node and graph tasks, no labels.
         """
         graph = as_graph(data)
         cls.check_edges(graph)
@@ -145,10 +140,7 @@ class AttentionModel(GraphModel, ABC):
     def convolve(
         self, convs: Iterable[nn.Module], graph: Graph, activation: Callable[[Tensor], Tensor], p: float
     ) -> Tensor:
-        """Pass a prepared graph's features through layers: dropout `p` before each, activation between them.
-
-        Layers are called as `conv(x, adjacency, weight)`.
-        """
+        """Pass features [N, F] through layers: dropout `p` before each, `activation` between them."""
         x: Tensor | Features = _as_features(graph)
         for index, conv in enumerate(convs):
             if index:
@@ -169,17 +161,14 @@ class AttentionModel(GraphModel, ABC):
         super().check_graph(graph)
         weight = graph.edge_weight
         if weight is not None and cached_on(graph, "fgai.models.base", lambda: bool((weight < 0).any())):
-            raise InputError(
-                f"`edge_weight` of {graph.name!r} must be at least 0 for {type(self).__name__}, got"
-                f" {float(weight.min()):.4g}; shift it, or set `data.edge_weight = None`"
-            )
+            text = f"`edge_weight` of {graph.name!r} must be at least 0 for {type(self).__name__}, got"
+            raise InputError(f"{text} {float(weight.min()):.4g}; shift it, or set `data.edge_weight = None`")
 
     def _check_width(self, graph: Graph) -> None:
-        if graph.features is None or graph.num_features != self.config["in_channels"]:
-            raise InputError(
-                f"the model reads {self.config['in_channels']} features per node, {graph.name!r} has"
-                f" {graph.num_features}; was it trained on another dataset?"
-            )
+        width = self.config["in_channels"]
+        if graph.features is None or graph.num_features != width:
+            text = f"the model reads {width} features per node, {graph.name!r} has {graph.num_features}"
+            raise InputError(f"{text}; was it trained on another dataset?")
 
     def forward(
         self,
@@ -217,10 +206,8 @@ def as_graph(data: Any) -> Graph:
     if hasattr(data, "edge_index"):
         return Graph.from_data(data)
     if isinstance(data, GraphOnDisk):
-        raise InputError(
-            f"{data.name!r} is stored, but this function needs it in memory; give `stored.load()`, or use"
-            " `batch_size` in `train`, `make_faithful` and `harden`, or `evaluate_store`"
-        )
+        text = f"{data.name!r} is stored, but this function needs it in memory; give `stored.load()`, or use"
+        raise InputError(f"{text} `evaluate_store`, or `batch_size` in `train`, `make_faithful` and `harden`")
     kind = type(data).__name__
     hint = "; see `fgai.hetero.HeteroView`" if kind == "HeteroData" else ""
     raise InputError(f"`data` must be a fgai Graph or a PyG Data, got {kind}{hint}")
@@ -237,7 +224,6 @@ def _graph_of(data: Any, edge_index: Tensor | None, batch: Tensor | None) -> Gra
 
 
 def _as_features(graph: Graph) -> Features:
-    """Return the features of `graph`, which must have some."""
     if not isinstance(graph, Graph):
         kind = type(graph).__name__
         raise InputError(f"`graph` must be a prepared `Graph`, got {kind}; call the model itself on data")
@@ -248,8 +234,7 @@ def _as_features(graph: Graph) -> Features:
 
 K = TypeVar("K", bound=type[AttentionModel])
 
-MODELS: dict[str, type[AttentionModel]] = {}
-"""Networks by class name."""
+MODELS: dict[str, type[AttentionModel]] = {}  # networks by class name
 
 
 @typed
@@ -258,10 +243,8 @@ def register_model(kind: K) -> K:
 
     It can then be built, trained, saved and loaded by name, like fgai's own. Its constructor takes
     `in_channels`, `out_channels` and keyword arguments and stores them in `config`; `sizes` returns those
-    that depend on the data. A class of the same module and name replaces the earlier one.
-
-    Raises:
-        InputError: not a subclass of `AttentionModel`, or another class has its name.
+    that depend on the data. A class of the same module and name replaces the earlier one; `InputError` if
+    another class has its name, or it is no subclass of `AttentionModel`.
     """
     if not isinstance(kind, type) or not issubclass(kind, AttentionModel):
         raise InputError(f"`kind` must be a subclass of `fgai.models.AttentionModel`, got {kind!r}")

@@ -21,9 +21,7 @@ from fgai.typed import typed
 @typed
 @register_model
 class GAT(AttentionModel):
-    """Graph attention network: hidden layers of several heads, an output attention layer of one.
-
-    Logits carry no activation.
+    """Graph attention network: hidden layers of several heads, an output layer of one, without activation.
 
     Args:
         hidden_channels: width per hidden head.
@@ -32,8 +30,7 @@ class GAT(AttentionModel):
         dropout: rate on the input of every layer while training.
         attention_dropout: rate on the attention while training.
         norm: None, or `"layer"` to normalise the input and the hidden features.
-        head: None, where the output layer gives the logits that are pooled, or `"mlp"`, where it gives states
-            of the hidden width, which are pooled and then classified; for graphs.
+        head: None, or `"mlp"` for graphs: states of the hidden width are pooled and then classified.
 
     Reference: Veličković et al., Graph Attention Networks, ICLR 2018.
     """

@@ -90,10 +90,7 @@ class GCNLayer(TappedLayer):
 def _shares(
     adjacency: Adjacency, edge_weight: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return the shares [E, 1] of the symmetric weights `w_ji / √(d_j d_i)` with `d_i = Σ_j w_ji`, and s [N].
-
-    Weights are 0 where d_i is 0.
-    """
+    """Return the shares [E, 1] of `w_ji / √(d_j d_i)` with `d_i = Σ_j w_ji`, 0 where d_i is 0, and s [N]."""
     weight = edge_weight
     if weight is None:
         weight = torch.ones(adjacency.num_edges, device=adjacency.device)

@@ -96,10 +96,8 @@ class GT(AttentionModel):
         whole(encodings, "encodings", 0, 10_000)
         heads = tuple(whole(count, "heads", 1) for count in heads)
         if not heads or any(hidden_channels % count for count in heads):
-            raise InputError(
-                f"`hidden_channels` must be divisible by the `heads` of every block,"
-                f" got {hidden_channels} and {heads}"
-            )
+            text = "`hidden_channels` must be divisible by the `heads` of every block"
+            raise InputError(f"{text}, got {hidden_channels} and {heads}")
         self.config = {**arguments, "heads": list(heads), "norm": norm}
         self.dropout = dropout
         self.encodings, width = encodings, hidden_channels

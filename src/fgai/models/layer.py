@@ -31,12 +31,9 @@ from fgai.threads import exclusive
 from fgai.typed import typed
 
 SCORES = ("additive", "dynamic", "dot")
-LARGEST = 2**31 - 1
-"""Largest number of weights of a layer."""
-AT_ONCE = 2**25
-"""Largest number of scores in memory while they are averaged over the heads."""
-SHORTEST = 1e-18
-"""Smallest squared length of a vector to divide by."""
+LARGEST = 2**31 - 1  # most weights of a layer
+AT_ONCE = 2**25  # most scores in memory while they are averaged over the heads
+SHORTEST = 1e-18  # least squared length of a vector to divide by
 
 
 class Projection(nn.Module):
@@ -86,11 +83,8 @@ class AttentionLayer(TappedLayer):
     - `dynamic` (GATv2): `⟨a, leaky_relu(l_j + r_i)⟩`, values l.
     - `dot` (transformer): `⟨q_i, k_j⟩ / √C`, values v.
 
-    A node without incoming edges gets the bias alone. Without a tap and without edge weights the fused
-    kernels run.
-
-    `concat` joins the heads ([N, H·C]), otherwise they are averaged ([N, C]). `input_norm` normalises rows of
-    the input first; sparse features stay sparse.
+    A node without incoming edges gets the bias alone. `concat` joins the heads ([N, H·C]), otherwise they are
+    averaged ([N, C]). `input_norm` normalises rows of the input first; sparse features stay sparse.
     """
 
     def __init__(
@@ -153,10 +147,7 @@ class AttentionLayer(TappedLayer):
         return self.apply_limits(name, out).view(-1, self.heads, self.channels)
 
     def sides(self, x: Tensor | Features) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the source's and the destination's side of the score (key, query) and the values, per node.
-
-        Waits for blocks of other threads that override limits.
-        """
+        """Return per node the source side and destination side of the score (key, query) and the values."""
         with exclusive():
             return self._sides(x)
 
@@ -200,11 +191,8 @@ class AttentionLayer(TappedLayer):
         return torch.where(target > 0, target, target / self.slope) - destination
 
     def mean_scores(self, source: Tensor, destination: Tensor, adjacency: Adjacency) -> Tensor:
-        """Return the mean over the heads of `score_edges` [E], added up head by head.
-
-        The mean of an edge does not depend on other edges. Additive scores are computed for many heads at
-        once; others sum over channels, in an order that the number of heads may change.
-        """
+        """Return the mean over the heads of `score_edges` [E]; that of an edge does not depend on others."""
+        # Scores that sum over channels are computed head by head: several heads could change the order.
         size = AT_ONCE // max(1, adjacency.num_edges) if self.score == "additive" else 1
         size = max(1, min(self.heads, size))
         parts = zip(torch.split(source, size, 1), torch.split(destination, size, 1), strict=True)

@@ -73,8 +73,7 @@ def _leading(adjacency: sp.csr_matrix, size: int, seed: int) -> tuple[Floats, Fl
     and those that a small component does not have are zeros. `adjacency` is symmetric, 0/1, without loops.
     """
     n = adjacency.shape[0]
-    degree = np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel()
-    root = np.sqrt(degree)
+    root = np.sqrt(np.asarray(adjacency.sum(axis=1), dtype=np.float64).ravel())
     scale = sp.diags(1.0 / root)
     matrix = sp.csr_matrix(scale @ adjacency @ scale)
     trivial = root / np.linalg.norm(root)
@@ -107,10 +106,7 @@ def _dense(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tup
 
 
 def _lanczos(matrix: sp.csr_matrix, trivial: Floats, count: int, seed: int) -> tuple[Floats, Floats]:
-    """Lanczos with implicit restarts, repeated for vectors of repeated eigenvalues it missed (regular trees).
-
-    Eigenvalues of known vectors are shifted away, until none is left above the last of them.
-    """
+    """Lanczos with implicit restarts, repeated for vectors of equal eigenvalues it missed (regular trees)."""
     draw = np.random.Generator(np.random.PCG64(seed))
     null_space = trivial[:, None]
     values, vectors = _search(matrix, null_space, count, TOLERANCE, draw)
@@ -144,10 +140,8 @@ def _search(
             operator, k=count, which="LA", tol=tolerance, ncv=width, v0=start, maxiter=RESTARTS
         )
     except ArpackNoConvergence as error:
-        raise InputError(
-            f"the Laplacian encodings of a component of {n} nodes did not converge, its eigenvalues lie too"
-            " close together (a very long path or mesh?); use a model without encodings"
-        ) from error
+        text = f"the Laplacian encodings of a component of {n} nodes did not converge (a very long path or"
+        raise InputError(f"{text} mesh?); use a model without encodings") from error
     order = np.argsort(-values, kind="stable")
     return values[order], vectors[:, order]
 
@@ -165,9 +159,8 @@ _memory: dict[str, _Encoding] = {}
 def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
     """Return the first non-trivial eigenvectors of the normalised Laplacian: `_leading` of each component.
 
-    Column p is each component's p-th eigenvector, +1 at its largest entry. Edges [2, E] count in both
-    directions, once, without loops. Isolated nodes, and columns a component is too small to have, are 0. The
-    result is kept in memory and, from 4096 nodes on, in the user's cache folder.
+    Edges [2, E] count in both directions, once, without loops. Isolated nodes, and columns a component is too
+    small to have, are 0. The result is kept in memory and, from 4096 nodes on, in the user's cache folder.
     """
     keys = _symmetric(edges.cpu())
     name = f"{edge_fingerprint(keys, num_nodes)}-{size}-{VERSION}"
@@ -190,11 +183,8 @@ def _laplacian_encoding(edges: Tensor, num_nodes: int, size: int) -> _Encoding:
 
 
 def _with_encoding(graph: Graph, size: int) -> Graph:
-    """Return the graph with `size` Laplacian encodings per node.
-
-    A graph that has that many is returned as it is: after an injection its encodings were extended from the
-    neighbours, and must not be computed again.
-    """
+    """Return the graph with `size` Laplacian encodings per node."""
+    # After an injection its encodings were extended from the neighbours, and must not be computed again.
     if size == 0 or (graph.positional is not None and graph.positional.shape[1] == size):
         return graph
 

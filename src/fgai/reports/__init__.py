@@ -8,14 +8,6 @@ from fgai.reports.whatif import WhatIf, explore
 from fgai.reports.words import missing
 
 __all__ = [
-    "Report",
-    "WhatIf",
-    "card",
-    "explore",
-    "make_report",
-    "missing",
-    "read_report",
-    "render",
-    "report",
+    "Report", "WhatIf", "card", "explore", "make_report", "missing", "read_report", "render", "report",
     "write_report",
-]
+]  # fmt: skip

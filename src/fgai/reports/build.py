@@ -100,26 +100,15 @@ def make_report(
 ) -> Report:
     """Return the document of a page; parts that are not available are left out, and the page says so.
 
-    Args:
-        records: a `Comparison`, or one or more evaluation records; the first is the reference. With
-            `per_node=True` they carry the distribution of overlaps.
-        models: by the names of their rows, as the following mappings; the page shows their attention.
-        data: the `Graph` or PyG `Data` they were evaluated on.
-        certificates: of their attention.
-        injections: certificates against injection.
-        attacks: results of the prediction attack; models without one are not shown.
-        node: that the page opens with; chosen by default.
-        node_names: by number, shown as plain text; as `class_names`.
-        class_names: by number.
-        title: of the page.
-        reproduce: commands that give the same report.
-        what_if: put the graph's features and the weights of GAT and GATv2 into the page, whose part
-            "What if?" computes with them.
-        counterfactual: also say how few neighbours of the node the page opens with change its class, found
-            and proved, as `fgai.explain`: seconds to minutes for each model.
-
-    Raises:
-        InputError: no records, models without data, or a node the graph does not have.
+    `records` are a `Comparison` or evaluation records, the first the reference; with `per_node=True` they
+    carry the distribution of overlaps. By the names of their rows, `models` show their attention on the
+    `data` they were evaluated on, `attacks` are those on predictions, and `certificates` and `injections` say
+    what is proved; a model without an attack is not shown. The page opens with `node`, chosen by default;
+    names by number are shown as plain text. `reproduce` are commands that give the same report. `what_if`
+    puts the graph's features and the weights of GAT and GATv2 into the page, whose part "What if?" computes
+    with them. `counterfactual` also says how few neighbours of the first node change its class, as
+    `fgai.explain`: seconds to minutes for each model. `InputError` for no records, models without data, or a
+    node the graph does not have.
     """
     rows = [records] if isinstance(records, EvaluationRecord) else list(records)
     if not rows:
@@ -170,8 +159,7 @@ def _add_counterfactuals(
     graph, node = graph.replace(class_names=classes and tuple(classes)), explorer["nodes"]["id"][0]
     search = partial(explain, names=names, threat=None, certificate=False, counterfactual=True)
     for column in explorer["models"]:
-        explanation = search(models[column["name"]], graph, node)
-        column["changes"] = explanation.counterfactual_sentences()
+        column["changes"] = search(models[column["name"]], graph, node).counterfactual_sentences()
 
 
 def _whatif(
@@ -225,7 +213,6 @@ def _attacked_views(
     attacks: Mapping[str, AttackResult],
     notes: list[str],
 ) -> list[_ModelViews]:
-    """Every model before and after its attack."""
     out = []
     for name in (result.name for result in results):
         if name in models and name in attacks:
@@ -272,11 +259,8 @@ def read_report(
 
     `files` are one report document, or any number of comparisons, evaluations and certificates. A certificate
     belongs to the row it is given as, in a mapping, or to the row its file is named after
-    (`certificate-gat.json`). The page opens with `node`.
-
-    Raises:
-        CheckpointError: a file is missing, damaged, or none of these.
-        InputError: no files, or certificates only.
+    (`certificate-gat.json`). The page opens with `node`. `CheckpointError` if a file is missing, damaged, or
+    none of these, `InputError` for no files, or certificates only.
     """
     paths = [files] if isinstance(files, Path | str) else files
     pairs = paths.items() if isinstance(paths, Mapping) else ((None, path) for path in paths)
@@ -361,8 +345,6 @@ def _owner(label: str | None, path: Path, rows: Sequence[str], notes: list[str])
     matching = [row for row in rows if row.lower() == name] or [*rows] * (len(rows) == 1)
     if matching:
         return matching[0]
-    notes.append(
-        f"{path.name} is not shown: it is unclear which of {', '.join(rows)} it certifies. Give it as"
-        " NAME=FILE."
-    )
+    unclear = f"it is unclear which of {', '.join(rows)} it certifies"
+    notes.append(f"{path.name} is not shown: {unclear}. Give it as NAME=FILE.")
     return f"?{path.name}"

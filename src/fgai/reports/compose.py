@@ -46,27 +46,12 @@ def report(
 ) -> Report:
     """Attack, measure and certify models equally, write one page, and return the document it is made of.
 
-    Args:
-        models: by name, the reference first; or one model, called by the name of its class.
-        data: the `Graph` or PyG `Data` they are for.
-        path: of the page; the document is written beside it. None writes nothing.
-        threat: a name from `fgai.attacks.THREATS` or a `Threat` of your own.
-        nodes: how many nodes the attack injects, for small graphs; the threat's number by default.
-        edges: how many edges each of them gets, likewise.
-        k: neighbours in a node's explanation.
-        seed: of the attacks.
-        node: that the page opens with; chosen by default.
-        node_names: by number, shown as plain text.
-        class_names: by number.
-        title: of the page.
-        reproduce: commands that give the same report.
-        what_if: see `make_report`; the page then holds features and weights.
-        counterfactual: see `make_report`.
-        on_step: called with a word or two before each long step.
-
-    Raises:
-        InputError: no models, or a node the graph does not have.
-        MissingExtraError: a page is asked for and plotly is not installed.
+    `models` are by name, the reference first, or one model. The page is written to `path`, and its document
+    beside it; None writes nothing. `threat` is a name from `fgai.attacks.THREATS` or a `Threat` of your own;
+    for small graphs, `nodes` and `edges` set how many nodes it injects, and the edges of each. An explanation
+    is `k` neighbours, and `on_step` is called with a word or two before each long step. Other arguments are
+    those of `make_report`; with `what_if` the page holds features and weights. `InputError` for no models, or
+    a node the graph does not have, `MissingExtraError` if a page is asked for and plotly is not installed.
 
     Example:
         >>> import fgai

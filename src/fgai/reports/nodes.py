@@ -51,9 +51,8 @@ class Case:
 @typed
 def before_after(case: Case, data: Any, layer: str | int = "mean") -> tuple[GraphView, GraphView]:
     """Return the attention and predictions of a case on the clean graph and on the attacked one."""
-    clean, attacked = (
-        observe(case.model, prepared(case.model, graph)) for graph in (as_graph(data), case.attack.graph)
-    )
+    graphs = as_graph(data), case.attack.graph
+    clean, attacked = (observe(case.model, prepared(case.model, graph)) for graph in graphs)
     original = clean.graph.num_nodes
     return GraphView.of(clean, layer=layer), GraphView.of(attacked, layer=layer, original=original)
 
@@ -122,10 +121,8 @@ def _choose(
         return chosen, f"This page carries all {total:,} nodes."
     *parts, last = (f"{count:,} {reason}" for reason, count in counts.items())
     listed = f"{', '.join(parts)} and {last}" if parts else last
-    return chosen, (
-        f"This page carries {len(chosen):,} of {total:,} nodes: {listed}."
-        " The numbers and curves above count all nodes."
-    )
+    words = f"This page carries {len(chosen):,} of {total:,} nodes: {listed}."
+    return chosen, f"{words} The numbers and curves above count all nodes."
 
 
 def _default_node(
@@ -172,11 +169,8 @@ def _shorten(text: str) -> str:
 
 
 def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int) -> dict[str, Any]:
-    """Neighbours of each node and their attention in units in each model, before and after.
-
-    Every node keeps its k strongest neighbours in every view, then the strongest in any view; the others are
-    added up as the `rest`.
-    """
+    """Neighbours of each node and their attention in units in each model, before and after."""
+    # A node keeps its k strongest neighbours in every view, then the strongest in any; others are the `rest`.
     keys = ("before", "after", "rest_before", "rest_after")
     columns: list[dict[str, list[Any]]] = [{key: [] for key in keys} for _ in models]
     out: dict[str, Any] = {"neighbours": [], "rest": [], "models": columns}
@@ -202,10 +196,7 @@ def _neighbourhoods(models: Sequence[_ModelViews], nodes: Sequence[int], k: int)
 
 
 def _record_columns(result: _ModelResults, nodes: Sequence[int]) -> dict[str, Any]:
-    """Values of each node in a record's per-node arrays, and certified radii.
-
-    `kept` and `kept_explanation` are percentages of the top-k; `reach`: the attack may move its attention.
-    """
+    """Values of each node in a record's per-node arrays, `kept` in % of the top-k, and certified radii."""
     arrays = result.arrays
     radii = [_radii(layer, nodes) for layer in result.layers]
     out: dict[str, Any] = {"name": result.name, "radii": radii or None}

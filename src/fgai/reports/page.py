@@ -53,10 +53,7 @@ def write_report(report: Report, path: Path | str, *, document: bool = True) -> 
     """Write the page, and the document it is made of beside it (`.json`); return the path of the page.
 
     The ending `.html` is added where it is missing; without `document` the page alone is written.
-
-    Raises:
-        MissingExtraError: plotly is not installed.
-        InputError: nothing to show.
+    `MissingExtraError` if plotly is not installed, `InputError` if there is nothing to show.
 
     Example:
         >>> import fgai
@@ -85,9 +82,7 @@ def check_page(path: Path | str) -> Path:
 def render(report: Report, library: str | None = None) -> str:
     """Return the page as text; `library` is the script of plotly.js, by default of the installed package.
 
-    Raises:
-        InputError: the document holds no evaluation.
-        MissingExtraError: plotly is not installed.
+    `InputError` if the document holds no evaluation, `MissingExtraError` if plotly is not installed.
     """
     if not report.records:
         raise InputError("the report holds no evaluation, so there is nothing to show")
@@ -123,9 +118,7 @@ def render(report: Report, library: str | None = None) -> str:
         "output_layer": partial(_output_layer, report.certificates),
         "promise": next(promises, ""),
         "nulls": _nulls(report),
-        "numbers": {
-            group: list(_rows(report, shown)) for group, shown in _numbers_of(report.records).items()
-        },
+        "numbers": {group: list(_rows(report, rows)) for group, rows in _numbers_of(report.records).items()},
         "data": data,
         "plotly": script.replace("</script", "<\\/script"),
         "script": "\n".join(asset(f"{name}.js") for name in SCRIPTS),
@@ -152,10 +145,8 @@ def _trimmed(explorer: dict[str, Any], count: int) -> dict[str, Any]:
             return [cut(item) if isinstance(item, dict) else item for item in short]
         return {key: cut(item) for key, item in value.items()} if isinstance(value, dict) else value
 
-    words = (
-        f"This page carries {count:,} of {explorer.get('total', total):,} nodes, those that matter most, to"
-        " stay small. The numbers and curves above count all nodes."
-    )
+    words = f"This page carries {count:,} of {explorer.get('total', total):,} nodes, those that matter most,"
+    words += " to stay small. The numbers and curves above count all nodes."
     return {**explorer, **{key: cut(explorer[key]) for key in ("nodes", "models")}, "words": words}
 
 
@@ -164,7 +155,6 @@ def _plotly() -> str:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    """The data, the attack, and the provenance of each model."""
     data: Mapping[str, Any] = report.records[0].get("data") or {}
     names = ("nodes", "edges", "features", "classes")
     sizes = [f"{data[name]:,} {name}" for name in names if isinstance(data.get(name), int)]
@@ -191,7 +181,6 @@ _GROUPS = {"prediction": "Predictions", "explanation": "Explanations", "fidelity
 
 
 def _nulls(report: Report) -> list[str]:
-    """The kinds of null attention that the record of the reference has numbers of."""
     return list(NULLS) if isinstance(look_up(_pair(report)[0], "metrics.null"), Mapping) else []
 
 
@@ -212,15 +201,15 @@ def _rows(report: Report, shown: Sequence[Shown]) -> Iterator[dict[str, Any]]:
         values = [number_at(record, entry.path) for record in report.records]
         if all(value is None for value in values):
             continue
-        form, best = quantity(entry.path).form, _best_records(entry, report.records)
+        about, best = quantity(entry.path), _best_records(entry, report.records)
         levels = {kind: f"null.{kind}.{null_path(entry.path)}" for kind in _nulls(report)}
         levels["chance"] = chance_path(entry.path)
         yield {
             "shown": entry,
-            "arrow": "≈" if entry.like else ARROWS[quantity(entry.path).direction],
+            "arrow": "≈" if entry.like else ARROWS[about.direction],
             "aim": _best_value(entry),
-            "cells": zip(report.names, [signed(value, form) for value in values], best, strict=True),
-            "levels": {kind: signed(number_at(reference, path), form) for kind, path in levels.items()},
+            "cells": zip(report.names, [signed(value, about.form) for value in values], best, strict=True),
+            "levels": {kind: signed(number_at(reference, path), about.form) for kind, path in levels.items()},
         }
 
 

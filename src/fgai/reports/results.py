@@ -18,8 +18,7 @@ from fgai.records import look_up, unpack_array
 
 NEIGHBOURS = 1  # injected neighbours that the page's certificates are about
 
-Injections = Mapping[str, Sequence[InjectionCertificate]]
-"""By model: against new neighbours of the node alone, and of every node."""
+Injections = Mapping[str, Sequence[InjectionCertificate]]  # by model: against new neighbours
 
 
 def certify_injections(models: Mapping[str, nn.Module], graph: Graph, k: int) -> Injections:
@@ -77,8 +76,6 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class _ModelResults:
-    """One model's record and certificates."""
-
     name: str
     record: dict[str, Any]  # the evaluation as plain values, without per-node arrays
     arrays: Arrays = field(default_factory=dict)  # those arrays, by name
@@ -97,10 +94,7 @@ class _ModelResults:
         return worst
 
     def overlaps(self, attack: str) -> dict[str, Any] | None:
-        """Shares of the nodes in reach of an attack by how many of their top k they keep.
-
-        Every layer counts the same, so the mean is the record's `overlap_touched.*.all`.
-        """
+        """Shares of the nodes in reach of an attack by how many of their top k they keep, layers alike."""
         values, reach = self.arrays.get(f"overlap_{attack}"), self.arrays.get("touched")
         if values is None:
             return None

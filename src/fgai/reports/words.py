@@ -191,10 +191,8 @@ def missing(report: Report) -> list[str]:
     """What the page cannot show, and the command that adds it."""
     out = list(report.notes)
     if report.subgraph is None:
-        out.append(
-            "Attention before and after is not in this record. Give the models too:"
-            " fgai report GAT=gat.safetensors FGAI=fgai.safetensors"
-        )
+        text = "Attention before and after is not in this record. Give the models too:"
+        out.append(f"{text} fgai report GAT=gat.safetensors FGAI=fgai.safetensors")
     elif report.whatif is None:
         out.append("What if? is not on this page: Python computes it. Run fgai explore.")
     if report.distribution is None:

@@ -30,26 +30,18 @@ class Task(ABC):
 
     name: ClassVar[str]  # `node`, `link`, `graph` or another
     rows_are: ClassVar[str]  # what a row of the logits stands for, in words
-    # by names in records the metrics of logits and classes (from `fgai.metrics.METRICS`, or `class_auc`,
-    # `link_auc`, `link_precision`); headline first
+    # by names in records, headline first: names in `METRICS`, or `class_auc`, `link_auc`, `link_precision`
     scores: ClassVar[Mapping[str, str]]
     selected_by: ClassVar[str | None] = None  # the score that chooses the epoch to keep; None for accuracy
-    # every epoch sees the same graph, so its training steps can be captured
-    fixed_graph: ClassVar[bool] = True
+    fixed_graph: ClassVar[bool] = True  # the same in every epoch, so that training steps can be captured
     row_per_node: ClassVar[bool] = False  # row i of the logits is the vector a model gives node i, unchanged
-    # a row belongs to a small graph, whose nodes a model pools, with a budget of its own
-    row_per_graph: ClassVar[bool] = False
+    row_per_graph: ClassVar[bool] = False  # a row is a small graph, pooled and with a budget of its own
     needs_links: ClassVar[bool] = False  # rows are the pairs in `graph.links`
-    # `product` or `mean`, where the logits are products of two ends' vectors or means over nodes, so that
-    # certificates can follow them; empty otherwise
-    linear_read_out: ClassVar[str] = ""
-    # faithful training attacks the validation rows before and after, and compares
-    checks_stability: ClassVar[bool] = False
-    # defaults of `FaithfulSettings` and `HardenSettings` in which the task differs
-    training: ClassVar[Mapping[str, Any]] = {}
+    linear_read_out: ClassVar[str] = ""  # `product` or `mean` of nodes' vectors, for certificates; else empty
+    checks_stability: ClassVar[bool] = False  # faithful training compares attacks on the validation rows
+    training: ClassVar[Mapping[str, Any]] = {}  # other defaults of `FaithfulSettings` and `HardenSettings`
     split_function: ClassVar[str] = "fgai.datasets.random_split"  # what makes a split, for error messages
-    # by number, where the task decides what the classes are
-    class_names: ClassVar[tuple[str, ...] | None] = None
+    class_names: ClassVar[tuple[str, ...] | None] = None  # by number, where the task decides the classes
 
     @property
     def headline(self) -> str:
@@ -127,8 +119,8 @@ class Task(ABC):
     def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """Turn values of neighbourhoods [L, N] into those of explanations of `rows` [T], [L, ·] by kind.
 
-        `values` are per range of edges where `edge_groups` names some. Nothing is returned where the
-        explanation of a row is that of its node.
+        `values` are per range of edges of `edge_groups`, if any. Empty where a row's explanation is its
+        node's.
         """
         return {}
 
@@ -203,10 +195,8 @@ TASKS: dict[str, Task] = {}
 def register_task(task: Task) -> Task:
     """Add a task by its name to models, datasets, training, evaluation and the command line, and return it.
 
-    Of several tasks that fit a graph, the one registered last is taken.
-
-    Raises:
-        InputError: the name is taken, or there is nothing to score it by.
+    Of several tasks that fit a graph, the one registered last is taken. `InputError` if the name is taken, or
+    there is nothing to score it by.
     """
     if task.name in TASKS:
         raise InputError(f"the task {task.name!r} exists already; choose another name")
@@ -248,7 +238,5 @@ def check_logits(logits: Tensor, graph: Graph) -> None:
     labelled = None if labels is None else labels[labels >= 0]
     lowest = 0 if labelled is None or not labelled.numel() else int(labelled.min())
     hint = f"; labels begin at {lowest}, classes are counted from 0: use `y - {lowest}`" if lowest else ""
-    raise InputError(
-        f"the model must return logits [{rows}, {max(2, classes)}] on {graph.name!r},"
-        f" got {tuple(logits.shape)}{hint}"
-    )
+    text = f"the model must return logits [{rows}, {max(2, classes)}] on {graph.name!r}"
+    raise InputError(f"{text}, got {tuple(logits.shape)}{hint}")

@@ -77,8 +77,7 @@ class GraphTask(Task):
     def edge_groups(self, graph: Graph, rowptr: Tensor) -> Tensor | None:
         """[G+1] where the edges of each small graph begin, the nodes of a batch standing graph by graph."""
         batch = _batch_of(graph)
-        first = torch.searchsorted(batch, torch.arange(graph.num_graphs + 1, device=batch.device))
-        return rowptr[first]
+        return rowptr[torch.searchsorted(batch, torch.arange(graph.num_graphs + 1, device=batch.device))]
 
     def explanation_values(self, values: Tensor, graph: Graph, rows: Tensor) -> dict[str, Tensor]:
         """`graphs`: the values of the graphs asked for."""
@@ -141,8 +140,7 @@ def pool(nodes: Tensor, batch: Tensor | None, num_graphs: int, how: str) -> Tens
         return total / bounds.diff().clamp(min=1)[:, None]
     if how == "mean":
         total = nodes.new_zeros(num_graphs, nodes.shape[1]).index_add(0, batch, nodes)
-        counts = torch.bincount(batch, minlength=num_graphs).clamp(min=1)
-        return total / counts[:, None]
+        return total / torch.bincount(batch, minlength=num_graphs).clamp(min=1)[:, None]
     index = batch[:, None].expand_as(nodes)
     out = nodes.new_zeros(num_graphs, nodes.shape[1])
     return out.scatter_reduce(0, index, nodes, "amax", include_self=False)

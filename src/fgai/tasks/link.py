@@ -51,8 +51,7 @@ class LinkTask(Task):
         validation = links.take(links.rows("val"))
         pairs = validation.pairs[:, validation.y == 1]
         both = torch.cat([pairs, pairs.flip(0)], dim=1)
-        keys = torch.unique(edge_keys(both[0], both[1]))
-        _, there = match_edges(keys, graph.keys)
+        _, there = match_edges(torch.unique(edge_keys(both[0], both[1])), graph.keys)
         return graph.remove(there)[0] if there.numel() else graph
 
     def epoch(self, graph: Graph, generator: torch.Generator) -> Graph:

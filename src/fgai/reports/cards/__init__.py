@@ -13,13 +13,6 @@ from fgai.reports.cards.card import (
 )
 
 __all__ = [
-    "Card",
-    "Finding",
-    "Listing",
-    "Number",
-    "card",
-    "card_from_files",
-    "check_card",
-    "read_cards",
+    "Card", "Finding", "Listing", "Number", "card", "card_from_files", "check_card", "read_cards",
     "write_page",
-]
+]  # fmt: skip

@@ -36,8 +36,7 @@ from fgai.reports.template import asset, fill
 from fgai.typed import typed
 from fgai.version import __version__
 
-Proof = CertificateRecord | InjectionCertificate
-"""Certificates whose shares a card can hold."""
+Proof = CertificateRecord | InjectionCertificate  # whose shares a card can hold
 ONE_RUN = "One model, one split, one seed: other trainings of the same kind may give other numbers."
 
 
@@ -176,10 +175,8 @@ def card(
 ) -> Card:
     """Make the card of one model from results of `evaluate`, `compare` and `certify`.
 
-    A comparison needs the `name` of one of its models; else it is that of the card.
-
-    Raises:
-        InputError: no such model, or a certificate of something else.
+    A comparison needs the `name` of one of its models; else it is that of the card. `InputError` for no such
+    model, or a certificate of something else.
 
     Example:
         >>> import fgai
@@ -310,9 +307,7 @@ _KINDS: dict[str, type[Document]] = {record.KIND: record for record in _RECORDS}
 def card_from_files(files: Iterable[Path | str], *, name: str | None = None) -> Card:
     """Make a card from files: one evaluation or comparison and certificates of the same model, see `card`.
 
-    Raises:
-        CheckpointError: a file is missing, damaged, from a newer fgai or of another kind.
-        InputError: not exactly one evaluation or comparison, or certificates of something else.
+    `CheckpointError` if a file is missing, damaged, from a newer fgai or of another kind.
     """
     documents: list[Any] = [_read(Path(path)) for path in files]
     records = [entry for entry in documents if isinstance(entry, EvaluationRecord | Comparison)]
@@ -353,10 +348,8 @@ def check_card(
 
     A bar on `f1` holds for every number below that name, `f1.clean` and `f1.attacked`; a bar on a metric's
     name, such as `g_tvd_rel`, for every number of that metric; a bar on the beginning of a readable name,
-    such as `top 5 kept`, for all that begin so, see `Card.readable`.
-
-    Raises:
-        InputError: no bars, a bar that is not finite, or a name that is not on the card.
+    such as `top 5 kept`, for all that begin so, see `Card.readable`. `InputError` for no bars, a bar that is
+    not finite, or a name that is not on the card.
 
     Example:
         >>> number = {"title": "F1", "value": 0.9, "chance": 0.2, "direction": "higher", "parameters": {}}
@@ -404,8 +397,7 @@ class Listing(NamedTuple):
 def read_cards(folder: Path | str) -> Listing:
     """Read every card of a folder, one `.json` file each; other files are listed with the reason.
 
-    Raises:
-        InputError: there is no such folder, or not one card in it.
+    `InputError` if there is no such folder, or not one card in it.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -20,19 +20,7 @@ from fgai.reports.figures.style import save
 from fgai.reports.nodes import Case, before_after
 
 __all__ = [
-    "Case",
-    "ExplainerDot",
-    "InjectedCurve",
-    "before_after",
-    "certified_curves",
-    "explainer_dots",
-    "f_curves",
-    "four_properties",
-    "injected_curves",
-    "loss_curves",
-    "node_attention",
-    "node_before_after",
-    "save",
-    "subgraph_attention",
-    "top_neighbours",
-]
+    "Case", "ExplainerDot", "InjectedCurve", "before_after", "certified_curves", "explainer_dots", "f_curves",
+    "four_properties", "injected_curves", "loss_curves", "node_attention", "node_before_after", "save",
+    "subgraph_attention", "top_neighbours",
+]  # fmt: skip

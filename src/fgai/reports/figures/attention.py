@@ -36,10 +36,8 @@ def node_attention(
     """Show the attention of one node: its neighbours around it, and bars by falling attention.
 
     The dotted line is uniform attention; neighbours of the true explanation, where known, carry a tick. Of
-    more than `most` neighbours the others share the last bar.
-
-    Raises:
-        InputError: no such node, or one without neighbours.
+    more than `most` neighbours the others share the last bar. `InputError` for no such node, or one without
+    neighbours.
     """
     at_least(most, "most", 1)
     view = GraphView.of(observe(model, prepared(model, as_graph(data))), layer=layer).node(node)
@@ -78,11 +76,8 @@ def node_before_after(
         for row, case, (clean, attacked) in zip(grid, cases, pairs, strict=True):
             for axes, view, when in zip(row, (clean, attacked), ("before", "after"), strict=True):
                 _draw_star(axes, view, norm, positions)
-                changed = view.predicted != clean.predicted
-                axes.set_title(
-                    f"{case.name}, {when} the attack\n{_prediction(view)}",
-                    color=style.INJECTED if changed else style.INK,
-                )
+                colour = style.INK if view.predicted == clean.predicted else style.INJECTED
+                axes.set_title(f"{case.name}, {when} the attack\n{_prediction(view)}", color=colour)
         _colour_bar(figure, grid.ravel().tolist(), norm, f"attention of node {node}, {_of_layer(layer)}")
     return figure
 
@@ -179,16 +174,13 @@ def top_neighbours(
 ) -> Figure:
     """List the k strongest neighbours of a node before and after the attack; lines join those in both lists.
 
-    One panel per model. Filled marks: in both lists. Open marks: in one. Diamonds: injected.
-
-    Raises:
-        InputError: no cases, k below 1 or no such node.
+    One panel per model. Filled marks: in both lists. Open marks: in one. Diamonds: injected. `InputError` for
+    no cases, k below 1 or no such node.
     """
     at_least(k, "k", 1)
     _check_cases(cases)
     with style.new_figure(3.1 * len(cases), 1.5 + 0.34 * k) as figure:
-        panels = figure.subplots(1, len(cases), squeeze=False)[0]
-        for axes, case in zip(panels, cases, strict=True):
+        for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases, strict=True):
             clean, attacked = (view.node(node) for view in before_after(case, data, layer))
             _list_panel(axes, case.name, clean, attacked, k)
         title = f"Strongest neighbours of node {node} ({_of_layer(layer)})"
@@ -235,11 +227,8 @@ def subgraph_attention(
     """Draw the subgraph around a node, edges by attention, before (left) and after (right) the attack.
 
     One row per model; positions and colours are the same everywhere. The `size` nodes reached first from
-    `node` are shown, and outside them, as diamonds, the six new nodes with most edges to them. An edge
-    shows the stronger of its two directions; self-loops are left out.
-
-    Raises:
-        InputError: no cases, or no such node.
+    `node` are shown, and outside them, as diamonds, the six new nodes with most edges to them. An edge shows
+    the stronger of its two directions; self-loops are left out. `InputError` for no cases, or no such node.
     """
     at_least(size, "size", 2)
     _check_cases(cases)
@@ -260,14 +249,12 @@ def subgraph_attention(
 def _draw_subgraph(
     axes: Axes, drawn: dict[str, Any], values: list[int | None], norm: Normalize, original: int
 ) -> None:
-    """One panel: the edges, the weakest first, and the nodes on top of them."""
     _network_axes(axes, 1.4)
     points = np.stack([drawn["x"], drawn["y"]], axis=1)
     fake = np.array(drawn["nodes"]) >= original
     shares = [None if value is None else min(1.0, float(norm(value * UNIT))) for value in values]
-    present = sorted(
-        (share, ends) for share, ends in zip(shares, drawn["edges"], strict=True) if share is not None
-    )
+    pairs = zip(shares, drawn["edges"], strict=True)
+    present = sorted((share, ends) for share, ends in pairs if share is not None)
     colours = style.attention_colours()
     for dashed in (False, True):
         chosen = [(share, ends) for share, ends in present if fake[ends].any() == dashed]

@@ -22,11 +22,7 @@ from fgai.typed import typed
 
 @typed
 def loss_curves(histories: History | Mapping[str, History]) -> Figure:
-    """Draw every loss term over the epochs; one panel per training (`model.history`), the kept epoch marked.
-
-    Raises:
-        InputError: nothing to draw.
-    """
+    """Draw every loss term over the epochs, the kept one marked; one panel per training (`model.history`)."""
     named = {"": histories} if isinstance(histories, History) else dict(histories)
     if not named or any(not history.terms for history in named.values()):
         raise InputError("`histories` must hold at least one training with at least one epoch")
@@ -64,10 +60,8 @@ def _losses(axes: Axes, name: str, history: History) -> None:
 def certified_curves(records: CertificateRecord | Mapping[str, Any], *, layer: int = -1) -> Figure:
     """Draw the share of nodes whose top-k, and whose class, provably stay, by radius.
 
-    Only nodes with more than k2 neighbours count. Means over seeds may stand for certificates.
-
-    Raises:
-        InputError: there is no certificate.
+    Only nodes with more than k2 neighbours count. Means over seeds may stand for certificates. `InputError`
+    if there are none.
     """
     named = dict(records) if isinstance(records, Mapping) else {"": records}
     if not named:
@@ -99,10 +93,8 @@ def f_curves(records: Iterable[EvaluationRecord], *, scope: str = "node") -> Fig
     """Draw the share of nodes still right as edges are removed by attention, clean and attacked.
 
     Solid: the strongest edges are removed first. Dashed: the weakest. `scope` is `node` (by neighbourhood,
-    all layers) or `graph` (all edges, output layer; the paper's).
-
-    Raises:
-        InputError: no record holds curves of this scope.
+    all layers) or `graph` (all edges, output layer; the paper's). `InputError` if no record holds such
+    curves.
     """
     measured = [record for record in records if record.get(f"f_slope.{scope}") is not None]
     if not measured:
@@ -152,11 +144,8 @@ def explainer_dots(panels: Mapping[str, Sequence[ExplainerDot]], *, k: int = 5) 
     """Draw how much of each explainer's top k stays, a panel per dataset and a line per explainer.
 
     Filled: under attack, mean over seeds, each seed as a small mark. Hollow: the same explainer with another
-    seed, without an attack. Short line: a random ranking. Every dataset has the same explainers in the same
-    order.
-
-    Raises:
-        InputError: nothing to draw, or panels of different explainers.
+    seed, without an attack. Short line: a random ranking. `InputError` for nothing to draw, or unless every
+    dataset has the same explainers in the same order.
     """
     names = [[dot.name for dot in dots] for dots in panels.values()]
     if not names or not names[0]:
@@ -212,10 +201,8 @@ class InjectedCurve:
 def injected_curves(curves: Mapping[str, InjectedCurve], *, alone: float | None = None) -> Figure:
     """Draw the share of nodes whose class provably stays against t injected neighbours, model by model.
 
-    `alone`, the share that features without edges classify right, is drawn as a line.
-
-    Raises:
-        InputError: nothing to draw.
+    `alone`, the share that features without edges classify right, is drawn as a line. `InputError` for no
+    curves.
     """
     if not curves:
         raise InputError("`curves` must hold at least one model, got none")
@@ -249,10 +236,8 @@ _HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo")
 def four_properties(records: Iterable[EvaluationRecord]) -> Figure:
     """Draw one bar per model for each property: similarity, explanation stability, closeness, stability.
 
-    Every bar is between 0 and 1 and higher is better. A model without a value gets a dash.
-
-    Raises:
-        InputError: there is no record.
+    Every bar is between 0 and 1 and higher is better. A model without a value gets a dash. `InputError` for
+    no record.
     """
     rows = list(records)
     if not rows:

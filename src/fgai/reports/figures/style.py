@@ -79,8 +79,7 @@ def hide_axes(axes: Axes) -> None:
 def save(figure: Figure, path: Path | str, *, dpi: int = 200) -> Path:
     """Write a figure as PNG, PDF or SVG, by the ending of `path`; equal figures give equal bytes.
 
-    Raises:
-        InputError: another ending.
+    `InputError` for another ending.
     """
     path = Path(path)
     kind = path.suffix.removeprefix(".").lower()

@@ -73,8 +73,7 @@ class NodeAnswer(NamedTuple):
 class WhatIf:
     """Node classifiers by name, or one, on a graph: their attention and class at a node under a change.
 
-    Raises:
-        InputError: no models, or not node classification.
+    `InputError` for no models, or another task.
 
     Example:
         >>> import fgai
@@ -161,8 +160,7 @@ class WhatIf:
     def view(self, name: str, change: ChangeRecord) -> tuple[NodeAnswer, NodeAnswer]:
         """Return a model's answer at the node of a change, before and after it.
 
-        Raises:
-            CheckpointError: the change is for another model or graph, or cannot be applied.
+        `CheckpointError` if the change is for another model or graph, or cannot be applied.
         """
         model = self.models[name]
         base = self._base(model)

@@ -152,10 +152,7 @@ def explore(
 
     GAT and GATv2 are computed in the browser, other models here. The extra `notebook` installs anywidget.
     `models` are node classifiers by name, or one; `node` is shown first, by default the first test node.
-
-    Raises:
-        InputError: no models, a node the graph does not have, or another task than node classification.
-        MissingExtraError: anywidget is not installed.
+    `InputError` for no models, a node the graph does not have, or another task.
     """
     base = extra("anywidget").AnyWidget
     answers = WhatIf(models, data, k=k)
