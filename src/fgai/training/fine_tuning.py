@@ -32,9 +32,9 @@ SEED_STEP = 7_001  # difference between the seeds of two attempts
 class _WholeGraph:
     """A graph in memory, trained on as one batch.
 
-    `fgai.large` has a source of mini-batches with the same methods, and three that return its recipes:
-    `vanilla()`, `faithful(model, settings, terms)` and `harden(model, settings)`. Its `node_graph` has no
-    edges and features; `graph` is prepared for the model.
+    The source of mini-batches in `fgai.large` has the same methods, and `vanilla()`, `faithful(model,
+    settings, terms)` and `harden(model, settings)`, which return recipes. Its `node_graph` has no edges and
+    features.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -63,7 +63,7 @@ class _WholeGraph:
 def _open_source(
     data: Any, seed: int, batch_size: int | None, fan_out: Any, epoch_size: int | None = None
 ) -> AbstractContextManager[Any]:
-    """Open the graph of a training; the seed is of neighbours drawn, and of the split of a stored graph."""
+    """The source of a training; the seed is of neighbours drawn, and of the split of a stored graph."""
     if batch_size is not None:
         stored: AbstractContextManager[Any] = import_module("fgai.large.training").stored_source(data, seed)
         return stored
@@ -90,8 +90,8 @@ def _fine_tune(
 ) -> M:
     """Train a copy of a model, and once more if training diverges or the check fails, see `retry`.
 
-    `source` is prepared for the model; `identity` is what else the training depends on, for the fingerprint
-    of its checkpoint; `options` are arguments of `fit`. A second attempt has its own seed, folder and name.
+    `identity` is what else the training depends on, for the fingerprint of its checkpoint; `options` are
+    arguments of `fit`. A second attempt has its own seed, folder and name.
     """
 
     def attempt(settings: S, count: int) -> M:
