@@ -1,4 +1,4 @@
-"""What the kernels are made of, on flat arrays: scale and add, inner product, softmax of a row, dropout.
+"""Parts of the kernels, on flat arrays: scale and add, inner product, softmax of a row, dropout.
 
 Loops take 8 numbers at a time (`fgai.ops.cpu.lanes`); the last 1 to 7 are masked.
 """
@@ -27,22 +27,19 @@ from fgai.ops.cpu.lanes import (
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
 
-# Without the flags that assume there is no NaN and no infinity (nnan, ninf).
-FAST = {"reassoc", "contract", "nsz", "arcp"}
+FAST = {"reassoc", "contract", "nsz", "arcp"}  # no flag that assumes there is no NaN or infinity (nnan, ninf)
 # Kernels only read and write arrays they are given, so numba's reference counting is switched off (`_nrt`):
 # left on, it costs more than the arithmetic of a short row.
 _OPTIONS = {"fastmath": FAST, "_nrt": False}
 _inline = compiled(inline="always", **_OPTIONS)
-# Rows are prefetched so many edges ahead.
-AHEAD = 6
+AHEAD = 6  # rows are prefetched so many edges ahead
 _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
 
 def _kernel(function: Callable[..., None], **options: Any) -> Callable[..., None]:
     """Compile `function` on first use, by `options` of numba beside its own, and keep the code on disk.
 
-    A kernel has to be compiled again when a piece of it changes, so the stamp of the stored code covers all
-    files here and its own.
+    The stamp of the stored code covers all files here, so that a change of any piece compiles it again.
     """
     kernel: Callable[..., None] = compiled(**{**_OPTIONS, **options})(function)
     stored = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
@@ -80,7 +77,6 @@ def _dot(n, x, i, y, j):
 
 @_inline
 def _padded(n):
-    """The next multiple of 8."""
     return (n + LANES - 1) & ~(LANES - 1)
 
 
@@ -155,7 +151,6 @@ def _average(low, high, heads, attention, mean):
 
 @_inline
 def _prefetch_row(array, offset, width):
-    """Prefetch array[offset : offset + width], one cache line of 64 bytes at a time."""
     for c in range(0, width, 64 // array.itemsize):
         _prefetch(array, offset + c)
 
@@ -194,8 +189,8 @@ def _weighted_sum(weight, value, first, last, heads, result, scratch):
 def _normalise(flat, first, last, heads, scratch):
     """Turn the scores flat[first:last] of one node into their softmax, in place.
 
-    The heads of an edge lie side by side. When their number divides 8, lane k holds head k mod H of every
-    edge, so the row is one flat run of vectors. `scratch`: see `parallel._workspace`.
+    If H divides 8, lane k holds head k mod H of every edge, so the row is one flat run of vectors. `scratch`:
+    see `parallel._workspace`.
     """
     if heads <= LANES and heads & (heads - 1) == 0:
         _normalise_lanes(flat, first, last, heads, scratch)
@@ -274,7 +269,6 @@ def _normalise_heads(flat, first, last, heads, scratch):
 
 @_inline
 def _mix(x):
-    """Scramble 32 bits."""
     x = np.uint32(x ^ (x >> np.uint32(16)))
     x = np.uint32(x * np.uint32(0x7FEB352D))
     x = np.uint32(x ^ (x >> np.uint32(15)))
@@ -286,7 +280,7 @@ def _mix(x):
 def _factor(position, seed, limit, scale):
     """0 or `scale`, the factor of the number at `position`; `limit` = p · 2³².
 
-    Both values are computed, so that the compiler selects one; a branch would often be mispredicted.
+    Both are computed, so that the compiler selects one: a branch would often be mispredicted.
     """
     low = np.uint32(seed)
     x = _mix(np.uint32(np.uint32(position) + low))
