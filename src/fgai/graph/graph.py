@@ -15,14 +15,7 @@ from torch import Tensor
 from fgai import checks
 from fgai.cache import cached_on
 from fgai.errors import FgaiWarning, InputError, warn
-from fgai.graph.fields import (
-    _NODE_FIELDS,
-    FILL,
-    Links,
-    _check_values,
-    _merge_values,
-    arguments_from_data,
-)
+from fgai.graph.fields import _NODE_FIELDS, FILL, Links, _check_values, _merge_values, arguments_from_data
 from fgai.ops.attach import attach, check_targets
 from fgai.sparse import Adjacency, EdgeMap, Features, edge_keys, key_ends, match_edges
 from fgai.sparse.features import as_features
@@ -32,8 +25,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 
-FLOOR = 0.1
-"""Size of an eigenvalue below which its inverse is damped."""
+FLOOR = 0.1  # size of an eigenvalue below which its inverse is damped
 
 
 def extend_encoding(
@@ -45,21 +37,15 @@ def extend_encoding(
 
         v_u = 1/μ · Σ_{j ∈ N(u)} v_j / √(d_u d_j).
 
-    For a new node this becomes the definition
+    For a new node this becomes the definition, with an eigenvalue per node, as components have different
+    spectra,
 
-        v_u = Σ_{j ∈ N(u)} g(μ_j) · v_j / √(d_u d_j),      g(μ) = μ / max(μ², FLOOR²),
+        v_u = Σ_{j ∈ N(u)} g(μ_j) · v_j / √(d_u d_j),      g(μ) = μ / max(μ², FLOOR²).
 
-    with an eigenvalue per node, because components have different spectra. `g` is 1/μ for `|μ| ≥ FLOOR`, so
-    that an existing node would get its own encoding, and falls to 0 at μ = 0, so that nothing is amplified
+    `g` is 1/μ for `|μ| ≥ FLOOR`, so that an existing node would get its own encoding, and amplifies nothing
     more than 1/FLOOR times. The eigenvalue of a new node is the mean of its neighbours'; without any both are
     0. `vectors` and `values` are [N, P], `degree` [N] counts the neighbours of each old node without
     self-loops, `targets` [M, e] are the distinct neighbours of each new one; returns [M, P] twice.
-
-    Example:
-        >>> from torch import tensor
-        >>> pair, values = tensor([[1.0], [-1.0]]), tensor([[-1.0], [-1.0]])
-        >>> extend_encoding(pair, values, degree=tensor([1, 1]), targets=tensor([[0]]))[0]
-        tensor([[-1.]])
     """
     new, width = targets.shape
     if width == 0:
@@ -80,29 +66,27 @@ class Graph:
     """An immutable graph: edges sorted by (destination, source), features, labels and masks.
 
     Edits (`inject`, `inject_edges`, `remove`, `add_self_loops`) return a new graph and the `EdgeMap` of
-    the edges that are in both. Values on edges of two graphs can only be compared through that map or the
-    keys of the edges. Isolated nodes are kept: they attend to nothing, or to themselves with self-loops.
+    the edges that are in both; values on edges of two graphs can only be compared through that map or the
+    keys of the edges. Isolated nodes are kept. All fields but `adjacency` and `name` may be None.
 
     Attributes:
-        adjacency: the edges, without duplicates.
-        features: node features or None.
-        y: [N] int64 labels, -1 where unknown, or None.
-        train_mask: [N] bool or None; likewise `val_mask`, `test_mask`.
-        positional: [N, P] positional encodings or None.
+        y: [N] int64 labels, -1 where unknown.
+        train_mask: [N] bool; likewise `val_mask`, `test_mask`.
+        positional: [N, P] positional encodings.
         positional_values: [N, P] eigenvalue of each entry of `positional`, needed to extend it.
-        edge_truth: [E] bool or None, the edges of the true explanation.
-        edge_weight: [E] or None, with gradients. fgai's attention adds its logarithm to the score (see
+        edge_truth: [E] bool, the edges of the true explanation.
+        edge_weight: [E], with gradients. fgai's attention adds its logarithm to the score (see
             `fgai.ops.weighted_softmax`), so it must be at least 0 there. Edges that edits add have 1.
-        edge_attr: [E] or [E, D] or None, what models with edge features read. Edges that edits add have 0.
-        batch: [N] int64 or None, the graph each node belongs to in a batch of small graphs.
-        graph_y: [G] int64 or None, one label per small graph.
-        links: pairs of nodes to predict links for, or None; the edges are then for message passing alone.
-        merged: [2, D] or None: the duplicate edges that were dropped.
-        entry_values: [M, D] in [0, 1] or None: values of the last M nodes in the first layer of a model with
-            limits, 0 and 1 being the ends of its ranges, in place of features. Dropped by further injections.
+        edge_attr: [E] or [E, D], what models with edge features read. Edges that edits add have 0.
+        batch: [N] int64, the graph each node belongs to in a batch of small graphs.
+        graph_y: [G] int64, one label per small graph.
+        links: pairs of nodes to predict links for; the edges are then for message passing alone.
+        merged: [2, D], the duplicate edges that were dropped.
+        entry_values: [M, D] in [0, 1]: values of the last M nodes in the first layer of a model with limits,
+            0 and 1 being the ends of its ranges, in place of features. Dropped by further injections.
         peers: (first, one past the last) of the nodes whose features bound those of injected nodes, e.g. the
             nodes of one type; None for all nodes.
-        node_names: names of the nodes in their file, by number, or None; injected nodes have none.
+        node_names: names of the nodes in their file, by number; injected nodes have none.
         class_names: likewise of the classes.
         name: for messages and records.
     """
@@ -244,14 +228,11 @@ class Graph:
                 raise InputError(f"`{name}` must be a boolean vector, got {got}")
         if self.y is not None:
             if self.y.dim() != 1:
-                raise InputError(
-                    f"`y` must hold one class number per node, shape [{n}], got {tuple(self.y.shape)};"
-                    " several labels per node are not supported, train on one column at a time"
-                )
+                got = f"{tuple(self.y.shape)}; train on one column at a time"
+                raise InputError(f"`y` must hold one class number per node, shape [{n}], got {got}")
             if self.y.dtype != torch.long:
-                raise InputError(
-                    f"`y` must hold class numbers (torch.long), got {self.y.dtype}; use `y.long()`"
-                )
+                got = f"{self.y.dtype}; use `y.long()`"
+                raise InputError(f"`y` must hold class numbers (torch.long), got {got}")
             if int(self.y.min()) < -1:
                 raise InputError(f"`y` must be a class number or -1 for unknown, got {int(self.y.min())}")
             if self.num_classes < 2:
@@ -369,7 +350,6 @@ class Graph:
         return self._inject(targets, features)
 
     def _inject(self, targets: Tensor, features: Tensor | None) -> tuple[Graph, EdgeMap]:
-        """Do `inject` for valid targets on the device, without waiting for it."""
         m = len(targets)
         adjacency, positions = attach(self.adjacency, targets, self.has_loops)
         edge_map = EdgeMap(self._positions, positions, self.num_edges, adjacency.num_edges)
@@ -393,8 +373,6 @@ class Graph:
         return graph, edge_map
 
     def _padded(self, count: int) -> dict[str, Tensor]:
-        """Return masks and labels with `count` new nodes; cached for adversarial training."""
-
         def make() -> dict[str, Tensor]:
             fills = {"train_mask": 0, "val_mask": 0, "test_mask": 0, "y": -1}
             old = {name: getattr(self, name) for name in fills}
@@ -442,7 +420,6 @@ class Graph:
         ), edge_map
 
     def _carried(self, edge_map: EdgeMap) -> dict[str, Any]:
-        """Return the values on edges after an edit: old edges keep theirs, new ones get those of `FILL`."""
         carried = {}
         for name, fill in FILL.items():
             values = getattr(self, name)
@@ -453,7 +430,6 @@ class Graph:
 
 
 def _mask_remedy(name: str, mask: Tensor) -> str:
-    """Return the remedy for masks of several splits, and for indices in place of a mask."""
     if mask.dim() == 2:
         return f"; choose one split, `{name}[:, 0]`"
     if mask.dtype != torch.bool:
