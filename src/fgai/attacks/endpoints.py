@@ -201,8 +201,7 @@ def _deal(chosen: Tensor, context: _EndpointContext, generator: torch.Generator)
     """Deal endpoints to rows, those of one predicted class together; too few are filled up at random."""
     count, each = context.shape
     if context.vanilla_logits is not None:
-        label = context.vanilla_logits.argmax(1).cpu()[chosen]
-        chosen = chosen[label.argsort(stable=True)]
+        chosen = chosen[context.vanilla_logits.argmax(1).cpu()[chosen].argsort(stable=True)]
     missing = count * each - chosen.numel()
     device = context.nodes.device
     if missing <= 0:

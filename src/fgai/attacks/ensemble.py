@@ -165,8 +165,8 @@ class EnsembleInjection(_DamageAttack):
                     damage = self.damage(judge, change.detach(), 0.0)
                 assert change.features is not None
                 numbers = (damage, 0.0, own.gradient, budget.steps)
-                seconds = perf_counter() - began
-                ledger.add(SearchResult(change.features, *numbers, seconds=seconds), BASELINE)
+                result = SearchResult(change.features, *numbers, seconds=perf_counter() - began)
+                ledger.add(result, BASELINE)
                 ledger.rules.append("random")
                 yield change
 

@@ -71,8 +71,7 @@ class PGDInjection(RandomInjection):
         yield noise
         budget = self.budget
         spec = SearchSpec(space="box", optimiser="sign", rate=budget.step_size, steps=budget.steps)
-        restart = ledger.steps // max(1, spec.steps)
-        change, start = self.begin(graph, nodes, generator, restart, noise)
+        change, start = self.begin(graph, nodes, generator, ledger.steps // max(1, spec.steps), noise)
         start = box.middle.expand(len(noise.endpoints), -1) if start is None else start.clamp(*box)
         result = judge.climb(change, start, spec, box)
         ledger.add(result)
@@ -146,8 +145,7 @@ class NaturalInjection(_DamageAttack):
         assert graph.features is not None
         endpoints = draw_endpoints(nodes, self.budget.nodes, self.budget.edges, generator, graph.batch)
         drawn = torch.randint(graph.num_nodes, (endpoints.shape[0],), generator=generator)
-        noise = graph.features.select(drawn.to(graph.device))
-        yield GraphChange(endpoints=endpoints, features=noise)
+        yield GraphChange(endpoints=endpoints, features=graph.features.select(drawn.to(graph.device)))
         site = self.site(judge, GraphChange(endpoints=endpoints))
         context = _StartContext(graph, endpoints, self.predicted_classes(judge), box)
         pool = graph.features.select(_nodes_of_other_classes(context, SOURCES, generator).flatten())
@@ -246,8 +244,7 @@ class TDGIA(RandomInjection):
 
 def _smooth_prediction(logits: Tensor, attention: AttentionMap, clean: Clean) -> Tensor:
     """`-mean relu(4 - cross-entropy)²` against the clean prediction; we maximise it."""
-    label = clean.logits[clean.nodes].argmax(1)
-    loss = cross_entropy(logits[clean.nodes], label, reduction="none")
+    loss = cross_entropy(logits[clean.nodes], clean.logits[clean.nodes].argmax(1), reduction="none")
     return -(SMOOTH - loss).clamp(min=0).square().mean()
 
 

@@ -18,7 +18,8 @@ class GraphChange:
     """New nodes, or edges to add and remove, and changes of features; None for what does not change.
 
     New nodes are joined to `endpoints` [M, e] (then `edges` and `removed` are ignored). They have `features`
-    [M, F], zeros if None, or `entry_values` [M, D], see `Graph`. `edges` and `removed` [2, K] are undirected. `delta` [R, F] is added to the features of the existing nodes `rows` [R].
+    [M, F], zeros if None, or `entry_values` [M, D], see `Graph`. `edges` and `removed` [2, K] are undirected.
+    `delta` [R, F] is added to the features of the existing nodes `rows` [R].
     """
 
     endpoints: Tensor | None = None

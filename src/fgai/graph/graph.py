@@ -52,8 +52,7 @@ def extend_encoding(
         zeros = vectors.new_zeros(new, vectors.shape[1])
         return zeros, values.new_zeros(zeros.shape)
     gain = values / (values * values).clamp(min=FLOOR * FLOOR)
-    scale = degree.clamp(min=1).to(vectors.dtype).rsqrt()
-    flow = vectors * gain * scale[:, None]
+    flow = vectors * gain * degree.clamp(min=1).to(vectors.dtype).rsqrt()[:, None]
     return flow[targets].sum(dim=1) / float(width) ** 0.5, values[targets].mean(dim=1)
 
 

@@ -261,8 +261,7 @@ class _WeightedSoftmax(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scores, weighted, attention = ctx.saved_tensors
         rowptr, destination = ctx.adjacency.rowptr, ctx.adjacency.destination
-        mean = row_sum(attention * gradients[0], rowptr)
-        centred = gradients[0] - mean[destination]
+        centred = gradients[0] - row_sum(attention * gradients[0], rowptr)[destination]
         d_scores = attention * centred if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return d_scores, None, None

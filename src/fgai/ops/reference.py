@@ -91,8 +91,7 @@ def edge_softmax(scores: Tensor, adjacency: Adjacency) -> Tensor:
     top = scores.new_full((adjacency.num_nodes, scores.shape[1]), float("-inf"))
     top = top.scatter_reduce(0, index, scores.detach(), "amax", include_self=True)
     exp = torch.exp(scores - top[adjacency.destination])
-    total = _segment_sum(exp, adjacency.destination, adjacency.num_nodes)
-    return exp / total[adjacency.destination]
+    return exp / _segment_sum(exp, adjacency.destination, adjacency.num_nodes)[adjacency.destination]
 
 
 def aggregate(attention: Tensor, values: Tensor, adjacency: Adjacency) -> Tensor:

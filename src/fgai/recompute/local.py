@@ -199,8 +199,7 @@ class _Patch:
         top = row_max(scores, pointers)
         top_of_edge = torch.repeat_interleave(top, self.counts, dim=0)
         total = top + row_sum(torch.exp(scores - top_of_edge), pointers).log()
-        out = aggregate(edge_softmax(scores, small), values, small)
-        return total, out[inverse[: affected.numel()]]
+        return total, aggregate(edge_softmax(scores, small), values, small)[inverse[: affected.numel()]]
 
     def forward(self, layer: AttentionLayer, sides: Sides, score: Tensor | None) -> Tensor:
         """The aggregated values of the recomputed rows [T, H, C] from the sides of all nodes."""
@@ -235,8 +234,7 @@ class PatchScores(NamedTuple):
 
     def __call__(self, layer: AttentionLayer, sides: Sides) -> Tensor:
         """The scores [E'] from the sides of all nodes of the patch; gradients come from changing edges."""
-        scores = layer.mean_scores(*sides[:2], self.adjacency)
-        return self.clean.index_copy(0, self.changing, scores)
+        return self.clean.index_copy(0, self.changing, layer.mean_scores(*sides[:2], self.adjacency))
 
 
 def _copy_patch(patch: _Patch, inputs: Tensor, sides: Sides) -> tuple[_Patch, Tensor, Tensor, Sides]:
@@ -299,8 +297,7 @@ class Plan:
 
     def copies(self, times: int) -> PlanCopies:
         """Lay `times` copies of the plan side by side."""
-        device = self.start.device
-        inputs = torch.arange(times * self.start.numel(), device=device).view(times, -1)
+        inputs = torch.arange(times * self.start.numel(), device=self.start.device).view(times, -1)
         patches, constants, positions = [], [], []
         for patch, (sides, score) in zip(self.patches, self.constants, strict=True):
             copied, numbers, edges, fixed = _copy_patch(patch, inputs, sides)

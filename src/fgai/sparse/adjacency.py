@@ -92,8 +92,7 @@ class Index32(NamedTuple):
 
 def pointers(sorted_index: Tensor, num_nodes: int) -> Tensor:
     """Return `[num_nodes + 1]` offsets such that the entries equal to i are `ptr[i]:ptr[i + 1]`."""
-    steps = torch.arange(num_nodes + 1, device=sorted_index.device)
-    return torch.searchsorted(sorted_index, steps)
+    return torch.searchsorted(sorted_index, torch.arange(num_nodes + 1, device=sorted_index.device))
 
 
 def _merged_positions(before: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -245,8 +245,7 @@ class Features:
         if rows.dim() != 2 or rows.shape[1] != self.num_columns:
             got = tuple(rows.shape)
             raise InputError(f"appended features must have shape [M, {self.num_columns}], got {got}")
-        both = rows if self.appended is None else torch.cat([self.appended, rows])
-        return replace(self, appended=both)
+        return replace(self, appended=rows if self.appended is None else torch.cat([self.appended, rows]))
 
     def perturb(self, rows: Tensor, delta: Tensor) -> Features:
         """Return features with `delta` [R, F] added to base `rows` [R] (distinct); `delta` gets gradients."""
@@ -310,8 +309,7 @@ class Features:
         device = checks.device(device)
         base = self.base.to(device, dtype)
         appended, delta = (None if t is None else t.to(device, dtype) for t in (self.appended, self.delta))
-        rows = None if self.rows is None else self.rows.to(device)
-        return Features(base, appended, rows, delta)
+        return Features(base, appended, None if self.rows is None else self.rows.to(device), delta)
 
 
 def as_features(value: Any) -> Features | None:
@@ -363,7 +361,6 @@ def _check_compressed(matrix: Any) -> None:
     pointers, indices = (torch.as_tensor(part) for part in (matrix.indptr, matrix.indices))
     if len(pointers) != lines + 1:
         raise InputError(f"`indptr` of the features must have {lines + 1} entries, got {len(pointers)}")
-    room = min(len(indices), len(matrix.data))
-    used = min(int(pointers[-1]), room)
+    used = min(int(pointers[-1]), len(indices), len(matrix.data))
     check_pointers(pointers, used, "indptr")
     check_index(indices[:used], columns, "indices")

@@ -169,5 +169,4 @@ def pick_pairs(
 def pick_mask(values: Tensor, rowptr: Tensor, k: int) -> Tensor:
     """The top-k of every row as a mask [E]; see `topk_mask`."""
     leading = pick_leaders(values, rowptr, k)
-    mask = torch.zeros(values.shape[0], dtype=torch.bool)
-    return mask.index_fill_(0, leading[leading >= 0], True)
+    return torch.zeros(values.shape[0], dtype=torch.bool).index_fill_(0, leading[leading >= 0], True)

@@ -77,8 +77,7 @@ class InjectionAdversary:
         if first_layer_limits:
             self.moves_points = torch.arange(len(features), device=features.device) % 2 == 1
         for limits in first_layer_limits:
-            shape = (len(features), *limits.low.shape)
-            uniform = torch.rand(shape, generator=generator, dtype=torch.float32)
+            uniform = torch.rand(len(features), *limits.low.shape, generator=generator, dtype=torch.float32)
             self.points[limits] = uniform.to(features).requires_grad_()
 
     def using_points(self, subset: Tensor | None = None) -> AbstractContextManager[None]:

@@ -226,8 +226,7 @@ class _Steps:
             return len(self.captured.unread) >= MAX_UNREAD
         self.unread = self.read()
         start = perf_counter()
-        terms = _mean_by_name(self._run_steps(epoch))
-        self.unread.append(_EpochTerms(epoch, terms, perf_counter() - start))
+        self.unread.append(_EpochTerms(epoch, _mean_by_name(self._run_steps(epoch)), perf_counter() - start))
         return True
 
     def _run_steps(self, epoch: int) -> list[tuple[int, dict[str, float]]]:

@@ -64,8 +64,7 @@ class _Adam(_Sign):
         self.first.mul_(BETA1).add_(gradient, alpha=1 - BETA1)
         self.second.mul_(BETA2).addcmul_(gradient, gradient, value=1 - BETA2)
         mean = self.first / (1 - BETA1**self.turn)
-        spread = (self.second / (1 - BETA2**self.turn)).sqrt()
-        return self.rate * mean / (spread + EPSILON)
+        return self.rate * mean / ((self.second / (1 - BETA2**self.turn)).sqrt() + EPSILON)
 
 
 class _Momentum(_Sign):

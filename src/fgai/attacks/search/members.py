@@ -34,8 +34,7 @@ SCORE_LIMITS = ("source", "destination", "query")
 def _saturated_layer(attention: AttentionMap) -> tuple[str, float] | None:
     """Return the first layer whose attention is all or nothing at most nodes, and at which share of them."""
     for layer in attention:
-        several = layer.degree > 1
-        top = row_max(layer.values.mean(1), layer.rowptr)[several]
+        top = row_max(layer.values.mean(1), layer.rowptr)[layer.degree > 1]
         share = float((top > 1 - SATURATED).double().mean()) if top.numel() else 0.0
         if share > SATURATED_SHARE:
             return layer.name, share

@@ -57,8 +57,7 @@ class _InjectionSite:
         plan = None
         if self.recompute is not None:
             attends = self.reads != "logits"
-            rows = None if attends else self.clean.nodes
-            plan = self.recompute.plan(self.change, rows, all_rows=attends)
+            plan = self.recompute.plan(self.change, None if attends else self.clean.nodes, all_rows=attends)
         self._set_plan(plan)
 
     def _set_plan(self, plan: Plan | None) -> None:
