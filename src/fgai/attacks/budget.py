@@ -74,10 +74,7 @@ class Box:
 
 
 def data_range(graph: Graph) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value of each feature [F], of `Graph.peers` if any.
-
-    `InputError` if one is not finite, or too large to compute with.
-    """
+    """Return each feature's range, [F] twice, of `Graph.peers` if any; `InputError` if it is infinite."""
     if graph.features is None:
         return torch.zeros(0, device=graph.device), torch.zeros(0, device=graph.device)
     low, high = graph.features.range(graph.peers)
@@ -169,10 +166,7 @@ class Budget:
         return asdict(self)
 
     def feature_box(self, graph: Graph) -> Box:
-        """Return the interval of every feature of new nodes on `graph`.
-
-        `BudgetError` if the box lies outside the data's range, or no feature of the data varies.
-        """
+        """Return the interval of each new feature; `BudgetError` if it is empty or outside the data."""
         if graph.features is None:
             raise InputError(f"{graph.name!r} has no features to attack")
         low, high = data_range(graph)  # kept with the features: one `high` for each `low`

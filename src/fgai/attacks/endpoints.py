@@ -87,10 +87,7 @@ def _batch_endpoints(
     shape: tuple[int, int],
     generator: torch.Generator,
 ) -> Tensor:
-    """Return the endpoints [size, edges] of a batch: the best-scored targets, classes spread evenly.
-
-    `graph` and `logits` include earlier batches; `clean` does not.
-    """
+    """Return endpoints [size, edges]: best-scored targets, classes spread; `clean` is before the attack."""
     size, edges = shape
     label = clean[nodes].argmax(1)
     probability = logits[nodes].softmax(1).gather(1, label[:, None]).squeeze(1)

@@ -64,11 +64,7 @@ def _draw_edges(
 
 
 class FeaturePGD(Attack):
-    """Small changes of the features of a sample of the target nodes, by signed gradient steps.
-
-    Radius and step size are in units of half the box of each feature, which a feature may leave by the
-    radius.
-    """
+    """Signed gradient steps on features of some targets; radius and step are in units of half the box."""
 
     name = "feature-pgd"
 
@@ -315,10 +311,7 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
 def _reweighted(
     keys: Tensor, weight: Tensor, attention: Tensor, source: Tensor, destination: Tensor
 ) -> Tensor:
-    """Put the weights [K] of edges with sorted `keys` [K] on attention [E, H]: w_e a_e · (Σ a) / (Σ w a).
-
-    A node all of whose edges have weight 0 gets zeros.
-    """
+    """Put weights [K] of edges with sorted `keys` on attention [E, H]: w_e a_e · (Σ a) / (Σ w a), or 0."""
     weighted = attention * _look_up(edge_keys(source, destination), keys, weight).to(attention.dtype)[:, None]
     count = int(destination.max()) + 1 if destination.numel() else 0
     empty = attention.new_zeros(count, attention.shape[1])

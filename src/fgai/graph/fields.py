@@ -1,8 +1,4 @@
-"""Fields of a graph: values on edges, links, and the fields of a PyG `Data`.
-
-Edges keep their values through every edit. A layer that adds self-loops chooses their values itself (PyG's
-`fill_value`).
-"""
+"""Fields of a graph: values on edges, which stay through every edit, links, and those of a PyG `Data`."""
 
 from __future__ import annotations
 
@@ -53,10 +49,7 @@ _NODE_FIELDS = ("y", "train_mask", "val_mask", "test_mask")
 
 
 def arguments_from_data(data: Any) -> dict[str, Any]:
-    """Return the arguments of `Graph.from_edges` for a PyG `Data`.
-
-    `InputError` for a dataset, heterogeneous data, no edges, or edges of several types.
-    """
+    """Return the arguments of `Graph.from_edges` for a PyG `Data`; `InputError` for typed edges."""
     kind = type(data).__name__
     # PyG takes seconds to import; while it is not imported, `data` cannot be one of its datasets.
     pyg = sys.modules.get("torch_geometric.data")

@@ -134,16 +134,11 @@ class Graph:
     ) -> Graph:
         """Build a graph from an edge list, after checking everything.
 
-        Args:
-            edge_index: [2, E] sources and destinations. Duplicates are merged with a warning.
-            num_nodes: N, at least 1.
-            features: [N, F] tensor, `Features`, scipy sparse matrix, or None.
-            undirected: also add the reverse of every edge, with its values; without warning about duplicates.
-            edge_truth: [E] bool; an edge is true if any of its duplicates is.
-            edge_attr: [E] or [E, D]; duplicates must agree, as for `edge_weight` [E].
-            edge_weight: [E].
-            name: for messages and records.
-            **fields: other attributes of a graph, e.g. `y` and `train_mask`.
+        `edge_index` is [2, E]; duplicates are merged with a warning. `features` are [N, F]: a tensor,
+        `Features`, a scipy sparse matrix, or None. `undirected` adds the reverse of every edge, with its
+        values, and does not warn. An edge is true if `edge_truth` [E] of any of its duplicates is;
+        `edge_attr` [E] or [E, D] and `edge_weight` [E] of duplicates must agree. `fields` are other
+        attributes of a graph, e.g. `y` and `train_mask`.
 
         Raises:
             InputError: empty graph, edges out of range, features or values of edges that are not finite,
@@ -181,8 +176,7 @@ class Graph:
     def from_data(cls, data: Data, name: str = "graph") -> Graph:
         """Build a graph from a homogeneous PyG `Data`, or from a `Batch` of small graphs with a `y` each.
 
-        Raises:
-            InputError: typed edges, a dataset, heterogeneous data, and whatever `from_edges` refuses.
+        `InputError` for typed edges, a dataset, heterogeneous data, and whatever `from_edges` refuses.
 
         Example:
             >>> from torch_geometric.data import Batch, Data
@@ -286,11 +280,7 @@ class Graph:
         return int((self.adjacency.source == self.adjacency.destination).sum()) == self.num_nodes
 
     def number_of(self, node: str) -> int:
-        """Return the number of a node from its name, or from its number as text.
-
-        Raises:
-            InputError: there is no such node.
-        """
+        """Return the number of a node by its name, or its number as text; `InputError` if none."""
         if self.node_names is not None and node in self.node_names:
             return self.node_names.index(node)
         if self.node_names is None and node.isdecimal() and int(node) < self.num_nodes:
@@ -321,10 +311,9 @@ class Graph:
         return dataclasses.replace(self, **{name: part.to(target) for name, part in parts.items()})
 
     def derived(self, name: str, make: Callable[[Graph], Graph]) -> Graph:
-        """Return `make(self)`, computed once for this name and kept with the graph.
+        """Return `make(self)`, which reads only the graph and the name, computed once for this name.
 
-        `make` must depend on nothing but the graph and the name. With edge weights, and with edge attributes
-        that need gradients, it is computed every time.
+        With edge weights, and with edge attributes that need gradients, it is computed every time.
         """
         attributes = self.edge_attr
         if self.edge_weight is not None or (attributes is not None and attributes.requires_grad):
@@ -334,15 +323,13 @@ class Graph:
     def inject(self, targets: Tensor, features: Tensor | None = None) -> tuple[Graph, EdgeMap]:
         """Add new nodes, each joined to some existing ones by edges in both directions.
 
-        New nodes get no label, are in no mask, and have a self-loop if every node has one. Their positional
-        encodings come from the neighbours (see `extend_encoding`), those of old nodes stay.
-
         `targets` [M, e] int64 are the existing nodes each new one is joined to, distinct per row; gradients
         flow to `features` [M, F], zeros if None. Returns the new graph, whose first N nodes are the old ones,
-        and the map of the old edges.
+        and the map of the old edges. New nodes get no label, are in no mask, have a self-loop if every node
+        has one, and positional encodings from the neighbours (see `extend_encoding`); those of old nodes
+        stay.
 
-        Raises:
-            InputError: `targets` names no nodes, or one twice in a row; `features` has another shape.
+        `InputError` if `targets` names no nodes, or one twice in a row, or `features` has another shape.
         """
         targets = targets.to(self.device)
         check_targets(targets, self.adjacency)

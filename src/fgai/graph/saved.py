@@ -123,8 +123,8 @@ class ChangeRecord(Document):
             if not abs(new["strength"]) <= sys.float_info.max:
                 raise CheckpointError(f"`strength` of an injected node must be finite, got {new['strength']}")
         if unknown := [node for node in nodes if not 0 <= node < graph.num_nodes]:
-            nodes = f"the nodes of {graph.name!r} are 0 to {graph.num_nodes - 1}"
-            raise CheckpointError(f"the change names node {unknown[0]}, {nodes}; nothing was replayed")
+            known = f"the nodes of {graph.name!r} are 0 to {graph.num_nodes - 1}"
+            raise CheckpointError(f"the change names node {unknown[0]}, {known}; nothing was replayed")
         for pair in pairs:
             present = bool(both_ways(graph, _pairs([pair], graph)).numel())
             if present != (pair in self.removed_edges):
@@ -134,10 +134,7 @@ class ChangeRecord(Document):
 
 @typed
 def typical_features(graph: Graph, label: int) -> Tensor:
-    """Return the mean features [1, F] of a class: of its training nodes, of all its nodes without a mask.
-
-    `CheckpointError` if the graph has no such nodes, or no features.
-    """
+    """Return the mean features [1, F] of a class's training nodes; `CheckpointError` without any."""
     of_class = None if graph.y is None or not 0 <= label < graph.num_classes else graph.y == label
     if of_class is not None and graph.train_mask is not None:
         of_class = of_class & graph.train_mask

@@ -170,10 +170,7 @@ class _Patch:
         )
 
     def constants(self, layer: AttentionLayer, clean: Adjacency, sides: Sides) -> tuple[Sides, Tensor | None]:
-        """Both sides and values of all nodes but the changed ones, and the scores of the summaries [V, H].
-
-        The scores are None if sides of the summaries give them, for the fused kernels.
-        """
+        """Sides and values of unchanged nodes; scores [V, H] of the summaries where no side gives them."""
         source, destination, values = (t[self.constant] for t in sides)
         count = self.summarised.numel()
         if not count:

@@ -64,10 +64,7 @@ class EdgeMap:
 
 @typed
 def match_edges(keys_a: Tensor, keys_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions (ia, ib) of the edges that two sorted key vectors share, in key order.
-
-    `AttentionError` if a vector is not strictly increasing (parallel edges have no single partner).
-    """
+    """Positions (ia, ib) of the edges in both sorted key vectors; `AttentionError` if one is unsorted."""
     for name, keys in (("keys_a", keys_a), ("keys_b", keys_b)):
         if keys.dim() != 1 or keys.dtype != torch.long:
             raise InputError(f"`{name}` must be int64 [E], got {keys.dtype} {list(keys.shape)}")

@@ -1,8 +1,4 @@
-"""Checks that indices point where kernels, which do not check them, may read.
-
-Pointers are checked when they are first seen and after changes in place, an adjacency and a sparse matrix
-when a kernel first reads them.
-"""
+"""Checks that indices point where kernels may read: when first seen, and pointers again after changes."""
 
 from __future__ import annotations
 

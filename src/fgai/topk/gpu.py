@@ -1,7 +1,4 @@
-"""Top-k of every row on the GPU: a program per row picks the largest, then the next, without sorting.
-
-The margin comes out of the same pass with its gradient. Nothing here waits for the device.
-"""
+"""Top-k of every row on the GPU, without sorting: one program per row; nothing waits for the device."""
 
 from __future__ import annotations
 

@@ -65,10 +65,7 @@ def _nearest_to_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Ten
 
 
 def _nearest_to_deep_cut(values: Tensor, rowptr: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`_nearest_to_cut` for large k: the R rows with more than k edges, and positions [R, M] twice.
-
-    There are at most E / k such rows, so at most 2 E positions. Waits for the device.
-    """
+    """`_nearest_to_cut` for large k: the R rows with more than k edges, and positions [R, M] twice."""
     degree = rowptr.diff()
     rows = (degree > k).nonzero().flatten()
     count = (degree[rows] - k).clamp(max=k)

@@ -259,10 +259,7 @@ class FaithfulLoss:
 
 @typed
 class FaithfulBase(Recipe):
-    """Adversary and schedule of faithful training; the adversary joins nodes of `graph`.
-
-    `feature_range` is the smallest and largest value of each feature, if the graph does not hold features.
-    """
+    """Adversary and schedule of faithful training; `feature_range` is needed if `graph` holds no features."""
 
     name = "fgai"
 

@@ -174,10 +174,7 @@ def _saving_on_error(save: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def _delayed_interrupt(delay: bool = True) -> Iterator[Callable[[], bool]]:
-    """Yield whether Ctrl-C was pressed, as a function; a second Ctrl-C interrupts at once.
-
-    With `delay=False`, or outside the main thread, Ctrl-C works as usual.
-    """
+    """Yield a function: was Ctrl-C pressed? A second one interrupts at once, as all do with `delay=False`."""
     pressed = threading.Event()
     if not delay or threading.current_thread() is not threading.main_thread():
         yield pressed.is_set

@@ -168,10 +168,7 @@ def _bundled(path: Path | str) -> Path:
 
 @typed
 def read_header(path: Path | str) -> dict[str, Any]:
-    """Return the JSON header of a model file: class, arguments, history and so on, without weights.
-
-    `CheckpointError` if the file is missing, damaged, of another program or of a newer fgai.
-    """
+    """Return the JSON header of a model file, without weights; `CheckpointError` if it cannot be read."""
     path = _bundled(path)
     text = _header_text(path)
     if text is None:

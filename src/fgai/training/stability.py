@@ -126,10 +126,7 @@ class _StabilityCheck:
 
 
 def _explanation_overlap(model: nn.Module, vanilla: nn.Module, graph: Graph) -> float | None:
-    """Share of the vanilla top five neighbours kept in its sharpest layer, as a mean over nodes with more.
-
-    None where there are no such nodes or no layer ranks anything.
-    """
+    """Mean share of the vanilla top five neighbours kept in its sharpest layer; None without a ranking."""
     after, before = (observe(which, graph, heads="mean").attention for which in (model, vanilla))
     if [layer.keys.shape for layer in after] != [layer.keys.shape for layer in before]:
         return None

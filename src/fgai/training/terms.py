@@ -390,10 +390,7 @@ sharpness = Term("sharpness", _too_flat, on="clean", weight=1.0)
 
 @term(on="attacked")
 def prediction_stability(context: StepContext) -> Tensor:
-    """KL(clean ‖ attacked) of the predicted classes, averaged over the rows that the attack can reach.
-
-    The clean logits are detached: `closeness` already ties them to the vanilla model.
-    """
+    """KL(clean ‖ attacked) of the predicted classes, mean over rows in reach; clean logits are detached."""
     assert context.attacked_logits is not None and context.reach is not None
     return _kl_divergence(context.logits, context.attacked_logits) / context.reach.predictions
 

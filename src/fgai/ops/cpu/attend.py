@@ -192,10 +192,7 @@ def _dynamic_weight_gradient(channels, far, j_row, near, i_row, weight, at, slop
 
 @_inline
 def _add_to_far(h, j_row, i_row, channels, near, far, weight, slope, rate, g, d_far):
-    """Add to `d_far` the gradient by one head of one edge, whose score has the gradient g.
-
-    Returns the gradient of far + near before the leaky relu for the additive score, else g.
-    """
+    """Add one edge's gradient by one head to `d_far`; return g, before the leaky relu if additive."""
     c = h * channels
     if rate is not None:
         _axpy(channels, rate * g, near, i_row + c, d_far, j_row + c)

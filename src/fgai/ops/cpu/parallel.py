@@ -104,10 +104,7 @@ def _run_blocks(typingctx: Any, body: Any, threads: Any, count: Any, arguments: 
 
 
 def _write_worker(context: Any, work: Any, frame_type: Any, described: Any, call: Any) -> None:
-    """Write the function of a thread: take the next block until none is left.
-
-    All threads share the frame (number of the next block, number of blocks, arguments).
-    """
+    """Write the function of a thread, which takes the next block of the shared frame until none is left."""
     entry, check, inside, leave = (work.append_basic_block(n) for n in ("entry", "check", "inside", "leave"))
     builder = ir.IRBuilder(entry)
     frame = builder.bitcast(work.args[0], frame_type.as_pointer())

@@ -1,7 +1,4 @@
-"""Parts of the kernels, on flat arrays: scale and add, inner product, softmax of a row, dropout.
-
-Loops take 8 numbers at a time (`fgai.ops.cpu.lanes`); the last 1 to 7 are masked.
-"""
+"""Parts of the kernels, on flat arrays, 8 numbers at a time; the last 1 to 7 are masked."""
 
 from __future__ import annotations
 
@@ -82,10 +79,7 @@ def _padded(n):
 
 @_inline
 def _add_scaled(n, a, x, i, sums, j):
-    """sums[j:j+n] += a · x[i:i+n] where `sums` is padded to a multiple of 8.
-
-    Stores whole lanes: the load of the next edge would have to wait for a masked store.
-    """
+    """sums[j:j+n] += a · x[i:i+n], `sums` padded: a masked store would delay the next load."""
     rest = n & (LANES - 1)
     full = n - rest
     _axpy(full, a, x, i, sums, j)
@@ -116,10 +110,7 @@ def _copy_sums(heads, channels, sums, offset, out, here):
 
 @_inline
 def _dot_axpy(n, x, i, y, j, a, z, k):
-    """z[k:k+n] += a · x[i:i+n], and return lanes whose sum is Σ_c x[i+c] · y[j+c]: x is read once.
-
-    `z` is padded to a multiple of 8, see `_add_scaled`.
-    """
+    """z[k:k+n] += a · x[i:i+n], `z` padded to 8; return lanes whose sum is Σ_c x[i+c] · y[j+c]."""
     rest = n & (LANES - 1)
     full = n - rest
     scale, lanes = _splat(a), _splat(x.dtype.type(0))

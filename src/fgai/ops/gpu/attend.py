@@ -485,10 +485,7 @@ def _sources(
     H: tl.constexpr, C: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BE: tl.constexpr,
     STAGES: tl.constexpr, SCORE: tl.constexpr, DROP: tl.constexpr, GRADIENT: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
-    """∂values and ∂far over a piece of a source's edges; ∂s of each (before the leaky relu if additive).
-
-    ONE: values and far are one tensor, whose gradient is the sum of both.
-    """
+    """∂values and ∂far (their sum if ONE) over a piece of a source's edges; ∂s before the leaky relu."""
     j, low, high, part = _load_piece(row, first, last, slot, tl.program_id(0))
     h, c = _heads(BH), tl.arange(0, BC)
     kind: tl.constexpr = lse.dtype.element_ty
