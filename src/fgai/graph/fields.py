@@ -24,8 +24,8 @@ def _check_values(values: Any, name: str, num_edges: int) -> Tensor:
     dims = 2 if name == "edge_attr" else 1
     if not 1 <= values.dim() <= dims or values.shape[0] != num_edges:
         expected = f"[{num_edges}]" + (f" or [{num_edges}, D]" if dims == 2 else "")
-        got = tuple(values.shape)
-        raise InputError(f"`{name}` must have one entry per column of `edge_index`, {expected}, got {got}")
+        shape = f"shape {expected}, got {tuple(values.shape)}"
+        raise InputError(f"`{name}` must have one entry per column of `edge_index`, {shape}")
     return checks.finite(values, name)
 
 
