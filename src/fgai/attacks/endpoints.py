@@ -1,8 +1,7 @@
 """Where new nodes are joined: at random, in one neighbourhood, or by rules that read the graph and a model.
 
-`SHARED_RULES` read the vanilla model at most: methods given the same `vanilla` meet the same endpoints and
-may be compared node by node. `weakest` reads the attacked model. All give the same number of nodes and
-edges, taken from the targets, distinct within a row.
+`SHARED_RULES` read the vanilla model at most: methods with the same `vanilla` may be compared node by node.
+`weakest` reads the attacked model. All give the same number of nodes and edges, distinct within a row.
 """
 
 from __future__ import annotations

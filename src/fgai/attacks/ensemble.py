@@ -250,10 +250,7 @@ def _prototypes(context: _StartContext, generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def _evolution_search(site: _InjectionSite, score: Score, context: _StartContext) -> SearchResult:
-    """Return the worst features of an evolution strategy; if worse than the climbs', gradients are masked.
-
-    Mixtures of `_prototypes` evolve, pushed to the box, so rounding and saturation do not stop it.
-    """
+    """Return the worst features of an evolution strategy, which rounding and saturation do not stop."""
     began, generator = perf_counter(), context.stream(EVOLUTION)
     basis = _prototypes(context, generator)
     mean = torch.zeros(context.endpoints.shape[0], basis.shape[0], dtype=torch.float32)

@@ -296,11 +296,9 @@ def _weighted_forward(model: nn.Module, graph: Graph, weight: Tensor) -> tuple[T
         edge_weight = weight if graph.edge_weight is None else weight * graph.edge_weight
         observation = observe(model, graph.replace(edge_weight=edge_weight), grad=True)
     else:
-
-        def reweighted(layer: int, attention: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-            return _reweighted(graph.keys, weight, attention, source, destination)
-
-        observation = observe(model, graph, grad=True, perturb=reweighted)
+        observation = observe(
+            model, graph, grad=True, perturb=lambda _, *edges: _reweighted(graph.keys, weight, *edges)
+        )
     layers = []
     for layer in observation.attention:
         own = _look_up(layer.keys, graph.keys, weight).to(layer.values.dtype).clamp(min=TINY)

@@ -1,8 +1,4 @@
-"""Recompute only the rows that a perturbation affects: the same numbers as a full forward pass.
-
-A new node changes the rows of its neighbours in the first layer, theirs in the second, and so on. If almost
-all rows are affected, a full pass is made instead.
-"""
+"""Recompute only the rows that a perturbation affects: the same numbers as a full forward pass."""
 
 from __future__ import annotations
 

@@ -69,11 +69,7 @@ def _backward(losses: Iterator[dict[str, Tensor]]) -> tuple[list[str], Tensor]:
 
 
 class _CapturedSteps:
-    """The steps and the score of one training on a GPU, captured kind by kind; `update` changes the weights.
-
-    A step on ten thousand nodes is a hundred kernels of a few microseconds; starting them one by one takes
-    ten times as long. The draws of an epoch are copied to fixed addresses before each replay.
-    """
+    """Steps and score of one training on a GPU, captured kind by kind; `update` changes the weights."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, update: Callable[[], None], seed: int) -> None:
         self.recipe, self.model, self.update, self.seed = recipe, model, update, seed

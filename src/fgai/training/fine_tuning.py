@@ -88,11 +88,7 @@ def _fine_tune(
     checkpoint: Path | str | None,
     **options: Any,
 ) -> M:
-    """Train a copy of a model, and once more if training diverges or the check fails, see `retry`.
-
-    `identity` is what else the training depends on, for the fingerprint of its checkpoint; `options` are
-    arguments of `fit`. A second attempt has its own seed, folder and name.
-    """
+    """Train a copy of a model, see `retry`; `identity` is for the fingerprint, `options` are for `fit`."""
 
     def attempt(settings: S, count: int) -> M:
         recipe, trained = recipe_for(settings), copy_model(model)
@@ -119,10 +115,7 @@ def _fine_tune(
 
 
 def retry(train: Callable[[T, int], M], check: Callable[[M], StabilityReport] | None, settings: T) -> M:
-    """Train a model, and once more if training diverges or the check fails; return the better model.
-
-    `train` takes settings and the number of the attempt, from 1. `DivergenceError` if both attempts diverged.
-    """
+    """Train a model, once more if training diverges or the check fails; return the better model."""
     try:
         model, count = train(settings, 1), 1
     except DivergenceError:

@@ -87,11 +87,7 @@ class VanillaOutputs:
         return self._top_k[k]
 
     def reach(self, graph: Graph, attacked: Graph) -> Reach:
-        """Return the shares of nodes and predictions that the injected nodes can change.
-
-        Layer 1 reads the new nodes at their neighbours; every further layer carries the change one edge on.
-        Averages over all nodes, divided by these shares, are averages over the nodes in reach.
-        """
+        """Return the shares that injected nodes can change: their neighbours, one edge more per layer."""
         count = self.rowptrs[0].numel() - 1
         source, destination = attacked.adjacency.source, attacked.adjacency.destination
         reached = torch.arange(attacked.num_nodes, device=attacked.device) >= graph.num_nodes

@@ -205,11 +205,7 @@ def _total(typingctx: Any, lanes: Any) -> Any:
 
 @intrinsic
 def _tile_totals(typingctx: Any, tile: Any) -> Any:
-    """Lanes whose number k is the sum of places 8 k to 8 k + 7 of a tile.
-
-    In three rounds of shuffles and additions instead of eight reductions; each adds pairs of numbers of the
-    same sum, for two vectors at once.
-    """
+    """Lanes whose number k is the sum of places 8 k to 8 k + 7 of a tile, in three rounds of shuffles."""
     rounds = (
         ([0, 8, 2, 10, 4, 12, 6, 14], [1, 9, 3, 11, 5, 13, 7, 15]),
         ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15]),

@@ -34,10 +34,7 @@ _SOURCES = sorted(Path(__file__).parent.glob("*.py"))
 
 
 def _kernel(function: Callable[..., None], **options: Any) -> Callable[..., None]:
-    """Compile `function` on first use, by `options` of numba beside its own, and keep the code on disk.
-
-    The stamp of the stored code covers all files here, so that a change of any piece compiles it again.
-    """
+    """Compile `function` on first use and keep the code on disk, stamped by all files here and its own."""
     kernel: Callable[..., None] = compiled(**{**_OPTIONS, **options})(function)
     stored = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if stored is not None and hasattr(stored, "_source_stamp"):
@@ -269,10 +266,7 @@ def _mix(x):
 
 @_inline
 def _factor(position, seed, limit, scale):
-    """0 or `scale`, the factor of the number at `position`; `limit` = p · 2³².
-
-    Both are computed, so that the compiler selects one: a branch would often be mispredicted.
-    """
+    """0 or `scale` for the number at `position`, without a branch to mispredict; `limit` = p · 2³²."""
     low = np.uint32(seed)
     x = _mix(np.uint32(np.uint32(position) + low))
     spread = np.uint32(np.uint32(low + np.uint32(position >> 32)) * np.uint32(0x9E3779B9))

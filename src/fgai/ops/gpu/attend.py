@@ -91,11 +91,6 @@ def _whole_rows(sizes: dict[str, int]) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name not in ("BE", "STAGES")}
 
 
-def _sum_type(values: Tensor) -> torch.dtype:
-    """The type in which sums are computed, and kept between kernels."""
-    return torch.promote_types(values.dtype, torch.float32)
-
-
 class _Attend(Function):
     @staticmethod
     def forward(
@@ -110,7 +105,8 @@ class _Attend(Function):
         ctx.adjacency, ctx.written = adjacency, written
         with_edges = active_rows(adjacency).with_edges
         work, sizes = incoming(adjacency, with_edges), _sizes(heads, channels, score, False)
-        wide = partial(values.new_empty, dtype=_sum_type(values))
+        # The type in which sums are computed, and kept between kernels.
+        wide = partial(values.new_empty, dtype=torch.promote_types(values.dtype, torch.float32))
         out, lse = _zeros_after(values, with_edges), wide(len(values), heads)
         attention = wide(adjacency.num_edges if written else 0, heads)
         tops, totals, parts = (wide(work.slots, heads, *more) for more in ((), (), (channels,)))

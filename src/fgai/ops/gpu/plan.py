@@ -1,7 +1,4 @@
-"""Shared by the GPU kernels: sizes and loads of tiles, dropout by position, and pieces of rows.
-
-One program computes one piece of a row. Long rows are divided into pieces, and the longest pieces come first.
-"""
+"""Shared by the GPU kernels: tiles, dropout by position, and pieces of rows, the longest first."""
 
 from __future__ import annotations
 
