@@ -133,21 +133,13 @@ def attend_additive(
     The same numbers as the four operations, several times faster: no array of edges other than the attention
     is made. A node without incoming edges gets zeros. Not differentiable twice.
 
+    `source` and `destination` [N, H] are both parts of the score, `values` are [N, H, C]. `options`: rate
+    `dropout` on the attention, 0 by default, random by position (see `fgai.ops.reference`), with a `seed` from
+    torch's global generator by default; `written=False` if the attention is not needed, which the GPU then
+    returns empty; `averaged` to return its mean over the heads; `bias` [H, C], added to the values of nodes.
+
     Returns the aggregated values [N, H, C] and the attention [E, H] (or [E, 1], averaged) before dropout.
     `InputError` if shapes, types or devices do not fit, or the rate is not in [0, 1).
-
-    Args:
-        source: [N, H], the source's part of the score.
-        destination: [N, H], the destination's part.
-        values: [N, H, C] to aggregate.
-        adjacency: the edges.
-        slope: of the leaky relu.
-        **options:
-            dropout: rate on the attention, 0 by default, random by position (see `fgai.ops.reference`).
-            seed: of the dropout; from torch's global generator by default.
-            written: whether the attention is needed; if False, the GPU returns it empty.
-            averaged: return the mean of the attention over the heads; False by default.
-            bias: [H, C], added to the values of every node.
     """
     return _attend(Score(ADDITIVE, destination, source, None, slope), values, adjacency, **options)
 

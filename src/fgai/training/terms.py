@@ -231,12 +231,10 @@ def term(
 ) -> Callable[[Callable[[StepContext], Tensor]], Term]:
     """Declare a loss term of `make_faithful(..., terms=[...])`; a decorator.
 
-    Args:
-        on: `clean`, or `attacked` for the graph with injected nodes.
-        weight: of the term; one that replaces a built-in term has the weight of the setting.
-        needs_attention: an attacked term reads `context.attacked_attention`.
-        needs_explanation: the term reads `context.explanations`.
-        own_pass: a clean term that runs the model itself; it is back-propagated separately to save memory.
+    It is computed `on` the `clean` graph, or the `attacked` one with injected nodes. One that replaces a
+    built-in term has the weight of the setting. A term that reads `context.attacked_attention` or
+    `context.explanations` declares it. A clean term with `own_pass` runs the model itself; it is
+    back-propagated separately to save memory.
 
     Raises:
         InputError: another graph, a negative weight, or a flag that does not go with the graph.
