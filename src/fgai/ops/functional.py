@@ -134,7 +134,7 @@ def attend_additive(
     is made. A node without incoming edges gets zeros. Not differentiable twice.
 
     `source` and `destination` [N, H] are both parts of the score, `values` are [N, H, C]. `options`: rate
-    `dropout` on the attention, 0 by default, random by position (see `fgai.ops.reference`), with a `seed` from
+    `dropout` on the attention, 0 by default, random by position (`fgai.ops.reference`), with a `seed` from
     torch's global generator by default; `written=False` if the attention is not needed, which the GPU then
     returns empty; `averaged` to return its mean over the heads; `bias` [H, C], added to the values of nodes.
 
